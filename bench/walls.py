@@ -1,9 +1,10 @@
 """How long a well-behaved tenant waits while another one attacks the server that both use.
 
-    python -m bench.walls [--only url,idle] [--seconds 4]
+    python -m bench.walls [--only url,idle] [--seconds 4] [--no-quotas]
 
 Each attack has one core and 50 connections, in a process of its own. It is measured twice: against the server, and
 against a process that takes all that comes and discards it, so that what the attack itself costs this machine is known.
+The attacker's token has quotas, as every token of a server should that strangers share (`QUOTAS`).
 The bar: the 99th percentile of the tenant's inserts is at most the larger of 1.5 times and 50 ms more than that.
 """
 
@@ -19,7 +20,7 @@ import selectors
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.attacks.harness import EVIL_SHARD, GOOD_SHARD, House, asked, house
 CONNECTIONS = 50
 TIMES, MORE_MS = 1.5, 50.0
 PIECE = b"a" * 65536
+QUOTAS = {"requests_per_s": 20, "rows_per_s": 200, "bytes_per_s": 1 << 18}
 
 
 def send(connections: list[socket.socket], begin: Callable[[int], bytes], more: bytes = b"") -> None:
@@ -158,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of attacks, with commas")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement (4)")
+    parser.add_argument("--no-quotas", action="store_true", help="the attacker has no quota")
     arguments = parser.parse_args()
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -165,8 +168,11 @@ def main() -> None:
     sink.start()
     sink_port = ours.recv()
     names = arguments.only.split(",") if arguments.only else list(attacks(""))
-    with tempfile.TemporaryDirectory(prefix="bench-walls-") as directory, house(Path(directory), {}) as served:
+    with tempfile.TemporaryDirectory(prefix="bench-walls-") as directory, limited(Path(directory)) as (served, file):
         fill(served)
+        if not arguments.no_quotas:
+            file.write_text(json.dumps({"tokens": {"evil": QUOTAS}}))
+            time.sleep(1.0)  # by then it was read
         tenant = Tenant(served)
         memory: list[float] = []
         print(f"alone: p99 {tenant.p99_ms(arguments.seconds):.1f} ms", flush=True)
@@ -187,6 +193,15 @@ def main() -> None:
         bar("refusals and errors of the tenant", tenant.errors, "<= 0")
         bar("most memory of the server, MiB", max(memory), "<= 512")
     sink.kill()
+
+
+@contextlib.contextmanager
+def limited(directory: Path) -> Iterator[tuple[House, Path]]:
+    """A server with the limits that servers have, and its file of quotas."""
+    file = directory / "quotas.json"
+    file.write_text("{}")
+    with house(directory, {}, arguments=("--quotas", str(file))) as served:
+        yield served, file
 
 
 def fill(served: House) -> None:

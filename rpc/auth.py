@@ -24,8 +24,9 @@ from typing import Any
 
 from persist.client.arguments import named_once
 from persist.client.regular_file import opens_regular
-from persist.core.commands import INCLUDED, MAINTAIN, SCOPES
+from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, SCOPES
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.core.ids import is_reserved
 
 TOKENS_MAX = 10_000
 FILE_BYTES_MAX = 16 * 1024 * 1024
@@ -47,7 +48,14 @@ class Principal:
         """Whether every shard is open to it."""
         return not self.prefixes
 
+    @property
+    def sees_reserved(self) -> bool:
+        """Whether persist's own shards, such as the audit, are shown to it."""
+        return ADMIN in self.scopes and not self.prefixes
+
     def sees(self, shard: str) -> bool:
+        if is_reserved(shard):
+            return self.sees_reserved
         return not self.prefixes or shard.startswith(self.prefixes)
 
     def require(self, scope: str, shard: str | None = None) -> None:
@@ -71,6 +79,10 @@ class Principal:
         """Raises Forbidden unless all names that begin with this prefix are open to it."""
         if not self.is_unlimited and not prefix.startswith(self.prefixes):
             raise Forbidden(f"the token {self.name!r} may list names with the prefixes {list(self.prefixes)} only")
+        if is_reserved(prefix) and not self.sees_reserved:
+            raise Forbidden(
+                f"the token {self.name!r} may not list persist's own shards; ask for one with scope 'admin'"
+            )
 
 
 ANYBODY = Principal("anybody", frozenset(SCOPES))

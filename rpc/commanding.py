@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
 
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.errors import Forbidden
-from persist.core.ids import check_shard_name
+from persist.core.errors import Forbidden, Indeterminate, PersistError
+from persist.core.ids import check_shard_name, is_reserved
 from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
+from rpc.admitting import admit
+from rpc.audited import DID, of_command
 from rpc.auth import Principal
 from rpc.settings import Limits
 from rpc.token_figures import label_of
@@ -31,27 +34,65 @@ def bytes_max_of(principal: Principal, name: str, limits: Limits) -> int:
     return limits.command_bytes_max
 
 
-async def answer(service: Service, name: str, principal: Principal, data: bytes, caller: Caller = NOBODY) -> bytes:
-    """Commit the command of a body; the body of the answer. Raises the error with which it was refused."""
+async def answer(
+    service: Service,
+    name: str,
+    principal: Principal,
+    data: bytes,
+    caller: Caller = NOBODY,
+    told: MutableMapping[str, Any] | None = None,
+) -> bytes:
+    """Commit the command of a body; the body of the answer. Raises the error with which it was refused.
+
+    What the audit tells of it goes into `told`, whatever becomes of it.
+    """
     command = decode_command(data)
+    if told is not None:
+        told[DID] = of_command(command)
     principal.require_any(command.scopes, check_shard_name(name))
+    if is_reserved(name):
+        check_reserved(type(command), name)
     if type(command) in _LOOKED_AT:
-        command = as_allowed(command, principal)
-        if service.leases is not None and type(command) in ABOUT:
-            with service.leases.counted(label_of(principal), name, command):
-                return encoded(await service.apply(name, command, caller))
-    return encoded(await service.apply(name, command, caller))
+        command = as_allowed(command, principal, name)
+    if service.leases is not None and type(command) in ABOUT:
+        with service.leases.counted(label_of(principal), name, command):
+            return await _applied(service, name, principal, command, caller)
+    return await _applied(service, name, principal, command, caller)
+
+
+async def _applied(service: Service, name: str, principal: Principal, command: c.Command, caller: Caller) -> bytes:
+    """Commit it within the quotas; what it uses is given back where it is refused."""
+    machine = service.location.machine(name)
+    give_back = admit(service.quotas, principal, name, command, lambda: machine.cached)
+    try:
+        return encoded(await service.work.apply(machine, command, caller))
+    except PersistError as error:
+        if give_back is not None and not isinstance(error, Indeterminate):
+            give_back()
+        raise
 
 
 _LOOKED_AT = ABOUT | {c.CompareAndAppend, c.Append}
 
 
-def as_allowed(command: c.Command, principal: Principal) -> c.Command:
+def check_reserved(kind: type[c.Command], name: str) -> None:
+    """Raises Forbidden where such a command changes one of persist's own shards; maintenance goes by the stores."""
+    if not issubclass(kind, c.ReadCommand):
+        raise Forbidden(f"shard {name!r} is persist's own: it is read only")
+
+
+def check_path(scope: Mapping[str, Any], name: str) -> None:
+    """Raises Forbidden where a request other than a command could change one of persist's own shards."""
+    if not scope["path"].endswith("/commands"):
+        raise Forbidden(f"shard {name!r} is persist's own: it is read only")
+
+
+def as_allowed(command: c.Command, principal: Principal, name: str = "") -> c.Command:
     """The command as this principal may have it done: without `manage` nobody else forgets history by it.
 
-    Raises Forbidden where it closes the shard.
+    Nor does anybody forget that of one of persist's own shards. Raises Forbidden where it closes the shard.
     """
-    if c.MANAGE in principal.scopes:
+    if c.MANAGE in principal.scopes and not is_reserved(name):
         return command
     if isinstance(command, c.DowngradeSince):
         return c.MoveHold(command.reader, command.since, command.seqno, shard=command.shard)

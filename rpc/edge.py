@@ -5,6 +5,7 @@ A plain ASGI layer. The hot path (one command) is answered right here, without F
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -17,14 +18,18 @@ from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
 from persist.commit.tracing import TRACEPARENT, Span
 from persist.core.errors import Corruption, PersistError, Unauthorized
+from persist.core.ids import NAME_CHARS_MAX, is_reserved
 from persist.formats.http_messages import RECORD
 from rpc import browsers, paths
-from rpc.auth import ANYBODY, STRANGER, Principal, has_token
+from rpc.audit import Entry
+from rpc.audited import did
+from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal, has_token
 from rpc.bodies import Body, check_declared
 from rpc.bounds import network_of
-from rpc.commanding import answer, bytes_max_of
+from rpc.commanding import answer, bytes_max_of, check_path
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import CONNECTION, REFUSED
+from rpc.quotas import QuotaFull
 from rpc.saying import said
 from rpc.service import Service
 from rpc.slots import CALLER
@@ -34,6 +39,9 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
 LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+WRITING = frozenset(
+    ("insert", "append", "compare-and-append", "upsert", "overwrite", "replace-where", "update", "merge", "put-blob")
+)
 _VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json"}
 _errors = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
@@ -45,6 +53,7 @@ class Edge:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        self._pausing = 0  # requests that are to be told that they are too many
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tracer = self._service.location.sight.tracer
@@ -92,6 +101,7 @@ class Edge:
             scope["persist.principal"] = principal = self._principal(scope, headers)
             self._check_page(scope, headers, principal)
             CALLER.set(self._caller(scope, principal))
+            await self._admit(scope, principal, None if shard is None else shard[0], verb)
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
                 await self._command(shard[0], scope, headers, receive, answering)
@@ -121,6 +131,8 @@ class Edge:
         metrics, principal = self._service.metrics, scope.get("persist.principal")
         metrics.observe(verb, status, seconds)
         metrics.asked(principal, scope["persist.received"], sent)
+        if self._service.audit.is_on:
+            self._audit(*asked)
         if TOLD in scope:
             metrics.failed(verb, _kind(scope[TOLD]), principal)
             if isinstance(scope[TOLD], Corruption):
@@ -129,6 +141,40 @@ class Edge:
             _log_failure(scope.get(TOLD), self._fields(*asked))
         if self._service.settings.access_log:
             _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
+
+    async def _admit(self, scope: Scope, principal: Principal, shard: str | None, verb: str) -> None:
+        """Raises QuotaFull, Forbidden. Who asks or writes too much is told after a pause: what is next waits, too."""
+        quotas, limits = self._service.quotas, self._service.limits
+        if quotas.look() and self._service.audit.is_on:
+            self._service.audit.note(Entry("", "quotas", detail=quotas.told))
+        if scope["path"] not in OPEN_PATHS:
+            try:
+                quotas.request(principal, shard, writes=verb in WRITING)
+            except QuotaFull:
+                if self._pausing < limits.connections_max:  # as many as there are, and some that have been closed
+                    self._pausing += 1
+                    try:
+                        await asyncio.sleep(limits.refusal_pause_s)
+                    finally:
+                        self._pausing -= 1
+                raise
+        if shard is not None and is_reserved(shard) and scope["method"] not in ("GET", "HEAD"):
+            check_path(scope, shard)
+
+    def _audit(self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str) -> None:
+        """Leave the audit an entry, if this was a request of those that have one."""
+        audit, principal = self._service.audit, scope.get("persist.principal")
+        address = scope["client"][0] if scope.get("client") else None
+        token = label_of(principal)
+        if scope["path"] not in OPEN_PATHS:
+            audit.use(token, address)
+        if principal is None or principal is MAINTENANCE:
+            return
+        found = did(scope, shard)
+        if found is not None:
+            what, detail = found
+            name = None if shard is None else shard[0][:NAME_CHARS_MAX]
+            audit.note(Entry(token, what, name, status, address, request_id, detail))
 
     async def _command(
         self, name: str, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
@@ -141,7 +187,7 @@ class Edge:
         try:
             data = await body.read(receive, bytes_max)
             scope["persist.received"] = len(data)
-            result = await answer(self._service, name, principal, data, caller)
+            result = await answer(self._service, name, principal, data, caller, scope)
         finally:
             body.release()
         await send(

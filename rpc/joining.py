@@ -241,10 +241,16 @@ class JoiningProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if is_begun:  # another answer is under way: nothing can be said between
-                self.end()
+                self._hold()
                 return
         self.transport.write(_raw(error))
         self._linger()
+
+    def _hold(self) -> None:
+        """Say and take no more until the sweep closes it: who is closed at once comes again at once."""
+        self.pipeline.clear()
+        self.cycle.body = bytearray()
+        self.transport.pause_reading()
 
     def _linger(self) -> None:
         """Say no more, and drop what comes, for as long as a client may need to see its answer."""

@@ -27,7 +27,7 @@ class Metrics:
         location: Location,
         pools: Pools,
         shards_max: int,
-        others: Callable[[], Iterator[Family]] = lambda: iter(()),
+        others: Callable[[Principal], Iterator[Family]] = lambda _: iter(()),
     ) -> None:
         self.tokens = TokenFigures()
         self._location = location
@@ -64,7 +64,7 @@ class Metrics:
         yield Family("persist_errors_total", COUNTER, "Requests refused or failed", ("verb", "kind"), errors)
         yield self._seconds.family("persist_request_seconds", "Seconds to the answer", ("verb",))
         yield from self.tokens.families(None if principal.is_unlimited else principal.name)
-        yield from self._others()
+        yield from self._others(principal)
         yield from of_location(location)
         yield from pools({**self._pools(), **own_pools(location)})
         yield from of_process(persist.__version__)

@@ -21,17 +21,23 @@ from persist.core import commands as c
 from persist.core.errors import Forbidden, ReadOnly
 from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.core.recorded import NOBODY, Caller
+from persist.formats.exposition import Family
 from persist.parts import ShardSchema, current_schema
 from persist.regions.index import open_index, region_of
 from rpc.allowance import Allowance
+from rpc.audit import Audit
+from rpc.audited import BODY, BODY_BYTES_MAX
 from rpc.auth import Principal, Tokens
 from rpc.bodies import Body, check_declared
 from rpc.bounds import Bounds
 from rpc.decoders import Decoders
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
+from rpc.quota_file import QuotaFile
+from rpc.quotas import Quotas
 from rpc.settings import ServerSettings
 from rpc.slots import Slots, Turns
+from rpc.tally import Tally
 from rpc.token_leases import TokenLeases
 from rpc.watching import Watcher
 from rpc.work import Work
@@ -58,7 +64,11 @@ class Service:
         self.leases: TokenLeases | None = None
         self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
         self.bounds = Bounds(settings.limits)
-        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self.bounds.families)
+        self.tally = Tally(location)
+        file = None if settings.quotas is None else QuotaFile(settings.quotas, location.clock.monotonic)
+        self.quotas = Quotas(file, location.clock, self.tally)
+        self.audit = Audit(self.transport, settings.audit_kept)
+        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(retry_s=THIN_RETRY_S, memory_bytes=settings.limits.snapshot_memory_bytes),
@@ -107,13 +117,21 @@ class Service:
         """What the rows of one request may decode to, for a `with`."""
         return Allowance(self.work.decoded, self.limits.decoded_bytes_max)
 
+    def _families(self, principal: Principal) -> Iterator[Family]:
+        """Of connections, quotas and the audit, as far as the caller may know."""
+        yield from self.bounds.families()
+        yield from self.quotas.families(principal)
+        yield from self.audit.families()
+
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
         """The body of a request, counted while it is worked on. Raises BodyTooLarge, Overloaded."""
         check_declared(request.headers.get("content-length", ""), bytes_max)
         body = Body(self.work)
         try:
-            yield await body.read(request.receive, bytes_max)
+            data = await body.read(request.receive, bytes_max)
+            request.scope[BODY] = data if len(data) <= BODY_BYTES_MAX else None
+            yield data
         finally:
             body.release()
 
@@ -148,6 +166,8 @@ class Service:
         self.stop()
         self.work.close()
         self.decoders.close()
+        self.tally.close()
+        self.audit.close()
 
 
 class ThinWriters:

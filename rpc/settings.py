@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from persist.commit.publishing import EVERY_S_MAX
 from persist.copies.sampling import samples_of
 from persist.core.errors import InvalidUsage
-from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
+from persist.core.row_policy import DROP, RowPolicy, cut_every_of
+from persist.core.shard_settings import DEFAULT_HISTORY, NONE, HistoryDefaults, history_ms
 from persist.core.state import Policy
 from persist.regions.fencing import check_fence
 from persist.regions.opening import check_region
@@ -22,6 +23,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8787
 TOKEN_CHARS_MIN = 32
 LIMIT_PREFIX = "PERSIST_LIMIT_"
+DEFAULT_AUDIT = "90d"
 
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -53,6 +55,7 @@ class Limits:
     share_percent: int = 50  # of snapshots, bodies, commands and work, that one token or address may have
     streams_share_percent: int = 75  # of listen streams
     io_share_percent: int = 25  # of io_threads: each that works keeps the event loop waiting, too
+    refusal_pause_s: float = 1.0  # for so long who is beyond a quota a second waits for the refusal
     commands_max: int = 10_000  # commands queued or being committed
     command_bytes_max: int = 16 * MIB  # body of one command
     read_command_bytes_max: int = 64 * KIB  # of one by a token that may only read
@@ -113,6 +116,8 @@ class ServerSettings:
     port: int = DEFAULT_PORT
     workers: int = 1
     tokens_file: str | None = None
+    quotas: str | None = None  # the file of quotas
+    audit: str = ""  # for how long the audit is kept; none: there is none; empty: 90d, where there are tokens
     tls_certificate: str | None = None
     tls_key: str | None = None
     insecure: bool = False
@@ -162,6 +167,7 @@ class ServerSettings:
         if not 0 <= self.publish_every <= EVERY_S_MAX:
             raise InvalidUsage(f"publish_every is {self.publish_every}; it must be in [0, {EVERY_S_MAX:.0f}] seconds")
         HistoryDefaults(self.history)
+        self._check_audit()
         if self.verify_sample.strip() != "0":
             samples_of(self.verify_sample)
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -177,6 +183,19 @@ class ServerSettings:
                 f"without tokens the server listens on loopback only, not on {self.host}; "
                 "give --tokens FILE (or --insecure, if everybody who reaches it may do everything)"
             )
+
+    def _check_audit(self) -> None:
+        if self.audit in ("", NONE):
+            return
+        policy_of(history_ms(self.audit, "audit", takes_none=False))
+        if self.tokens_file is None or self.read_only:
+            raise InvalidUsage("an audit tells what each token did, at home: give --tokens FILE, and not --read-only")
+
+    @property
+    def audit_kept(self) -> str | None:
+        """For how long the audit is kept; None: there is none."""
+        is_possible = self.tokens_file is not None and not self.read_only and self.audit != NONE
+        return (self.audit or DEFAULT_AUDIT) if is_possible else None
 
     def _check_region(self) -> None:
         for region in filter(None, (self.region, self.of)):
@@ -197,6 +216,15 @@ class ServerSettings:
     @property
     def is_loopback(self) -> bool:
         return is_local(self.host)
+
+
+def policy_of(kept_ms: int | None) -> RowPolicy | None:
+    """By which entries of the audit go that are older; None: they stay. Raises InvalidUsage."""
+    if kept_ms is None:
+        return None
+    policy = RowPolicy(age_ms=kept_ms, cut_every_ms=cut_every_of(kept_ms), mode=DROP)
+    policy.check()
+    return policy
 
 
 def is_local(host: str) -> bool:

@@ -58,11 +58,11 @@ def working_bytes(table: pa.Table, schema: pa.Schema) -> int:
     All are there as they came and sorted. Nested values are copied to be compared, too, and of long ones the largest
     where it is written.
     """
-    total = SORTED_ROW_BYTES * table.num_rows
+    total: int = SORTED_ROW_BYTES * table.num_rows
     for name, column in zip(table.schema.names, table.columns, strict=True):
         place = schema.get_field_index(name)
         kind = schema.field(place).type if place >= 0 else column.type
-        own = sum(column_bytes(chunk, kind) for chunk in column.chunks)
+        own: int = sum(column_bytes(chunk, kind) for chunk in column.chunks)
         if pa.types.is_nested(kind):
             total += NESTED_COPIES * own
         else:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from blob import without_secrets
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
+from persist.core.ids import is_reserved
 from persist.regions.asking import asked
 from persist.regions.opening import check_region
 
@@ -96,7 +97,7 @@ def check_server(url: object) -> None:
 def region_of(name: str) -> str:
     """The region that the name of a shard begins with; "": it belongs to the server that is asked."""
     region, slash, _ = name.partition("/")
-    return region if slash else ""
+    return region if slash and not is_reserved(name) else ""
 
 
 def urls_of(text: str) -> tuple[str, ...]:

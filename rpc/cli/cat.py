@@ -21,6 +21,11 @@ def run(arguments: argparse.Namespace) -> int:
 def add_which(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that `show` reads."""
     parser.add_argument("name", help="the shard")
+    add_how(parser)
+
+
+def add_how(parser: argparse.ArgumentParser) -> None:
+    """Add those of them that do not say which shard is meant."""
     add_client_arguments(parser)
     parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
     add_selection(parser)

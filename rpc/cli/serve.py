@@ -29,6 +29,7 @@ from persist.regions.index import open_index
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.auth import Tokens, maintenance_token
+from rpc.quota_file import QuotaFile
 from rpc.serving import bind, local_url_of, serve, url_of
 from rpc.settings import DEFAULT_DIRECTORY, ServerSettings, from_environment
 
@@ -48,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, help="server processes, on ports of their own from --port on (default 1)"
     )
     parser.add_argument("--tokens", metavar="FILE", help="file of hashed bearer tokens; see docs/http.md")
+    parser.add_argument("--quotas", metavar="FILE", help="how much each token may use; read again when it changes")
+    parser.add_argument(
+        "--audit", metavar="AGE", help="with --tokens: how long it is kept who did what (default 90d; none, forever)"
+    )
     parser.add_argument("--tls-certificate", metavar="FILE", help="PEM file; needs --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file; needs --tls-certificate")
     parser.add_argument("--insecure", action="store_true", default=None, help="listen beyond loopback without tokens")
@@ -85,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings.check()
     if settings.tokens_file is not None:
         Tokens(settings.tokens_file, now_s=time.time)  # before a directory is made: a start that fails leaves none
+    if settings.quotas is not None:
+        QuotaFile(settings.quotas, time.monotonic)
     configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     inherited = os.environ.get(_FD)
     if inherited is not None:
@@ -108,6 +115,8 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "port": arguments.port,
         "workers": arguments.workers,
         "tokens_file": arguments.tokens,
+        "quotas": arguments.quotas,
+        "audit": arguments.audit,
         "tls_certificate": arguments.tls_certificate,
         "tls_key": arguments.tls_key,
         "insecure": arguments.insecure,
@@ -279,6 +288,7 @@ def _spawn(
             command.append(f"--{name.replace('_', '-')}")
     own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}
     own |= {f"PERSIST_{name.upper()}": getattr(settings, name) for name in ("region", "of", "home", "index")}
+    own |= {"PERSIST_AUDIT": settings.audit, **({"PERSIST_QUOTAS": settings.quotas} if settings.quotas else {})}
     own |= {
         "PERSIST_SELF_FENCE": str(settings.self_fence),
         "PERSIST_READ_ONLY": str(int(settings.read_only)),

@@ -18,6 +18,7 @@ from persist.client.transport import AsCaller
 from persist.client.wall_clock import read_instant
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
+from persist.core.ids import check_not_reserved
 from rpc.auth import Principal
 from rpc.json_rows import body_json
 from rpc.routes.parameters import caller_of
@@ -79,7 +80,7 @@ async def truncate_all(
 
 def _require(principal: Principal, given: Cut) -> None:
     for name in given.shards:
-        principal.require(WRITE, name)
+        principal.require(WRITE, check_not_reserved(name))
 
 
 def _asked(wanted: Any) -> Asked:

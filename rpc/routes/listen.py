@@ -18,7 +18,7 @@ from persist.core import antichain
 from persist.core.antichain import Antichain
 from persist.core.commands import MANAGE
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard
-from persist.core.ids import ShardId, check_shard_name, parse, shard_id_of
+from persist.core.ids import ShardId, check_shard_name, is_reserved, parse, shard_id_of
 from persist.core.phases import dropped
 from persist.core.view import Seen, ViewRequest
 from persist.parts import EVERYTHING, Selection
@@ -78,7 +78,8 @@ async def listen(
     `error`.
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
-    moves_since = service.tokens is not None and MANAGE in principal_of(request).scopes
+    principal = principal_of(request)
+    moves_since = service.tokens is not None and MANAGE in principal.scopes and not is_reserved(name)
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
     told, time = {}, after if not isinstance(after, datetime) else None
     if isinstance(after, datetime) and "last-event-id" not in request.headers:

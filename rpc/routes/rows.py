@@ -98,11 +98,13 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
     service, name = service_of(request), check_shard_name(shard_of(request))
     chosen = rows.format_of(request.headers.get("content-type"), form)
     given, caller = token_of(request, token), caller_of(request)
+    owners = service.quotas.owners(principal_of(request), name)
 
     def write(data: bytes) -> Appended:
         _, schema = service.writers.schema(name)
         with service.allowance() as allowed:
             table = rows.read(data, chosen, schema, service.limits.rows_max, allowed, service.decoders)
+            service.quotas.writes(owners, name, table.num_rows, len(data))
             with service.writers.writer(name, caller) as handle:
                 return commit(handle, table, given)
 

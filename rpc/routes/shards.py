@@ -16,13 +16,14 @@ from persist.client.transport import AsCaller
 from persist.core import commands as c
 from persist.core.commands import ADMIN, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
-from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
+from persist.core.ids import ShardId, check_not_reserved, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
+from rpc.admitting import admit
 from rpc.commanding import answer
 from rpc.json_rows import body_json
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
@@ -103,7 +104,7 @@ async def names(
         told, following = await service.work.run(page, *asked)
         shown = [one.to_json() for one in told]
         return {"shards": shown, "more": following is not None, **({"after": following} if following else {})}
-    found = await service.work.run(service.location.names, prefix, after, limit)
+    found = await service.work.run(service.location.shown_names, prefix, after, limit)
     return {"shards": found, "more": len(found) == limit}
 
 
@@ -155,6 +156,7 @@ async def create(
     if follows:
         parse(ShardId, follows)
     caller = caller_of(request)
+    service.quotas.creates(principal_of(request), name)
     create = EmbeddedTransport.create
     view = await service.work.run(create, service.transport, name, schema, follows, settings, caller)
     service.shard_ids.learn(name)
@@ -179,7 +181,9 @@ async def clone(request: Request) -> Response:
         raise InvalidUsage("keep_policies must be true or false")
     for one in (source, name):
         principal_of(request).require(WRITE, one)
+        check_not_reserved(one)
     service.check_home(name)
+    service.quotas.creates(principal_of(request), name)
     clone = EmbeddedTransport.clone
     view = await service.work.run(clone, service.transport, source, name, keep_policies, caller_of(request))
     service.shard_ids.learn(name)
@@ -233,7 +237,8 @@ async def drop(
 async def commands(request: Request) -> Response:
     service = service_of(request)
     async with service.body(request, service.limits.command_bytes_max) as data:
-        done = await answer(service, shard_of(request), principal_of(request), data, caller_of(request))
+        asks = (principal_of(request), data, caller_of(request), request.scope)
+        done = await answer(service, shard_of(request), *asks)
         return Response(done, media_type=RECORD)
 
 
@@ -267,7 +272,9 @@ async def downgrade_since(
     target = frontier(since, "since")
     reader = critical_reader_id_of(cursor)
     # A new hold begins at the target, so that a refusal leaves none.
-    found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor, target, force))
+    taken, machine = c.RegisterCriticalReader(reader, "", cursor, target, force), service.location.machine(name)
+    admit(service.quotas, principal_of(request), name, taken, lambda: machine.cached)
+    found = await _apply(service, name, taken)
     assert isinstance(found, c.CriticalReaderState)
     command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force, found.registered)
     return _json(result_to_json(await _apply(service, name, command)))

@@ -24,7 +24,7 @@ from rpc.allowance import Allowance
 from rpc.json_rows import Spend, body_json, encode, read_ndjson
 from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, rows_body, token_of
 from rpc.routes.worked import worked_with_body
-from rpc.service import service_of
+from rpc.service import principal_of, service_of
 
 router = APIRouter(prefix="/v1/shards", tags=["verbs"])
 
@@ -152,7 +152,7 @@ async def _with_rows(
     work: Callable[[Shard, pa.Table, dict[str, Any]], Edited],
     schema_of: Callable[[ShardSchema, bytes, str, Allowance], ShardSchema] | None = None,
 ) -> Response:
-    service, options = service_of(request), _options(request, how)
+    service, options, principal = service_of(request), _options(request, how), principal_of(request)
     chosen = rows.format_of(request.headers.get("content-type"), form)
 
     def read(shard: Shard, data: bytes) -> Edited:
@@ -161,6 +161,7 @@ async def _with_rows(
             table = rows.read(data, chosen, schema, service.limits.rows_max, allowed, service.decoders)
             if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
                 table = table.drop_columns([DIFF])  # no row has to give it
+            service.quotas.rates(service.quotas.owners(principal, shard.name), rows_per_s=table.num_rows)
             return work(shard, table, options)
 
     return await worked_with_body(request, service.limits.rows_bytes_max, read)

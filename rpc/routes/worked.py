@@ -14,7 +14,9 @@ from persist.client.transport import AsCaller
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
 from rpc.routes.parameters import caller_of
-from rpc.service import service_of, shard_of
+from rpc.service import principal_of, service_of, shard_of
+
+FREEING = ("delete", "erasures")  # verbs that take rows away: possible where no bytes are left
 
 
 class Told(Protocol):
@@ -37,5 +39,8 @@ async def worked(request: Request, work: Callable[[Shard], Told]) -> Response:
 
 async def worked_with_body(request: Request, bytes_max: int, work: Callable[[Shard, bytes], Told]) -> Response:
     """The same with the body of the request, which is held meanwhile."""
-    async with service_of(request).body(request, bytes_max) as data:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    async with service.body(request, bytes_max) as data:
+        owners = service.quotas.owners(principal_of(request), name)
+        service.quotas.writes(owners, name, 0, len(data), frees=request.url.path.rsplit("/", 1)[-1] in FREEING)
         return await worked(request, lambda shard: work(shard, data))

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,15 @@ Attack = Callable[["House", "Evil"], None]
 class House:
     """A server process with a file of tokens: `admin`, and `evil`, `evil-reader` and `good`, limited to prefixes.
 
-    `options`: those of a server that wants no tokens. Nobody is told apart then.
+    `options`: those of a server that wants no tokens. Nobody is told apart then. `arguments`: more of them.
     """
 
     def __init__(
-        self, directory: Path, limits: dict[str, float] | None = None, options: list[str] | None = None
+        self,
+        directory: Path,
+        limits: dict[str, float] | None = None,
+        options: list[str] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self.tokens: dict[str, str] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,7 @@ class House:
             f"PERSIST_LIMIT_{name.upper()}": str(value) for name, value in (LOW if limits is None else limits).items()
         }
         options = ["--tokens", str(tokens)] if options is None else options
-        self.server = Server(directory / "data", *options, environment=given)
+        self.server = Server(directory / "data", *options, *arguments, environment=given)
         self.port = self.server.port
         self._good: Good | None = None
         for shard in (EVIL_SHARD, GOOD_SHARD):
@@ -390,9 +394,14 @@ def is_ended(opened: socket.socket) -> bool:
 
 
 @contextmanager
-def house(directory: Path, limits: dict[str, float] | None = None, options: list[str] | None = None) -> Iterator[House]:
+def house(
+    directory: Path,
+    limits: dict[str, float] | None = None,
+    options: list[str] | None = None,
+    arguments: Sequence[str] = (),
+) -> Iterator[House]:
     """A server that is stopped at the end."""
-    one = House(directory, limits, options)
+    one = House(directory, limits, options, arguments)
     with one.server:
         yield one
         if one.is_alive:

@@ -21,14 +21,13 @@ from compactor.figures import COUNTED, VERIFIED, of_maintenance
 from compactor.loop import Loop
 from compactor.metering import Counters, Metrics
 from compactor.monitor import Monitor
-from persist.commit.location import LocationSettings
+from persist.commit.location import Location, LocationSettings
 from persist.core.errors import InvalidUsage
 from persist.formats.exposition import Family
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
-from rpc.bounds import Bounds
-from rpc.metrics import Metrics as ServerMetrics
-from rpc.settings import Limits
+from rpc.service import Service
+from rpc.settings import ServerSettings
 from tests.support.location import memory_location
 from tests.support.monitored import maintenance, scraped, series, types
 from tests.support.pages import page
@@ -49,6 +48,11 @@ def shown(families: Iterable[Family]) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {family.name: (family.kind, family.labels) for family in families}
 
 
+def served(location: Location) -> list[Family]:
+    with closing(Service(location, ServerSettings(), "")) as service:
+        return list(service.metrics.families())
+
+
 def at(place: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {name: (kind, labels) for name, (kind, labels, places) in documented().items() if place in places}
 
@@ -61,8 +65,8 @@ def test_the_page_has_exactly_the_metrics_of_each_place(tmp_path: Path) -> None:
         copy = open_replica(f"file://{tmp_path}/d/blob", Home(), LocationSettings(metered=True))
         with closing(copy):
             found = {
-                "S": ServerMetrics(location, dict, 10, Bounds(Limits()).families).families(),
-                "R": ServerMetrics(copy, dict, 10, Bounds(Limits()).families).families(),
+                "S": served(location),
+                "R": served(copy),
                 "M": of_maintenance(location, Loop(location, lambda _: None), Metrics(), far.transport),
                 "E": client.transport.families(),
                 "C": far.transport.families(),

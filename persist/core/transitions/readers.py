@@ -117,6 +117,10 @@ def register_critical(
         return state, _told(known, state)
     if command.seen is not None and command.seen < state.given_up:
         return state, c.HoldGivenUp(state.given_up)
+    if len(state.critical_readers) >= context.policy.cursors_max:
+        raise InvalidUsage(
+            f"shard {state.name!r} has {len(state.critical_readers)} cursors, which is the most; give one up first"
+        )
     opaque = _bounded("opaque token", command.opaque, OPAQUE_CHARS_MAX)
     purpose = _bounded("cursor", command.purpose, PURPOSE_CHARS_MAX)
     earliest = max(state.since, erased_from(state))

@@ -1,0 +1,116 @@
+"""What a command uses of the quotas of who gives it, before it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from persist.core import commands as c
+from persist.core.attribute import DELETE
+from persist.core.state import State
+from rpc.auth import Principal
+from rpc.quotas import Owner, Quotas
+
+# What these write takes rows away, so that it is possible where no quota of bytes is left.
+FREEING = (c.Truncate, c.DropBefore, c.Erase, c.RetractAged)
+
+
+class Asked(NamedTuple):
+    """A command on a shard, by whose quotas it goes, and the shard's State as far as it is in memory."""
+
+    quotas: Quotas
+    owners: list[Owner]
+    shard: str
+    known: Callable[[], State | None]
+
+
+def admit(
+    quotas: Quotas, principal: Principal, shard: str, command: c.Command, known: Callable[[], State | None]
+) -> Callable[[], None] | None:
+    """Count what a command uses. Raises QuotaFull. The result gives it back, where the command is refused after all."""
+    counts = _COUNTS.get(type(command))
+    if counts is None:
+        return None
+    owners = quotas.owners(principal, shard)
+    return counts(Asked(quotas, owners, shard, known), command) if owners else None
+
+
+def _written(asked: Asked, command: Any) -> None:
+    parts = [part for run in command.runs for part in run.parts]
+    rows, size = sum(part.rows for part in parts), sum(part.size for part in parts)
+    frees = isinstance(command, FREEING) or getattr(command, "verb", "") == "delete"
+    quotas, owners, shard, _ = asked
+    prefixes = [owner for owner in owners if not owner.is_token]
+    counted = sum(part.size for part in parts if part.key is not None and quotas.was_uploaded(part.key))
+    quotas.rates(prefixes, rows_per_s=rows, bytes_per_s=size)
+    quotas.rates([o for o in owners if o.is_token], rows_per_s=rows, bytes_per_s=max(0, size - counted))
+    if not frees:
+        quotas.adds(owners, shard, "bytes", size)
+    _attributes(asked, command)
+    quotas.renews(owners, "writers", f"{shard}\0{command.writer}")
+
+
+def _attributes(asked: Asked, command: Any) -> None:
+    """Values of attributes that are set. Those of which the State knows that they are there take no more room."""
+    changed = [update for update in getattr(command, "attributes", ()) if update.verb != DELETE]
+    if changed and any("attributes" in owner.most for owner in asked.owners):
+        state = asked.known()
+        there = {} if state is None else state.attributes
+        fresh = sum(there.get(update.key) is None for update in changed)
+        if fresh:
+            asked.quotas.adds(asked.owners, asked.shard, "attributes", fresh)
+
+
+def _registered(quota: str, field: str, there: str) -> Callable[[Asked, Any], Callable[[], None] | None]:
+    """Counts what is held under a lease: its id is the command's `field`, and the State has it in `there`."""
+
+    def counted(asked: Asked, command: Any) -> Callable[[], None] | None:
+        quotas, owners, shard, known = asked
+        key = f"{shard}\0{getattr(command, field)}"
+        state = known() if any(quota in owner.most and not owner.is_token for owner in owners) else None
+        if state is None or getattr(command, field) not in getattr(state, there):
+            quotas.adds(owners, shard, quota)
+        is_new = quotas.registers(owners, quota, key, command.lease_ms / 1000)
+        return (lambda: quotas.gives_back(owners, quota, key)) if is_new else None
+
+    return counted
+
+
+def _renewed(quota: str, field: str) -> Callable[[Asked, Any], None]:
+    return lambda asked, command: asked.quotas.renews(asked.owners, quota, f"{asked.shard}\0{getattr(command, field)}")
+
+
+def _given_up(quota: str, field: str) -> Callable[[Asked, Any], None]:
+    return lambda asked, command: asked.quotas.gives_back(
+        asked.owners, quota, f"{asked.shard}\0{getattr(command, field)}"
+    )
+
+
+def _cursor(asked: Asked, command: c.RegisterCriticalReader) -> None:
+    if any("cursors" in owner.most for owner in asked.owners):
+        state = asked.known()
+        if state is None or command.reader not in state.critical_readers:
+            asked.quotas.adds(asked.owners, asked.shard, "cursors")
+
+
+def _made(asked: Asked, _: c.Command) -> None:
+    asked.quotas.adds(asked.owners, asked.shard, "shards")
+
+
+_Counts = Callable[[Asked, Any], "Callable[[], None] | None"]
+_COUNTS: Mapping[type[c.Command], _Counts] = {
+    **dict.fromkeys((c.Insert, c.CompareAndAppend, c.Append), _written),
+    **dict.fromkeys(c.kinds(c.Rewrite), _written),
+    c.UpdateAttributes: _attributes,
+    c.RegisterReader: _registered("leases", "reader", "leased_readers"),
+    c.HoldPoint: _registered("leases", "reader", "leased_readers"),
+    c.HeartbeatReader: _renewed("leases", "reader"),
+    c.DowngradeSince: _renewed("leases", "reader"),
+    c.MoveHold: _renewed("leases", "reader"),
+    c.ExpireReader: _given_up("leases", "reader"),
+    c.RegisterWriter: _registered("writers", "writer", "writers"),
+    c.HeartbeatWriter: _renewed("writers", "writer"),
+    c.ExpireWriter: _given_up("writers", "writer"),
+    c.RegisterCriticalReader: _cursor,
+    c.Recreate: _made,
+}

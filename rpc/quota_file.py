@@ -1,0 +1,171 @@
+"""The file of quotas: how much each token, and all shards under a prefix, may use. It is read again when it changes.
+
+    {"ask": "ops@example.org",
+     "default": {"requests_per_s": 100},
+     "tokens": {"etl": {"requests_per_s": null, "bytes_per_s": 10485760}},
+     "prefixes": {"eu/": {"shards": 200, "bytes": 1099511627776}}}
+
+`default` is for each token; a token's own entry says what differs, and `null` is no limit. What is not named has none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from persist.client.arguments import named_once
+from persist.client.regular_file import opens_regular
+from persist.core.errors import InvalidUsage
+from persist.core.ids import is_reserved
+
+RATES = ("requests_per_s", "rows_per_s", "bytes_per_s")  # of one server process
+COUNTS = ("shards", "bytes", "leases", "cursors", "attributes", "writers")  # of what there is
+QUOTAS = (*RATES, *COUNTS)
+ASK = "who runs this server"
+ENTRIES_MAX = 10_000  # tokens, and prefixes
+FILE_BYTES_MAX = 16 * 1024 * 1024
+QUOTA_MAX = 2**53  # that every JSON reader takes as it is
+ASK_CHARS_MAX = 200
+PREFIX_CHARS_MAX = 257
+LOOK_AGAIN_S = 0.5
+_TOKEN = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
+_PREFIX = re.compile(r"[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{0,128})?\Z")
+_FIELDS = ("ask", "default", "tokens", "prefixes")
+_log = logging.getLogger("persist.rpc")
+Limits = Mapping[str, "int | None"]  # by the name of a quota; None, or left out: no limit
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a file of quotas says."""
+
+    ask: str = ASK
+    default: Limits = field(default_factory=dict)
+    tokens: Mapping[str, Limits] = field(default_factory=dict)
+    prefixes: Mapping[str, Limits] = field(default_factory=dict)
+
+    def of_token(self, name: str) -> dict[str, int]:
+        """The quotas of a token, without those that are no limit."""
+        told = {**self.default, **self.tokens.get(name, {})}
+        return {quota: most for quota, most in told.items() if most is not None}
+
+    def of_prefix(self, prefix: str) -> dict[str, int]:
+        """The quotas of all shards under a prefix together."""
+        return {quota: most for quota, most in self.prefixes[prefix].items() if most is not None}
+
+
+class QuotaFile:
+    """The rules of a file, which is read again when it changes. While it cannot be read, the rules before it hold.
+
+    Making one raises InvalidUsage where the file cannot be read. Used from the event loop's thread.
+    """
+
+    def __init__(self, path: str, now_s: Callable[[], float]) -> None:
+        self._path = path
+        self._now_s = now_s
+        self._looked_s = now_s()
+        self._version = self._stamp()
+        self.rules = read(path)
+        self.unreadable = ""  # what is wrong with the file now
+
+    def look(self) -> bool:
+        """Read the file again if it has changed; whether its rules did."""
+        now = self._now_s()
+        if abs(now - self._looked_s) < LOOK_AGAIN_S:
+            return False
+        self._looked_s = now
+        stamp = self._stamp()
+        if stamp == self._version:
+            return False
+        self._version = stamp
+        before = self.rules
+        try:
+            self.rules, self.unreadable = read(self._path), ""
+        except InvalidUsage as error:
+            self.unreadable = str(error)
+            _log.error("the file of quotas is bad: the quotas before it hold", extra={"why": str(error)[:500]})
+        return self.rules != before
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def read(path: str) -> Rules:
+    """The rules of a file. Raises InvalidUsage."""
+    try:
+        with open(path, "rb", opener=opens_regular) as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidUsage(f"the quotas file {path} cannot be read: {error.strerror}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidUsage(f"the quotas file {path} is longer than {FILE_BYTES_MAX} bytes")
+    return rules_of(data, path)
+
+
+def rules_of(data: bytes, path: str) -> Rules:
+    """The rules in the content of a file. Raises InvalidUsage naming what is wrong in it."""
+    try:
+        found = json.loads(data, object_pairs_hook=named_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the quotas file {path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidUsage(f'the quotas file {path} is not of the form {{"tokens": {{…}}}}')
+    if unknown := sorted(found.keys() - set(_FIELDS)):
+        raise InvalidUsage(f"the quotas file {path} has {unknown[0]!r:.80}; it may have {', '.join(_FIELDS)}")
+    ask = found.get("ask", ASK)
+    if not isinstance(ask, str) or not 0 < len(ask) <= ASK_CHARS_MAX or not ask.isprintable():
+        raise InvalidUsage(f"ask in {path} must be a text of at most {ASK_CHARS_MAX} characters")
+    tokens, prefixes = (_entries(found.get(kind, {}), kind, path) for kind in ("tokens", "prefixes"))
+    for name in tokens:
+        check_token(name, path)
+    for prefix in prefixes:
+        check_prefix(prefix, path)
+    return Rules(ask, _limits(found.get("default", {}), f"default in {path}"), tokens, prefixes)
+
+
+def check_token(name: str, place: str) -> None:
+    """Raises InvalidUsage where no token is called so."""
+    if not _TOKEN.match(name):
+        raise InvalidUsage(f"{name!r:.100} in {place} is no id of a token: 1 to 64 letters, digits and '-'")
+
+
+def check_prefix(prefix: str, place: str) -> None:
+    """Raises InvalidUsage where no shard's name begins so, or where it is persist's own."""
+    if not _PREFIX.match(prefix) or len(prefix) > PREFIX_CHARS_MAX:
+        raise InvalidUsage(f"{prefix!r:.100} in {place} is no prefix of the names of shards")
+    if is_reserved(prefix):
+        raise InvalidUsage(f"{prefix!r:.100} in {place} is the prefix of persist's own shards, which have no quota")
+
+
+def check_quota(quota: str, most: object, place: str) -> int | None:
+    """The most that a quota allows; None: no limit. Raises InvalidUsage."""
+    if quota not in QUOTAS:
+        raise InvalidUsage(f"{place} has the quota {quota!r:.80}; there is {', '.join(QUOTAS)}")
+    least = 1 if quota in RATES else 0
+    if most is None:
+        return None
+    if type(most) is not int or not least <= most <= QUOTA_MAX:
+        raise InvalidUsage(f"{quota} of {place} is {most!r:.80}; it must be a whole number from {least} on, or null")
+    return most
+
+
+def _entries(found: object, kind: str, path: str) -> dict[str, Limits]:
+    if not isinstance(found, dict):
+        raise InvalidUsage(f"{kind} in {path} must be an object of quotas by name")
+    if len(found) > ENTRIES_MAX:
+        raise InvalidUsage(f"{kind} in {path} are {len(found)}; at most {ENTRIES_MAX} are possible")
+    return {name: _limits(given, f"{kind} {name!r:.100} in {path}") for name, given in found.items()}
+
+
+def _limits(given: object, place: str) -> Limits:
+    if not isinstance(given, dict):
+        raise InvalidUsage(f'{place} must be an object such as {{"shards": 100}}')
+    return {quota: check_quota(quota, most, place) for quota, most in given.items()}

@@ -1,0 +1,319 @@
+"""Quotas of tokens and of prefixes: what is asked for is counted, and refused beyond them.
+
+Rates are counted by this process alone. `leases` and `writers` of a token are those that it registered here and that
+have not lapsed; all else that a token may have is what the shards that it sees hold, as the tally knows it. The
+server's own maintenance has no quota, and of persist's own shards none is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from persist.commit.system import Clock
+from persist.core.errors import Overloaded
+from persist.core.ids import is_reserved
+from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
+from rpc.auth import ANYBODY, MAINTENANCE, Principal
+from rpc.quota_file import RATES, QuotaFile, Rules
+from rpc.rates import Bucket
+from rpc.tally import Tally, within
+
+OWNERS_MAX = 10_000  # tokens that are counted at once
+SHOWN_MAX = 100  # tokens, and prefixes, with series of their own
+RETRY_AFTER_S = 60.0  # where something has to be given up first
+HELD_MAX = 1_000_000  # leases, or writers, that are remembered of one token whatever its quota says
+UPLOADED_MAX = 10_000  # keys of parts that came through this server and are still to be committed
+OF_OWN = ("leases", "writers")  # of a token: those that it registered itself
+_GIVEN_UP_BY = {
+    "shards": "drop some",
+    "bytes": "delete rows, let history go, or drop shards",
+    "leases": "give some up, or wait until they lapse",
+    "cursors": "give some up",
+    "attributes": "unset some",
+    "writers": "expire some, or wait until they lapse",
+}
+
+
+class QuotaFull(Overloaded):
+    """Goes out with its parent's kind, which every client knows.
+
+    Details: `quota`, `used`, `most`, `of` (the token or prefix) and `retry_after_s`.
+    """
+
+
+class _Lease(NamedTuple):
+    lapses_s: float
+    lease_s: float
+
+
+class Owner:
+    """A token, or all shards under a prefix: how much it may use, and what it has used here."""
+
+    __slots__ = ("_buckets", "given", "held", "is_token", "most", "name", "prefixes")
+
+    def __init__(self, name: str, given: tuple[str, ...], most: dict[str, int], now_s: float, is_token: bool):
+        self.name = name
+        self.is_token = is_token
+        self.given = given
+        within_another = {one for one in given for other in given if one != other and one.startswith(other)}
+        self.prefixes = tuple(set(given) - within_another) or ("",)  # under which its shards are, each of them once
+        self.held: dict[str, dict[str, _Lease]] = {quota: {} for quota in OF_OWN}
+        self._buckets: dict[str, Bucket] = {}
+        self.change(most, now_s)
+
+    @property
+    def label(self) -> str:
+        return f"the token {self.name!r}" if self.is_token else f"all shards under {self.name!r} together"
+
+    def change(self, most: dict[str, int], now_s: float) -> None:
+        """Other quotas from now on. What was used counts on."""
+        self.most = most
+        buckets = {}
+        for quota in RATES:
+            if quota in most:
+                buckets[quota] = known = self._buckets.get(quota) or Bucket(most[quota], now_s)
+                known.change(most[quota])
+        self._buckets = buckets
+
+    def wait_s(self, quota: str, now_s: float) -> float:
+        bucket = self._buckets.get(quota)
+        return 0.0 if bucket is None else bucket.wait_s(now_s)
+
+    def take(self, quota: str, count: int) -> None:
+        bucket = self._buckets.get(quota)
+        if bucket is not None:
+            bucket.take(count)
+
+    def used(self, quota: str, now_s: float, tally: Tally) -> float:
+        """How much it uses of a quota that it has."""
+        if quota in RATES:
+            return max(0.0, self._buckets[quota].used(now_s))
+        if self.is_token and quota in OF_OWN:
+            held = self.held[quota]
+            for gone in [key for key, lease in held.items() if lease.lapses_s <= now_s]:
+                del held[gone]
+            return len(held)
+        return sum(tally.used(prefix, quota) for prefix in self.prefixes)
+
+
+class Quotas:
+    """What callers may use of one server. Thread-safe, but for `look`, which belongs to the event loop's thread."""
+
+    def __init__(self, file: QuotaFile | None, clock: Clock, tally: Tally) -> None:
+        self._file = file
+        self._clock = clock
+        self._tally = tally
+        self._lock = threading.Lock()
+        self._rules = Rules() if file is None else file.rules
+        self._tokens: OrderedDict[str, Owner] = OrderedDict()
+        self._prefixes: dict[str, Owner] = {}
+        self._uploaded: OrderedDict[str, None] = OrderedDict()  # keys of parts
+        self._refused = 0
+        self._apply()
+
+    def look(self) -> bool:
+        """Read the file again if it has changed; whether other quotas hold now."""
+        if self._file is None or not self._file.look():
+            return False
+        with self._lock:
+            self._rules = self._file.rules
+            self._apply()
+        return True
+
+    @property
+    def told(self) -> Mapping[str, int]:
+        """How many tokens and prefixes the file names, for the audit."""
+        return {"tokens": len(self._rules.tokens), "prefixes": len(self._rules.prefixes)}
+
+    def owners(self, principal: Principal, shard: str | None) -> list[Owner]:
+        """Those by whose quotas a request goes. Most often there is none, and then this costs next to nothing."""
+        if self._file is None or principal is MAINTENANCE:
+            return []
+        found = []
+        if principal is not ANYBODY:
+            owner = self._tokens.get(principal.name)
+            if owner is None or owner.given != principal.prefixes:
+                owner = self._owner(principal)
+            if owner.most:
+                found.append(owner)
+        if (prefixes := self._prefixes) and shard is not None and not is_reserved(shard):
+            found += [prefixes[prefix] for prefix in within(shard, prefixes.keys())]
+        return found
+
+    def request(self, principal: Principal, shard: str | None, *, writes: bool = False) -> None:
+        """Count a request. `writes`: it will write rows, so that it is not even read where none are left.
+
+        Raises QuotaFull.
+        """
+        if writes:
+            self.rates(self.owners(principal, shard), requests_per_s=1, rows_per_s=0, bytes_per_s=0)
+        else:
+            self.rates(self.owners(principal, shard), requests_per_s=1)
+
+    def rates(self, owners: Iterable[Owner], **counts: int) -> None:
+        """Count so much by each rate, of all owners or of none. Raises QuotaFull."""
+        rated = [(owner, quota) for owner in owners for quota in counts if quota in owner.most]
+        if not rated:
+            return
+        with self._lock:
+            now_s = self._clock.monotonic()
+            for owner, quota in rated:
+                if (wait_s := owner.wait_s(quota, now_s)) > 0:
+                    raise self._full(owner, quota, owner.used(quota, now_s, self._tally), wait_s)
+            for owner, quota in rated:
+                owner.take(quota, counts[quota])
+
+    def adds(self, owners: Iterable[Owner], shard: str, quota: str, count: int = 1) -> None:
+        """Count what is to be added to a shard, of all owners or of none. Raises QuotaFull."""
+        if is_reserved(shard):
+            return
+        counted = [owner for owner in owners if quota in owner.most and not (owner.is_token and quota in OF_OWN)]
+        if not counted:
+            return
+        with self._lock:
+            now_s = self._clock.monotonic()
+            for owner in counted:
+                used = owner.used(quota, now_s, self._tally)
+                if used + count > owner.most[quota]:
+                    raise self._full(owner, quota, used, RETRY_AFTER_S)
+            self._tally.admit(shard, quota, count)
+
+    def creates(self, principal: Principal, shard: str) -> None:
+        """Count a shard that is to be made, unless it is there. Raises QuotaFull."""
+        owners = [owner for owner in self.owners(principal, shard) if "shards" in owner.most]
+        if owners and not self._tally.has(shard):
+            self.adds(owners, shard, "shards")
+
+    def registers(self, owners: Iterable[Owner], quota: str, key: str, lease_s: float) -> bool:
+        """Count a lease, or a writer, of the token that registers it; whether it is new. Raises QuotaFull."""
+        for owner in owners:
+            if not owner.is_token or quota not in owner.most:
+                continue
+            with self._lock:
+                held, now_s = owner.held[quota], self._clock.monotonic()
+                most = min(owner.most[quota], HELD_MAX)
+                is_new = key not in held
+                if is_new and len(held) >= most and (used := owner.used(quota, now_s, self._tally)) >= most:
+                    raise self._full(owner, quota, used, RETRY_AFTER_S)
+                held[key] = _Lease(now_s + lease_s, lease_s)
+                return is_new
+        return False
+
+    def renews(self, owners: Iterable[Owner], quota: str, key: str) -> None:
+        """What was registered lapses later."""
+        for owner in owners:
+            if owner.is_token and quota in owner.most:
+                with self._lock:
+                    if (known := owner.held[quota].get(key)) is not None:
+                        owner.held[quota][key] = _Lease(self._clock.monotonic() + known.lease_s, known.lease_s)
+
+    def gives_back(self, owners: Iterable[Owner], quota: str, key: str) -> None:
+        """It was given up, or not registered after all."""
+        for owner in owners:
+            if owner.is_token:
+                with self._lock:
+                    owner.held[quota].pop(key, None)
+
+    def writes(self, owners: Sequence[Owner], shard: str, rows: int, size: int, *, frees: bool = False) -> None:
+        """Count rows that are written; `frees`: they take others away, so that no quota of bytes is in their way.
+
+        Raises QuotaFull.
+        """
+        if owners:
+            self.rates(owners, rows_per_s=rows, bytes_per_s=size)
+            if not frees:
+                self.adds(owners, shard, "bytes", size)
+
+    def uploads(self, principal: Principal, key: str, size: int) -> None:
+        """Count a part that goes through this server: its commit does not count it again. Raises QuotaFull."""
+        owners = self.owners(principal, None)
+        if any("bytes_per_s" in owner.most for owner in owners):
+            self.rates(owners, bytes_per_s=size)
+            with self._lock:
+                self._uploaded[key] = None
+                if len(self._uploaded) > UPLOADED_MAX:
+                    self._uploaded.popitem(last=False)
+
+    def was_uploaded(self, key: str) -> bool:
+        return key in self._uploaded
+
+    def families(self, principal: Principal) -> Iterator[Family]:
+        """What is used, and the most, of the tokens and prefixes of which the caller may know."""
+        with self._lock:
+            tokens = [o for o in self._tokens.values() if principal.is_unlimited or o.name == principal.name]
+            prefixes = [o for o in self._prefixes.values() if _knows(principal, o.name)]
+            now_s = self._clock.monotonic()
+            used: list[Labelled] = []
+            most: list[Labelled] = []
+            for kind, owners in (("token", tokens), ("prefix", prefixes)):
+                for owner in [owner for owner in owners if owner.most][:SHOWN_MAX]:
+                    for quota, allowed in owner.most.items():
+                        labels = (kind, owner.name, quota)
+                        used.append((labels, owner.used(quota, now_s, self._tally)))
+                        most.append((labels, allowed))
+        names = ("kind", "of", "quota")
+        yield Family("persist_quota_used", GAUGE, "What is used of a quota, as far as it is known here", names, used)
+        yield Family("persist_quota_most", GAUGE, "What a quota allows", names, most)
+        yield one("persist_quota_refusals_total", COUNTER, "Requests refused by a quota", self._refused)
+        unreadable = float(self._file is not None and bool(self._file.unreadable))
+        yield one("persist_quota_file_unreadable", GAUGE, "Whether older quotas hold, as the file is bad", unreadable)
+
+    def _owner(self, principal: Principal) -> Owner:
+        with self._lock:
+            most, now_s = self._rules.of_token(principal.name), self._clock.monotonic()
+            owner = Owner(principal.name, principal.prefixes, most, now_s, is_token=True)
+            if (known := self._tokens.get(principal.name)) is not None:
+                owner.held = known.held
+            self._tokens[principal.name] = owner
+            if len(self._tokens) > OWNERS_MAX:
+                self._tokens.popitem(last=False)
+            self._watch()
+        return owner
+
+    def _apply(self) -> None:
+        """Have the rules hold."""
+        now_s = self._clock.monotonic()
+        for owner in self._tokens.values():
+            owner.change(self._rules.of_token(owner.name), now_s)
+        before, prefixes = self._prefixes, {}
+        for prefix in self._rules.prefixes:
+            most = self._rules.of_prefix(prefix)
+            if (known := before.get(prefix)) is not None:
+                known.change(most, now_s)
+            prefixes[prefix] = known or Owner(prefix, (prefix,), most, now_s, is_token=False)
+        self._prefixes = prefixes
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have the tally count what some quota is of."""
+        wanted: set[str] = set()
+        for owner in (*self._tokens.values(), *self._prefixes.values()):
+            own = OF_OWN if owner.is_token else ()
+            if any(quota not in RATES and quota not in own for quota in owner.most):
+                wanted.update(owner.prefixes)
+        self._tally.watch(wanted)
+
+    def _full(self, owner: Owner, quota: str, used: float, retry_after_s: float) -> QuotaFull:
+        self._refused += 1
+        most, shown = owner.most[quota], f"{used:.0f}"
+        if quota in RATES:
+            what = f"{most} {quota.removesuffix('_per_s')} a second are allowed"
+            remedy = "slow down"
+        else:
+            what, remedy = f"{shown} {quota} are there, {most} are allowed", _GIVEN_UP_BY[quota]
+        return QuotaFull(
+            f"{owner.label} has no {quota} left: {what}; {remedy}, or ask {self._rules.ask} for more",
+            quota=quota,
+            used=round(used),
+            most=most,
+            of=owner.name,
+            retry_after_s=retry_after_s,
+        )
+
+
+def _knows(principal: Principal, prefix: str) -> bool:
+    """Whether a caller may know what is used under a prefix: all of it is open to it."""
+    return principal.is_unlimited or prefix.startswith(principal.prefixes)

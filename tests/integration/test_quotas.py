@@ -1,0 +1,209 @@
+"""Quotas at every door of a server: JSON and rows, commands of rich clients, parts; and the file that changes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.ids import CriticalReaderId, PartId, ReaderId, Token, WriterId, shard_id_of
+from persist.core.keys import part_key
+from persist.formats.records import encoded
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.quota_file import LOOK_AGAIN_S, QUOTAS
+from rpc.settings import Limits, ServerSettings
+from tests.support.location import InlineBackground
+
+FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}]}
+WRITER, TOKEN = WriterId("w" + "1" * 32), Token("i" + "1" * 32)
+FIVE = b"".join(b'{"id": %d}\n' % n for n in range(5))
+ROW = b'{"id": 1}\n'
+
+
+class Clock:
+    """The machine's, and what is added to it: time for a file to be looked at again."""
+
+    def __init__(self) -> None:
+        self.more_s = 0.0
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.more_s
+
+    def uptime(self) -> float:
+        return self.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class House:
+    def __init__(self, directory: Path) -> None:
+        self.tokens: dict[str, str] = {}
+        entries = []
+        for name, scope, prefixes in (("admin", "admin", []), ("etl", "admin", ["eu/"]), ("other", "admin", ["us/"])):
+            self.tokens[name], digest = mint(name)
+            entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
+        tokens, self.path = directory / "tokens.json", directory / "quotas.json"
+        tokens.write_text(json.dumps({"tokens": entries}))
+        tokens.chmod(0o600)
+        self.path.write_text("{}")
+        self.clock = Clock()
+        self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground(), clock=self.clock)
+        limits = Limits(refusal_pause_s=0.001)
+        settings = ServerSettings(tokens_file=str(tokens), quotas=str(self.path), limits=limits, audit="none")
+        self.client = TestClient(create_app(self.location, settings))
+
+    def says(self, **rules: Any) -> None:
+        self.path.write_text(json.dumps({**rules, "ask": f"ops-{time.monotonic_ns()}"}))
+        self.clock.more_s += LOOK_AGAIN_S + 0.1
+        assert self.ask("admin", "GET", "/v1/location").status_code == 200
+
+    def ask(self, token: str, method: str, path: str, body: Any = None) -> Any:
+        header = {"authorization": f"Bearer {self.tokens[token]}"}
+        if isinstance(body, (bytes, c.Command)):
+            data = encoded(body) if isinstance(body, c.Command) else body
+            kind = "application/vnd.persist.record" if isinstance(body, c.Command) else "application/x-ndjson"
+            return self.client.request(method, path, content=data, headers={**header, "content-type": kind})
+        return self.client.request(method, path, json=body, headers=header)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    found = House(tmp_path_factory.mktemp("quotas"))
+    with found.client:
+        for name in ("eu/a", "us/a"):
+            assert found.ask("admin", "PUT", f"/v1/shards/{name}", FIELDS).status_code == 200
+        yield found
+    found.location.close()
+
+
+@pytest.fixture
+def house(one: House) -> House:
+    one.says()
+    return one
+
+
+def blob(number: int) -> str:
+    return f"/v1/blobs/{part_key(shard_id_of('eu/a'), WRITER, PartId(f'p{number:032x}'))}"
+
+
+# what is asked for (a number makes it another one each time), by quota: every door by which it is used up
+DOORS: list[tuple[str, str, str, str, Any]] = [
+    ("requests_per_s", "a view", "GET", "/v1/shards/eu/a", None),
+    ("requests_per_s", "a snapshot", "GET", "/v1/shards/eu/a/snapshot", None),
+    ("requests_per_s", "a stream", "GET", "/v1/shards/eu/a/listen?until=0", None),
+    ("requests_per_s", "a list", "GET", "/v1/shards?prefix=eu/", None),
+    ("requests_per_s", "figures", "GET", "/metrics", None),
+    ("requests_per_s", "a command", "POST", "/v1/shards/eu/a/commands", c.ReadTags()),
+    ("requests_per_s", "a part", "HEAD", blob(1), None),
+    ("rows_per_s", "rows", "POST", "/v1/shards/eu/a/insert", ROW * 10),
+    ("rows_per_s", "a verb", "POST", "/v1/shards/eu/a/overwrite", FIVE),
+    ("bytes_per_s", "rows", "POST", "/v1/shards/eu/a/insert", ROW),
+    ("bytes_per_s", "a verb", "POST", "/v1/shards/eu/a/upsert", ROW),
+    ("bytes_per_s", "a merge", "POST", "/v1/shards/eu/a/update", {"set": {"id": 7}, "where": "id = 7"}),
+    ("bytes_per_s", "a part", "PUT", "blob", b"part of a part"),
+    ("bytes", "rows", "POST", "/v1/shards/eu/a/insert", ROW),
+    ("bytes", "a verb", "POST", "/v1/shards/eu/a/upsert", ROW),
+    ("shards", "a shard", "PUT", "/v1/shards/eu/new-{}", FIELDS),
+    ("shards", "a clone", "POST", "/v1/clones", {"source": "eu/a", "name": "eu/new-{}"}),
+    ("cursors", "a route", "POST", "/v1/shards/eu/a/downgrade-since?since=0&cursor=c{}", None),
+    ("cursors", "a command", "POST", "/v1/shards/eu/a/commands", "cursor"),
+    ("leases", "a command", "POST", "/v1/shards/eu/a/commands", "reader"),
+    ("writers", "a command", "POST", "/v1/shards/eu/a/commands", "writer"),
+    ("attributes", "a command", "POST", "/v1/shards/eu/a/commands", "attribute"),
+]  # fmt: skip
+
+
+def test_every_quota_has_a_door() -> None:
+    assert {door[0] for door in DOORS} == set(QUOTAS)
+
+
+def made(body: Any, number: int) -> Any:
+    commands: dict[str, c.Command] = {
+        "cursor": c.RegisterCriticalReader(CriticalReaderId(f"c{number:032x}"), "", "test"),
+        "reader": c.RegisterReader(ReaderId(f"r{number:032x}"), Antichain(0), 600_000, "test"),
+        "writer": c.RegisterWriter(WriterId(f"w{number:032x}"), 600_000),
+        "attribute": c.UpdateAttributes(
+            WRITER, Token(f"i{number:032x}"), (AttributeUpdate.replace(AttributeKey(f"{number:032x}"), 1),)
+        ),
+    }
+    if isinstance(body, str):
+        return commands[body]
+    if isinstance(body, dict):
+        return json.loads(json.dumps(body).replace("{}", str(number)))
+    return body
+
+
+OF_NO_SHARD = ("a list", "figures", "a part")  # a part is counted with its commit, where nothing has counted it before
+BY = [(*door, by) for by in ("token", "prefix") for door in DOORS if by == "token" or door[1] not in OF_NO_SHARD]
+
+
+@pytest.mark.parametrize(("quota", "door", "method", "path", "body", "by"), BY)
+def test_every_door_counts(quota: str, door: str, method: str, path: str, body: Any, by: str, house: House) -> None:
+    most = 1 if quota.endswith("_per_s") else 0
+    limits = {quota: most}
+    house.says(**({"tokens": {"etl": limits}} if by == "token" else {"prefixes": {"eu/": limits}}))
+    found = None
+    first = time.monotonic_ns()
+    for number in range(20):
+        where = blob(first + number) if path == "blob" else path.replace("{}", str(first + number))
+        found = house.ask("etl", method, where, made(body, first + number))
+        if found.status_code == 429:
+            break
+        assert found.status_code in (200, 204, 404), found.text
+    assert found is not None
+    assert found.status_code == 429, f"{door} is not counted"
+    assert int(found.headers["retry-after"]) >= 1
+    if method != "HEAD":
+        told = found.json()
+        assert told["kind"] == "overloaded"
+        assert (told["details"]["quota"], told["details"]["most"]) == (quota, most)
+        assert "ask ops-" in told["detail"]
+    if method != "HEAD" and by == "token":
+        other = house.ask("other", "POST", "/v1/shards/us/a/insert", ROW)
+        assert other.status_code == 200, other.text
+
+
+def test_a_change_of_the_file_holds_at_once_and_a_bad_one_is_told(house: House) -> None:
+    path = "/v1/shards/eu/a"
+    house.says(tokens={"etl": {"requests_per_s": 1}})
+    assert 429 in [house.ask("etl", "GET", path).status_code for _ in range(10)]
+    house.path.write_text('{"tokens": ')
+    house.clock.more_s += LOOK_AGAIN_S + 0.1
+    assert 429 in [house.ask("etl", "GET", path).status_code for _ in range(10)], "the last good one holds"
+    figures = house.ask("admin", "GET", "/metrics").text
+    assert "persist_quota_file_unreadable 1.0" in figures
+    assert 'persist_quota_most{kind="token",of="etl",quota="requests_per_s"} 1.0' in figures
+    house.says()
+    assert {house.ask("etl", "GET", path).status_code for _ in range(20)} == {200}
+    assert "persist_quota_file_unreadable 0.0" in house.ask("admin", "GET", "/metrics").text
+
+
+def test_a_token_sees_its_own_quotas_alone(house: House) -> None:
+    limits = {"requests_per_s": 1_000}
+    house.says(tokens={"etl": limits, "other": limits}, prefixes={"eu/": limits, "us/": limits})
+    for token in ("etl", "other"):
+        assert house.ask(token, "GET", "/metrics").status_code == 200
+    told = [
+        line for line in house.ask("etl", "GET", "/metrics").text.splitlines() if line.startswith("persist_quota_most")
+    ]
+    assert [line.split(",quota")[0] for line in told] == [
+        'persist_quota_most{kind="token",of="etl"',
+        'persist_quota_most{kind="prefix",of="eu/"',
+    ]
+    assert house.ask("admin", "GET", "/metrics").text.count("persist_quota_most{") == 4
