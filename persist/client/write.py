@@ -165,7 +165,7 @@ class WriteHandle(Timeable):
         `force`: also beyond 2^62, from where it never comes back. Raises InvalidUsage: `upper` is no time, or so far.
         """
         checked("force", force, bool)
-        command = c.AdvanceUpper(frontier(upper), force)
+        command = c.AdvanceUpper(frontier(upper), force=force)
         result = send(self._transport, self._name, command, self._settings.retry_s, self.caller)
         assert isinstance(result, c.Appended)
         return result

@@ -187,14 +187,19 @@ class Insert(WriteCommand, frozen=True):
     digest: _Digest = b""
 
 
-class AdvanceUpper(ManagedCommand, frozen=True):
+class ForcedCommand(ManagedCommand, frozen=True, kw_only=True):
+    """`force` comes after all other fields, so that clients of before, who do not send it, are understood."""
+
+    force: bool = False
+
+
+class AdvanceUpper(ForcedCommand, frozen=True):
     """Declare every time before `upper` complete, without data; `[]` closes the shard to writes. -> Appended
 
     Never moves the upper back; idempotent. `force`: also beyond FAR_TIME, where nobody means to come.
     """
 
     upper: Antichain
-    force: bool = False
 
 
 # --- attributes

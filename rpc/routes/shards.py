@@ -258,7 +258,7 @@ async def advance_upper(
     upper: Frontier,
     force: Annotated[bool, Query(description="Also beyond 2^62, where no clock counts.")] = False,
 ) -> Response:
-    return await _command(request, c.AdvanceUpper(frontier(upper, "upper"), force))
+    return await _command(request, c.AdvanceUpper(frontier(upper, "upper"), force=force))
 
 
 @router.post("/shards/{name}/downgrade-since", summary="Let history before `since` be forgotten")
