@@ -75,7 +75,7 @@ class ServerSettings:
     holds: bool = True  # whether what readers need here is held at home
     publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
     verify_sample: str = "1%"  # of the parts, that its own maintenance looks at once a day; 0: none
-    presigned_s: int = 3600
+    presigned_s: int = 600
     shutdown_s: int = 30
     access_log: bool = False
     traces: bool = False  # whether spans are sent by OpenTelemetry

@@ -14,6 +14,7 @@ from persist.core.errors import Conflict, InvalidUsage, PersistError
 from persist.core.ids import ShardId
 from persist.core.keys import belongs_to, is_bundle_key, is_part_key
 from persist.formats.store_errors import translated
+from rpc.auth import Principal
 from rpc.blob_errors import BlobMissing
 from rpc.errors import problem
 from rpc.service import Service, principal_of, service_of
@@ -62,12 +63,28 @@ async def head(request: Request, key: str) -> Response:
 
 
 async def _presigned(request: Request, service: Service, key: str) -> Response:
-    seconds = service.settings.presigned_s
-    may_write = WRITE in principal_of(request).scopes and is_part_key(key)
+    principal = principal_of(request)
+    seconds = _good_for_s(service, principal)
+    may_write = WRITE in principal.scopes and is_part_key(key)
+    return JSONResponse(await service.work.run(_sign, service, key, seconds, may_write))
+
+
+def _good_for_s(service: Service, principal: Principal) -> int:
+    """How long a URL lives: never longer than the token that asks for it."""
+    most = service.settings.presigned_s
+    if principal.expires_s is None:
+        return most
+    return max(1, min(most, int(principal.expires_s - service.location.clock.now_ms() / 1000)))
+
+
+def _sign(service: Service, key: str, seconds: int, may_write: bool) -> dict[str, Any]:
     blob = service.location.blob
-    found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds)}
-    found["put"] = blob.presign_put(key, seconds) if may_write else None
-    return JSONResponse(found)
+    with translated():
+        put = blob.presign_put(key, seconds) if may_write else None
+        found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds), "put": None}
+    if put is not None:
+        found |= {"put": put.url, "put_headers": dict(put.headers)}
+    return found
 
 
 async def _checked(request: Request, key: str, scope: str) -> Service:
