@@ -72,17 +72,24 @@ class Place:
 class Ours:
     """`persist serve` with its maintenance, behind a proxy."""
 
-    def __init__(self, place: Place, proxy: MeteringProxy, name: str) -> None:
+    def __init__(self, place: Place, proxy: MeteringProxy, name: str, sample: str = "1%") -> None:
         self.blob = f"s3://{place.bucket}/{name}?endpoint={proxy.endpoint}"
         self.consensus = f"sqlite:///{place.root}/{name}.db"
         self.direct = f"s3://{place.bucket}/{name}?endpoint=http://{place.host}:{place.port}"
         stores = ["--blob", self.blob, "--consensus", self.consensus]
         command = [sys.executable, "-m", "persist.cli", "serve", "--port", "0", *stores]
         self._log = (place.root / f"{name}.log").open("wb")
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log)
+        environment = {**os.environ, "PERSIST_VERIFY_SAMPLE": sample}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().decode().strip()
         assert self.url, f"the server did not start: {(place.root / f'{name}.log').read_text()[-500:]}"
+
+    def verify(self, sample: str) -> None:
+        """Look at a sample of everything, as maintenance does once a day."""
+        stores = ["--blob", self.blob, "--consensus", self.consensus]
+        command = [sys.executable, "-m", "persist.cli", "verify", "--sample", sample, *stores]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
     def close(self) -> None:
         self._process.terminate()
@@ -218,7 +225,11 @@ def spark(place: Place, arguments: argparse.Namespace) -> None:
 
 
 def idle(place: Place, arguments: argparse.Namespace) -> None:
-    """Shards that were written to once, with maintenance running; then nobody does anything."""
+    """Shards that were written to once, with maintenance running; then nobody does anything.
+
+    Maintenance verifies a sample of everything once a day. That is counted by itself, and once: a window of minutes
+    that holds it would be taken for a day full of samples.
+    """
     count, seconds = arguments.shards, arguments.idle_seconds
     print(f"{count:,} shards, idle for {seconds:.0f} s (a day is extrapolated: times {DAY_S / seconds:.0f})")
     start = time.monotonic()
@@ -226,12 +237,18 @@ def idle(place: Place, arguments: argparse.Namespace) -> None:
     with Client(EmbeddedTransport(open_stores(*stores))) as client, ThreadPoolExecutor(CREATORS) as threads:
         list(threads.map(lambda number: _made(client, number), range(count)))
     print(f"  made in {time.monotonic() - start:.0f} s, past the proxy", flush=True)
-    with place.proxy() as proxy, closing(Ours(place, proxy, "idle")):
+    with place.proxy() as proxy, closing(Ours(place, proxy, "idle", sample="0")) as server:
         has = "has settled" if settle(proxy, arguments.settle_seconds) else "HAS NOT SETTLED"
         settled = proxy.counts()
         print(f"  it {has} after {time.monotonic() - start:.0f} s: {settled}: ${dollars(settled):.3f}", flush=True)
         time.sleep(seconds)
         ours = _day(f"persist, {count:,} shards", proxy.counts() - settled, seconds)
+        before, start = proxy.counts(), time.monotonic()
+        server.verify("1%")
+        sample = proxy.counts() - before
+        ours += dollars(sample)
+        print(f"  its sample of a day, once: {sample} in {time.monotonic() - start:.0f} s: ${dollars(sample):.4f}")
+        print(f"  together ${ours:.4f} a day", flush=True)
     theirs_s = min(seconds, SLATE_IDLE_S)
     with place.proxy() as proxy:
         slate = _day("SlateDB, one open database", Slate(proxy, place.bucket, "idle-slate").idle(theirs_s), theirs_s)

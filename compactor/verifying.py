@@ -16,11 +16,10 @@ from blob import Blob
 from blob.forwarding import ForwardingBlob
 from compactor.metering import Metrics
 from persist.commit.location import Location
-from persist.commit.system import Clock
-from persist.copies.pace import PacedBlob, check_rate
+from persist.copies.pace import EndingBlob, EndingClock, PacedBlob, check_rate
 from persist.copies.sampling import OF_MAX, Sample, number_of_day, samples_of
 from persist.copies.verify import How, verified
-from persist.core.errors import InvalidUsage, PersistError, Unavailable
+from persist.core.errors import InvalidUsage, PersistError
 
 log = logging.getLogger("persist.verify")
 
@@ -67,8 +66,8 @@ class Verifier:
         self._stop = threading.Event()
         self._due_s = location.clock.monotonic() + settings.first_after_s
         self._thread = threading.Thread(target=self._run, name="persist-verify", daemon=True)
-        read = _Watched(location.blob, metrics, self._stop)
-        self._blob = PacedBlob(read, settings.rate, _StoppableClock(location.clock, self._stop))
+        read = EndingBlob(_Counted(location.blob, metrics), self._stop)
+        self._blob = PacedBlob(read, settings.rate, EndingClock(location.clock, self._stop))
 
     def start(self) -> None:
         self._thread.start()
@@ -86,21 +85,26 @@ class Verifier:
             return False
         self._due_s = now_s + self._settings.every_s
         sample = Sample(number_of_day(self._location.clock.now_ms()), self._settings.of)
+        looked = {True: 0, False: 0}
         try:
             for name in self._names():
-                self._look_at(name, How(sample=sample, threads=1))
+                looked[self._look_at(name, How(sample=sample, threads=1))] += 1
                 if self._stop.wait(self._settings.pause_s):
                     return True
         except PersistError as error:
             self._due_s = now_s + AGAIN_S
             log.warning("the shards cannot be listed to be verified", extra={"reason": str(error)})
             return True
+        if looked[False] and not looked[True]:  # the store is away: it comes again soon
+            self._due_s = now_s + AGAIN_S
+            return True
         self._metrics.add(verify_runs=1)
-        self._metrics.verified_ms = self._location.clock.now_ms()
+        if not looked[False]:  # else not all of it was looked at
+            self._metrics.verified_ms = self._location.clock.now_ms()
         return True
 
-    def _look_at(self, name: str, how: How) -> None:
-        """One shard. What stands in the way is logged, and the others are looked at all the same."""
+    def _look_at(self, name: str, how: How) -> bool:
+        """One shard. What stands in the way is logged, and the others are looked at all the same. Whether it was."""
         try:
             for found in verified(self._location, [name], how, self._blob):
                 self._metrics.add(verify_findings=len(found.faults))
@@ -111,6 +115,8 @@ class Verifier:
             if not self._stop.is_set():
                 extra = {"shard": name, "kind": error.kind, "reason": str(error)}
                 log.warning("a shard could not be verified", extra=extra)
+            return False
+        return True
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):
@@ -121,46 +127,19 @@ class Verifier:
                     log.exception("a sample could not be verified")
 
 
-class _Watched(ForwardingBlob):
-    """The blob store as a sample reads it: counted, and of no answer once the process is to end."""
+class _Counted(ForwardingBlob):
+    """The blob store as a sample reads it: its bytes are counted."""
 
-    def __init__(self, inner: Blob, metrics: Metrics, stop: threading.Event) -> None:
+    def __init__(self, inner: Blob, metrics: Metrics) -> None:
         super().__init__(inner)
         self._metrics = metrics
-        self._stop = stop
 
     def get(self, key: str) -> bytes:
-        self._check()
         data = super().get(key)
         self._metrics.add(verify_bytes=len(data))
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._check()
         data = super().get_range(key, start, length)
         self._metrics.add(verify_bytes=len(data))
         return data
-
-    def _check(self) -> None:
-        if self._stop.is_set():
-            raise Unavailable("this process ends")
-
-
-class _StoppableClock:
-    """A clock whose sleep ends with the process."""
-
-    def __init__(self, inner: Clock, stop: threading.Event) -> None:
-        self._inner = inner
-        self._stop = stop
-
-    def now_ms(self) -> int:
-        return self._inner.now_ms()
-
-    def monotonic(self) -> float:
-        return self._inner.monotonic()
-
-    def uptime(self) -> float:
-        return self._inner.uptime()
-
-    def sleep(self, seconds: float) -> None:
-        self._stop.wait(seconds)

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from persist.client.arguments import named_once
+from persist.client.regular_file import opens_regular
 from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 
@@ -54,7 +55,12 @@ class Principal:
         """Raises Forbidden unless this principal has the scope, on this shard."""
         if scope not in self.scopes:
             raise Forbidden(f"the token {self.name!r} has no scope {scope!r}; ask for one that has it")
-        if shard is not None and not self.sees(shard):
+        if shard is not None:
+            self.require_shard(shard)
+
+    def require_shard(self, shard: str) -> None:
+        """Raises Forbidden unless this shard is open to it, whatever for."""
+        if not self.sees(shard):
             raise Forbidden(f"the token {self.name!r} is not good for shard {shard!r}; ask for one that is")
 
     def require_prefix(self, prefix: str) -> None:
@@ -151,7 +157,7 @@ def _ending(known: dict[str, tuple[bytes, Principal]]) -> dict[str, float]:
 
 def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opens_regular) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error

@@ -10,9 +10,21 @@ from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
 from rpc.auth import Principal
+from rpc.settings import Limits
 
 if TYPE_CHECKING:
     from rpc.service import Service
+
+
+def bytes_max_of(principal: Principal, name: str, limits: Limits) -> int:
+    """How long a command on this shard may be. Raises Forbidden, InvalidUsage, before any of it is taken in.
+
+    What it is, and which scope it needs, is known only once it is read. No command of a reader is long.
+    """
+    principal.require_shard(check_shard_name(name))
+    if principal.scopes <= {c.READ}:
+        return min(limits.read_command_bytes_max, limits.command_bytes_max)
+    return limits.command_bytes_max
 
 
 async def answer(service: Service, name: str, principal: Principal, data: bytes, caller: Caller = NOBODY) -> bytes:

@@ -18,16 +18,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
 from persist.commit.tracing import TRACEPARENT, Span
-from persist.core.errors import Corruption, Forbidden, PersistError, Unavailable
+from persist.core.errors import Corruption, Forbidden, PersistError
 from persist.formats.http_messages import RECORD
 from rpc import paths
 from rpc.auth import ANYBODY, Principal
-from rpc.commanding import answer
+from rpc.bodies import Body, check_declared
+from rpc.bounds import network_of
+from rpc.commanding import answer, bytes_max_of
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
-from rpc.joining import FULL
+from rpc.joining import CONNECTION, REFUSED
 from rpc.saying import said
-from rpc.service import Body, Service
+from rpc.service import Service
 from rpc.settings import is_local
+from rpc.slots import CALLER
+from rpc.token_figures import label_of
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
@@ -75,7 +79,7 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
                 if shard is not None and (lag_s := self._service.location.behind_s(shard[0])) is not None:
                     message["headers"].append((LAG_HEADER, f"{lag_s:.3f}".encode()))
-                if FULL in scope:
+                if REFUSED in scope:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
             if message["type"] == "http.response.body":
@@ -83,12 +87,13 @@ class Edge:
                 answered = answered or not message.get("more_body", False)
 
         try:
-            if FULL in scope:
-                raise Unavailable("this server has too many connections; try again, or another server")
-            scope["persist.principal"] = self._principal(scope, headers)
+            if REFUSED in scope:
+                raise scope[REFUSED]
+            scope["persist.principal"] = principal = self._principal(scope, headers)
+            CALLER.set(self._caller(scope, principal))
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
-                await self._command(shard[0], scope, receive, answering)
+                await self._command(shard[0], scope, headers, receive, answering)
             else:
                 await self._app(scope, _counting(scope, receive), answering)
         except ClientDisconnect:
@@ -104,6 +109,8 @@ class Edge:
             self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
             if span is not None:
                 _describe(span, self._fields(*fields), scope.get(TOLD))
+            if TOLD in scope:  # its frames know the request, and its body, which would stay until garbage is collected
+                scope.pop(TOLD).__traceback__ = None
 
     def _told(
         self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool
@@ -122,13 +129,18 @@ class Edge:
         if self._service.settings.access_log:
             _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
 
-    async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = said(scope["persist.principal"], Headers(scope=scope))
+    async def _command(
+        self, name: str, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        principal: Principal = scope["persist.principal"]
+        bytes_max = bytes_max_of(principal, name, self._service.limits)
+        check_declared(headers.get(b"content-length", b""), bytes_max)
+        caller = said(principal, Headers(scope=scope))
         body = Body(self._service.work)
         try:
-            data = await body.read(receive, self._service.limits.command_bytes_max)
+            data = await body.read(receive, bytes_max)
             scope["persist.received"] = len(data)
-            result = await answer(self._service, name, scope["persist.principal"], data, caller)
+            result = await answer(self._service, name, principal, data, caller)
         finally:
             body.release()
         await send(
@@ -152,6 +164,26 @@ class Edge:
         if not self._service.settings.insecure:
             _check_local(scope["headers"])
         return ANYBODY
+
+    def _caller(self, scope: Scope, principal: Principal) -> str:
+        """Whose share of the server a request takes: its token's, or its address's where it needs none.
+
+        Without tokens all processes of this machine are one: what listens on loopback has no strangers.
+        """
+        if principal is not ANYBODY:
+            owner = label_of(principal)
+            connection = scope.get(CONNECTION)
+            if connection is not None:
+                try:
+                    connection.belong(owner)
+                except PersistError as error:
+                    scope[REFUSED] = error
+                    raise
+            return owner
+        host = scope["client"][0] if scope.get("client") else ""
+        if self._service.tokens is None and (host.startswith("127.") or host == "::1"):
+            return ""
+        return network_of(host)
 
     def _request_id(self, headers: dict[bytes, bytes]) -> str:
         given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")

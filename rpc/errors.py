@@ -29,10 +29,25 @@ class BodyTooLarge(e.InvalidUsage):
     kind = "body_too_large"
 
 
+class TooSlow(e.Unavailable):
+    """A request that did not come in time. It goes out with its parent's kind, as the two below: clients know these."""
+
+
+class RequestLineTooLong(e.InvalidUsage):
+    """A URL beyond `request_line_bytes_max`."""
+
+
+class HeadersTooLarge(e.InvalidUsage):
+    """Headers beyond `headers_max` or `headers_bytes_max`."""
+
+
 STATUS: Mapping[type[e.PersistError], int] = {
     e.PersistError: 500,
     e.InvalidUsage: 400,
     BodyTooLarge: 413,
+    TooSlow: 408,
+    RequestLineTooLong: 414,
+    HeadersTooLarge: 431,
     BlobMissing: 404,
     e.UnknownShard: 404,
     e.ShardExists: 422,

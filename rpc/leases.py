@@ -17,6 +17,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable, UnknownShard
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
+from rpc.slots import CALLER
 from rpc.work import Work
 
 LEASE_MS = 3_600_000
@@ -154,6 +155,7 @@ class Leases:
 
     async def _keep(self) -> None:
         """Renew and move leases for as long as there are any."""
+        CALLER.set("")  # this is for all who listen, not for the one who came first
         while self._by_name:
             await asyncio.sleep(LEASE_MS / 1000 / MOVES_PER_LEASE)
             for name, leases in list(self._by_name.items()):

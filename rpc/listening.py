@@ -27,13 +27,15 @@ from persist.parts import EVERYTHING, Selection
 from rpc.leases import LEASE_MS, Hold, Leases
 from rpc.listen_frames import EVENTS, HEARTBEAT_S, Source, frame, heartbeat, sse
 from rpc.settings import Limits
+from rpc.slots import Turns
 from rpc.watching import Watcher, is_past
 from rpc.work import Work
 
 SHARED_ROWS_MAX = 20_000  # a step with more updates is made for each listener by itself
 SHARED_STEP_BYTES_MAX = 32 * 1024 * 1024  # so is one with more bytes
 SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that come a little later
-LARGE_STEPS_MAX = 4  # made at a time
+LARGE_STEPS_MAX = 4  # made at a time, and taken by their listeners
+LARGE_STEPS_OF_ONE = 2  # of them, of one caller: a listener that takes nothing holds one until it is cut off
 _Encode = Callable[[ListenEvent], bytes]
 _Step = list[tuple[Antichain, bytes]]
 _Form = tuple[str, Selection]  # how events are written, and of which updates
@@ -51,7 +53,7 @@ class Listeners:
         self._settings = ReadSettings(lease_ms=LEASE_MS, memory_bytes=limits.listen_memory_bytes)
         self._shared: OrderedDict[_Key, asyncio.Future[_Step | None]] = OrderedDict()
         self._shared_bytes = 0
-        self._large = asyncio.Semaphore(LARGE_STEPS_MAX)
+        self._large = Turns(LARGE_STEPS_MAX, LARGE_STEPS_OF_ONE)
         self.leases = Leases(location, work)
 
     async def stream(
@@ -97,7 +99,7 @@ class Listeners:
                 for item in step:
                     yield item
                 return
-        async with self._large:
+        async with self._large.turn():
             events = self._events(state, frontier, until, form)
             while (made := await self._work.run(next, events, None)) is not None:
                 yield made

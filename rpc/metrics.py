@@ -22,11 +22,18 @@ Pools = Callable[[], Mapping[str, tuple[int, int]]]  # by name: what is in use a
 class Metrics:
     """The counters of one server. `observe` is called once a request, on the event loop's thread."""
 
-    def __init__(self, location: Location, pools: Pools, shards_max: int) -> None:
+    def __init__(
+        self,
+        location: Location,
+        pools: Pools,
+        shards_max: int,
+        others: Callable[[], Iterator[Family]] = lambda: iter(()),
+    ) -> None:
         self.tokens = TokenFigures()
         self._location = location
         self._pools = pools
         self._shards_max = shards_max
+        self._others = others
         self._seconds = Durations()
         self._requests: dict[tuple[str, int], int] = {}
         self._errors: dict[tuple[str, str], int] = {}
@@ -57,6 +64,7 @@ class Metrics:
         yield Family("persist_errors_total", COUNTER, "Requests refused or failed", ("verb", "kind"), errors)
         yield self._seconds.family("persist_request_seconds", "Seconds to the answer", ("verb",))
         yield from self.tokens.families(None if principal.is_unlimited else principal.name)
+        yield from self._others()
         yield from of_location(location)
         yield from pools({**self._pools(), **own_pools(location)})
         yield from of_process(persist.__version__)

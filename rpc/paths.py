@@ -78,4 +78,6 @@ def resolve(scope: dict[str, Any]) -> tuple[str, str] | None:
         name, verb = found
         scope["persist.shard"] = name
         scope["path"] = PREFIX + name.replace("/", _JOINT) + (f"/{verb}" if verb else "")
+    elif scope["path"].startswith(PREFIX):  # only once it is decoded: `/v1/shards%2Ft` is no shard's path
+        scope["path"] = path
     return found

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from starlette.requests import Request
 
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
@@ -25,11 +24,12 @@ from persist.core.recorded import NOBODY, Caller
 from persist.parts import ShardSchema, current_schema
 from persist.regions.index import open_index, region_of
 from rpc.auth import Principal, Tokens
-from rpc.errors import BodyTooLarge
+from rpc.bodies import Body, check_declared
+from rpc.bounds import Bounds
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.settings import ServerSettings
-from rpc.slots import Slots
+from rpc.slots import Slots, Turns
 from rpc.watching import Watcher
 from rpc.work import Work
 
@@ -53,7 +53,8 @@ class Service:
         self.watcher = Watcher(location, self.work)
         self.tokens: Tokens | None = None
         self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
-        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max)
+        self.bounds = Bounds(settings.limits)
+        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self.bounds.families)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(retry_s=THIN_RETRY_S, memory_bytes=settings.limits.snapshot_memory_bytes),
@@ -61,8 +62,11 @@ class Service:
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
         self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
-        self.snapshots = Slots(settings.limits.snapshots_max, "many snapshots under way")
-        self.listeners = Slots(settings.limits.listeners_max, "many listeners")
+        limits = settings.limits
+        snapshots, listeners = limits.snapshots_max, limits.listeners_max
+        self.snapshots = Slots(snapshots, "many snapshots under way", limits.share(snapshots))
+        streams = limits.share(listeners, limits.streams_share_percent)
+        self.listeners = Slots(listeners, "many listeners", streams)
         if settings.tokens_file is not None:
             self.tokens = Tokens(
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
@@ -71,15 +75,19 @@ class Service:
     def _pools(self) -> dict[str, tuple[int, int]]:
         """What is in use at this moment of all that has a limit, and the limits, for /metrics."""
         limits, work = self.limits, self.work
-        slots = {
+        slots: dict[str, Slots | Turns] = {
             "commands": work.commands,
             "io_queue": work.io_queued,
             "body_bytes": work.body_bytes,
+            "spool_bytes": work.spooled,
+            "worked_bytes": work.worked,
+            "download_bytes": work.downloads,
             "listeners": self.listeners,
             "snapshots": self.snapshots,
         }
         return {
             **{name: (slot.taken, slot.most) for name, slot in slots.items()},
+            "connections": (self.bounds.connections, self.bounds.connections_max),
             "waits": (self.watcher.waiting, limits.waits_max),
             "lead_threads": (min(work.leads, limits.lead_threads), limits.lead_threads),
             "io_threads": (min(work.io_queued.taken, limits.io_threads), limits.io_threads),
@@ -88,9 +96,7 @@ class Service:
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
         """The body of a request, counted while it is worked on. Raises BodyTooLarge, Overloaded."""
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > bytes_max:
-            raise BodyTooLarge(f"the body has {declared} bytes; send at most {bytes_max}", bytes_max=bytes_max)
+        check_declared(request.headers.get("content-length", ""), bytes_max)
         body = Body(self.work)
         try:
             yield await body.read(request.receive, bytes_max)
@@ -127,36 +133,6 @@ class Service:
     def close(self) -> None:
         self.stop()
         self.work.close()
-
-
-class Body:
-    """A request's body, counted against all bodies until it is released."""
-
-    __slots__ = ("_bodies", "_held")
-
-    def __init__(self, work: Work) -> None:
-        self._bodies = work.body_bytes
-        self._held = 0
-
-    async def read(self, receive: Receive, bytes_max: int) -> bytes:
-        """All of it. Raises BodyTooLarge, Overloaded, ClientDisconnect."""
-        chunks: list[bytes] = []
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise ClientDisconnect()
-            chunk: bytes = message.get("body", b"")
-            self._bodies.take(len(chunk))
-            self._held += len(chunk)
-            if self._held > bytes_max:
-                raise BodyTooLarge(f"the body is longer than {bytes_max} bytes; send less", bytes_max=bytes_max)
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return b"".join(chunks) if len(chunks) > 1 else chunk
-
-    def release(self) -> None:
-        self._bodies.give_back(self._held)
-        self._held = 0
 
 
 class ThinWriters:

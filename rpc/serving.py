@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
+import pyarrow as pa
 import uvicorn
 
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
 from rpc.app import create_app
+from rpc.bounds import Bounds
 from rpc.joining import JoiningProtocol
 from rpc.service import Service
 from rpc.settings import ServerSettings
 
 BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.0005  # how long the event loop waits for Python code of the background at most; 5 ms otherwise
-KEEP_ALIVE_S = 120
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
+MAPPED_BYTES_MIN = 512 * 1024
+FILES_RESERVED = 512  # of the files that this process may open: for stores, spooled bodies, and refusals
 _log = logging.getLogger("persist.rpc")
 
 
@@ -66,6 +75,36 @@ def local_url_of(listener: socket.socket, settings: ServerSettings) -> str:
     return url_of(listener, replace(settings, host=everywhere.get(host, host)))
 
 
+def _give_memory_back() -> None:
+    """Have large pieces of memory go back to the system once they are freed.
+
+    Arrow's own allocators, and glibc's, keep what was freed for later, for each thread by itself. In a server with many
+    threads that adds up to several times of what is in use.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
+
+
+def _fit_files(bounds: Bounds) -> None:
+    """Let this process open as many files as it may, and take no more connections than that.
+
+    Where it had no file left for a new connection, clients would only see it reset.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY or soft != resource.RLIM_INFINITY:
+        wanted = bounds.connections_max + FILES_RESERVED
+        most = wanted if hard == resource.RLIM_INFINITY else hard
+        if soft < most:
+            with contextlib.suppress(ValueError, OSError):  # a system may have a lower limit of its own
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < wanted:
+            bounds.limited(max(1, soft - min(FILES_RESERVED, soft // 2)))
+            told = {"connections_max": bounds.connections_max, "files": soft}
+            _log.info("fewer connections than connections_max: raise the limit of open files", extra=told)
+
+
 def serve(location: Location, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT; then answer what was accepted, for at most `shutdown_s` seconds, and return.
 
@@ -74,16 +113,17 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
     """
     app = create_app(location, settings)
     service: Service = app.state.service
+    _fit_files(service.bounds)
+    _give_memory_back()
     config = uvicorn.Config(
         app,
-        http=JoiningProtocol,
+        http=cast(Any, partial(JoiningProtocol, bounds=service.bounds)),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        limit_concurrency=settings.limits.connections_max,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.shutdown_s,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,

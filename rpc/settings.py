@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from persist.commit.publishing import EVERY_S_MAX
 from persist.copies.sampling import samples_of
@@ -20,30 +21,74 @@ DEFAULT_DIRECTORY = "persist-data"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8787
 TOKEN_CHARS_MIN = 32
+LIMIT_PREFIX = "PERSIST_LIMIT_"
+
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server process takes on at once. Beyond a limit the answer is 429 with Retry-After, or 413."""
+    """What one server process takes on at once, and how long it waits for a client. See docs/operations.md.
 
-    connections_max: int = 20_000  # open connections
+    Nothing here is shared between the processes of `--workers`: each has all of it.
+    """
+
+    connections_max: int = 20_000  # open connections; fewer where the system lets a process open fewer files
+    address_connections_max: int = 15_000  # of them, of one address (IPv6: of one /64 network)
+    token_connections_max: int = 15_000  # of them, of one token
+    idle_s: float = 120.0  # a connection without a request
+    request_line_bytes_max: int = 32 * KIB
+    headers_bytes_max: int = 64 * KIB  # of one request, with its request line
+    headers_max: int = 128  # of one request
+    headers_s: float = 20.0  # from a request's first byte to the end of its headers
+    heads_bytes_max: int = 32 * MIB  # of all requests whose headers are not complete
+    pipelined_max: int = 64  # requests of one connection that wait for the answer before them
+    body_grace_s: float = 20.0  # for so long a body may come slower than this:
+    body_bytes_per_s_min: int = 8 * KIB
+    slow_reader_s: float = 60.0  # for so long a client may take an answer slower than this; it can resume
+    answer_bytes_per_s_min: int = 8 * KIB
+    answers_bytes_max: int = 128 * MIB  # of all answers that clients have not taken yet
+    sweep_s: float = 1.0  # how often connections are looked at for the times above
+    share_percent: int = 50  # of snapshots, bodies, commands and work, that one token or address may have
+    streams_share_percent: int = 75  # of listen streams
+    io_share_percent: int = 25  # of io_threads: each that works keeps the event loop waiting, too
     commands_max: int = 10_000  # commands queued or being committed
-    command_bytes_max: int = 16 * 1024 * 1024  # body of one command
-    rows_bytes_max: int = 64 * 1024 * 1024  # body of one insert, append, compare-and-append
+    command_bytes_max: int = 16 * MIB  # body of one command
+    read_command_bytes_max: int = 64 * KIB  # of one by a token that may only read
+    rows_bytes_max: int = 64 * MIB  # body of one insert, append, compare-and-append
     rows_max: int = 5_000_000  # rows of one such body
-    blob_bytes_max: int = 512 * 1024 * 1024  # one part through the server's routes for blobs
-    bodies_bytes_max: int = 1024 * 1024 * 1024  # all bodies that are being received or worked on
+    blob_bytes_max: int = 256 * MIB  # one part through the server's routes for blobs
+    body_memory_bytes: int = 256 * KIB  # a body with more lies in a temporary file until it is whole
+    bodies_bytes_max: int = 64 * MIB  # all bodies in memory that are being received
+    spool_bytes_max: int = 4 * GIB  # all bodies in temporary files
+    worked_bytes_max: int = 256 * MIB  # of those, in memory to be worked on; others wait
+    downloads_bytes_max: int = 64 * MIB  # of parts that are sent; others wait
+    download_piece_bytes: int = 4 * MIB  # as which one is read
     waits_max: int = 20_000  # requests that wait for a shard to move
     listeners_max: int = 20_000  # listen streams
     snapshots_max: int = 8  # snapshots that are streamed through the server
-    snapshot_memory_bytes: int = 64 * 1024 * 1024  # what each of them holds while it consolidates
-    listen_memory_bytes: int = 64 * 1024 * 1024  # what a listener takes for one event
+    snapshot_memory_bytes: int = 32 * MIB  # what each of them holds while it consolidates
+    listen_memory_bytes: int = 16 * MIB  # what a listener takes for one event
     wait_s_max: float = 60.0  # longest wait of one request
-    slow_listener_s: float = 60.0  # a listener that takes nothing for so long is cut off; it resumes where it was
     lead_threads: int = 16  # commits under way, one a shard
     io_threads: int = 32  # store reads, parts, rows
     io_queue_max: int = 2_000  # work that waits for such a thread
     metric_shards_max: int = 1_000  # shards with gauges of their own
+
+    def check(self) -> None:
+        """Raises InvalidUsage naming the limit that is wrong."""
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not 0 < value < 1 << 50:
+                raise InvalidUsage(f"the limit {limit.name} is {value}; it must be more than 0, and below 2^50")
+        for name in ("share_percent", "streams_share_percent", "io_share_percent"):
+            if getattr(self, name) > 100:
+                raise InvalidUsage(f"the limit {name} is {getattr(self, name)}; it must be in [1, 100]")
+
+    def share(self, most: int, percent: int | None = None) -> int:
+        """How much of `most` one caller may have: always something."""
+        return max(1, most * (self.share_percent if percent is None else percent) // 100)
 
 
 @dataclass(frozen=True)
@@ -86,6 +131,7 @@ class ServerSettings:
     def check(self) -> None:
         """Raises InvalidUsage naming the setting that is wrong."""
         self._check_region()
+        self.limits.check()
         if not self.read_only and bool(self.blob) != bool(self.consensus):
             raise InvalidUsage("give both a blob and a consensus location, or a directory, or none of them")
         if self.directory and self.blob:
@@ -156,6 +202,7 @@ def is_local(host: str) -> bool:
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, object]:
     """The settings that `PERSIST_*` variables give, by the field of ServerSettings: PERSIST_PORT, PERSIST_DIRECTORY, …
 
+    Each of the limits has one, too: PERSIST_LIMIT_SNAPSHOTS_MAX, ….
     Raises InvalidUsage naming a variable that cannot be read.
     """
     environment = os.environ if environment is None else environment
@@ -166,7 +213,26 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
         name = f"PERSIST_{setting.name.upper()}"
         if name in environment:
             found[setting.name] = _read(name, environment[name], str(setting.type))
+    given = {name: text for name, text in environment.items() if name.startswith(LIMIT_PREFIX)}
+    if given:
+        found["limits"] = _limits(given)
     return found
+
+
+def _limits(given: Mapping[str, str]) -> Limits:
+    """The limits that variables give: PERSIST_LIMIT_SNAPSHOTS_MAX, …"""
+    kinds = {f"{LIMIT_PREFIX}{limit.name.upper()}": limit for limit in fields(Limits)}
+    values: dict[str, float] = {}
+    for name, text in given.items():
+        if name not in kinds:
+            raise InvalidUsage(f"there is no limit for the variable {name}; docs/operations.md names them")
+        limit = kinds[name]
+        pattern = r"[0-9]{1,16}" if limit.type == "int" else r"[0-9]{1,16}(\.[0-9]{1,6})?"
+        if not re.fullmatch(pattern, text):
+            wanted = "a whole number" if limit.type == "int" else "a number"
+            raise InvalidUsage(f"the variable {name} is {text!r}; it must be {wanted}")
+        values[limit.name] = int(text) if limit.type == "int" else float(text)
+    return replace(Limits(), **values)  # type: ignore[arg-type]
 
 
 def _read(name: str, text: str, kind: str) -> object:

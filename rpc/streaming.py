@@ -13,11 +13,13 @@ from starlette.types import Message, Receive, Scope, Send
 from persist.core.errors import Unavailable
 from rpc.work import Work
 
+PIECE_BYTES = 256 * 1024  # what is given to a connection at a time
+
 
 class HeldStream(StreamingResponse):
     """Gives back everything on `held` when it ends: whole, broken off, or never begun.
 
-    A client that takes nothing for `slow_s` seconds is cut off; None waits for it.
+    A client that takes no piece of PIECE_BYTES within `slow_s` seconds is cut off.
     """
 
     def __init__(
@@ -27,14 +29,24 @@ class HeldStream(StreamingResponse):
         *,
         media_type: str,
         headers: dict[str, str],
-        slow_s: float | None = None,
+        slow_s: float,
+        status: int = 200,
     ) -> None:
-        super().__init__(content, headers=headers, media_type=media_type)
+        super().__init__(content, status, headers=headers, media_type=media_type)
         self._held = held
         self._slow_s = slow_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
+            body = message.get("body", b"")
+            for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
+                piece = body[start : start + PIECE_BYTES]
+                await timely({"type": message["type"], "body": piece, "more_body": True})
+            if len(body) > PIECE_BYTES:
+                message = {**message, "body": body[(len(body) - 1) // PIECE_BYTES * PIECE_BYTES :]}
+            await timely(message)
+
+        async def timely(message: Message) -> None:
             try:
                 async with asyncio.timeout(self._slow_s):
                     await send(message)

@@ -16,6 +16,7 @@ from persist.commit.machine import Machine
 from persist.core.errors import PersistError
 from persist.core.state import State
 from persist.core.view import ViewRequest
+from rpc.slots import CALLER
 from rpc.work import Work
 
 POLLS_PER_S_WITH_PUSH = 2.0  # of all watched shards together: a safety net under a push channel
@@ -116,6 +117,7 @@ class Watcher:
 
     async def _poll(self) -> None:
         """Read the watched shards in turn for as long as there are any."""
+        CALLER.set("")  # this is for all who wait, not for the one who came first
         pushed = self._location.poll_s > POLL_WITHOUT_PUSH_S
         rate = POLLS_PER_S_WITH_PUSH if pushed else POLLS_PER_S_WITHOUT_PUSH
         while self._watched:

@@ -18,7 +18,7 @@ from persist.core.errors import Unavailable
 from persist.core.recorded import NOBODY, Caller
 from persist.core.transitions.context import SOUND
 from rpc.settings import Limits
-from rpc.slots import Slots
+from rpc.slots import Slots, Turns
 
 T = TypeVar("T")
 
@@ -31,17 +31,30 @@ class Work:
         self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
         self.leads = 0  # commits that are queued or run now
         self._counting = threading.Lock()
-        self.io_queued = Slots(limits.io_queue_max, "much work queued")
-        self.commands = Slots(limits.commands_max, "many commands queued")
-        self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies")
+        self.limits = limits
+        share = limits.share
+        self.io_queued = Slots(limits.io_queue_max, "much work queued", share(limits.io_queue_max))
+        # What all may have of the threads, the queue bounds.
+        self._io_turns = Turns(limits.io_queue_max, share(limits.io_threads, limits.io_share_percent))
+        self.commands = Slots(limits.commands_max, "many commands queued", share(limits.commands_max))
+        self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies", share(limits.bodies_bytes_max))
+        self.spooled = Slots(limits.spool_bytes_max, "many large request bodies", share(limits.spool_bytes_max))
+        self.worked = Turns(limits.worked_bytes_max, share(limits.worked_bytes_max))
+        self.downloads = Turns(limits.downloads_bytes_max, share(limits.downloads_bytes_max))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Run blocking work on another thread, as a part of this request. Overloaded when too much is queued."""
+        """Run blocking work on another thread, as a part of this request. Overloaded when too much is queued.
+
+        One caller has a share of the threads: the rest of its work waits, while that of others goes on.
+        """
         with self.io_queued:
+            await self._io_turns.take()
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._io, copy_context().run, work, *args)
             except RuntimeError as error:
                 raise _closing(error) from error
+            finally:
+                self._io_turns.give_back()
 
     async def apply(self, machine: Machine, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         """Commit a command. The caller may go away meanwhile: the commit goes on."""

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
 
+from persist.cli.inspect import look_of
 from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.commit.location import Location
-from persist.copies.pace import read_rate
+from persist.cli.where import check_given
+from persist.copies.found import Fault, Kind
+from persist.copies.lost_logs import lost_logs
+from persist.copies.pace import EndingBlob, EndingClock, PacedBlob, read_rate
 from persist.copies.sampling import Sample, number_of_day, samples_of
 from persist.copies.verify import How, verified
 from persist.core.errors import InvalidUsage, UnknownShard
+from persist.inspect.looking import TWO_LOCATIONS, Look, location_told
+from persist.inspect.records import Findings
 
 EXIT_FOUND = 1
 SUMS = ("shards", "compared", "blobs", "bytes", "waiting_for_gc", "unnamed", "unnamed_bytes", "faults")
@@ -34,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all is there and sound. 1: it is not; each fault has a line."""
+    check_given(arguments, "dir", "blob", "consensus")
     if arguments.names and arguments.prefix is not None:
         raise InvalidUsage("give names or --prefix, not both")
     if arguments.seed is not None and (arguments.sample is None or not 0 <= arguments.seed <= SEED_MAX):
@@ -41,32 +52,71 @@ def run(arguments: argparse.Namespace) -> int:
     of = None if arguments.sample is None else samples_of(arguments.sample)
     rate = read_rate(arguments.rate)
     How(arguments.deep, rate, arguments.quick, None if of is None else Sample(0, of)).check()
-    location = where_of(arguments).open(must_exist=True)
+    look = look_of(arguments)
     try:
-        sample = None if of is None else Sample(_seed(arguments, location), of)
-        totals = _looked_at(arguments, location, How(arguments.deep, rate, arguments.quick, sample))
+        sample = None if of is None else Sample(_seed(arguments, look), of)
+        with _ending() as stop:
+            totals = _looked_at(arguments, look, How(arguments.deep, rate, arguments.quick, sample), stop)
         told = {} if sample is None else {"sample": arguments.sample, "seed": sample.number}
         print(json.dumps({**totals, **told}))
     finally:
-        location.close()
+        look.close()
     return EXIT_FOUND if totals["faults"] else 0
 
 
-def _seed(arguments: argparse.Namespace, location: Location) -> int:
+def _seed(arguments: argparse.Namespace, look: Look) -> int:
     given: int | None = arguments.seed
-    return number_of_day(location.clock.now_ms()) if given is None else given
+    return number_of_day(look.clock.now_ms()) if given is None else given
 
 
-def _looked_at(arguments: argparse.Namespace, location: Location, how: How) -> Counter[str]:
+@contextmanager
+def _ending() -> Iterator[threading.Event]:
+    """Set by ctrl-C: threads that read, or wait for the rate, then end, and so does the command."""
+    stop, before = threading.Event(), signal.getsignal(signal.SIGINT)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        signal.signal(signal.SIGINT, end)
+    try:
+        yield stop
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _names(arguments: argparse.Namespace, look: Look) -> Iterator[str]:
+    """The shards that are asked for. Where none is named, those too whose logs are lost."""
+    if arguments.names:
+        yield from dict.fromkeys(arguments.names)
+        return
+    prefix = arguments.prefix or ""
+    yield from look.names(prefix, with_dropped=False)
+    if not arguments.quick:
+        yield from lost_logs(look, set(look.names(prefix)), prefix)
+
+
+def _looked_at(arguments: argparse.Namespace, look: Look, how: How, stop: threading.Event) -> Counter[str]:
     """Print a line for each fault; the sums."""
-    names = list(dict.fromkeys(arguments.names))
-    known = names or location.all_names(arguments.prefix or "", with_dropped=False)
     totals = Counter(dict.fromkeys(SUMS, 0))
-    for found in verified(location, known, how):
+    wrong = Findings()
+    location_told(look, wrong)
+    if any(one.what.startswith(TWO_LOCATIONS) for one in wrong):
+        raise InvalidUsage(f"{TWO_LOCATIONS}: give two that belong together")
+    for one in wrong.told():
+        print(json.dumps(Fault("", Kind.LOCATION, one.what, one.key or "").to_json()))
+        totals["faults"] += 1
+    read = EndingBlob(look.blob, stop)
+    paced = read if how.rate is None else PacedBlob(read, how.rate, EndingClock(look.clock, stop))
+    for found in verified(look, _names(arguments, look), replace(how, rate=None), paced):
         for fault in found.faults:
             print(json.dumps(fault.to_json()))
         sizes = (found.blobs, found.size, found.waiting, found.unnamed, found.unnamed_size)
         totals.update(dict(zip(SUMS, (1, int(found.is_compared), *sizes, len(found.faults)), strict=True)))
-    if totals["shards"] < len(names):
-        raise UnknownShard(f"of these {len(names)} shards {len(names) - totals['shards']} are not there")
+    names = len(dict.fromkeys(arguments.names))
+    if totals["shards"] < names:
+        raise UnknownShard(f"of these {names} shards {names - totals['shards']} are not there")
     return totals

@@ -277,6 +277,11 @@ class Location:
         with translated():
             return self.consensus.keys(prefix, after, limit, with_dropped)
 
+    @property
+    def build(self) -> Build:
+        """What this build can read and write."""
+        return self.settings.build
+
     def all_names(self, prefix: str = "", with_dropped: bool = True) -> Iterator[str]:
         """Names of all shards that begin with `prefix`, ascending; fetched page by page."""
         return all_names(partial(self.names, with_dropped=with_dropped), prefix)

@@ -132,7 +132,7 @@ class Versions:
                 self._check_log(name, shard_id_of(name), FIRST)
                 return None
             newest = self.decode(head.data)
-            state = self._rollup(newest) or self._first(name, newest)
+            state = self._rollup(name, newest) or self._first(name, newest)
             if state is None:
                 continue
             try:
@@ -355,8 +355,10 @@ class Versions:
         with translated():
             return not self.consensus.keys("", "", 1)
 
-    def _rollup(self, newest: StateDiff) -> State | None:
+    def _rollup(self, name: str, newest: StateDiff) -> State | None:
         state = self.read_rollup(newest.rollup_key)
+        if state is not None and state.name != name:  # whose it is is not told: who asks may not know of that shard
+            raise Corruption(f"rollup {newest.rollup_key} of shard {name!r} holds the State of another shard")
         if state is not None and state.seqno != newest.rollup_seqno:
             raise Corruption(f"rollup {newest.rollup_key} holds v{state.seqno}, not v{newest.rollup_seqno}")
         return state

@@ -10,6 +10,7 @@ from typing import Any
 class Kind(StrEnum):
     """What a fault is a fault of. `docs/maintenance.md` has the table of what each one finds, and at which depth."""
 
+    LOCATION = "location"  # what does not fit together, of both stores or of the marker
     LOG = "log"  # an entry cannot be read, is not there, or follows another one than it says
     ROLLUP = "rollup"  # it cannot be read, or holds another State than the log makes
     STEP = "step"  # a commit moved what never moves back, or named a blob that had left
@@ -27,7 +28,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a shard. `key` is that of the blob ("": it is of no blob)."""
+    """What is wrong with a shard ("": the location). `key` is that of the blob ("": it is of no blob)."""
 
     shard: str
     kind: Kind
@@ -36,7 +37,7 @@ class Fault:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON."""
-        return {"shard": self.shard, "kind": str(self.kind), "what": self.what, "key": self.key or None}
+        return {"shard": self.shard or None, "kind": str(self.kind), "what": self.what, "key": self.key or None}
 
     def __str__(self) -> str:
         """One sentence that names the shard, the kind and the blob."""

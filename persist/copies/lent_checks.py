@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from blob import BlobNotFound
 from persist.commit.lists import LoanLists
-from persist.commit.location import Location
 from persist.copies.found import Kind
+from persist.copies.readable import Readable
 from persist.core.errors import Corruption
 from persist.core.ids import family_of, shard_id_of
 from persist.core.loans import by_owner, is_foreign
@@ -16,7 +16,7 @@ from persist.core.state import State
 Note = Callable[[Kind, str, str], None]  # what is wrong, and the key of the blob
 
 
-def check_borrowed(location: Location, state: State, named: Iterable[str], note: Note) -> None:
+def check_borrowed(location: Readable, state: State, named: Iterable[str], note: Note) -> None:
     """Each blob of another shard is in the list of a loan that its owner has, too. Raises Unavailable.
 
     A loan of which nothing is named any more may be ended on one side already: that is how it ends.

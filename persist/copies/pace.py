@@ -7,7 +7,7 @@ import threading
 from blob import Blob
 from blob.forwarding import ForwardingBlob
 from persist.commit.system import Clock
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.row_policy import bytes_of
 
 RATE_MIN = 1_024  # bytes a second
@@ -55,3 +55,43 @@ class PacedBlob(ForwardingBlob):
             wait_s = self._free_s - now_s
         if wait_s > 0:
             self._clock.sleep(wait_s)
+
+
+class EndingBlob(ForwardingBlob):
+    """A blob store as somebody reads it who may be told to end: from then on it gives no answer."""
+
+    def __init__(self, inner: Blob, stop: threading.Event) -> None:
+        super().__init__(inner)
+        self._stop = stop
+
+    def get(self, key: str) -> bytes:
+        self._check()
+        return super().get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._check()
+        return super().get_range(key, start, length)
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise Unavailable("this process ends")
+
+
+class EndingClock:
+    """A clock whose sleep ends with the process."""
+
+    def __init__(self, inner: Clock, stop: threading.Event) -> None:
+        self._inner = inner
+        self._stop = stop
+
+    def now_ms(self) -> int:
+        return self._inner.now_ms()
+
+    def monotonic(self) -> float:
+        return self._inner.monotonic()
+
+    def uptime(self) -> float:
+        return self._inner.uptime()
+
+    def sleep(self, seconds: float) -> None:
+        self._stop.wait(seconds)

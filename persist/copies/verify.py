@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from blob import Blob, BlobNotFound
 from persist.attributes.storage import StaleIndex
 from persist.commit.bundler import keys_in
-from persist.commit.examine import THREADS, all_parts, everything, faults
+from persist.commit.examine import THREADS, all_parts, faults
 from persist.commit.lists import LoanLists
-from persist.commit.location import Location
 from persist.copies.comparing import Comparison
 from persist.copies.found import Fault, Kind
 from persist.copies.lent_checks import check_borrowed
 from persist.copies.pace import PacedBlob, check_rate
+from persist.copies.readable import Readable
 from persist.copies.replaying import Replay
 from persist.copies.sampling import Sample
 from persist.copies.state_checks import contradictions, of_runs
@@ -97,7 +97,7 @@ class How:
         return self.sample is None or self.sample.takes(name)
 
 
-def verified(location: Location, names: Iterable[str], how: How, blob: Blob | None = None) -> Iterator[Verified]:
+def verified(location: Readable, names: Iterable[str], how: How, blob: Blob | None = None) -> Iterator[Verified]:
     """What is found of these shards, one after the other; those that are dropped meanwhile are left out.
 
     Parts are read from `blob` (None: from the location), at the rate that is given. Raises InvalidUsage (the two stores
@@ -115,7 +115,7 @@ def verified(location: Location, names: Iterable[str], how: How, blob: Blob | No
 
 @dataclass
 class _Shard:
-    _location: Location
+    _location: Readable
     _blob: Blob  # by which parts are read
     _name: str
     _how: How
@@ -123,6 +123,7 @@ class _Shard:
 
     def verified(self) -> Verified | None:
         """None: the shard is not there, or was dropped."""
+        before: set[tuple[Kind, str]] = set()
         for left in range(TRIES, -1, -1):
             self._found.clear()
             try:
@@ -133,8 +134,11 @@ class _Shard:
             if state is None or state.is_closed:
                 return None
             found = self._looked_at(state)
-            if not self._found or not left or not self._has_moved(state):
+            if not self._found or not self._has_moved(state):
                 break
+            if not left:  # it never stood still for so long: what only one look has met is no fault
+                self._found = [fault for fault in self._found if _about(fault) in before]
+            before = {_about(fault) for fault in self._found}
         assert state is not None
         if self._how.reads_rows:
             found = replace(found, is_compared=self._read(state))
@@ -215,7 +219,7 @@ class _Shard:
 
         Of a quick look it is what the State itself names.
         """
-        found = _sizes(state)
+        found = auxiliary_sizes(state)
         bundles = set()
         if self._how.quick:
             return found | {part.key: part.blob_size for part in state.trace.parts() if part.key is not None}
@@ -280,19 +284,37 @@ class _Shard:
         return False
 
     def _bytes(self, state: State) -> set[str]:
-        """The ids of the parts that cannot be read, or are not what the State says."""
-        build, takes = self._location.settings.build, self._how.takes if self._how.sample else everything
-        bad = list(faults(state, self._blob, build, deep=True, takes=takes, threads=self._how.threads))
-        if not bad:
-            return set()
-        now = self._location.versions.load(self._name)
-        still = set() if now is None else {named.part.id for named in all_parts(now, self._location.blob)}
-        known = {fault.key for fault in self._found}
-        for fault in bad:
-            key = fault.key if fault.part is None else fault.part.key or ""
-            if (not key or key not in known) and (fault.part is None or fault.part.id in still):
-                self._note(_kind_of(key) if fault.part is None else Kind.PART, fault.what, key)
-        return {str(fault.part.id) for fault in bad if fault.part is not None}
+        """The ids of the parts that cannot be read, or are not what the State says.
+
+        What was collected meanwhile is no fault: then what has come into its place is read.
+        """
+        build, known = self._location.build, {fault.key for fault in self._found}
+        bad, read = set(), set()
+
+        def takes(name: str) -> bool:
+            is_new = name not in read and self._how.takes(name)
+            read.add(name)
+            return is_new
+
+        for _ in range(TRIES + 1):
+            found = list(faults(state, self._blob, build, deep=True, takes=takes, threads=self._how.threads))
+            now = self._location.versions.load(self._name) if found else None
+            if now is None or now.is_closed:
+                break
+            parts = {str(named.part.id) for named in all_parts(now, self._location.blob)}
+            others, is_gone = auxiliary_sizes(now).keys(), False
+            for fault in found:
+                key = fault.key if fault.part is None else fault.part.key or ""
+                if (fault.key not in others) if fault.part is None else (str(fault.part.id) not in parts):
+                    is_gone = True
+                elif not key or key not in known:
+                    self._note(_kind_of(key) if fault.part is None else Kind.PART, fault.what, key)
+                    known.add(key)
+            bad |= {str(fault.part.id) for fault in found if fault.part is not None}
+            state = now
+            if not is_gone:
+                break
+        return bad
 
     def _with_lists(self, gone: set[str]) -> set[str]:
         """These blobs, and what the bundles among them list."""
@@ -306,7 +328,7 @@ class _Shard:
         return found
 
 
-def _sizes(state: State) -> dict[str, int | None]:
+def auxiliary_sizes(state: State) -> dict[str, int | None]:
     """The blobs that are no parts, with their sizes as far as the State tells them."""
     found: dict[str, int | None] = dict.fromkeys(auxiliary_blob_keys(state))
     found.update({rollup.key: rollup.size or None for rollup in state.rollups.values()})
@@ -314,6 +336,11 @@ def _sizes(state: State) -> dict[str, int | None]:
     found.update({outcomes.key: outcomes.size for outcomes in state.outcome_files})
     found.update({entries.key: entries.size for entries in state.entry_files})
     return found
+
+
+def _about(fault: Fault) -> tuple[Kind, str]:
+    """What a fault is about. That of a blob may be told in other words as the shard moves."""
+    return fault.kind, fault.key or fault.what
 
 
 def _kind_of(key: str) -> Kind:

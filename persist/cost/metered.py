@@ -90,4 +90,7 @@ def _of_json(text: str, source: str) -> Iterator[tuple[str, float]]:
         if name.startswith((CALLS, MOVED)):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise InvalidUsage(f"{source:.200} tells no number of {name:.100}")
-            yield name, float(value)
+            try:
+                yield name, float(value)
+            except OverflowError as error:
+                raise InvalidUsage(f"{source:.200} tells no number of {name:.100}") from error

@@ -5,20 +5,20 @@ A gigabyte is 2**30 bytes, as S3 bills it. Requests are priced by the thousand, 
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from persist.client.regular_file import opens_regular
 from persist.core.errors import InvalidUsage
 from persist.inspect.records import Told
 
 GB = 2**30
 FILE_BYTES_MAX = 64 * 1024
 NAME_CHARS_MAX = 100
-PRICE_MAX = 1e9
+PRICE_MIN, PRICE_MAX = 1e-12, 1e9  # what a little money buys stays a number
 EXAMPLE = """\
 # Prices for `persist cost --prices FILE`. All of them have to be given; 0.0 is free.
 name = "S3 Standard, us-east-1"
@@ -103,7 +103,7 @@ def built_in() -> Prices:
 def read_bounded(what: str, path: Path, bytes_max: int) -> bytes:
     """A file that somebody named, `what` by its name. Raises InvalidUsage: it cannot be read, or has more bytes."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=opens_regular) as file:
             data = file.read(bytes_max + 1)
     except OSError as error:
         raise InvalidUsage(f"the {what} {str(path)!r:.200} cannot be read: {error.strerror}") from error
@@ -117,7 +117,7 @@ def read_prices(path: Path) -> Prices:
     data = read_bounded("prices", path, FILE_BYTES_MAX)
     try:
         given = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         said = " ".join(str(error).split())
         raise InvalidUsage(f"the prices {str(path)!r:.200} are no TOML: {said:.200}") from error
     return prices_of(given, path.name)
@@ -151,6 +151,8 @@ def _price(given: Mapping[str, Any], section: str, name: str) -> float:
         raise InvalidUsage(f"the prices lack {section}.{name}: give it, 0.0 if it is free")
     if isinstance(price, bool) or not isinstance(price, (int, float)):
         raise InvalidUsage(f"the price {section}.{name} is {price!r:.60}; it must be a number")
-    if not (math.isfinite(price) and 0 <= price <= PRICE_MAX):
-        raise InvalidUsage(f"the price {section}.{name} is {price!r:.60}; it must be in [0, {PRICE_MAX:.0f}]")
+    if price != 0 and not PRICE_MIN <= price <= PRICE_MAX:
+        raise InvalidUsage(
+            f"the price {section}.{name} is {price!r:.60}; it must be 0, or in [{PRICE_MIN:g}, {PRICE_MAX:.0f}]"
+        )
     return float(price)

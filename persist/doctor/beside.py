@@ -109,7 +109,7 @@ def backups(seen: BackupsSeen, now_ms: int, limits: Limits) -> Iterator[Diagnosi
             remedy="make a new one; persist backup prune --damaged takes this one away",
             command=command,
         )
-    newest = max(seen.listed.backups, key=lambda one: one.taken_ms, default=None)
+    newest = max(seen.listed.backups, key=lambda one: one.shown_ms, default=None)
     if newest is not None and now_ms - newest.shown_ms <= limits.backup_ms:
         return
     what = f"there is no backup in {seen.url} that can be read"
@@ -198,16 +198,20 @@ def races_lost(served: Served, names: frozenset[str]) -> Iterator[Diagnosis]:
 def store_failing(served: Served) -> Iterator[Diagnosis]:
     """Calls to a store that failed more often than now and then."""
     sums: dict[tuple[str, str], int] = {}
-    for (store, verb, _), count in served.calls.items():
-        sums[store, verb] = sums.get((store, verb), 0) + count
+    failed: dict[tuple[str, str], dict[str, int]] = {}
     for (store, verb, outcome), count in sorted(served.calls.items()):
-        if outcome in FINE or count < FAILURES_MANY or count * 100 < sums[store, verb] * FAILURES_PERCENT_MAX:
+        sums[store, verb] = sums.get((store, verb), 0) + count
+        if outcome not in FINE and count:
+            failed.setdefault((store, verb), {})[outcome] = count
+    for (store, verb), outcomes in failed.items():
+        count = sum(outcomes.values())
+        if count < FAILURES_MANY or count * 100 <= sums[store, verb] * FAILURES_PERCENT_MAX:
             continue
         yield diagnosis(
             "store-failing",
             None,
             f"{count:,} of {sums[store, verb]:,} calls of {verb!r} to the {store} store have failed since the server "
-            f"began: {outcome}",
+            f"began: {', '.join(outcomes)}",
             cause="the store is away now and then, refuses, or is too slow",
             remedy="look at the store, and at the log of the server: it has the reasons",
         )

@@ -26,11 +26,12 @@ class ClocksSeen:
     store_ms: int
 
 
-def clocks_of(seen: Seen) -> ClocksSeen:
-    commit_ms = 0 if seen.state is None else seen.state.walltime_ms - seen.now_ms
+def clocks_of(seen: Seen, now_ms: int) -> ClocksSeen:
+    """Of a shard that was read before `now_ms`: what is later than that lies in the future."""
+    commit_ms = 0 if seen.state is None else seen.state.walltime_ms - now_ms
     maker_ms = store_ms = 0
     for key, stat in seen.listed.items():
-        store_ms = max(store_ms, stat.modified_ms - seen.now_ms)
+        store_ms = max(store_ms, stat.modified_ms - now_ms)
         if belongs_to(key, shard_of(key)):
             maker_ms = max(maker_ms, born_ms(key) - stat.modified_ms)
     return ClocksSeen(seen.name, max(0, commit_ms), maker_ms, store_ms)

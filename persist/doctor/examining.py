@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Any
 
+from persist.copies.lost_logs import lost_logs
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.doctor import beside, clocks, forgetting, holding, intact, location, upkeep
 from persist.doctor.beside import NOTHING_BESIDE, Beside
@@ -106,6 +107,8 @@ def examined(
         if one is not None:
             found += one.found
             looked.append(one)
+    if pattern is None:
+        found += map(intact.log_lost, lost_logs(look, set(look.names())))
     if is_name and not looked:
         raise UnknownShard(f"shard {pattern!r} was dropped; `persist inspect shards` lists those that are there")
     found += location.mispaired(wrong.told())
@@ -134,7 +137,7 @@ def _examined(look: Look, name: str, now_ms: int, limits: Limits) -> _Looked | N
         return None
     found = [one for check in OF_SHARD for one in _found(check, seen)]
     committed_ms = 0 if seen.state is None else seen.state.walltime_ms
-    return _Looked(name, found, clocks.clocks_of(seen), committed_ms, seen.log.first_ms)
+    return _Looked(name, found, clocks.clocks_of(seen, look.clock.now_ms()), committed_ms, seen.log.first_ms)
 
 
 def _found(check: Check, seen: Seen) -> list[Diagnosis]:

@@ -9,7 +9,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import PersistError, UnknownShard
 from persist.core.ids import CriticalReaderId, ReaderId, critical_reader_id_of
 from persist.core.keys import born_ms, is_rollup_key
-from persist.core.state import LeasedReader, State, latest_time
+from persist.core.state import CriticalReader, LeasedReader, State, latest_time
 from persist.doctor.diagnosis import Diagnosis, diagnosis
 from persist.doctor.limits import DAY_MS, HELD_ENTRIES_MANY, LAPSES_MANY, READERS_MANY, WRITERS_MANY
 from persist.doctor.saying import age, at, many, size
@@ -58,6 +58,11 @@ def since_held(seen: Seen) -> Iterator[Diagnosis]:
         )
 
 
+def _cursors(state: State) -> list[tuple[CriticalReaderId, CriticalReader]]:
+    """The critical readers, those first that hold the most."""
+    return sorted(state.critical_readers.items(), key=lambda item: (item[1].since.element or 0, item[0]))
+
+
 def _holders(seen: Seen, state: State) -> Iterator[_Holder]:
     """Those who hold the most, at most READERS_TOLD_MAX of each kind."""
     leased = [(key, one) for key, one in state.leased_readers.items() if not one.point and not one.since.is_empty]
@@ -66,7 +71,7 @@ def _holders(seen: Seen, state: State) -> Iterator[_Holder]:
             _reader_name(reader, held), held.since, f"it was opened {_opened(seen, reader)}", _lives(seen, held),
             _reader_remedy(seen, held), _reader_command(seen, held),
         )  # fmt: skip
-    for cursor, critical in sorted(state.critical_readers.items())[:READERS_TOLD_MAX]:
+    for cursor, critical in _cursors(state)[:READERS_TOLD_MAX]:
         yield _Holder(
             _cursor_name(state, cursor), critical.since, f"it was registered {_registered(int(critical.registered))}",
             "a critical reader holds until it is moved or given up, whether anybody reads or not",
@@ -157,7 +162,7 @@ def cursor_still(seen: Seen) -> Iterator[Diagnosis]:
     if state is None:
         return
     latest = latest_time(state)
-    for cursor, critical in sorted(state.critical_readers.items())[:READERS_TOLD_MAX]:
+    for cursor, critical in _cursors(state):
         time = critical.since.element
         if time is None or not critical.since < latest:
             continue
@@ -221,7 +226,7 @@ def loan_stuck(seen: Seen) -> Iterator[Diagnosis]:
     state = seen.state
     if state is None:
         return
-    for loan_id, loan in sorted(state.loans.items())[:READERS_TOLD_MAX]:
+    for loan_id, loan in sorted(state.loans.items()):
         old_ms = seen.now_ms - loan.begun_ms
         if old_ms < seen.limits.behind_ms or _has_borrowed(seen, loan.borrower, loan_id):
             continue

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from persist.copies.verify import auxiliary_sizes
 from persist.core.errors import PersistError
 from persist.core.keys import is_bundle_key
-from persist.core.state import State, auxiliary_blob_keys
+from persist.core.state import State
 from persist.doctor.diagnosis import Diagnosis, diagnosis
 from persist.doctor.saying import is_or_are, many, some
 from persist.doctor.seen import Seen
@@ -31,6 +32,19 @@ def shard_unreadable(seen: Seen) -> Iterator[Diagnosis]:
         cause=why,
         remedy="stop what deletes (persist gc, and maintenance of servers); bring back the blobs, or the log",
         command=f"persist inspect log {seen.name}",
+    )
+
+
+def log_lost(name: str) -> Diagnosis:
+    """The blob store has rollups of a shard, and the consensus store has nothing of it."""
+    return diagnosis(
+        "shard-unreadable",
+        name,
+        "nobody can read or write the shard: its log is not in the consensus store, and its blobs are there",
+        cause="the consensus store has lost what it acknowledged, or is an older copy of itself",
+        remedy="stop what deletes (persist gc, and maintenance of servers); restore a newer backup of the consensus "
+        "store",
+        command=f"persist verify {name}",
     )
 
 
@@ -119,9 +133,8 @@ def _named(seen: Seen, state: State, findings: Findings) -> dict[str, tuple[int 
 
     A bundle that cannot be read is noted.
     """
-    found: dict[str, tuple[int | None, str]] = {key: (None, key) for key in auxiliary_blob_keys(state)}
     # Of a rollup that came with the shard itself no size is noted.
-    found |= {one.key: (one.size or None, one.key) for one in state.rollups.values()}
+    found: dict[str, tuple[int | None, str]] = {key: (size, key) for key, size in auxiliary_sizes(state).items()}
     for one in placed(seen.look, state, findings):
         part = one.part
         if part.key is not None:

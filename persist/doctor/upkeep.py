@@ -83,7 +83,7 @@ def rollup_old(seen: Seen) -> Iterator[Diagnosis]:
         return
     newest = max(seen.state.rollups, default=0)
     behind = seen.head - newest
-    if behind < ROLLUP_ENTRIES_MAX:
+    if behind <= ROLLUP_ENTRIES_MAX:
         return
     yield diagnosis(
         "rollup-old",

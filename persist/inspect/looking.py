@@ -32,6 +32,7 @@ from persist.formats.state_frames import FIRST_LEVEL, THIS_BUILD, Build, decode_
 from persist.formats.store_errors import translated
 from persist.inspect.records import Findings, Told
 
+TWO_LOCATIONS = "the two stores belong to two locations"
 CACHE_BYTES_MAX = 16 * 1024 * 1024  # nodes of attribute indexes
 _NOTHING = Binding("", 0, "")
 T = TypeVar("T")
@@ -273,7 +274,7 @@ def _compare(look: Look, binding: Binding, epochs: list[int], findings: Findings
         if held is None:
             findings.note(f"the blob store has no binding of epoch {binding.epoch}, which the log has", key)
         elif decode_binding(held, look.build) != binding:
-            findings.note("the two stores belong to two locations: give two that belong together", key)
+            findings.note(f"{TWO_LOCATIONS}: give two that belong together", key)
     except Corruption as error:
         findings.note(f"the binding in the blob store: {error.message}", key)
     if epochs and epochs[-1] > binding.epoch:

@@ -24,7 +24,7 @@ from persist.parts.consolidate import Times, folded, join, merge, negated
 from persist.parts.files import BlobReads, Files, Keeps, PartFile
 from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
-from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.parts.schema import DIFF, TIME, ShardSchema, as_type
 from persist.parts.stretches import Item, Loose, Piece, Stretch, bounds_of, is_settled, overlapping, stretches
 
 DECODERS = 2  # tables that are fetched and decoded at the same time where a part is read straight through
@@ -400,8 +400,7 @@ class _Straight:
             if field.name in self._constants:
                 arrays.append(self._constant(field.name, len(table)))
             elif field.name in self._stored:
-                column = table.column(field.name)
-                arrays.append(column if column.type == field.type else column.cast(field.type))
+                arrays.append(as_type(table.column(field.name), field.type))
             else:
                 arrays.append(pa.nulls(len(table), field.type))
         return pa.Table.from_arrays(arrays, schema=target)

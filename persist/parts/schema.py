@@ -154,13 +154,13 @@ class ShardSchema:
 
     def migrate(self, table: pa.Table) -> pa.Table:
         """Rows of an older schema (all or some of its columns) in this one; added columns are null."""
-        if table.schema.equals(self.updates_schema):
+        if table.schema.equals(self.updates_schema, check_metadata=True):
             return table
         columns, fields = [], []
         for field in self.updates_schema:
             index = table.schema.get_field_index(field.name)
             column = table.column(index) if index >= 0 else pa.chunked_array([pa.nulls(len(table), field.type)])
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(as_type(column, field.type))
             fields.append(field)
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
@@ -263,6 +263,12 @@ def _empty(column: Any, field: pa.Field) -> pa.Array:
     return pa.array([], field.type)
 
 
+def as_type(column: Any, kind: Any) -> Any:
+    """The column in a type, with its names of list items: Parquet says `element`, and Arrow deems that equal."""
+    is_same = column.type == kind and (not pa.types.is_nested(kind) or str(column.type) == str(kind))
+    return column if is_same else column.cast(kind)
+
+
 def conform_column(column: Any, field: pa.Field) -> Any:
     """`column` as `field.type`, value for value. Raises InvalidUsage: it has another type, or would lose something."""
     if column.type != field.type:
@@ -276,6 +282,7 @@ def conform_column(column: Any, field: pa.Field) -> Any:
         if not exact:
             raise InvalidUsage(f"column {field.name!r} loses precision as {field.type}; round it first")
         column = cast
+    column = as_type(column, field.type)
     if not field.nullable and column.null_count:
         raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
     _check_storable(column, field)

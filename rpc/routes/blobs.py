@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -18,6 +20,7 @@ from rpc.auth import Principal
 from rpc.blob_errors import BlobMissing
 from rpc.errors import problem
 from rpc.service import Service, principal_of, service_of
+from rpc.streaming import HeldStream
 
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"])
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})\Z")
@@ -44,12 +47,22 @@ async def get(
         return await _presigned(request, service, key)
     header = request.headers.get("range")
     span = None if header is None else _span(header)
-    try:
-        data = await service.work.run(_get, service, key, span)
-    except BlobNotFound as error:
-        return problem(BlobMissing(str(error)), 404 if span is None else 416)
-    headers = {} if span is None else {"content-range": f"bytes {span[0]}-{span[0] + span[1] - 1}/*"}
-    return Response(data, 200 if span is None else 206, headers, _OCTETS)
+    async with AsyncExitStack() as held:
+        try:
+            start, length = span or (0, await service.work.run(_size, service, key))
+            piece = min(length, service.limits.download_piece_bytes)
+            if span is not None and piece < length and await service.work.run(_size, service, key) < start + length:
+                raise BlobNotFound(f"blob {key} ends before byte {start + length}")
+            await held.enter_async_context(service.work.downloads.turn(piece))
+            first = await service.work.run(_get, service, key, start, piece)
+        except BlobNotFound as error:
+            return problem(BlobMissing(str(error)), 404 if span is None else 416)
+        headers = {"content-length": str(length)}
+        if span is not None:
+            headers["content-range"] = f"bytes {start}-{start + length - 1}/*"
+        rest = _pieces(service, key, (start, length), first)
+        status, slow_s = 200 if span is None else 206, service.limits.slow_reader_s
+        return HeldStream(rest, held.pop_all(), media_type=_OCTETS, headers=headers, slow_s=slow_s, status=status)
 
 
 @router.head("/{key:path}", summary="Size and time of a part", response_class=Response)
@@ -113,10 +126,28 @@ def _put(service: Service, key: str, data: bytes) -> None:
         raise
 
 
-def _get(service: Service, key: str, span: tuple[int, int] | None) -> bytes:
-    blob = service.location.blob
+async def _pieces(service: Service, key: str, span: tuple[int, int], first: bytes) -> AsyncIterator[bytes]:
+    """The bytes of `span`, of which `first` are the beginning: no more than a piece is in memory."""
+    start, length = span
+    ends, at = start + length, start + len(first)
+    yield first
+    del first
+    while at < ends:
+        size = min(ends - at, service.limits.download_piece_bytes)
+        yield await service.work.run(_get, service, key, at, size)
+        at += size
+
+
+def _size(service: Service, key: str) -> int:
+    found = _stat(service, key)
+    if found is None:
+        raise BlobNotFound(f"there is no blob {key}")
+    return int(found.size)
+
+
+def _get(service: Service, key: str, start: int, length: int) -> bytes:
     try:
-        return blob.get(key) if span is None else blob.get_range(key, *span)
+        return service.location.blob.get_range(key, start, length)
     except BlobNotFound:
         raise
     except Exception as error:

@@ -188,7 +188,11 @@ async def streamed(
         held.push_async_callback(pieces.close)
         first = await pieces.next()
         return HeldStream(
-            pieces.rest(first), held.pop_all(), media_type=rows.MEDIA_TYPES[form], headers=headers(opened)
+            pieces.rest(first),
+            held.pop_all(),
+            media_type=rows.MEDIA_TYPES[form],
+            headers=headers(opened),
+            slow_s=service.limits.slow_reader_s,
         )
 
 

@@ -8,8 +8,9 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -22,8 +23,10 @@ from persist.client.write import WriteSettings
 from persist.core.errors import Indeterminate, Unavailable
 from persist.core.ids import Token, mint
 from rpc.app import create_app
+from rpc.bounds import Bounds
 from rpc.joining import JoiningProtocol
 from rpc.serving import bind
+from rpc.settings import Limits
 from tests.support.location import memory_location
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
@@ -111,7 +114,8 @@ def test_beyond_the_most_connections_the_answer_is_persists_own() -> None:
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with closing(memory_location()) as location:
-        config = uvicorn.Config(create_app(location), http=JoiningProtocol, log_config=None, limit_concurrency=2)
+        protocol: Any = partial(JoiningProtocol, bounds=Bounds(Limits(connections_max=2)))
+        config = uvicorn.Config(create_app(location), http=protocol, log_config=None)
         server = uvicorn.Server(config)
         running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         running.start()

@@ -26,7 +26,9 @@ from persist.core.errors import InvalidUsage
 from persist.formats.exposition import Family
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
+from rpc.bounds import Bounds
 from rpc.metrics import Metrics as ServerMetrics
+from rpc.settings import Limits
 from tests.support.location import memory_location
 from tests.support.monitored import maintenance, scraped, series, types
 from tests.support.pages import page
@@ -59,8 +61,8 @@ def test_the_page_has_exactly_the_metrics_of_each_place(tmp_path: Path) -> None:
         copy = open_replica(f"file://{tmp_path}/d/blob", Home(), LocationSettings(metered=True))
         with closing(copy):
             found = {
-                "S": ServerMetrics(location, dict, 10).families(),
-                "R": ServerMetrics(copy, dict, 10).families(),
+                "S": ServerMetrics(location, dict, 10, Bounds(Limits()).families).families(),
+                "R": ServerMetrics(copy, dict, 10, Bounds(Limits()).families).families(),
                 "M": of_maintenance(location, Loop(location, lambda _: None), Metrics(), far.transport),
                 "E": client.transport.families(),
                 "C": far.transport.families(),

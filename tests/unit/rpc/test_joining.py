@@ -36,6 +36,12 @@ class Sends(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def abort(self) -> None:
+        self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def pause_reading(self) -> None:
         return
 
@@ -92,6 +98,31 @@ def test_each_answer_of_a_connection_is_sent_by_itself() -> None:
 def test_a_stream_is_not_held_back() -> None:
     transport = talk(JoiningProtocol, GET % b"slow", ends=1)
     assert [data.count(BODY) for data in transport.sent] == [1, 1]
+
+
+def test_a_stream_waits_for_its_client_within_one_turn_of_the_loop() -> None:
+    """All of it was joined in memory: only what is sent makes the system say that the client takes no more."""
+
+    class Stalls(Sends):
+        def write(self, data: Any) -> None:
+            super().write(data)
+            connection.pause_writing()
+
+    async def scene() -> int:
+        nonlocal connection
+        config = uvicorn.Config(app, log_config=None, lifespan="off")
+        config.load()
+        connection = JoiningProtocol(config=config, server_state=ServerState(), app_state={})
+        transport = Stalls()
+        connection.connection_made(transport)
+        connection.data_received(GET % b"5000")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        return sum(map(len, transport.sent))
+
+    connection: JoiningProtocol
+    assert asyncio.run(scene()) < 100 * len(BODY)
 
 
 def test_what_was_written_before_the_end_of_a_connection_is_sent() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from persist.core.errors import InvalidUsage
-from rpc.settings import ServerSettings, from_environment
+from rpc.settings import Limits, ServerSettings, from_environment
 
 
 def test_variables_are_named_after_the_settings() -> None:
@@ -17,6 +17,25 @@ def test_variables_are_named_after_the_settings() -> None:
 def test_a_variable_that_cannot_be_read_is_named(variables: dict[str, str]) -> None:
     with pytest.raises(InvalidUsage, match=next(iter(variables))):
         from_environment(variables)
+
+
+def test_each_limit_has_a_variable() -> None:
+    found = from_environment({"PERSIST_LIMIT_SNAPSHOTS_MAX": "16", "PERSIST_LIMIT_HEADERS_S": "1.5"})
+    assert found == {"limits": Limits(snapshots_max=16, headers_s=1.5)}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("SNAPSHOT_MAX", "1"), ("SNAPSHOTS_MAX", "1.5"), ("HEADERS_S", "soon"), ("ROWS_MAX", "-1")]
+)
+def test_a_variable_of_a_limit_that_cannot_be_read_is_named(name: str, text: str) -> None:
+    with pytest.raises(InvalidUsage, match=f"PERSIST_LIMIT_{name}"):
+        from_environment({f"PERSIST_LIMIT_{name}": text})
+
+
+@pytest.mark.parametrize("limits", [Limits(snapshots_max=0), Limits(share_percent=101)])
+def test_a_limit_that_makes_no_sense_is_named(limits: Limits) -> None:
+    with pytest.raises(InvalidUsage, match="the limit s"):
+        ServerSettings(limits=limits).check()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,268 @@
+"""What `persist verify`, `persist doctor` and `persist cost` said wrongly, each as a short story."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from blob.forwarding import ForwardingBlob
+from compactor.worker import Worker, WorkerSettings
+from persist.cli.__main__ import main
+from persist.commit.collector import Collector
+from persist.commit.location import LocationSettings
+from persist.copies.verify import How, verified
+from persist.core.errors import InvalidUsage
+from persist.core.ids import critical_reader_id_of
+from persist.core.keys import is_rollup_key, rollup_seqno
+from persist.core.state import Policy
+from persist.cost.metered import metered
+from persist.cost.prices import EXAMPLE, read_prices
+from persist.doctor.beside import Served, store_failing
+from tests.support.ailments import DAY_MS, HOUR_MS, NAME, SCHEMA, World, examine, made
+
+NO_INLINE = Policy(inline_part_bytes_max=0, rollup_every=4)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Two shards with parts and rollups."""
+    url, settings = f"persist://{tmp_path}/data", LocationSettings(policy=NO_INLINE)
+    with persist.connect(url, collect=False, location=settings) as client:
+        for name in ("eu/orders", "us/orders"):
+            shard = client.create_shard(name, SCHEMA, ["id"])
+            for number in range(6):
+                shard.insert([{"id": number, "note": "x"}])
+    return tmp_path / "data"
+
+
+def lines(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[dict[str, object]]]:
+    capsys.readouterr()
+    code = main(["verify", *words])
+    return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.map_(pa.string(), pa.list_(pa.int64()))], ids=str)
+def test_lists_that_were_merged_are_no_fault_and_keep_their_type(kind: pa.DataType) -> None:
+    value = [1.0] if pa.types.is_list(kind) else [("a", [1])]
+    machine = World(policy=NO_INLINE).machine()
+    schema = pa.schema([("id", pa.int64()), ("v", kind)])
+    shard = machine.client.create_shard(NAME, schema, key=["id"])
+    for _ in range(2):
+        shard.insert(pa.table({"id": [0], "v": pa.array([value], kind)}, schema))
+    assert str(shard.snapshot().to_arrow().schema.field("v").type) == str(kind)
+    [found] = verified(machine.location, [NAME], How(deep=True, threads=1))
+    assert found.is_compared
+    assert found.faults == ()
+
+
+class Meanwhile(ForwardingBlob):
+    """When the first byte of a part is read, others write, merge and collect."""
+
+    world: World
+    has_gone_on = False
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if not self.has_gone_on:
+            self.has_gone_on = True
+            self.go_on()
+        return super().get_range(key, start, length)
+
+    def go_on(self) -> None:
+        machine = self.world.machine()
+        shard = machine.client.shard(NAME)
+        for number in range(60):
+            shard.insert([{"id": number, "note": "y"}])
+            self.world.pass_ms(1_000)
+        self.world.pass_ms(2 * HOUR_MS)
+        while Worker(machine.location, WorkerSettings()).run(NAME, idle=True):
+            pass
+        for _ in range(3):
+            Collector(machine.location).run(NAME)
+            self.world.pass_ms(2 * HOUR_MS)
+
+
+@pytest.fixture
+def moving() -> tuple[World, Meanwhile]:
+    world = World(policy=NO_INLINE)
+    made(world.machine(), rows=12, history="none")
+    blob = Meanwhile(world.blob)
+    blob.world = world
+    return world, blob
+
+
+def test_what_is_collected_during_a_deep_look_is_no_fault(moving: tuple[World, Meanwhile]) -> None:
+    world, blob = moving
+    [found] = verified(world.machine().location, [NAME], How(deep=True, threads=1), blob)
+    assert blob.has_gone_on
+    assert found.faults == ()
+
+
+def test_what_came_into_the_place_of_collected_parts_is_read(moving: tuple[World, Meanwhile]) -> None:
+    world, blob = moving
+    go_on = blob.go_on
+
+    def and_damage() -> None:
+        go_on()
+        for part in world.machine().location.machine(NAME).state().trace.parts():
+            assert part.key is not None
+            data = bytearray(world.blob.get(part.key))
+            data[len(data) // 2] ^= 1
+            world.blob.delete([part.key])
+            world.blob.put(part.key, bytes(data))
+
+    blob.go_on = and_damage  # type: ignore[method-assign]
+    [found] = verified(world.machine().location, [NAME], How(deep=True, threads=1), blob)
+    assert {str(fault.kind) for fault in found.faults} >= {"part"}
+
+
+def test_a_shard_that_never_stands_still_has_only_faults_that_two_looks_meet() -> None:
+    world = World(policy=NO_INLINE)
+    shard = made(world.machine(), rows=12, history="none")
+
+    class Slow(ForwardingBlob):
+        """While blobs are listed others write and collect."""
+
+        def list(self, prefix: str) -> Iterator[object]:  # type: ignore[override]
+            if not prefix.endswith("/v"):
+                for number in range(8):
+                    shard.insert([{"id": number, "note": "y"}])
+                world.pass_ms(2 * HOUR_MS)
+                Collector(world.machine().location).run(NAME)
+            return iter(list(super().list(prefix)))
+
+    machine = world.machine()
+    machine.location.blob = Slow(machine.location.blob)
+    [found] = verified(machine.location, [NAME], How())
+    assert found.faults == ()
+
+
+def test_a_lost_log_is_told_by_all_who_look_at_everything(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite3.connect(place / "consensus.db") as log:
+        log.execute("delete from consensus_log where key = 'eu/orders'")
+    code, told = lines(capsys, "--dir", str(place))
+    assert code == 1
+    assert [(line["shard"], line["kind"]) for line in told[:-1]] == [("eu/orders", "log")]
+    assert main(["doctor", "--dir", str(place), "--free", "0"]) == 1
+    assert "CRITICAL shard-unreadable eu/orders" in capsys.readouterr().out
+
+
+def test_the_state_of_another_shard_is_damage_and_is_not_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rollups: dict[str, dict[int, Path]] = {}
+    for path in (place / "blob").rglob("*.rollup"):
+        key = str(path.relative_to(place / "blob"))
+        assert is_rollup_key(key)
+        rollups.setdefault(key.partition("/")[0], {})[rollup_seqno(key)] = path
+    first, second = rollups.values()
+    newest = max(first.keys() & second.keys())
+    first[newest].chmod(0o600)
+    shutil.copyfile(second[newest], first[newest])
+    assert main(["doctor", "--dir", str(place), "--free", "0"]) == 1
+    said = capsys.readouterr().out
+    assert "CRITICAL" in said
+    assert ("eu/orders" in said) != ("us/orders" in said)
+
+
+@pytest.mark.parametrize("lost", ["everything", "the log", "an epoch"])
+def test_verify_makes_and_repairs_nothing(place: Path, lost: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if lost == "everything":
+        shutil.rmtree(place)
+        place.mkdir()
+    elif lost == "the log":
+        for path in place.glob("consensus.db*"):
+            path.unlink()
+    else:
+        (place / "blob" / "epoch" / "1").unlink()
+    before = {path: path.stat().st_size for path in place.rglob("*")}
+    assert main(["verify", "--deep", "--dir", str(place)]) == 1
+    assert {path: path.stat().st_size for path in place.rglob("*")} == before
+    assert ('"kind": "location"' in capsys.readouterr().out) == (lost == "an epoch")
+
+
+@pytest.mark.parametrize("words", [["--dir", ""], ["--blob", "", "--consensus", ""]])
+def test_an_empty_argument_is_no_default(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", *words]) == 1
+    assert "is empty" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_look_that_waits_for_its_rate(place: Path) -> None:
+    command = [sys.executable, "-m", "persist.cli", "verify", "--deep", "--rate", "1024", "--dir", str(place)]
+    with persist.connect(f"persist://{place}", collect=False) as client:
+        note = os.urandom(100_000).hex()
+        client.shard("eu/orders").insert([{"id": 1, "note": note}])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert process.returncode != 0
+
+
+# --- the doctor
+
+
+def test_all_critical_readers_are_looked_at() -> None:
+    world = World()
+    machine = world.machine()
+    shard = made(machine, history="none")
+    names = [f"job-{number}" for number in range(101)]
+    for name in names:
+        shard.critical_reader(name)
+    world.pass_ms(9 * DAY_MS)
+    for number in range(3):
+        shard.insert([{"id": number, "note": "x"}])
+    upper = shard.upper().element
+    assert upper is not None
+    still = max(names, key=critical_reader_id_of)
+    for name in set(names) - {still}:
+        shard.critical_reader(name).downgrade_since(upper - 1)
+    world.pass_ms(2 * DAY_MS)
+    assert {one.id for one in examine(world).findings} >= {"since-held", "cursor-still"}
+
+
+def test_failures_of_one_kind_of_call_are_added_up() -> None:
+    call = ("consensus", "compare_and_set")
+
+    def told(**outcomes: int) -> int:
+        return len(list(store_failing(Served((), {(*call, name): n for name, n in outcomes.items()}, None))))
+
+    assert told(ok=12, ConsensusUnavailable=4, ConsensusIndeterminate=4) == 1
+    assert told(ok=495, ConsensusUnavailable=5) == 0  # exactly one in a hundred
+    assert told(ok=494, ConsensusUnavailable=5) == 1
+
+
+# --- prices and metrics
+
+
+@pytest.mark.parametrize("price", ["1" + "0" * 400, "1" + "0" * 5_000, "5e-324", "-0.1", "nan"])
+def test_a_price_that_no_figure_can_hold_is_refused(tmp_path: Path, price: str) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(EXAMPLE.replace("put = 0.005", f"put = {price}", 1))
+    with pytest.raises(InvalidUsage):
+        read_prices(path)
+
+
+def test_a_count_that_no_figure_can_hold_is_refused() -> None:
+    series = 'persist_store_calls_total{store="blob",verb="put",outcome="ok"}'
+    with pytest.raises(InvalidUsage, match="tells no number of"):
+        metered(json.dumps({series: 10**400}), "a file")
+
+
+@pytest.mark.parametrize("words", [["cost", "--prices"], ["cost", "--scrape"], ["doctor", "--free", "0", "--tokens"]])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
+    place: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    where = [] if "--scrape" in words else ["--dir", str(place)]
+    assert main([*words, str(tmp_path / "pipe"), *where]) == 2
+    assert "no regular file" in capsys.readouterr().err
