@@ -96,8 +96,8 @@ class ServerSettings:
     """Where the shards are and how the server listens. `port` 0 takes a free one."""
 
     directory: str | None = None
-    blob: str | None = None
-    consensus: str | None = None
+    blob: str | None = field(default=None, repr=False)
+    consensus: str | None = field(default=None, repr=False)  # which may hold a password
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     workers: int = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from persist.cli import cost_table, inspect_far
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of
-from persist.cli.screen import complain
+from persist.cli.screen import complain, texts_of
 from persist.cli.where import TOKEN, check_given, token_of_environment, url_of
 from persist.cli.where import add_arguments as add_where
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         document = _answered(arguments)
     except PersistError as error:
-        complain("persist cost", error.message)
+        complain("persist cost", error.message, texts_of(arguments))
         return exit_of(error)
     lines = document.pieces() if arguments.json else cost_table.lines(document, by_day=arguments.by_day)
     for line in lines:

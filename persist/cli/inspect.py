@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from persist.cli import inspect_far, inspect_table
-from persist.cli.screen import complain, plain
+from persist.cli.screen import complain, plain, texts_of
 from persist.cli.where import DEFAULT_DIRECTORY, add_client_arguments, token_of_environment, url_of, where_of
 from persist.core.errors import (
     Corruption,
@@ -153,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _inspect(arguments)
     except PersistError as error:
-        complain("persist inspect", error.message)
+        complain("persist inspect", error.message, texts_of(arguments))
         return exit_of(error)
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blob import without_secrets
@@ -28,8 +28,8 @@ class Where:
     """Either a directory or both URLs; nothing means the default directory."""
 
     directory: str | None = None
-    blob: str | None = None
-    consensus: str | None = None
+    blob: str | None = field(default=None, repr=False)
+    consensus: str | None = field(default=None, repr=False)  # which may hold a password
 
     def open(self, settings: LocationSettings | None = None, *, must_exist: bool = False) -> Location:
         """Open the location. Raises InvalidUsage saying what is wrong with the arguments."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from blob import Blob, BlobNotFound, BlobNotWritable, open_blob, without_secrets
+from blob import Blob, BlobNotFound, BlobNotWritable, is_ambiguous, open_blob, without_secrets
 from blob.cache import CachedBlob
 from blob.location import is_there
 from blob.metrics import MeteredBlob
@@ -367,7 +367,7 @@ def directory_urls(url: str, *, makes: bool = True) -> tuple[str, str]:
 
     Raises InvalidUsage: it is something else, or, without `makes`, it is not there.
     """
-    parts = urlsplit(url)
+    parts = urlsplit("" if is_ambiguous(url) else url)
     if parts.scheme != "persist" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
         shown = without_secrets(url)
         raise InvalidUsage(f"a directory is named persist:///absolute/path (%3F for ?, %23 for #), not {shown!r}")
@@ -397,7 +397,7 @@ def check_there(url: str) -> None:
         with translated():
             there = is_there(url)
     if not there:
-        raise InvalidUsage(f"{url} does not exist")
+        raise InvalidUsage(f"{without_secrets(url)} does not exist")
 
 
 def _mark(root: Path) -> None:

@@ -144,7 +144,7 @@ class HttpBlob(Blob):
     def _sent(
         self, method: str, url: str, key: str, body: bytes | memoryview | None, headers: dict[str, str] | None
     ) -> urllib3.BaseHTTPResponse:
-        """What the store says, after some tries: neither 429 nor 5xx, and no 409 by which a put meets another of its key."""
+        """What the store says, after some tries: neither 429 nor 5xx, and no 409 of a put that meets another."""
         assert self._direct is not None
         for left in reversed(range(PRESIGNED_TRIES_MAX)):
             try:

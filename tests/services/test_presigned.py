@@ -66,7 +66,9 @@ def test_a_leaked_url_changes_no_committed_part(server: Server, store: Blob, cli
     with urllib.request.urlopen(f"{server.url}/v1/blobs/{key}?presign=true") as answer:
         signed = json.load(answer)
     assert signed["put_headers"] == {"If-None-Match": "*"}
-    request = urllib.request.Request(signed["put"], b"evil", {"content-type": "", **signed["put_headers"]}, method="PUT")
+    request = urllib.request.Request(
+        signed["put"], b"evil", {"content-type": "", **signed["put_headers"]}, method="PUT"
+    )
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request)
     assert refused.value.code == 412
