@@ -13,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +29,12 @@ from persist.client.regular_file import opens_regular
 from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 
+_log = logging.getLogger("persist.rpc")
 SCOPES = (READ, WRITE, ADMIN)
 TOKENS_MAX = 10_000
 FILE_BYTES_MAX = 16 * 1024 * 1024
 LOOK_AGAIN_S = 0.5
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TOKEN = re.compile(r"pt_([A-Za-z0-9-]{1,64})_([A-Za-z0-9_-]{20,200})\Z")
 
 
@@ -130,18 +134,19 @@ class Tokens:
                 if self._stamp() != self._version:
                     self._reload()
 
-    def _stamp(self) -> tuple[int, int, int] | None:
+    def _stamp(self) -> tuple[int, int, int, int] | None:
         try:
             found = os.stat(self._path)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
     def _reload(self) -> None:
         stamp = self._stamp()
         try:
             found = _read(self._path)
-        except InvalidUsage:
+        except InvalidUsage as error:
+            _log.warning("nobody is let in by a token until this is mended: %s", error.message)
             found = {}
         self._by_id, self._version = found, stamp
 
@@ -157,11 +162,31 @@ def _ending(known: dict[str, tuple[bytes, Principal]]) -> dict[str, float]:
 
 def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
     try:
-        with open(path, "rb", opener=opens_regular) as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
+        data = tokens_read(path)
+    except FileNotFoundError as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
     return known_of(data, path)
+
+
+def tokens_read(path: str) -> bytes:
+    """The bytes of a tokens file. Raises FileNotFoundError, and InvalidUsage: it cannot be read, or is refused.
+
+    Who may write it may mint tokens: such a file is refused where that is anybody but its owner.
+    """
+    try:
+        with open(path, "rb", opener=opens_regular) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
+    if mode & _OTHERS_WRITE:
+        raise InvalidUsage(
+            f"the tokens file {path} has the mode {mode:04o}, so others may write it and let themselves in: look at "
+            f"what it holds, then run chmod go-w {path}"
+        )
+    return data
 
 
 def known_of(data: bytes, path: str) -> dict[str, tuple[bytes, Principal]]:

@@ -24,6 +24,7 @@ from blob import Blob, BlobNotFound, BlobNotWritable, is_ambiguous, open_blob, w
 from blob.cache import CachedBlob
 from blob.location import is_there
 from blob.metrics import MeteredBlob
+from blob.private import FILE_MODE, make_directories
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
@@ -404,7 +405,7 @@ def _mark(root: Path) -> None:
     """Check that `root` is a persist location, making it one when it is missing or empty."""
     marker = root / MARKER
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_directories(root)
         if not marker.exists():
             if not _is_empty(root):
                 if marker.exists():  # another process has just made it
@@ -460,7 +461,7 @@ def _is_empty(root: Path) -> bool:
 
 def _write_marker(marker: Path) -> None:
     fresh = marker.with_name(f".{MARKER}.{os.getpid()}.{threading.get_ident()}")
-    with open(fresh, "w", encoding="utf-8") as file:
+    with open(fresh, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, FILE_MODE)) as file:
         file.write(json.dumps({"persist": "location", "version": MARKER_VERSION}))
         file.flush()
         os.fsync(file.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import logging
 import os
 import select
 import socket
@@ -24,6 +25,7 @@ from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
 from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage
+from persist.doctor.location import open_places
 from persist.regions.fencing import HomeWatch
 from persist.regions.index import open_index
 from persist.regions.opening import open_replica
@@ -38,6 +40,7 @@ CHILD_STOP_EXTRA_S = 5.0  # beyond the children's own shutdown time
 _FD = "PERSIST_LISTEN_FD"
 _PEERS = "PERSIST_PEER_PORTS"
 _PARENT = "PERSIST_PARENT_PID"
+_log = logging.getLogger("persist.rpc")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,6 +151,8 @@ def _serve(
     except BaseException:
         listener.close()
         raise
+    for path in open_places(location.blob.url, location.consensus.url):
+        _log.warning("every user of this machine may read %s, whatever tokens say: run chmod -R o-rwx on it", path)
     watch = _watch(location, settings)
     children: list[subprocess.Popen[bytes]] = []
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage, Unavailable
-from rpc.auth import SCOPES, expiry_of, known_of, mint
+from rpc.auth import SCOPES, expiry_of, known_of, mint, tokens_read
 from rpc.cli.writing import replacing
 
 LOCK_WAIT_S = 10.0
@@ -92,10 +92,10 @@ def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, An
 
 def _tokens(path: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=named_once)["tokens"]
+        found = json.loads(tokens_read(str(path)), object_pairs_hook=named_once)["tokens"]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error}") from error
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise InvalidUsage(f"the tokens file {path} does not hold a list of tokens")

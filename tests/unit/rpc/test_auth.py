@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from persist.core.ids import ReaderId, Token, WriterId
 from rpc.auth import LOOK_AGAIN_S, Tokens, mint
+from rpc.cli.token import add_arguments, run
 
 
 class File:
@@ -158,6 +161,51 @@ def test_a_file_that_cannot_be_read_stops_the_start(file: File, content: str) ->
 def test_a_missing_file_stops_the_start(file: File) -> None:
     with pytest.raises(InvalidUsage, match="cannot be read"):
         file.open()
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o664])
+def test_a_file_that_others_may_write_lets_nobody_in(file: File, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A22: it was taken without a word, and whoever wrote to it had a token of every scope."""
+    token = file.add("etl", "read")
+    tokens = file.open()
+    tokens.principal(f"Bearer {token}")
+    file.path.chmod(mode)
+    file.now += LOOK_AGAIN_S
+    with pytest.raises(Unauthorized):
+        tokens.principal(f"Bearer {token}")
+    assert f"has the mode {mode:04o}" in caplog.text
+    with pytest.raises(InvalidUsage, match="chmod go-w"):
+        file.open()
+    with pytest.raises(InvalidUsage, match="chmod go-w"):
+        run(token_arguments("another", "--file", str(file.path)))
+    file.path.chmod(0o644)
+    file.now += LOOK_AGAIN_S
+    tokens.principal(f"Bearer {token}")
+
+
+def test_a_pipe_or_a_device_in_its_place_lets_nobody_in_and_holds_nobody_up(file: File) -> None:
+    """A22: opening a pipe waited for who writes to it, and the event loop with it."""
+    token = file.add("etl", "read")
+    tokens = file.open()
+    file.path.unlink()
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
+        make(file.path)
+        file.now += LOOK_AGAIN_S
+        with pytest.raises(Unauthorized):
+            tokens.principal(f"Bearer {token}")
+        with pytest.raises(InvalidUsage, match="cannot be read"):
+            file.open()
+        with pytest.raises(InvalidUsage, match="cannot be read"):
+            run(token_arguments("--list", "--file", str(file.path)))
+        file.path.rmdir() if file.path.is_dir() else file.path.unlink()
+    file.write()
+    tokens.principal(f"Bearer {token}")
+
+
+def token_arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
 
 
 def test_commands_need_the_scope_of_what_they_do() -> None:
