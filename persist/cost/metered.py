@@ -18,7 +18,10 @@ CALLS, MOVED = "persist_store_calls_total", "persist_store_bytes_total"
 # The kind by which a store bills what a blob store of persist is asked.
 _BILLED = {"put": "put", "get": "get", "get_range": "get", "stat": "get", "list": "list", "delete": "delete"}
 KINDS = ("put", "get", "list", "delete")
-_SERIES = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)\{(?P<labels>[^}]*)\}")
+_SERIES = re.compile(r'(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\}')
+_SAMPLE = re.compile(
+    rf"(?P<series>{_SERIES.pattern})" + r"\s+(?P<value>\S+)(\s+-?\d+)?\s*"
+)  # with a time, as the format allows
 _LABEL = re.compile(r'([a-z_]+)="([^"\\]*)"')
 
 
@@ -73,10 +76,12 @@ def together(found: list[Metered]) -> Metered:
 
 def _of_text(text: str) -> Iterator[tuple[str, float]]:
     for line in text.splitlines():
-        series, _, value = line.rpartition(" ")
-        if series.startswith((CALLS, MOVED)):
+        if line.startswith((CALLS, MOVED)):
+            sample = _SAMPLE.fullmatch(line)
             try:
-                yield series, float(value)
+                if sample is None:
+                    raise ValueError("it is no sample")
+                yield sample["series"], float(sample["value"])
             except ValueError as error:
                 raise InvalidUsage(f"a line of metrics has no value: {line:.100}") from error
 

@@ -48,9 +48,8 @@ def _kept(kept_ms: int) -> str:
 def _wanted_since(seen: Seen, state: State, kept_ms: int) -> Antichain | None:
     """Where since would be if maintenance had done its work by then. None: nobody knows."""
     by_ms = seen.now_ms - seen.limits.behind_ms - kept_ms
-    if not kept_ms:  # what has come of late is not looked at
-        is_idle = state.walltime_ms < by_ms
-        return held_since(state, latest_time(state)) if is_idle else None
+    if not kept_ms and state.walltime_ms < by_ms:
+        return held_since(state, latest_time(state))
     upper = seen.upper_by(by_ms)
     if upper is None or upper.element == 0:
         return None

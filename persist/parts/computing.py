@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions
 
 from persist.core.errors import InvalidUsage
 from persist.parts.digest import digest_of_rows
@@ -63,6 +62,9 @@ def truths(condition: pc.Expression, rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _projected(name: str, value: pc.Expression, rows: pa.Table) -> pa.ChunkedArray:
+    # Loaded where it is used: it loads pandas where that is installed, which is a third of the start of a command.
+    from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions
+
     plan = Declaration.from_sequence(
         [
             Declaration("table_source", TableSourceNodeOptions(rows)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -23,10 +23,10 @@ TIME = "__time"
 DIFF = "__diff"
 COLUMNS_MAX = 2000
 NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
+SCHEMAS_KEPT_MAX = 256  # that were read back, in a process
 _RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
 _DAY_MS = 86_400_000
 _DAYS_MAX = 2**31 - 1  # Parquet has dates as days of 32 bits
-_ONE = pa.scalar(1, pa.int64())
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,7 @@ class ShardSchema:
     @classmethod
     def from_record(cls, record: SchemaRecord) -> ShardSchema:
         """Read a schema back. Raises Corruption when its bytes are no Arrow schema, or one that no shard can have."""
-        try:
-            return cls(pa.ipc.read_schema(pa.py_buffer(record.arrow)), record.key)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise Corruption(f"the shard's schema cannot be read: {error}") from error
-        except InvalidUsage as error:
-            raise Corruption(f"the shard's schema cannot be one: {error.message}") from error
+        return _read(record)
 
     def can_evolve_to(self, new: ShardSchema) -> bool:
         """Whether `new` is this schema with nullable value columns added and nothing else changed.
@@ -182,7 +177,7 @@ class ShardSchema:
                 column = rows.column(name)
                 columns.append(conform_column(column, field) if len(column) else _empty(column, field))
             elif name == DIFF:
-                columns.append(pa.repeat(_ONE, rows.num_rows))
+                columns.append(pa.repeat(1, rows.num_rows))
             elif name == TIME and default_time is not None:
                 columns.append(_times(default_time, rows.num_rows))
             else:
@@ -196,6 +191,17 @@ class ShardSchema:
         except (pa.ArrowException, ValueError) as error:  # text that is not UTF-8: no reader could show it
             raise InvalidUsage(f"the rows are not sound: {str(error).splitlines()[0]}") from error
         return table
+
+
+@lru_cache(SCHEMAS_KEPT_MAX)
+def _read(record: SchemaRecord) -> ShardSchema:
+    """See `from_record`. Every commit and every read asks for the schemas of its shard, which hardly ever change."""
+    try:
+        return ShardSchema(pa.ipc.read_schema(pa.py_buffer(record.arrow)), record.key)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Corruption(f"the shard's schema cannot be read: {error}") from error
+    except InvalidUsage as error:
+        raise Corruption(f"the shard's schema cannot be one: {error.message}") from error
 
 
 def sound_schemas(records: Mapping[int, SchemaRecord]) -> dict[int, ShardSchema]:

@@ -36,16 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backup", metavar="URL", help="where backups lie, to tell whether the newest one is old")
     parser.add_argument("--tokens", metavar="FILE", help="a file of tokens, to tell which of them end soon")
     for name, what in AGES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="AGE", default="", help=what)
-    parser.add_argument("--free", metavar="PERCENT", default="", help=FREE)
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="AGE", help=what)
+    parser.add_argument("--free", metavar="PERCENT", help=FREE)
     parser.add_argument("--json", action="store_true", help="print JSON; docs/doctor.md has its schema")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: nothing is wrong. 1: there are findings. 2: wrong usage. 3: a store, or the server, cannot be reached."""
     try:
-        check_given(arguments, "backup", "tokens")
-        given = {name: getattr(arguments, name) for name in LIMITS}
+        check_given(arguments, "backup", "tokens", *LIMITS)
+        given = {name: getattr(arguments, name) or "" for name in LIMITS}
         found = _asked(arguments, given, read_limits(**given))
     except PersistError as error:
         complain("persist doctor", error.message, texts_of(arguments))

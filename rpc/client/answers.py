@@ -48,6 +48,11 @@ class Answer:
         self._left = 0  # bytes of a body of known length that are to come
         self._idle_bytes = 0  # received since the header was complete or a piece of the body came
 
+    @property
+    def bytes_told(self) -> int:
+        """How many bytes the body has, as its header tells; 0: it does not."""
+        return 0 if self._is_head else int(self._headers.get("content-length", 0))
+
     def feed(self, data: bytes) -> None:
         """Take what has arrived; no bytes mean that the connection has ended. Raises Broken."""
         if not data and not self.is_whole:

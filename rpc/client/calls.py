@@ -23,7 +23,7 @@ from persist.commit.tracing import TRACEPARENT, Tracer, open_tracer
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.answers import Broken, Reply
-from rpc.client.connections import NotSent, Pool
+from rpc.client.connections import ANSWER_BYTES_MAX, NotSent, Pool
 from rpc.client.servers import Servers
 
 T = TypeVar("T")
@@ -40,7 +40,8 @@ class Call:
 
     `safe` calls may happen twice: they are repeated until a server answers or the connection's timeout has passed. It
     bounds all tries at all servers together. An answer may take `wait_s` longer, because it waits for something. No
-    call takes longer than the deadline of the call of the handle that it is made for (`persist.client.deadlines`).
+    call takes longer than the deadline of the call of the handle that it is made for (`persist.client.deadlines`). An
+    answer of more than `bytes_max` bytes is not taken.
     """
 
     method: str
@@ -50,6 +51,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     safe: bool = True
     wait_s: float = 0.0
+    bytes_max: int = ANSWER_BYTES_MAX
 
 
 class HttpCalls:
@@ -178,7 +180,7 @@ class HttpCalls:
         headers = {**self._headers, **call.headers, REQUEST_ID_HEADER: request_id}
         begun, outcome = self._clock.monotonic(), "broken"
         try:
-            reply = self._pools[server].request(call.method, call.path, headers, call.body, timeout_s)
+            reply = self._pools[server].request(call.method, call.path, headers, call.body, timeout_s, call.bytes_max)
             outcome = f"{reply.status // 100}xx"
         except NotSent as error:
             outcome = "not_sent"

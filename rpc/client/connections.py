@@ -21,7 +21,8 @@ from rpc.client.answers import Answer, Broken, Reply
 
 IDLE_MAX = 256  # connections kept open to one server; more are opened and closed again
 RECEIVE_BYTES = 256 * 1024
-ANSWER_BYTES_MAX = 2 * 1024**3  # of a body that is read as a whole; no blob is near
+ANSWER_BYTES_MAX = 256 * 1024**2  # of a body that is read as a whole, where the call says nothing else
+ERROR_BYTES_MAX = 1024**2  # of the body of an answer of 400 or more
 JOINED_BYTES_MAX = 64 * 1024  # a body up to this goes out in one piece with its header
 PROBE_AFTER_S = 1.0  # without an answer for so long, the server is asked whether it is there; then after twice that
 PROBE_S = 2.0  # how long it may take to say so
@@ -49,15 +50,24 @@ class Pool:
         self._host_line = f"host: {parts.netloc}\r\n"
 
     def request(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | memoryview | None, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | memoryview | None,
+        timeout_s: float,
+        bytes_max: int = ANSWER_BYTES_MAX,
     ) -> Reply:
-        """One request and its whole answer, within `timeout_s`. Raises NotSent, Broken, InvalidUsage."""
+        """One request and its whole answer, within `timeout_s`, whose body has at most `bytes_max` bytes.
+
+        Raises NotSent, InvalidUsage, and Broken: also where the answer is longer.
+        """
         head = self._head(method, path, headers, body)
         connection = self._take(timeout_s)
         try:
             connection.send(head, body, timeout_s)
             connection.wait(self._is_there)
-            reply = connection.answer(method == "HEAD")
+            reply = connection.answer(method == "HEAD", bytes_max)
         except BaseException:
             connection.close()
             raise
@@ -75,7 +85,7 @@ class Pool:
             connection.ends = None
             answer, reply = connection.begin(False)
             if reply.status >= 400:
-                reply.data = connection.body(answer)
+                reply.data = connection.body(answer, ERROR_BYTES_MAX)
             yield reply, connection.pieces(answer)
         finally:
             connection.close()
@@ -95,7 +105,7 @@ class Pool:
             return False
         try:
             connection.send(self._head("GET", PROBE_PATH, {}, None), None, timeout_s)
-            connection.answer(False)
+            connection.answer(False, ERROR_BYTES_MAX)
         except Broken:
             return False
         finally:
@@ -178,10 +188,10 @@ class _Connection:
                 raise Broken("the server hangs")
             pause *= 2
 
-    def answer(self, is_head: bool) -> Reply:
+    def answer(self, is_head: bool, bytes_max: int) -> Reply:
         """The whole answer. Raises Broken."""
         answer, reply = self.begin(is_head)
-        reply.data = self.body(answer)
+        reply.data = self.body(answer, bytes_max if reply.status < 400 else ERROR_BYTES_MAX)
         self.reusable = answer.keeps_alive
         return reply
 
@@ -211,16 +221,16 @@ class _Connection:
             answer.feed(self._receive())
         return answer, answer.reply
 
-    def body(self, answer: Answer) -> bytes:
-        """The rest of an answer. Raises Broken when it ends before it is whole."""
-        if answer.is_whole:
-            return answer.take()
+    def body(self, answer: Answer, bytes_max: int) -> bytes:
+        """The rest of an answer. Raises Broken when it ends before it is whole, or has more bytes than that."""
+        if answer.bytes_told > bytes_max:
+            raise Broken(f"the answer has {answer.bytes_told} bytes, and what was asked for has at most {bytes_max}")
         pieces, size = [], 0
         for piece in self.pieces(answer):
             pieces.append(piece)
             size += len(piece)
-            if size > ANSWER_BYTES_MAX:
-                raise Broken(f"the answer is longer than {ANSWER_BYTES_MAX} bytes")
+            if size > bytes_max:
+                raise Broken(f"the answer is longer than {bytes_max} bytes, which what was asked for has at most")
         return b"".join(pieces)
 
     def pieces(self, answer: Answer) -> Iterator[bytes]:

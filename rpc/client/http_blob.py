@@ -14,9 +14,11 @@ from persist.core.errors import Conflict, PersistError
 from rpc.blob_errors import BlobMissing
 from rpc.client.answers import Reply
 from rpc.client.calls import Call, HttpCalls, decoded_json
+from rpc.client.connections import ANSWER_BYTES_MAX
 
 PRESIGNED_READ_S = 120.0
 SLOW_BYTES_PER_S = 256 * 1024  # a blob has so much longer than another call that a line of this speed can carry it
+BLOB_BYTES_MAX = 2 * 1024**3  # of a blob whose size is not known before: no server takes one that is near
 BLOB_BYTES_UNTOLD = 64 * 1024 * 1024  # of a blob whose size is not known before
 PRESIGNED_TRIES_MAX = 4
 
@@ -51,7 +53,7 @@ class HttpBlob(Blob):
     def get(self, key: str) -> bytes:
         check_key(key)
         found = self._got_straight(key)
-        return self._call("GET", key, BLOB_BYTES_UNTOLD).data if found is None else found
+        return self._call("GET", key, BLOB_BYTES_UNTOLD, bytes_max=BLOB_BYTES_MAX).data if found is None else found
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_key(key)
@@ -64,7 +66,7 @@ class HttpBlob(Blob):
         headers = {"range": f"bytes={start}-{start + length - 1}"}
         data = self._got_straight(key, headers)
         if data is None:
-            data = self._call("GET", key, length, headers=headers).data
+            data = self._call("GET", key, length, headers=headers, bytes_max=length).data
         if len(data) != length:
             raise BlobNotFound(f"blob {key} ends before byte {start + length}")
         return data
@@ -102,10 +104,11 @@ class HttpBlob(Blob):
         *,
         body: bytes | memoryview | None = None,
         headers: dict[str, str] | None = None,
+        bytes_max: int = ANSWER_BYTES_MAX,
     ) -> Reply:
-        slow_s = nbytes / SLOW_BYTES_PER_S
+        slow_s, path = nbytes / SLOW_BYTES_PER_S, f"/v1/blobs/{key}"
         try:
-            return self._calls.call(Call(method, f"/v1/blobs/{key}", _shard(key), body, headers or {}, wait_s=slow_s))
+            return self._calls.call(Call(method, path, _shard(key), body, headers or {}, True, slow_s, bytes_max))
         except BlobMissing as error:
             raise BlobNotFound(error.message) from error
         except Conflict as error:
@@ -121,8 +124,8 @@ class HttpBlob(Blob):
         response = self._sent("GET", signed.get, key, None, headers)
         if response.status in (404, 416):
             raise BlobNotFound(f"there is no blob {key} with these bytes")
-        # Any other refusal means that the store does not take the signature.
-        return response.data if response.status < 400 else None
+        # Any other refusal, or a redirection, means that the store does not take the URL.
+        return response.data if response.status < 300 else None
 
     def _put_straight(self, key: str, data: bytes | memoryview) -> bool:
         """Whether the blob lies there now. The store keeps the key from being written twice: see `Blob.presign_put`."""
@@ -131,7 +134,7 @@ class HttpBlob(Blob):
             return False
         response = self._sent("PUT", signed.put, key, data, signed.put_headers)
         if response.status != 412:
-            return response.status < 400
+            return response.status < 300
         if self.get(key) != bytes(data):
             raise BlobExists(f"blob {key} exists with other bytes; keys are single-use")
         return True

@@ -285,7 +285,10 @@ def _location(reply: Reply) -> _Location:
 
 def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
     """The server's blob store itself if it can be reached from here, else the server's routes for blobs."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidUsage("this is not a persist server: it has its blobs at what is no URL") from error
     if parts.scheme in _REACHABLE and (parts.scheme != "file" or os.path.isdir(unquote(parts.path))):
         try:
             blob = open_blob(url)

@@ -302,9 +302,9 @@ def test_a_backup_of_a_frozen_location_is_restored_as_it_was(frozen: Path, copie
             assert sample.attributes(client) == told.attributes
         for name in told.contents:
             restore(store, backup, location, Choice(names=(name,), as_name="renamed." + name.replace("/", ".")))
+        again = sample.contents(client)
         for name, rows in told.contents.items():
-            again = sample.contents(client)["renamed." + name.replace("/", ".")]
-            assert again == rows
+            assert again["renamed." + name.replace("/", ".")] == rows
         found = list(verified(location, location.all_names(with_dropped=False), How(deep=True)))
         assert {fault for shard in found for fault in shard.faults} == set()
         assert len(found) == 2 * len(told.contents)

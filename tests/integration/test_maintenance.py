@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from persist.client.connect import Client, connect
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
 from persist.core.state import Policy
+from tests.support.forked import Forked, ran
 from tests.support.maintained import WORKER
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -35,19 +37,12 @@ def rows(number: int, count: int = 50) -> pa.Table:
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", "persist.cli", *arguments], stderr=subprocess.PIPE)
+def running(*arguments: str) -> Iterator[Forked]:
+    process = Forked(arguments, os.environ)
     try:
         yield process
     finally:
-        process.kill()
-        process.communicate()
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "persist.cli", *arguments], capture_output=True, text=True, check=False
-    )
+        process.end(signal.SIGKILL)
 
 
 def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
@@ -58,7 +53,7 @@ def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
             shard.insert(rows(number))
             other.insert(rows(number))
         before = shard.snapshot().to_arrow()
-        done = command("compactor", "--dir", f"{tmp_path}/x", "--gc", "--once", "--shards", "ord*")
+        done = ran("compactor", "--dir", f"{tmp_path}/x", "--gc", "--once", "--shards", "ord*")
         assert done.returncode == 0, done.stderr
         figures = json.loads(done.stdout)
         assert figures["merges_applied"] >= 1
@@ -67,9 +62,9 @@ def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
         assert len(location.machine("orders").refresh().trace.batches) == 1
         assert len(location.machine("other").refresh().trace.batches) == 10
         assert shard.snapshot().to_arrow().equals(before)
-        collected = command("gc", "--dir", f"{tmp_path}/x", "--once")
+        collected = ran("gc", "--dir", f"{tmp_path}/x", "--once")
         assert collected.returncode == 0, collected.stderr
-        swept = command("gc", "--dir", f"{tmp_path}/x", "--orphans", "--dry-run")
+        swept = ran("gc", "--dir", f"{tmp_path}/x", "--orphans", "--dry-run")
         assert swept.returncode == 0, swept.stderr
         assert json.loads(swept.stdout)["orphans_deleted"] == 0
 
@@ -81,7 +76,6 @@ def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
         arguments = ("compactor", "--dir", f"{tmp_path}/x", "--gc", "--verbose")
         with running(*arguments) as one, running(*arguments) as two:
             for process in (one, two):
-                assert process.stderr is not None
                 assert json.loads(process.stderr.readline())["message"] == "running"
             for number in range(300):
                 shard.insert(rows(number))
@@ -89,7 +83,6 @@ def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
             for process in (one, two):
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(WAIT_S) == 0
-                assert process.stderr is not None
                 lines = [json.loads(line) for line in process.stderr.read().decode().splitlines()]
                 assert all({"at", "level", "logger", "message"} <= set(line) for line in lines)
                 assert (lines[-1]["message"], lines[-1]["merges_failed"]) == ("ended", 0)
@@ -105,7 +98,7 @@ def test_a_killed_compactor_is_followed_by_another(tmp_path: Path) -> None:
                 for number in range(40):
                     shard.insert(rows(100 * round_ + number))
             # killed in the middle of whatever it did
-        done = command("compactor", "--dir", f"{tmp_path}/x", "--gc", "--once")
+        done = ran("compactor", "--dir", f"{tmp_path}/x", "--gc", "--once")
         assert done.returncode == 0, done.stderr
         table = shard.snapshot().to_arrow()
         assert pa.compute.sum(table.column("__diff")).as_py() == 3 * 40 * 50
@@ -122,7 +115,7 @@ def test_a_killed_compactor_is_followed_by_another(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments_get_one_sentence(arguments: tuple[str, ...], message: str) -> None:
-    done = command(*arguments)
+    done = ran(*arguments)
     assert done.returncode == 1
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
@@ -131,7 +124,7 @@ def test_bad_arguments_get_one_sentence(arguments: tuple[str, ...], message: str
 def test_too_young_an_age_for_orphans_is_refused(tmp_path: Path) -> None:
     with connect(f"persist://{tmp_path}/x") as client:
         client.create_shard("orders", SCHEMA, ["k"])
-    done = command("gc", "--dir", f"{tmp_path}/x", "--orphans", "--orphan-age", "0.1")
+    done = ran("gc", "--dir", f"{tmp_path}/x", "--orphans", "--orphan-age", "0.1")
     assert done.returncode == 1
     assert "0.1 hours old may belong to a write under way; give at least 13 hours" in done.stderr
 
@@ -225,7 +218,7 @@ def test_a_rate_is_not_for_merges_on_spark(tmp_path: Path) -> None:
     """Executors would not keep to it: refused with one sentence, instead of being ignored."""
     with connect(f"persist://{tmp_path}/x") as client:
         client.create_shard("orders", SCHEMA, ["k"])
-    done = command("compactor", "--dir", f"{tmp_path}/x", "--engine", "spark", "--rate", "10", "--once")
+    done = ran("compactor", "--dir", f"{tmp_path}/x", "--engine", "spark", "--rate", "10", "--once")
     assert done.returncode == 1
     assert "executors of --engine spark do not know it" in done.stderr
     assert done.stderr.count("\n") == 1

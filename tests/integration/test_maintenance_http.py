@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -32,6 +30,7 @@ from rpc.app import create_app
 from rpc.auth import mint
 from rpc.client.transport import open_transport
 from rpc.serving import bind
+from tests.support.forked import ran
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 
@@ -44,20 +43,7 @@ def rows(number: int, count: int = 50) -> pa.Table:
 
 def compactor(directory: Path, url: str, token: str = "") -> subprocess.CompletedProcess[str]:
     """`persist compactor --once` over the directory, committing through the server."""
-    command = [
-        sys.executable,
-        "-m",
-        "persist.cli",
-        "compactor",
-        "--dir",
-        str(directory),
-        "--url",
-        url,
-        "--gc",
-        "--once",
-    ]
-    environment = {**os.environ, "PERSIST_TOKEN": token}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return ran("compactor", "--dir", str(directory), "--url", url, "--gc", "--once", PERSIST_TOKEN=token)
 
 
 def counted(url: str, name: str) -> float:

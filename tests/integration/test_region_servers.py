@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,9 +21,10 @@ from blob import open_blob
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
+from tests.support.forked import Forked
 from tests.support.server import Server
 from tests.support.urls import with_path
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -62,18 +63,17 @@ class Two:
         where = () if self.consensus is None else ("--blob", self.blobs, "--consensus", self.consensus)
         return Server(self.data, *where, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance=True)
 
-    def replicate(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "persist.cli", "replicate", "--every", "0.1", "--keep", "2", "--whole", "2"]
+    def replicate(self) -> Forked:
+        command = ["replicate", "--every", "0.1", "--keep", "2", "--whole", "2"]
         stores = ["--from", self.blobs, "--to", self.copied]
-        return subprocess.Popen([*command, *stores], stdout=subprocess.DEVNULL)
+        return Forked([*command, *stores], os.environ, unread=True)
 
     def server(self) -> Server:
         where = ("--blob", self.copied, "--region", "us", "--of", "eu", "--home", self.home.url)
         return Server(self.root, "--read-only", *where)
 
     def close(self) -> None:
-        self.replicating.terminate()
-        self.replicating.wait(WAIT_S)
+        self.replicating.end()
         for server in (self.home, self.region):
             if server.process.poll() is None:
                 server.stop()
@@ -178,8 +178,7 @@ def test_a_link_that_is_cut_stops_nothing_but_progress(anywhere: Two) -> None:
     with persist.connect(two.region.url) as region:
         there = region.shard("orders")
         before = digest(there, 0)
-        two.replicating.kill()
-        two.replicating.wait(WAIT_S)
+        two.replicating.end(signal.SIGKILL)
         two.home.kill()
         assert digest(there, 0) == before
         with pytest.raises(Unavailable):

@@ -7,11 +7,10 @@ was written later, nothing is half there.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,9 +28,10 @@ import pytest
 import persist
 from blob import open_blob
 from persist.core.errors import PersistError, UpperMismatch
+from tests.support.forked import Forked, ran
 from tests.support.pages import page
 from tests.support.urls import with_path
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ("items", "orders")
@@ -63,9 +63,7 @@ class Home:
             line = re.sub(rf"(?<!\S){name}(?!\S)", " ".join(map(shlex.quote, values)), line)
         command, *arguments = shlex.split(line)
         assert command == "persist"
-        done = subprocess.run(
-            [sys.executable, "-m", "persist.cli", *arguments], capture_output=True, text=True, timeout=WAIT_S
-        )
+        done = ran(*arguments)
         assert done.returncode == expected, done.stderr
         return [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
 
@@ -364,11 +362,9 @@ def test_a_backup_that_was_killed_goes_on(tmp_path: Path, after_s: float) -> Non
     arguments = ["create", "--to", home.backups, "--blob", home.stores[0], "--consensus", home.stores[1]]
     with writers(home):
         for _ in range(2):
-            process = subprocess.Popen([sys.executable, "-m", "persist.cli", "backup", *arguments, "--rate", "200kB"],
-                                       stdout=subprocess.DEVNULL)  # fmt: skip
+            process = Forked(["backup", *arguments, "--rate", "200kB"], os.environ, unread=True)
             time.sleep(after_s)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.end(signal.SIGKILL)
         acknowledged, _ = backed_up(home)
     sent = Counter(str(file) for file in (tmp_path / "backups" / "blobs").rglob("*") if file.is_file())
     assert sent

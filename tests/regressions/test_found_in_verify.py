@@ -266,3 +266,32 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
     where = [] if "--scrape" in words else ["--dir", str(place)]
     assert main([*words, str(tmp_path / "pipe"), *where]) == 2
     assert "no regular file" in capsys.readouterr().err
+
+
+# --- what is given
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'persist_store_calls_total{store="blob",verb="put",outcome="ok"} 5 1795651054311',
+        'persist_store_calls_total{store="blob",verb="put",outcome="ok",job="a}b"} 5',
+        'persist_store_calls_total{store="blob",verb="put",outcome="ok",job="a\\"}b"} 5',
+    ],
+)
+def test_a_scrape_of_a_monitor_with_times_and_its_own_labels_is_read(line: str) -> None:
+    assert metered(f"{line}\n", "scrape.prom").requests["put"] == 5
+
+
+@pytest.mark.parametrize(
+    "line", ['persist_store_calls_total{store="blob"}', 'persist_store_calls_total{store="blob"} x']
+)
+def test_a_line_of_a_scrape_without_a_value_is_refused(line: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match="has no value"):
+        metered(line, "scrape.prom")
+
+
+@pytest.mark.parametrize("limit", ["--held", "--behind", "--token-age", "--free"])
+def test_an_empty_limit_of_the_doctor_was_taken_as_the_default(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--dir", "nowhere", limit, ""]) == 2
+    assert f"{limit} is empty: give a value, or leave it out" in capsys.readouterr().err

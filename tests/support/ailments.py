@@ -387,6 +387,18 @@ def history_of_none(place: Path) -> Told:
 
 
 @of("retention-behind")
+def history_of_none_while_it_is_written(place: Path) -> Told:
+    """A shard that is written to every day was never told: it was never idle."""
+    world = World()
+    machine = world.machine()
+    shard = made(machine, history="none")
+    for _ in range(4):
+        world.pass_ms(DAY_MS)
+        filled(machine, shard, 1)
+    return Told(examine(world), ("no longer than readers need it", "is 4 days old"))
+
+
+@of("retention-behind")
 def rows_kept(place: Path) -> Told:
     world = World()
     machine = world.machine()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ import pyarrow.parquet as pq
 import persist
 from blob import Blob, open_blob
 from persist.regions.index import Entry, Index, write_index
+from tests.support.forked import Forked, ran
 from tests.support.regions import Copier
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ("eu/orders", "eu/clicks")
@@ -110,23 +110,22 @@ class Disaster:
         self.running.append(started)
         return started
 
-    def replicate(self, source: str, target: str, *, once: bool = False) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "persist.cli", "replicate", "--every", "0.1", "--keep", "2", "--whole", "2"]
+    def replicate(self, source: str, target: str, *, once: bool = False) -> Forked:
+        command = ["replicate", "--every", "0.1", "--keep", "2", "--whole", "2"]
         command += ["--from", source, "--to", target, *(["--once"] if once else [])]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        return Forked(command, os.environ, unread=True)
 
     def cut(self) -> None:
         """Nothing comes to the copy any more."""
         if self.filling is not None:
             self.filling.stop()
         if self.replicating is not None:
-            self.replicating.terminate()
-            self.replicating.wait(WAIT_S)
+            self.replicating.end()
         self.filling = self.replicating = None
 
     def command(self, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
         """Run a command of persist: its exit code, its lines of JSON, and what it says of errors."""
-        done = subprocess.run([sys.executable, "-m", "persist.cli", *arguments], capture_output=True, text=True)
+        done = ran(*arguments)
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
     def close(self) -> None:

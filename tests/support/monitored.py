@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.support.forked import Forked
 from tests.support.waiting import wait_until
 
 
@@ -39,8 +39,7 @@ class Maintenance:
     """`persist compactor` or `persist gc` with a free port for monitors."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "persist.cli", *arguments, "--metrics-port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = Forked([*arguments, "--metrics-port", "0"], os.environ)
         self._said: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -61,9 +60,8 @@ class Maintenance:
         return [line for line in log_lines(self.said()) if line["message"] == message]
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
-            self._said.append(line)
+            self._said.append(line.decode())
 
 
 @contextmanager
@@ -76,5 +74,5 @@ def maintenance(*arguments: str) -> Iterator[Maintenance]:
         started.process.kill()
         started.process.wait()
         started._reader.join()
-        assert started.process.stderr is not None
+        started.process.stdout.close()
         started.process.stderr.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from tests.support.forked import Forked
 from tests.support.waiting import WAIT_S
 
 
@@ -26,7 +25,7 @@ class Server:
         environment: dict[str, str] | None = None,
         maintenance: bool = False,
     ) -> None:
-        command = [sys.executable, "-m", "persist.cli", "serve"]
+        command = ["serve"]
         if "--blob" not in arguments:
             command += ["--dir", str(directory)]
         if not maintenance:
@@ -34,13 +33,7 @@ class Server:
         if "--port" not in arguments:
             arguments = (*arguments, "--port", "0")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERSIST_")}
-        self.process = subprocess.Popen(
-            [*command, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**kept, **(environment or {})},
-        )
-        assert self.process.stdout is not None
+        self.process = Forked([*command, *arguments], {**kept, **(environment or {})})
         self.url = self.process.stdout.readline().decode().strip()
         self._said: list[bytes] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -73,7 +66,6 @@ class Server:
         return b"".join(self._said).decode()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self._said.append(line)
 
@@ -81,7 +73,6 @@ class Server:
         code = self.process.wait(WAIT_S)
         self._reader.join(WAIT_S)
         for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
             stream.close()
         return code
 
@@ -91,7 +82,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.kill()
-        elif self.process.stdout is not None and not self.process.stdout.closed:
+        elif not self.process.stdout.closed:
             self._ended()
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pyarrow as pa
 
 import persist
 from persist.regions.index import Entry, Index, write_index
+from tests.support.forked import Forked
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 PUBLISH = {"PERSIST_PUBLISH_EVERY": "1"}
@@ -46,10 +46,10 @@ class TwoCentres:
         named = ("--region", name, "--index", str(self.indexes[name]))
         return Server(self.root / name, *named, environment=PUBLISH, maintenance=True)
 
-    def replicate(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "persist.cli", "replicate", "--every", "0.1", "--keep", "10", "--whole", "2"]
+    def replicate(self) -> Forked:
+        command = ["replicate", "--every", "0.1", "--keep", "10", "--whole", "2"]
         stores = ["--from", f"file://{self.root}/dc1/blob", "--to", f"file://{self.root}/copy"]
-        return subprocess.Popen([*command, *stores], stdout=subprocess.DEVNULL)
+        return Forked([*command, *stores], os.environ, unread=True)
 
     def arrived(self, name: str, upper: int) -> None:
         """Wait until the copy shows every time of dc1's shard before `upper`."""
@@ -61,8 +61,7 @@ class TwoCentres:
         wait_until(is_there, f"{name} has come up to {upper}")
 
     def close(self) -> None:
-        self.replicating.terminate()
-        self.replicating.wait(WAIT_S)
+        self.replicating.end()
         for server in (self.dc1, self.dc2, self.copy):
             if server.process.poll() is None:
                 server.stop()

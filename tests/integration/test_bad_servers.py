@@ -1,0 +1,111 @@
+"""Servers that answer wrongly, too much, or too slowly: what a client makes of it is an error of the tree, in time."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import persist
+from blob import BlobUnavailable
+from persist.commit.system import SystemClock
+from persist.core.errors import Indeterminate, PersistError, Unavailable
+from persist.formats.http_messages import PROTOCOL_VERSION
+from rpc.client import connections
+from rpc.client.calls import Call, HttpCalls
+from rpc.client.http_blob import HttpBlob
+from rpc.client.servers import Servers
+from tests.support.answering import Answering, answer, chunked
+
+LOCATION: dict[str, Any] = {
+    "version": PROTOCOL_VERSION,
+    "blob": {"url": "mem:x", "proof": "p"},
+    "policy": {},
+    "ports": [1],
+    "now_ms": 0,
+}
+MIB = 1024**2
+HEAD = b"HTTP/1.1 200 OK\r\n"
+ENDLESS = chunked(*[bytes(MIB)] * 8, is_whole=False)  # sent anew for each request
+
+
+def told(**changed: object) -> bytes:
+    """A location that is told with something else in it."""
+    return answer(200, json.dumps({**LOCATION, **changed}).encode())
+
+
+NO_SERVER: dict[str, bytes] = {
+    "fewer bytes than told": HEAD + b"content-length: 100\r\n\r\nabc",
+    "a length that is no number": HEAD + b"content-length: xyz\r\n\r\nabc",
+    "a length below zero": HEAD + b"content-length: -5\r\n\r\nabcdefghij",
+    "a length with a digit of another script": HEAD + "content-length: ²\r\n\r\nabc".encode("latin-1"),
+    "a length with an underscore": HEAD + b"content-length: 1_0\r\n\r\nabcdefghij",
+    "two lengths": HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    "a chunk that is no number": HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+    "a chunk below zero": HEAD + b"transfer-encoding: chunked\r\n\r\n-5\r\nabc\r\n",
+    "nothing but a trailer": HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: y\r\n\r\n",
+    "another encoding": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "no length": HEAD + b"\r\n{}",
+    "a redirect": b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n",
+    "bytes": bytes(range(256)),
+    "a page": answer(200, b"<html>", "text/html"),
+    "a list": answer(200, b"[1]"),
+    "deep JSON": answer(200, b"[" * 200_000),
+    "another type of ports": told(ports="abc"),
+    "ports beyond all": told(ports=[1, 10**30]),
+    "too many ports": told(ports=list(range(1, 2_000))),
+    "a policy that is a list": told(policy=[1]),
+    "a policy of text": told(policy={"batches_max": "x"}),
+    "blobs at what is no URL": told(blob={"url": "http://[", "proof": "x"}),
+    "an error that is a list": answer(500, b"[1]", "application/problem+json"),
+    "an error of no kind": answer(500, b'{"kind": "__class__", "details": {"x": 1}}', "application/problem+json"),
+    "an error of odd details": answer(409, b'{"kind": "upper_mismatch", "detail": 5}', "application/problem+json"),
+    "many answers before the answer": b"HTTP/1.1 100 Continue\r\n\r\n" * 3_000,
+    "a header without end": HEAD + b"a: " + b"x" * 200_000,
+    "an error without end": b"HTTP/1.1 500 Said\r\ncontent-length: 99999999999\r\n\r\nabc",
+}
+
+
+@pytest.mark.parametrize("said", NO_SERVER.values(), ids=NO_SERVER)
+def test_an_answer_that_is_none_is_an_error_of_the_tree(said: bytes) -> None:
+    with Answering(said, then_close=True) as server, pytest.raises(PersistError):
+        persist.connect(server.url, connect_s=0.05, timeout_s=0.05).close()
+
+
+def calls_to(server: Answering) -> HttpCalls:
+    clock = SystemClock()
+    return HttpCalls(Servers([server.url], clock), clock, token=None, ca_file=None, timeout_s=0.5)
+
+
+TOO_LONG = {"as told": answer(200, bytes(2 * MIB)), "without an end": ENDLESS}
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("said", TOO_LONG.values(), ids=TOO_LONG)
+def test_no_more_is_taken_than_what_was_asked_for_can_have(said: bytes, safe: bool) -> None:
+    """All of it was taken, up to 2 GiB."""
+    with Answering(said) as server, closing(calls_to(server)) as calls:
+        tracemalloc.start()
+        try:
+            with pytest.raises(Unavailable if safe else Indeterminate, match="1048576"):
+                calls.call(Call("GET", "/x", safe=safe, bytes_max=MIB))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 4 * MIB
+
+
+def test_the_body_of_an_error_has_a_bound_of_its_own() -> None:
+    said = answer(503, bytes(connections.ERROR_BYTES_MAX + 1))
+    with Answering(said) as server, closing(calls_to(server)) as calls, pytest.raises(Unavailable, match="at most"):
+        calls.call(Call("GET", "/x"))
+
+
+def test_a_range_of_a_blob_is_not_longer_than_was_asked_for() -> None:
+    with Answering(answer(206, bytes(11))) as server, closing(calls_to(server)) as calls:
+        blob = HttpBlob(calls, "mem:x")
+        with pytest.raises(BlobUnavailable, match="the answer has 11 bytes"):
+            blob.get_range("s1/p1", 0, 10)

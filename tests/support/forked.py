@@ -1,0 +1,107 @@
+"""Processes of `persist` that are forked from one which has loaded our code: to load it takes longer than most tests.
+
+What runs is the whole command in a process of its own, with pipes, signals and an exit code as `subprocess.Popen` has.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import BinaryIO
+
+from persist.cli.__main__ import main
+from tests.support.waiting import WAIT_S
+
+LOADED = ["persist.cli.replicate", "rpc.cli.serve", "rpc.serving", "compactor.cli.compactor", "compactor.cli.gc"]
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload([*LOADED, __name__])
+
+
+class Forked:
+    """`persist WORDS` as a process, begun when made. Close its `stdout` and `stderr` after its end.
+
+    Who reads neither says `unread`: a full pipe would stop the process.
+    """
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], *, unread: bool = False) -> None:
+        out, its_out = _FORKING.Pipe(duplex=False)
+        err, its_err = _FORKING.Pipe(duplex=False)
+        with out, its_out, err, its_err:
+            pipes = None if unread else (its_out, its_err)
+            self._process = _FORKING.Process(target=_command, args=(list(words), dict(environment), os.getcwd(), pipes))
+            self._process.start()
+            self.stdout: BinaryIO = os.fdopen(os.dup(out.fileno()), "rb")
+            self.stderr: BinaryIO = os.fdopen(os.dup(err.fileno()), "rb")
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs; minus the number of the signal that ended it."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. TimeoutExpired after that many seconds."""
+        self._process.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired("persist", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> tuple[str, str]:
+        """What it prints until its end, of which it is waited for; both streams are closed."""
+        with self.stdout, self.stderr, ThreadPoolExecutor(1) as pool:
+            said = pool.submit(self.stderr.read)
+            printed = self.stdout.read().decode()
+            self.wait(WAIT_S)
+            return printed, said.result().decode()
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Send that signal, and wait until it has ended; both streams are closed."""
+        self.send_signal(number)
+        self.communicate()
+
+
+def ran(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `persist WORDS` to its end, with those variables of the environment added to what is there."""
+    process = Forked(words, {**os.environ, **variables})
+    printed, said = process.communicate()
+    code = process.poll()
+    assert code is not None
+    return subprocess.CompletedProcess(list(words), code, printed, said)
+
+
+def _command(
+    words: list[str], environment: dict[str, str], directory: str, pipes: tuple[Connection, Connection] | None
+) -> None:
+    """What the process does: it takes its pipes, and is the command from there on."""
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    if pipes is None:
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    else:
+        for pipe, number in zip(pipes, (1, 2), strict=True):
+            with pipe:
+                os.dup2(pipe.fileno(), number)
+    sys.argv = ["persist", *words]
+    sys.exit(main())
