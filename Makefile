@@ -74,6 +74,7 @@ LOCK := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --g
 lock: $(DEV) ## write requirements/*.lock anew (ARGS=--upgrade takes newer versions)
 	@$(LOCK) $(ARGS) requirements/build.in -o requirements/build.lock
 	@$(LOCK) $(ARGS) --extra dev -c requirements/build.lock pyproject.toml -o requirements/dev.lock
+	@$(LOCK) $(ARGS) --extra s3 --extra postgres --extra etcd -c requirements/dev.lock pyproject.toml -o requirements/server.lock
 	@$(LOCK) $(ARGS) --extra bench -c requirements/dev.lock pyproject.toml -o requirements/bench.lock
 	@touch $(DEV)
 
