@@ -5,6 +5,9 @@ is gained by a slow hash), its scopes, the prefixes of shard names it is good fo
 
     {"tokens": [{"id": "etl", "sha256": "…", "scopes": ["write"], "prefixes": ["eu/"], "expires": "2030-01-01"}]}
 
+Instead of a hash, or beside it, an entry may name the `certificate` of a client: `DNS:etl.internal`, `URI:spiffe://…`,
+`email:…`, `IP:…` or `subject:CN=etl,O=Example`. Who shows one with that name in a TLS connection needs no token.
+
 The file is read again when it changes: adding a token, and removing one, need no restart.
 """
 
@@ -28,6 +31,7 @@ from persist.client.arguments import named_once
 from persist.client.regular_file import opens_regular
 from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
+from rpc.tls import Peer, checked_name
 
 _log = logging.getLogger("persist.rpc")
 SCOPES = (READ, WRITE, ADMIN)
@@ -87,6 +91,15 @@ def maintenance_token() -> str:
     return f"pt_maintenance_{secrets.token_urlsafe(32)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An entry of the file: whose it is, and the hash of the token, or the name of the certificate, that shows it."""
+
+    principal: Principal
+    digest: bytes | None
+    certificate: str | None
+
+
 class Tokens:
     """The tokens of a file, which is read again when it changes, and `own`, the server's for itself. Thread-safe.
 
@@ -100,16 +113,23 @@ class Tokens:
         self._lock = threading.Lock()
         self._looked_s = 0.0
         self._version = self._stamp()
-        self._by_id = _read(path)
+        self._by_id: dict[str, Known] = {}
+        self._by_certificate: dict[str, Known] = {}
+        self._take(_read(path))
 
     def ending(self) -> dict[str, float]:
         """The tokens that end, by their ids: when, in seconds since 1970."""
         self._look()
         return _ending(self._by_id)
 
-    def principal(self, authorization: str | None) -> Principal:
-        """Who sends this Authorization header. Raises Unauthorized, without saying what was wrong with the secret."""
+    def principal(self, authorization: str | None, peer: Peer | None = None) -> Principal:
+        """Who sends this Authorization header, or, where it sends none, has shown a certificate.
+
+        Raises Unauthorized, without saying what was wrong with the secret.
+        """
         self._look()
+        if authorization is None and peer is not None:
+            return self._in_time(self._of_certificate(peer))
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Unauthorized("this server wants a token: send the header Authorization: Bearer pt_…")
@@ -119,9 +139,22 @@ class Tokens:
             return MAINTENANCE
         known = self._by_id.get(match.group(1)) if match else None
         # A comparison is made either way, so that the time taken does not tell which ids exist.
-        expected, principal = known if known is not None else (bytes(32), ANYBODY)
-        if not hmac.compare_digest(given, expected) or known is None:
+        expected = bytes(32) if known is None or known.digest is None else known.digest
+        if not hmac.compare_digest(given, expected) or known is None or known.digest is None:
             raise Unauthorized("the token is not known here; it may have been replaced")
+        return self._in_time(known.principal)
+
+    def _of_certificate(self, peer: Peer) -> Principal:
+        """Raises Unauthorized where it is not certain whose certificate that is."""
+        if self._now_s() >= peer.until_s:
+            raise Unauthorized("the client certificate of this connection has expired; connect with a new one")
+        found = {id(known): known for name in peer.names if (known := self._by_certificate.get(name)) is not None}
+        if len(found) != 1:
+            why = "is not known here" if not found else "has names of several tokens"
+            raise Unauthorized(f"the client certificate {why}: the tokens file is to name it, or send a token")
+        return next(iter(found.values())).principal
+
+    def _in_time(self, principal: Principal) -> Principal:
         if principal.expires_s is not None and self._now_s() >= principal.expires_s:
             raise Unauthorized(f"the token {principal.name!r} has expired; ask for a new one")
         return principal
@@ -148,7 +181,12 @@ class Tokens:
         except InvalidUsage as error:
             _log.warning("nobody is let in by a token until this is mended: %s", error.message)
             found = {}
-        self._by_id, self._version = found, stamp
+        self._take(found)
+        self._version = stamp
+
+    def _take(self, found: dict[str, Known]) -> None:
+        self._by_certificate = {one.certificate: one for one in found.values() if one.certificate is not None}
+        self._by_id = found
 
 
 def read_ending(path: str) -> dict[str, float]:
@@ -156,11 +194,11 @@ def read_ending(path: str) -> dict[str, float]:
     return _ending(_read(path))
 
 
-def _ending(known: dict[str, tuple[bytes, Principal]]) -> dict[str, float]:
-    return {name: one.expires_s for name, (_, one) in known.items() if one.expires_s is not None}
+def _ending(known: dict[str, Known]) -> dict[str, float]:
+    return {name: one.principal.expires_s for name, one in known.items() if one.principal.expires_s is not None}
 
 
-def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
+def _read(path: str) -> dict[str, Known]:
     try:
         data = tokens_read(path)
     except FileNotFoundError as error:
@@ -189,8 +227,8 @@ def tokens_read(path: str) -> bytes:
     return data
 
 
-def known_of(data: bytes, path: str) -> dict[str, tuple[bytes, Principal]]:
-    """The tokens in the content of a file: the hash of each, and whose it is, by its id. Raises InvalidUsage."""
+def known_of(data: bytes, path: str) -> dict[str, Known]:
+    """The tokens in the content of a file, by their ids. Raises InvalidUsage."""
     try:
         if len(data) > FILE_BYTES_MAX:
             raise InvalidUsage(f"the tokens file {path} is longer than {FILE_BYTES_MAX} bytes")
@@ -202,24 +240,31 @@ def known_of(data: bytes, path: str) -> dict[str, tuple[bytes, Principal]]:
         raise InvalidUsage(f'the tokens file {path} is not of the form {{"tokens": […]}}: {error}') from error
     if len(read) != len(entries):
         raise InvalidUsage(f"the tokens file {path} holds an id twice")
+    certificates = [one.certificate for one in read.values() if one.certificate is not None]
+    if len(set(certificates)) != len(certificates):
+        raise InvalidUsage(f"the tokens file {path} holds a certificate twice")
     return read
 
 
-def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, tuple[bytes, Principal]]:
+def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, Known]:
     place = f"token {number} of {path}"
     try:
-        name, digest = str(entry["id"]), bytes.fromhex(entry["sha256"])
+        name, certificate = str(entry["id"]), entry.get("certificate")
+        certificate = None if certificate is None else checked_name(certificate)
+        digest = None if certificate is not None and "sha256" not in entry else bytes.fromhex(entry["sha256"])
         scopes, prefixes = _texts(entry["scopes"]), tuple(_texts(entry.get("prefixes", [])))
         expires = entry.get("expires")
         until = None if expires is None else expiry_of(expires)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidUsage(f"{place} needs id, sha256, scopes, and may have prefixes, expires: {error}") from error
-    if len(digest) != 32 or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
+        raise InvalidUsage(
+            f"{place} needs id, sha256 or certificate, scopes; and prefixes, expires if any: {error}"
+        ) from error
+    if (digest is not None and len(digest) != 32) or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
         raise InvalidUsage(f"{place} needs an id of letters, digits and '-', and the SHA-256 of the token in hex")
     if not scopes or not set(scopes) <= set(SCOPES) or not all(prefixes):
         raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and prefixes that are not empty")
     expires_s = None if until is None else until.timestamp()
-    return name, (digest, Principal(name, _included(scopes), prefixes, expires_s))
+    return name, Known(Principal(name, _included(scopes), prefixes, expires_s), digest, certificate)
 
 
 def expiry_of(text: str) -> datetime:

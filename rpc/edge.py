@@ -160,7 +160,10 @@ class Edge:
             if scope["path"] in OPEN_PATHS:
                 return ANYBODY
             given = headers.get(b"authorization")
-            return self._service.tokens.principal(None if given is None else given.decode("latin-1"))
+            peer = scope[CONNECTION].peer if CONNECTION in scope else None
+            if given is None and peer is not None:
+                _check_own_page(headers)
+            return self._service.tokens.principal(None if given is None else given.decode("latin-1"), peer)
         if not self._service.settings.insecure:
             _check_local(scope["headers"])
         return ANYBODY
@@ -262,6 +265,13 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
         return str(path.rpartition("/")[2])
     name = path[1:]
     return name if name in _VERBS_OF_PATHS else "other"
+
+
+def _check_own_page(headers: dict[bytes, bytes]) -> None:
+    """A browser shows a client certificate for whatever page asks, so a page of another origin is refused."""
+    origin = headers.get(b"origin")
+    if origin is not None and origin.lower() != b"https://" + headers.get(b"host", b"").lower():
+        raise Forbidden("a web page of another origin may ask nothing by a client certificate; send a token")
 
 
 def _check_local(headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -53,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", metavar="FILE", help="file of hashed bearer tokens; see docs/http.md")
     parser.add_argument("--tls-certificate", metavar="FILE", help="PEM file; needs --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file; needs --tls-certificate")
+    parser.add_argument(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="PEM file of who signs the certificates of clients; they need no token",
+    )
     parser.add_argument("--insecure", action="store_true", default=None, help="listen beyond loopback without tokens")
     parser.add_argument(
         "--history", metavar="AGE", help="what new shards keep readable: 7d (default), none, forever, or 7d,tmp/=none"
@@ -113,6 +118,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "tokens_file": arguments.tokens,
         "tls_certificate": arguments.tls_certificate,
         "tls_key": arguments.tls_key,
+        "tls_client_ca": arguments.tls_client_ca,
         "insecure": arguments.insecure,
         "access_log": arguments.access_log,
         "traces": arguments.traces,
@@ -275,7 +281,7 @@ def _spawn(
     arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, ports: str
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "persist.cli", "serve", "--log-level", arguments.log_level]
-    for name in ("host", "tokens", "tls_certificate", "tls_key"):
+    for name in ("host", "tokens", "tls_certificate", "tls_key", "tls_client_ca"):
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]

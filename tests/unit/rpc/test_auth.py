@@ -16,6 +16,7 @@ from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from persist.core.ids import ReaderId, Token, WriterId
 from rpc.auth import LOOK_AGAIN_S, Tokens, mint
 from rpc.cli.token import add_arguments, run
+from rpc.tls import Peer
 
 
 class File:
@@ -150,6 +151,11 @@ def test_a_file_that_was_away_and_comes_back_damaged_lets_nobody_in(file: File) 
         '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["root"]}]}' % ("0" * 64),
         '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "prefixes": [""]}]}' % ("0" * 64),
         '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "expires": "soon"}]}' % ("0" * 64),
+        '{"tokens": [{"id": "a", "certificate": "etl", "scopes": ["read"]}]}',
+        '{"tokens": [{"id": "a", "certificate": ["DNS:etl"], "scopes": ["read"]}]}',
+        '{"tokens": [{"id": "a", "certificate": "DNS:etl", "sha256": "00", "scopes": ["read"]}]}',
+        '{"tokens": [{"id": "a", "certificate": "DNS:a", "scopes": ["read"]},'
+        ' {"id": "b", "certificate": "DNS:A", "scopes": ["read"]}]}',
     ],
 )
 def test_a_file_that_cannot_be_read_stops_the_start(file: File, content: str) -> None:
@@ -200,6 +206,76 @@ def test_a_pipe_or_a_device_in_its_place_lets_nobody_in_and_holds_nobody_up(file
         file.path.rmdir() if file.path.is_dir() else file.path.unlink()
     file.write()
     tokens.principal(f"Bearer {token}")
+
+
+def test_a_certificate_stands_for_a_token(file: File) -> None:
+    file.add("etl", "write", prefixes=["eu/"], certificate="DNS:ETL.test")
+    file.entries += [
+        {"id": "spiffe", "certificate": "URI:spiffe://x/etl", "scopes": ["read"]},
+        {"id": "short", "certificate": "DNS:short.test", "scopes": ["read"], "expires": "1970-01-12"},
+    ]
+    file.write()
+    tokens = file.open()
+
+    def named(*names: str, until_s: float = 2e6) -> Peer:
+        return Peer(frozenset(names), until_s)
+
+    found = tokens.principal(None, named("DNS:etl.test", "DNS:other.test"))
+    assert (found.name, found.prefixes, "write" in found.scopes) == ("etl", ("eu/",), True)
+    assert tokens.principal(None, named("URI:spiffe://x/etl")).scopes == {"read"}
+    for peer, why in (
+        (named("DNS:other.test"), "not known here"),
+        (named(), "not known here"),
+        (named("DNS:etl.test", "URI:spiffe://x/etl"), "several tokens"),
+        (named("DNS:etl.test", until_s=file.now), "has expired; connect"),
+        (named("DNS:short.test"), "'short' has expired"),
+        (None, "wants a token"),
+    ):
+        with pytest.raises(Unauthorized, match=why):
+            tokens.principal(None, peer)
+
+
+def test_a_token_that_is_sent_goes_before_a_certificate(file: File) -> None:
+    token = file.add("etl", "write", certificate="DNS:etl.test")
+    reader = file.add("reader", "read")
+    tokens, peer = file.open(), Peer(frozenset({"DNS:etl.test"}), 2e6)
+    assert tokens.principal(f"Bearer {reader}", peer).name == "reader"
+    assert tokens.principal(f"Bearer {token}").name == "etl"
+    with pytest.raises(Unauthorized):
+        tokens.principal("Bearer pt_etl_" + "x" * 43, peer)
+
+
+def test_an_entry_without_a_hash_is_no_token(file: File) -> None:
+    """Whatever is sent: zeros are what an entry that is not known is compared with."""
+    file.entries = [{"id": "etl", "certificate": "DNS:etl.test", "scopes": ["read"]}]
+    file.write()
+    with pytest.raises(Unauthorized):
+        file.open().principal("Bearer pt_etl_" + "x" * 43)
+
+
+def test_a_certificate_that_is_taken_out_lets_nobody_in(file: File) -> None:
+    file.add("etl", "read", certificate="DNS:etl.test")
+    tokens, peer = file.open(), Peer(frozenset({"DNS:etl.test"}), 2e6)
+    tokens.principal(None, peer)
+    file.entries = []
+    file.write()
+    with pytest.raises(Unauthorized):
+        tokens.principal(None, peer)
+
+
+def test_a_certificate_is_written_into_the_file(file: File, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--file", str(file.path), "--scope", "write", "--certificate", "DNS:etl.test"]
+    assert run(token_arguments("etl", *words)) == 0
+    assert capsys.readouterr().out == "DNS:etl.test\n"
+    assert file.open().principal(None, Peer(frozenset({"DNS:etl.test"}), 2e6)).name == "etl"
+    assert run(token_arguments("--list", "--file", str(file.path))) == 0
+    assert json.loads(capsys.readouterr().out)["certificate"] == "DNS:etl.test"
+    with pytest.raises(InvalidUsage, match="holds a certificate twice"):
+        run(token_arguments("again", *words))
+    with pytest.raises(InvalidUsage, match="--certificate is DNS"):
+        run(token_arguments("other", "--file", str(file.path), "--certificate", "etl.test"))
+    with pytest.raises(InvalidUsage, match="for a token that is minted"):
+        run(token_arguments("etl", "--revoke", "--file", str(file.path), "--certificate", "DNS:etl.test"))
 
 
 def token_arguments(*words: str) -> argparse.Namespace:
