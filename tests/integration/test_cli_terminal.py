@@ -86,12 +86,15 @@ def test_columns_for_which_a_terminal_has_no_room_are_named(directory: Path) -> 
 
 
 def test_colours_are_for_terminals_that_want_them(directory: Path) -> None:
-    for words in (("cat", "orders"), ("cat", "missing")):
-        coloured, plain = in_terminal(*words, "--dir", "data"), in_terminal(*words, "--dir", "data", NO_COLOR="1")
-        assert "\033[" in "".join(coloured)
-        assert plain == tuple(re.sub("\033\\[\\d+m", "", text) for text in coloured)
-        assert plain == in_terminal(*words, "--dir", "data", "--no-colour")
-        assert plain == in_terminal(*words, "--dir", "data", TERM="dumb")
+    rows, error = ("cat", "orders", "--dir", "data"), ("cat", "missing", "--dir", "data")
+    coloured, wrong = in_terminal(*rows), in_terminal(*error)
+    assert "\033[" in "".join(coloured)
+    assert "\033[" in "".join(wrong)
+    plain = tuple(re.sub("\033\\[\\d+m", "", text) for text in coloured)
+    assert plain == in_terminal(*rows, NO_COLOR="1")
+    assert plain == in_terminal(*rows, "--no-colour")
+    assert plain == in_terminal(*rows, TERM="dumb")
+    assert in_terminal(*error, NO_COLOR="1") == tuple(re.sub("\033\\[\\d+m", "", text) for text in wrong)
 
 
 def test_changes_have_signs_in_a_terminal(directory: Path) -> None:
