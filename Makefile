@@ -22,7 +22,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test proof check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
+.PHONY: help venv lock demo test proof check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,20 +32,27 @@ help: ## show this list
 define LOCKED_INSTALL
 import fcntl, os, subprocess, sys, venv
 stamp, extra = sys.argv[1:]
+sources = ["pyproject.toml", "requirements/build.lock", f"requirements/{extra}.lock"]
 os.makedirs(".cache", exist_ok=True)
 with open(".cache/venv.lock", "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    if os.path.exists(stamp) and os.path.getmtime(stamp) >= os.path.getmtime("pyproject.toml"):
+    if os.path.exists(stamp) and os.path.getmtime(stamp) >= max(map(os.path.getmtime, sources)):
         sys.exit(0)
     if not os.path.exists("$(PY)") or subprocess.call(["$(PY)", "-c", "import pip"], stderr=subprocess.DEVNULL):
         print("making $(VENV)", flush=True)
         venv.create("$(VENV)", clear=True, with_pip=True, symlinks=True)
-    print(f"installing .[{extra}] into $(VENV)", flush=True)
+    print(f"installing requirements/{extra}.lock into $(VENV)", flush=True)
     pip = ["$(PY)", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-warn-script-location"]
-    code = subprocess.call([*pip, "-e", f".[{extra}]"])
-    if code == 0:
-        open(stamp, "w").close()
-    sys.exit(code)
+    # What builds comes first, so that nothing that is built downloads what no hash was told of.
+    for step in (
+        ["--require-hashes", "-r", "requirements/build.lock"],
+        ["--require-hashes", "--no-build-isolation", "-r", f"requirements/{extra}.lock"],
+        ["--no-deps", "--no-build-isolation", "-e", "."],
+    ):
+        code = subprocess.call([*pip, *step])
+        if code != 0:
+            sys.exit(code)
+    open(stamp, "w").close()
 endef
 export LOCKED_INSTALL
 
@@ -54,13 +61,22 @@ define install
 	@$(PYTHON) -c "$$LOCKED_INSTALL" $@ $(1)
 endef
 
-$(DEV): pyproject.toml
+$(DEV): pyproject.toml requirements/build.lock requirements/dev.lock
 	$(call install,dev)
 
-$(BENCH): pyproject.toml | $(DEV)
+$(BENCH): pyproject.toml requirements/build.lock requirements/bench.lock | $(DEV)
 	$(call install,bench)
 
-venv: $(DEV) ## make .venv and install the project with its development tools
+venv: $(DEV) ## make .venv and install the project with its development tools, by hashes
+
+LOCK := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	--no-emit-index-url --no-emit-find-links --no-config
+lock: $(DEV) ## write requirements/*.lock anew (ARGS=--upgrade takes newer versions)
+	@$(LOCK) $(ARGS) requirements/build.in -o requirements/build.lock
+	@$(LOCK) $(ARGS) --extra dev -c requirements/build.lock pyproject.toml -o requirements/dev.lock
+	@$(LOCK) $(ARGS) --extra s3 --extra postgres --extra etcd -c requirements/dev.lock pyproject.toml -o requirements/server.lock
+	@$(LOCK) $(ARGS) --extra bench -c requirements/dev.lock pyproject.toml -o requirements/bench.lock
+	@touch $(DEV)
 
 # --- running
 demo: $(DEV) ## run the demo program (ARGS=...)
@@ -107,7 +123,7 @@ docs: $(DEV) ## write docs/python.md and docs/scopes.md anew from the code
 	@$(PY) -m tests.support.scopes_page
 
 wheel: $(DEV) ## build the wheel; its top level holds our six packages, each marked as typed, and nothing else
-	@rm -rf dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@rm -rf dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@$(VENV)/bin/check-wheel-contents --toplevel $(PACKAGES) dist/persist_shards-*.whl
 	@test "$$($(PY) -m zipfile -l dist/persist_shards-*.whl | grep -c '^[a-z_]*/py.typed ')" = 6 || \
 		{ echo "the wheel lacks the marker py.typed of a package" >&2; exit 1; }

@@ -6,7 +6,7 @@ from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, 
 from blob.extras import optional
 from blob.interface import Blob, BlobStat, Unfinished
 from blob.location import open_blob
-from blob.secrets import without_secrets
+from blob.secrets import ESCAPES, is_ambiguous, option_said, without_secrets
 
 __all__ = [
     "Blob",
@@ -17,8 +17,11 @@ __all__ = [
     "BlobNotFound",
     "BlobNotWritable",
     "BlobUnavailable",
+    "ESCAPES",
     "Unfinished",
+    "is_ambiguous",
     "open_blob",
+    "option_said",
     "optional",
     "without_secrets",
 ]

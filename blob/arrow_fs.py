@@ -26,7 +26,7 @@ from blob.interface import (
     check_range,
     is_aside,
 )
-from blob.secrets import without_secrets
+from blob.secrets import ESCAPES, is_ambiguous, said_without, without_secrets
 
 _TEMP_DIR = "~tmp"
 _OBJECT_STORES = ("gcs", "abfs")
@@ -53,6 +53,8 @@ class ArrowFsBlob(Blob):
     @classmethod
     def from_url(cls, url: str) -> ArrowFsBlob:
         """`gs:`, `abfs:`, `abfss:` or `hdfs:`; the query is pyarrow's own (see `FileSystem.from_uri`)."""
+        if is_ambiguous(url):
+            raise BlobMisconfigured(f"blob location {without_secrets(url)!r}: {ESCAPES}")
         parts = urlsplit(url)
         shown = f"{parts.scheme}://{_without_password(parts.netloc)}{parts.path.rstrip('/')}"
         form, said = _URL_NEEDS.get(parts.scheme, "gs://…"), without_secrets(url)
@@ -61,7 +63,7 @@ class ArrowFsBlob(Blob):
         try:
             filesystem, root = fs.FileSystem.from_uri(url)
         except (ArrowException, OSError, ValueError, ImportError) as error:
-            reason = str(error).replace(url, said)
+            reason = said_without(url, str(error))
             raise BlobMisconfigured(f"blob location {said} cannot be opened: {reason}") from None
         return cls(filesystem, root, shown)
 

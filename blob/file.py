@@ -1,5 +1,7 @@
 """Blobs as files under one directory, for one machine (or a shared file system with hard links).
 
+Its files and directories are their owner's alone, unless the root is open to more: see `_follow_root`.
+
 A put writes `~tmp/<first segment of its key>-<unique>`, syncs it, links it to its key (a link never overwrites, so
 write-once holds between processes) and syncs the key's directory: one fsync of a file, one of a directory. `~` cannot
 occur in a key, so temporary files are never listed, but told as unfinished; those of crashed writers are swept when the
@@ -29,6 +31,7 @@ from blob.interface import (
     check_range,
     is_aside,
 )
+from blob.private import DIRECTORY_MODE, FILE_MODE, make_directories
 
 STALE_TEMP_S = 3600.0
 """Temporary files older than this many seconds belong to a crashed writer and are swept at open."""
@@ -78,12 +81,16 @@ class FileBlob(Blob):
         self._putting: dict[str, int] = {}
         self._counter = itertools.count()
         self._unique = os.urandom(8).hex()
+        self._directory_mode, self._file_mode = DIRECTORY_MODE, FILE_MODE
         if not makes:
             if not os.path.isdir(self._root):
                 raise BlobMisconfigured(f"blob directory {self._root} does not exist")
+            self._follow_root()
             return
         try:
-            os.makedirs(self._temp_dir, exist_ok=True)
+            make_directories(self._root)
+            self._follow_root()
+            self._make_dirs(self._temp_dir)
         except OSError as error:
             if error.errno in _NOT_WRITABLE and os.path.isdir(self._root):
                 return  # what is there can be read; a put says what is wrong
@@ -198,13 +205,30 @@ class FileBlob(Blob):
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
+    def _follow_root(self) -> None:
+        """Who may read the root may read what is put there from now on: that is how a store is shared with a group."""
+        rights = stat_module.S_IMODE(os.stat(self._root).st_mode) & 0o777
+        self._directory_mode, self._file_mode = rights | DIRECTORY_MODE, rights & 0o666 | FILE_MODE
+
+    def _make_dirs(self, directory: str) -> None:
+        """Make a directory below the root, and those above it."""
+        missing = [directory]
+        while not os.path.isdir(missing[-1]) and missing[-1] != self._root:
+            missing.append(os.path.dirname(missing[-1]))
+        for each in reversed(missing):
+            try:
+                os.mkdir(each, self._directory_mode)
+            except FileExistsError:
+                if not os.path.isdir(each):
+                    raise
+
     def _write_temp(self, key: str, data: bytes | memoryview) -> str:
         temp = f"{self._temp_dir}/{aside_name(key, f'{self._unique}-{os.getpid()}-{next(self._counter)}')}"
         try:
-            fd = os.open(temp, _WRITE_FLAGS, 0o644)
+            fd = os.open(temp, _WRITE_FLAGS, self._file_mode)
         except FileNotFoundError:
-            os.makedirs(self._temp_dir, exist_ok=True)
-            fd = os.open(temp, _WRITE_FLAGS, 0o644)
+            self._make_dirs(self._temp_dir)
+            fd = os.open(temp, _WRITE_FLAGS, self._file_mode)
         try:
             rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
             while rest:
@@ -241,7 +265,7 @@ class FileBlob(Blob):
         try:
             fd = os.open(directory, _READ_FLAGS)
         except FileNotFoundError:
-            os.makedirs(directory, exist_ok=True)
+            self._make_dirs(directory)
             fd = os.open(directory, _READ_FLAGS)
         inode = os.fstat(fd).st_ino
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blob.interface import Blob, BlobStat, Unfinished
+from blob.interface import Blob, BlobStat, SignedPut, Unfinished
 
 
 class ForwardingBlob(Blob):
@@ -55,7 +55,7 @@ class ForwardingBlob(Blob):
     def presign_get(self, key: str, expires_s: int) -> str | None:
         return self._inner.presign_get(key, expires_s)
 
-    def presign_put(self, key: str, expires_s: int) -> str | None:
+    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
         return self._inner.presign_put(key, expires_s)
 
     def local_path(self, key: str) -> str | None:

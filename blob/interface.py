@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from blob.errors import BlobMisconfigured
@@ -45,6 +45,14 @@ class Unfinished:
     size: int
     begun_ms: int
     token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedPut:
+    """A URL for one PUT, and the headers that it must carry: the signature covers them."""
+
+    url: str
+    headers: Mapping[str, str]
 
 
 def aside_name(key: str, unique: str) -> str:
@@ -165,8 +173,11 @@ class Blob(ABC):
         """A URL by which anybody may GET this blob for `expires_s` seconds, or None if the store has none."""
         return None
 
-    def presign_put(self, key: str, expires_s: int) -> str | None:
-        """A URL by which anybody may PUT this key for `expires_s` seconds, or None if the store has none."""
+    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
+        """By which anybody may PUT this key for `expires_s` seconds, if nothing lies there; None if there is none.
+
+        A store gives one only where it itself refuses to overwrite (412): such a URL may leak. May ask the store.
+        """
         return None
 
     def local_path(self, key: str) -> str | None:

@@ -14,7 +14,7 @@ from blob.extras import optional
 from blob.file import FileBlob
 from blob.interface import Blob
 from blob.memory import MemoryBlob
-from blob.secrets import without_secrets
+from blob.secrets import is_ambiguous, without_secrets
 
 CACHE_MB_MAX = 2**20
 
@@ -54,7 +54,7 @@ def _cache_of(url: str) -> tuple[str, int]:
         elif text.isascii() and text.isdecimal() and 0 < int(text) <= CACHE_MB_MAX:
             size = int(text) * 2**20
         else:
-            raise BlobMisconfigured(f"blob option cache_mb must be 1 to {CACHE_MB_MAX} (MiB), not {text!r}")
+            raise BlobMisconfigured(f"blob option cache_mb must be 1 to {CACHE_MB_MAX} (MiB)")
     return "?".join(filter(None, (base, "&".join(rest)))), size
 
 
@@ -87,6 +87,8 @@ def _open_memory(url: str) -> Blob:
 
 
 def _file_root(url: str) -> Path:
+    if is_ambiguous(url):
+        raise BlobMisconfigured(f"blob location {without_secrets(url)!r} must be file:///absolute/directory")
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.path == "/":
         raise BlobMisconfigured(f"blob location {without_secrets(url)!r} must be file:///absolute/directory")

@@ -21,7 +21,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
-from blob.interface import Blob, BlobStat, Unfinished, check_key, check_prefix, check_process, check_range
+from blob.interface import Blob, BlobStat, SignedPut, Unfinished, check_key, check_prefix, check_process, check_range
 from blob.s3_errors import Refused, translate
 from blob.s3_settings import S3Settings
 
@@ -54,6 +54,7 @@ class S3Blob(Blob):
         self._bucket = settings.bucket
         self._base = f"{settings.prefix}/" if settings.prefix else ""
         self._conditional = True
+        self._keeps_keys: bool | None = None  # whether the store itself refuses to overwrite; None: not asked yet
         self._uploads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         try:
@@ -164,13 +165,33 @@ class S3Blob(Blob):
         self.put(key, b"check")
         if self.get_range(key, 1, 3) != b"hec" or not any(found.key == key for found in self.list(key)):
             raise BlobMisconfigured(f"{self.url} does not return what was written to it; is its endpoint an S3 server?")
-        try:
-            self.put(key, b"other")
-        except BlobExists:
-            pass
-        else:
-            _log.warning("%s ignores If-None-Match: it does not itself keep keys from being overwritten", self.url)
+        self._keeps_keys = self._refuses(self._name(key))
+        if not self._keeps_keys:
+            _log.warning(
+                "%s ignores If-None-Match: it does not itself keep keys from being overwritten, so no URL is signed to "
+                "write; clients send their parts through the server",
+                self.url,
+            )
         self.delete([key])
+
+    def _refuses(self, name: str) -> bool:
+        """Whether the store keeps an object that is there from a put with `If-None-Match: *`."""
+        try:
+            self._calling(
+                name, lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=b"other", IfNoneMatch="*")
+            )
+        except Refused as refused:
+            return refused.why == "exists"
+        return False
+
+    def _is_asked_once(self) -> bool:
+        """The answer to `_refuses`, asked for with a key of its own unless `check` has asked before."""
+        if self._keeps_keys is None:
+            key = f"check/{os.urandom(8).hex()}"
+            self.put(key, b"check")
+            self._keeps_keys = self._refuses(self._name(key))
+            self.delete([key])
+        return self._keeps_keys
 
     def close(self) -> None:
         with self._lock:
@@ -182,9 +203,12 @@ class S3Blob(Blob):
     def presign_get(self, key: str, expires_s: int) -> str | None:
         return self._presign("get_object", key, expires_s)
 
-    def presign_put(self, key: str, expires_s: int) -> str | None:
-        """Plain: S3 itself does not keep it from overwriting, unless the client adds `If-None-Match: *`."""
-        return self._presign("put_object", key, expires_s)
+    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
+        """`If-None-Match: *` is signed too, so whoever holds the URL cannot write the key twice."""
+        check_key(key)
+        if not self._is_asked_once():
+            return None
+        return SignedPut(self._presign("put_object", key, expires_s, IfNoneMatch="*"), {"If-None-Match": "*"})
 
     def _name(self, key: str) -> str:
         return self._base + key
@@ -197,8 +221,8 @@ class S3Blob(Blob):
                 said = f"{failed.get('Code')} {failed.get('Message', '')}"
                 raise BlobUnavailable(f"blob {failed.get('Key')} was not deleted: {said}; delete it again")
 
-    def _presign(self, operation: str, key: str, expires_s: int) -> str:
-        parameters = {"Bucket": self._bucket, "Key": self._name(check_key(key))}
+    def _presign(self, operation: str, key: str, expires_s: int, **condition: str) -> str:
+        parameters = {"Bucket": self._bucket, "Key": self._name(check_key(key)), **condition}
         sign = self._client.generate_presigned_url
         url: str = self._calling(key, lambda: sign(operation, Params=parameters, ExpiresIn=expires_s))
         return url

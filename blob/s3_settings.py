@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from blob.errors import BlobMisconfigured
+from blob.secrets import is_ambiguous, option_said
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -42,7 +43,7 @@ class S3Settings:
             )
         if not re.fullmatch(r"[A-Za-z0-9._/-]*", self.prefix):
             raise BlobMisconfigured(f"s3: prefix {self.prefix!r} must be of A-Z a-z 0-9 . _ / -")
-        if self.endpoint is not None and not re.fullmatch(r"https?://[^/@?]+/?", self.endpoint):
+        if self.endpoint is not None and not re.fullmatch(r"https?://[A-Za-z0-9.:\[\]_-]+/?", self.endpoint):
             raise BlobMisconfigured(
                 "s3: option endpoint must be a URL such as http://127.0.0.1:9000, without credentials"
             )
@@ -55,15 +56,15 @@ class S3Settings:
     @classmethod
     def from_url(cls, url: str) -> S3Settings:
         """BlobMisconfigured names the option that is wrong."""
-        parts = urlsplit(url)
-        if "@" in url:
+        if "@" in url or is_ambiguous(url) or ":" in urlsplit(url).netloc:
             raise BlobMisconfigured("s3: takes no credentials in the URL; set them as AWS_* variables or a profile")
+        parts = urlsplit(url)
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
         values: dict[str, Any] = {"path_style": "true" if "endpoint" in given else "false", **given}
         kinds = {field.name: str(field.type) for field in fields(cls) if field.name not in ("bucket", "prefix")}
         for name, text in values.items():
             if name not in kinds:
-                raise BlobMisconfigured(f"s3: option {name!r} is not one of {', '.join(kinds)}")
+                raise BlobMisconfigured(f"s3: {option_said(name, text)} is not one of {', '.join(kinds)}")
             values[name] = _value(name, text, kinds[name])
         return cls(bucket=parts.netloc, prefix=unquote(parts.path).strip("/"), **values)
 
@@ -84,5 +85,5 @@ def _value(name: str, text: str, kind: str) -> Any:
         if kind == "float":
             return float(text)
     except (KeyError, ValueError):
-        raise BlobMisconfigured(f"s3: option {name} must be a {kind}, not {text!r}") from None
+        raise BlobMisconfigured(f"s3: option {name} must be a {kind}") from None
     return text

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from blob import ESCAPES, is_ambiguous, option_said, without_secrets
 from consensus.errors import ConsensusMisconfigured, ConsensusUnavailable, ConsensusUsage
 from consensus.etcd_endpoints import Endpoints, EtcdSecurity
 from consensus.etcd_watch import Watcher
@@ -74,15 +75,15 @@ class EtcdConsensus(Consensus):
     @classmethod
     def from_url(cls, url: str) -> EtcdConsensus:
         """`etcd://[user:password@]host[:2379][,host…]/prefix?ca=…&cert=…&key=…&timeout=5`."""
+        if is_ambiguous(url):
+            raise ConsensusMisconfigured(f"etcd: {without_secrets(url)!r} cannot be understood: {ESCAPES}")
         parts = urlsplit(url)
         login, _, hosts = parts.netloc.rpartition("@")
-        if "@" in parts.path + parts.query + parts.fragment:
-            raise ConsensusMisconfigured("etcd: write / ? # @ in a user or password as %2F %3F %23 %40")
         addresses = [_address(host) for host in hosts.split(",")]
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        for option in options:
+        for option, value in options.items():
             if option not in _OPTIONS:
-                raise ConsensusMisconfigured(f"etcd: option {option!r} is not one of {', '.join(_OPTIONS)}")
+                raise ConsensusMisconfigured(f"etcd: {option_said(option, value)} is not one of {', '.join(_OPTIONS)}")
         prefix = unquote(parts.path).strip("/")
         if not re.fullmatch(r"[A-Za-z0-9._/-]*", prefix):
             raise ConsensusMisconfigured(f"etcd: prefix {prefix!r} must be of A-Z a-z 0-9 . _ / -")

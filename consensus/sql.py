@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
+from blob import ESCAPES, is_ambiguous, without_secrets
 from consensus.errors import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable, ConsensusUsage
 from consensus.interface import (
     ENDED,
@@ -325,7 +326,9 @@ class _Lease:
 
 def parsed_url(url: str) -> sa.URL:
     """The parts of a `sqlite:` or `postgresql:` URL. ConsensusMisconfigured if it cannot be understood."""
+    if not url.lower().startswith("sqlite:") and (is_ambiguous(url) or "#" in url):
+        raise ConsensusMisconfigured(f"consensus location {without_secrets(url)!r}: {ESCAPES}")
     try:
         return sa.make_url(url.replace("postgres://", "postgresql://", 1))
-    except (SQLAlchemyError, ValueError) as error:
-        raise ConsensusMisconfigured("the consensus URL cannot be understood; see docs/stores.md") from error
+    except (SQLAlchemyError, ValueError):  # which may quote a part of a password
+        raise ConsensusMisconfigured("the consensus URL cannot be understood; see docs/stores.md") from None

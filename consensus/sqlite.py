@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
+from blob.private import make_file
 from consensus.errors import (
     ConsensusDamaged,
     ConsensusError,
@@ -258,6 +259,7 @@ def _open(path: str, timeout_s: float) -> _Connection:
     # Who makes a file writes it before its log, so a log without a file was written by who lost the file.
     if _size(f"{path}-wal") and not _size(path):
         raise ConsensusDamaged(EMPTIED.format(f"sqlite:///{path}"))
+    make_file(path)  # SQLite gives its side files the rights of the file
     if _is_read_only(path) and not os.path.exists(f"{path}-shm") and not _size(f"{path}-wal"):
         # Without its side files SQLite opens a file on a read-only disk only if it is told that nobody can write it.
         connection = _connection(f"file:{quote(path)}?immutable=1", timeout_s)

@@ -5,6 +5,9 @@ is gained by a slow hash), its scopes, the prefixes of shard names it is good fo
 
     {"tokens": [{"id": "etl", "sha256": "…", "scopes": ["write"], "prefixes": ["eu/"], "expires": "2030-01-01"}]}
 
+Instead of a hash, or beside it, an entry may name the `certificate` of a client: `DNS:etl.internal`, `URI:spiffe://…`,
+`email:…`, `IP:…` or `subject:CN=etl,O=Example`. Who shows one with that name in a TLS connection needs no token.
+
 The file is read again when it changes: adding a token, and removing one, need no restart.
 """
 
@@ -13,9 +16,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +32,13 @@ from persist.client.regular_file import opens_regular
 from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, SCOPES
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from persist.core.ids import is_reserved
+from rpc.tls import Peer, checked_name
 
+_log = logging.getLogger("persist.rpc")
 TOKENS_MAX = 10_000
 FILE_BYTES_MAX = 16 * 1024 * 1024
 LOOK_AGAIN_S = 0.5
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TOKEN = re.compile(r"pt_([A-Za-z0-9-]{1,64})_([A-Za-z0-9_-]{20,200})\Z")
 
 
@@ -101,6 +109,15 @@ def maintenance_token() -> str:
     return f"pt_maintenance_{secrets.token_urlsafe(32)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An entry of the file: whose it is, and the hash of the token, or the name of the certificate, that shows it."""
+
+    principal: Principal
+    digest: bytes | None
+    certificate: str | None
+
+
 class Tokens:
     """The tokens of a file, which is read again when it changes, and `own`, the server's for itself. Thread-safe.
 
@@ -114,16 +131,23 @@ class Tokens:
         self._lock = threading.Lock()
         self._looked_s = 0.0
         self._version = self._stamp()
-        self._by_id = _read(path)
+        self._by_id: dict[str, Known] = {}
+        self._by_certificate: dict[str, Known] = {}
+        self._take(_read(path))
 
     def ending(self) -> dict[str, float]:
         """The tokens that end, by their ids: when, in seconds since 1970."""
         self._look()
         return _ending(self._by_id)
 
-    def principal(self, authorization: str | None) -> Principal:
-        """Who sends this Authorization header. Raises Unauthorized, without saying what was wrong with the secret."""
+    def principal(self, authorization: str | None, peer: Peer | None = None) -> Principal:
+        """Who sends this Authorization header, or, where it sends none, has shown a certificate.
+
+        Raises Unauthorized, without saying what was wrong with the secret.
+        """
         self._look()
+        if authorization is None and peer is not None:
+            return self._in_time(self._of_certificate(peer))
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Unauthorized("this server wants a token: send the header Authorization: Bearer pt_…")
@@ -133,9 +157,22 @@ class Tokens:
             return MAINTENANCE
         known = self._by_id.get(match.group(1)) if match else None
         # A comparison is made either way, so that the time taken does not tell which ids exist.
-        expected, principal = known if known is not None else (bytes(32), ANYBODY)
-        if not hmac.compare_digest(given, expected) or known is None:
+        expected = bytes(32) if known is None or known.digest is None else known.digest
+        if not hmac.compare_digest(given, expected) or known is None or known.digest is None:
             raise Unauthorized("the token is not known here; it may have been replaced")
+        return self._in_time(known.principal)
+
+    def _of_certificate(self, peer: Peer) -> Principal:
+        """Raises Unauthorized where it is not certain whose certificate that is."""
+        if self._now_s() >= peer.until_s:
+            raise Unauthorized("the client certificate of this connection has expired; connect with a new one")
+        found = {id(known): known for name in peer.names if (known := self._by_certificate.get(name)) is not None}
+        if len(found) != 1:
+            why = "is not known here" if not found else "has names of several tokens"
+            raise Unauthorized(f"the client certificate {why}: the tokens file is to name it, or send a token")
+        return next(iter(found.values())).principal
+
+    def _in_time(self, principal: Principal) -> Principal:
         if principal.expires_s is not None and self._now_s() >= principal.expires_s:
             raise Unauthorized(f"the token {principal.name!r} has expired; ask for a new one")
         return principal
@@ -148,20 +185,26 @@ class Tokens:
                 if self._stamp() != self._version:
                     self._reload()
 
-    def _stamp(self) -> tuple[int, int, int] | None:
+    def _stamp(self) -> tuple[int, int, int, int] | None:
         try:
             found = os.stat(self._path)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
     def _reload(self) -> None:
         stamp = self._stamp()
         try:
             found = _read(self._path)
-        except InvalidUsage:
+        except InvalidUsage as error:
+            _log.warning("nobody is let in by a token until this is mended: %s", error.message)
             found = {}
-        self._by_id, self._version = found, stamp
+        self._take(found)
+        self._version = stamp
+
+    def _take(self, found: dict[str, Known]) -> None:
+        self._by_certificate = {one.certificate: one for one in found.values() if one.certificate is not None}
+        self._by_id = found
 
 
 def read_ending(path: str) -> dict[str, float]:
@@ -169,21 +212,41 @@ def read_ending(path: str) -> dict[str, float]:
     return _ending(_read(path))
 
 
-def _ending(known: dict[str, tuple[bytes, Principal]]) -> dict[str, float]:
-    return {name: one.expires_s for name, (_, one) in known.items() if one.expires_s is not None}
+def _ending(known: dict[str, Known]) -> dict[str, float]:
+    return {name: one.principal.expires_s for name, one in known.items() if one.principal.expires_s is not None}
 
 
-def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
+def _read(path: str) -> dict[str, Known]:
     try:
-        with open(path, "rb", opener=opens_regular) as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
+        data = tokens_read(path)
+    except FileNotFoundError as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
     return known_of(data, path)
 
 
-def known_of(data: bytes, path: str) -> dict[str, tuple[bytes, Principal]]:
-    """The tokens in the content of a file: the hash of each, and whose it is, by its id. Raises InvalidUsage."""
+def tokens_read(path: str) -> bytes:
+    """The bytes of a tokens file. Raises FileNotFoundError, and InvalidUsage: it cannot be read, or is refused.
+
+    Who may write it may mint tokens: such a file is refused where that is anybody but its owner.
+    """
+    try:
+        with open(path, "rb", opener=opens_regular) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
+    if mode & _OTHERS_WRITE:
+        raise InvalidUsage(
+            f"the tokens file {path} has the mode {mode:04o}, so others may write it and let themselves in: look at "
+            f"what it holds, then run chmod go-w {path}"
+        )
+    return data
+
+
+def known_of(data: bytes, path: str) -> dict[str, Known]:
+    """The tokens in the content of a file, by their ids. Raises InvalidUsage."""
     try:
         if len(data) > FILE_BYTES_MAX:
             raise InvalidUsage(f"the tokens file {path} is longer than {FILE_BYTES_MAX} bytes")
@@ -195,24 +258,32 @@ def known_of(data: bytes, path: str) -> dict[str, tuple[bytes, Principal]]:
         raise InvalidUsage(f'the tokens file {path} is not of the form {{"tokens": […]}}: {error}') from error
     if len(read) != len(entries):
         raise InvalidUsage(f"the tokens file {path} holds an id twice")
+    certificates = [one.certificate for one in read.values() if one.certificate is not None]
+    if len(set(certificates)) != len(certificates):
+        raise InvalidUsage(f"the tokens file {path} holds a certificate twice")
     return read
 
 
-def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, tuple[bytes, Principal]]:
+def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, Known]:
     place = f"token {number} of {path}"
     try:
-        name, digest = str(entry["id"]), bytes.fromhex(entry["sha256"])
+        name, certificate = str(entry["id"]), entry.get("certificate")
+        certificate = None if certificate is None else checked_name(certificate)
+        digest = None if certificate is not None and "sha256" not in entry else bytes.fromhex(entry["sha256"])
         scopes, prefixes = _texts(entry["scopes"]), tuple(_texts(entry.get("prefixes", [])))
         expires = entry.get("expires")
         until = None if expires is None else expiry_of(expires)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidUsage(f"{place} needs id, sha256, scopes, and may have prefixes, expires: {error}") from error
-    if len(digest) != 32 or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
+        raise InvalidUsage(
+            f"{place} needs id, sha256 or certificate, scopes; and prefixes, expires if any: {error}"
+        ) from error
+    if (digest is not None and len(digest) != 32) or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
         raise InvalidUsage(f"{place} needs an id of letters, digits and '-', and the SHA-256 of the token in hex")
     if not scopes or not set(scopes) <= set(SCOPES) or not all(prefixes):
         raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and prefixes that are not empty")
     expires_s = None if until is None else until.timestamp()
-    return name, (digest, Principal(name, frozenset().union(*(INCLUDED[one] for one in scopes)), prefixes, expires_s))
+    included: frozenset[str] = frozenset().union(*(INCLUDED[one] for one in scopes))
+    return name, Known(Principal(name, included, prefixes, expires_s), digest, certificate)
 
 
 def expiry_of(text: str) -> datetime:

@@ -207,8 +207,9 @@ class Edge:
             given, is_open = headers.get(b"authorization"), scope["path"] in OPEN_PATHS
             if is_open and given is None:
                 return STRANGER
+            peer = scope[CONNECTION].peer if CONNECTION in scope else None
             try:
-                return self._service.tokens.principal(None if given is None else given.decode("latin-1"))
+                return self._service.tokens.principal(None if given is None else given.decode("latin-1"), peer)
             except Unauthorized:
                 if is_open:
                     return STRANGER
@@ -225,7 +226,9 @@ class Edge:
         if (b"origin" in headers or b"sec-fetch-site" in headers) and b"authorization" not in headers:
             browsers.check_site(scope["method"], headers, is_local_only=is_local_only)
         if scope["method"] not in browsers.SAFE_METHODS:
-            browsers.check_type(scope["method"], headers, has_token=has_token(principal))
+            # A browser shows a client certificate for whatever page asks; it sends no token by itself.
+            is_told = b"authorization" in headers and has_token(principal)
+            browsers.check_type(scope["method"], headers, has_token=is_told)
 
     def _caller(self, scope: Scope, principal: Principal) -> str:
         """Whose share of the server a request takes: its token's, or its address's where it needs none.

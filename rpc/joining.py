@@ -19,6 +19,7 @@ from persist.core.errors import InvalidUsage, Overloaded, PersistError
 from rpc.bounds import Bounds, Pace
 from rpc.errors import HeadersTooLarge, RequestLineTooLong, TooSlow, problem
 from rpc.settings import Limits
+from rpc.tls import Peer, peer_of
 
 REFUSED = "persist.refused"
 """The key of a request's scope that holds the error with which it is refused: of a connection beyond the limits."""
@@ -39,6 +40,7 @@ class JoiningProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self.limit_concurrency = None  # uvicorn would answer 503 as plain text: no client knew that nothing happened
         self.owner: str | None = None
+        self.peer: Peer | None = None
         self._bounds = bounds or Bounds(Limits())
         self._limits = self._bounds.limits
         self._refused: PersistError | None = None  # what all requests of this connection are answered
@@ -58,6 +60,7 @@ class JoiningProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
+        self.peer = peer_of(transport)
         self._refused = self._bounds.enter(self, self.client[0] if self.client else None, self.loop)
         self._since = self._bounds.now
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from rpc.bounds import Bounds
 from rpc.joining import JoiningProtocol
 from rpc.service import Service
 from rpc.settings import ServerSettings
+from rpc.tls import TlsContext
 
 BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.0005  # how long the event loop waits for Python code of the background at most; 5 ms otherwise
@@ -128,6 +130,9 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
     )
+    if settings.tls is not None:
+        config.load()
+        config.ssl = TlsContext(settings.tls, time.time)
     server = _Server(config, service)
 
     def end(_number: int, _frame: object) -> None:

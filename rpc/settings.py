@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
@@ -17,6 +16,7 @@ from persist.core.shard_settings import DEFAULT_HISTORY, NONE, HistoryDefaults, 
 from persist.core.state import Policy
 from persist.regions.fencing import check_fence
 from persist.regions.opening import check_region
+from rpc.tls import TlsFiles, context_of
 
 DEFAULT_DIRECTORY = "persist-data"
 DEFAULT_HOST = "127.0.0.1"
@@ -110,8 +110,8 @@ class ServerSettings:
     """Where the shards are and how the server listens. `port` 0 takes a free one."""
 
     directory: str | None = None
-    blob: str | None = None
-    consensus: str | None = None
+    blob: str | None = field(default=None, repr=False)
+    consensus: str | None = field(default=None, repr=False)  # which may hold a password
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     workers: int = 1
@@ -120,6 +120,7 @@ class ServerSettings:
     audit: str = ""  # for how long the audit is kept; none: there is none; empty: 90d, where there are tokens
     tls_certificate: str | None = None
     tls_key: str | None = None
+    tls_client_ca: str | None = None  # who signs certificates of clients, by which they need no token
     insecure: bool = False
     maintenance: bool = True
     maintenance_metrics_port: int = 0  # at which maintenance of its own tells /metrics; 0: nowhere
@@ -136,7 +137,7 @@ class ServerSettings:
     holds: bool = True  # whether what readers need here is held at home
     publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
     verify_sample: str = "1%"  # of the parts, that its own maintenance looks at once a day; 0: none
-    presigned_s: int = 3600
+    presigned_s: int = 600
     shutdown_s: int = 30
     access_log: bool = False
     traces: bool = False  # whether spans are sent by OpenTelemetry
@@ -172,12 +173,12 @@ class ServerSettings:
             samples_of(self.verify_sample)
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise InvalidUsage("TLS needs both a certificate and a key file")
-        if self.tls_certificate:
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_certificate, self.tls_key)
-            except OSError as error:
-                files = f"{self.tls_certificate} and {self.tls_key}"
-                raise InvalidUsage(f"the TLS files {files} cannot be used: {error.strerror or error}") from error
+        if self.tls_client_ca and not (self.tls_certificate and self.tokens_file):
+            raise InvalidUsage(
+                "certificates of clients need one of the server, and a tokens file, which says what each may do"
+            )
+        if self.tls is not None:
+            context_of(self.tls)
         if not self.is_loopback and not self.tokens_file and not self.insecure:
             raise InvalidUsage(
                 f"without tokens the server listens on loopback only, not on {self.host}; "
@@ -207,6 +208,13 @@ class ServerSettings:
             raise InvalidUsage("a read-only server does not write: --self-fence is for a home")
         if not self.read_only and (self.of or self.home):
             raise InvalidUsage("of and home are for a read-only server: give --read-only")
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """None: it speaks HTTP without TLS."""
+        if not self.tls_certificate or not self.tls_key:
+            return None
+        return TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca or None)
 
     @property
     def home_urls(self) -> tuple[str, ...]:

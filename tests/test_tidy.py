@@ -27,7 +27,13 @@ RECORDS = "persist/core/record.py"  # the only module of the core that imports m
 _OPEN_WORK = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")) + r")\b")
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(work|farm|root|home/\w+|Users/\w+)/")
 _TEXT = frozenset({".py", ".md", ".toml", ".yml", ".yaml", ".txt", ".sh", ".cfg", ".html", ".js", ".css", ".json", ""})
-_TOP_FILES = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md"}  # what a reader finds beside the folders
+_TOP_FILES = {
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "README.md",
+    "SECURITY.md",
+}  # what a reader finds beside the folders
 _TOOL_FILES = {"Makefile", "docker-compose.yml", "pyproject.toml", "derby.log"}
 _MAPPED = re.compile(r"`([A-Za-z0-9_]+(?:\.py|/))`")
 

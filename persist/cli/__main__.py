@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 
+from blob import without_secrets
 from persist.cli.commands import COMMANDS as COMMANDS
 from persist.cli.commands import help_text, parser_of, unknown, version
 from persist.cli.screen import Screen, complain
@@ -80,10 +81,14 @@ def _check_texts(arguments: Sequence[str]) -> None:
 
     Python has half a surrogate pair for each such byte, which no store and no server takes.
     """
-    variables = [(f"{name} is", value) for name, value in os.environ.items() if name.startswith("PERSIST_")]
-    for what, text in [*(("an argument is", word) for word in arguments), *variables]:
-        if _SURROGATE.search(text):
-            raise InvalidUsage(f"{what} {text!r:.200}, which is no Unicode text: write it as UTF-8")
+    for word in arguments:
+        if _SURROGATE.search(word):
+            raise InvalidUsage(
+                f"an argument is {without_secrets(word)!r:.200}, which is no Unicode text: write it as UTF-8"
+            )
+    for name, value in os.environ.items():
+        if name.startswith("PERSIST_") and _SURROGATE.search(value):  # which may be a token, so it is not shown
+            raise InvalidUsage(f"the variable {name} holds no Unicode text: write it as UTF-8")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ import argparse
 import difflib
 import importlib
 from types import ModuleType
+from typing import Any, NoReturn
 
 import persist
-from persist.cli.screen import Screen
+from blob import without_secrets
+from persist.cli.screen import Screen, without_secrets_of
 
 # group -> command -> (module, one line of help). Modules are loaded when asked for: `persist gc` needs no FastAPI.
 GROUPS = {
@@ -75,11 +77,24 @@ GROUPS = {
 COMMANDS = {name: found for commands in GROUPS.values() for name, found in commands.items()}
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the words without the secrets of the URLs among them."""
+
+    _words: tuple[str, ...] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = tuple(args or ())
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(without_secrets_of(self._words, message))
+
+
 def parser_of(command: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     """The module of a command, and the parser of its arguments."""
     path, what = COMMANDS[command]
     module = importlib.import_module(path)
-    parser = argparse.ArgumentParser(prog=f"persist {command}", description=what)
+    parser = _Parser(prog=f"persist {command}", description=what)
     module.add_arguments(parser)
     return module, parser
 
@@ -100,7 +115,7 @@ def unknown(command: str) -> str:
     """What is said where there is no such command."""
     close = difflib.get_close_matches(command, COMMANDS, 1)
     meant = f"did you mean {close[0]!r}?" if close else "`persist --help` lists them"
-    return f"there is no command {command!r:.100}: {meant}"
+    return f"there is no command {without_secrets(command)!r:.100}: {meant}"
 
 
 def version() -> str:

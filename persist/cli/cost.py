@@ -12,8 +12,8 @@ from pathlib import Path
 
 from persist.cli import cost_table, inspect_far
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of
-from persist.cli.screen import complain
-from persist.cli.where import TOKEN, check_given, token_of_environment, url_of
+from persist.cli.screen import complain, texts_of
+from persist.cli.where import TOKEN, check_given, token_of_environment, trust_of, url_of
 from persist.cli.where import add_arguments as add_where
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.cost.document import CostDocument, cost_document
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         document = _answered(arguments)
     except PersistError as error:
-        complain("persist cost", error.message)
+        complain("persist cost", error.message, texts_of(arguments))
         return exit_of(error)
     lines = document.pieces() if arguments.json else cost_table.lines(document, by_day=arguments.by_day)
     for line in lines:
@@ -118,7 +118,7 @@ def _metered(
 ) -> MeteredTold | None:
     """What processes have counted; None: nobody was asked."""
     if urls:
-        servers = [inspect_far.Server(url, token_of_environment(), arguments.ca_file) for url in urls]
+        servers = [inspect_far.Server(url, token_of_environment(), trust_of(arguments)) for url in urls]
         found, seconds = _watched(lambda: _asked(servers, urls), watch_s)
         return metered_told(found, urls, seconds, prices)
     if arguments.scrape:

@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from persist.cli import inspect_far, inspect_table
-from persist.cli.screen import complain, plain
-from persist.cli.where import DEFAULT_DIRECTORY, add_client_arguments, token_of_environment, url_of, where_of
+from persist.cli.screen import complain, plain, texts_of
+from persist.cli.where import (
+    DEFAULT_DIRECTORY,
+    add_client_arguments,
+    token_of_environment,
+    trust_of,
+    url_of,
+    where_of,
+)
 from persist.core.errors import (
     Corruption,
     Forbidden,
@@ -153,7 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _inspect(arguments)
     except PersistError as error:
-        complain("persist inspect", error.message)
+        complain("persist inspect", error.message, texts_of(arguments))
         return exit_of(error)
 
 
@@ -178,7 +185,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def server_of(arguments: argparse.Namespace) -> inspect_far.Server | None:
     """The server that is meant, with the token of the environment. None: the stores are. Raises InvalidUsage."""
     url = url_of(arguments)
-    return None if url is None else inspect_far.Server(url, token_of_environment(), arguments.ca_file)
+    return None if url is None else inspect_far.Server(url, token_of_environment(), trust_of(arguments))
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from persist.cli.where import check_url
 from persist.client.server_url import normal
+from persist.client.trust import Trust
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
 from persist.inspect.asking import OF_MANY, Asked
@@ -42,21 +42,18 @@ class _Stays(urllib.request.HTTPRedirectHandler):
 class Server:
     """A server, or several of one location: the first of them that answers is asked. `token` None: there is none.
 
-    Raises InvalidUsage: it is no URL of servers, or the PEM file of whom to trust cannot be used.
+    Raises InvalidUsage: it is no URL of servers, or a PEM file cannot be used.
     """
 
-    def __init__(self, url: str, token: str | None, ca_file: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None, trust: Trust | None = None) -> None:
         check_url(url)
         self._urls = tuple(dict.fromkeys(map(normal, url.split(","))))
         self._url = self._urls[0]
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        is_secure = ca_file is not None or any(one.startswith("https") for one in self._urls)
-        try:
-            trust = ssl.create_default_context(cafile=ca_file) if is_secure else None
-        except OSError as error:
-            raise InvalidUsage(f"--ca-file {ca_file!r:.200} cannot be used: {error.strerror or error}") from error
+        is_secure = (trust or Trust()).ca_file is not None or any(one.startswith("https") for one in self._urls)
+        context = (trust or Trust()).context() if is_secure else None
         self._opener = urllib.request.build_opener(
-            _Stays, urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+            _Stays, urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
 
     @property

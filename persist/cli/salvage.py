@@ -39,7 +39,7 @@ def new_home(url: str, opened: ExitStack) -> tuple[Blob, Promotion]:
     opened.callback(blob.close)
     promotion = last_promotion(blob)
     if promotion is None:
-        raise InvalidUsage(f"{url} was never made home by `persist promote` or `persist switch`")
+        raise InvalidUsage(f"{blob.url} was never made home by `persist promote` or `persist switch`")
     return blob, promotion
 
 

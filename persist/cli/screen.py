@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from blob import without_secrets
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _WIDE = ("W", "F")
 _BOLD, _DIM, _RED, _GREEN = ("1", "2", "31", "32")
@@ -58,7 +60,23 @@ class Screen:
 def complain(command: str, message: str, arguments: Sequence[str] = ()) -> None:
     """Say on standard error, in one line, what went wrong."""
     screen = Screen.of(sys.stderr, any(name in arguments for name in NO_COLOUR))
-    print(f"{screen.red(command)}: {plain(message)}", file=sys.stderr)
+    print(f"{screen.red(command)}: {plain(without_secrets_of(arguments, message))}", file=sys.stderr)
+
+
+def texts_of(arguments: argparse.Namespace) -> list[str]:
+    """What was given, for `complain`."""
+    found = (one if isinstance(one, list) else [one] for one in vars(arguments).values())
+    return [one for some in found for one in some if isinstance(one, str)]
+
+
+def without_secrets_of(arguments: Sequence[str], message: str) -> str:
+    """The message with each argument that is a URL, or holds one, without its secrets, wherever it was given."""
+    for word in arguments:
+        for url in {word, word.partition("=")[2]}:
+            if "://" in url:
+                for said in (url, repr(url)[1:-1]):
+                    message = message.replace(said, without_secrets(said))
+    return message
 
 
 def plain(text: str) -> str:

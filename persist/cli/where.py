@@ -6,20 +6,21 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blob import without_secrets
 from persist.client.connect import Client, Connection
 from persist.client.embedded import EmbeddedTransport
 from persist.client.server_url import checked_token
+from persist.client.trust import Trust
 from persist.commit.location import Location, LocationSettings, open_location, open_stores, url_path
 from persist.commit.location import check_there as check_there
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY
 
 DEFAULT_DIRECTORY = "persist-data"
-URL, TOKEN = "PERSIST_URL", "PERSIST_TOKEN"
+URL, TOKEN, CERTIFICATE = "PERSIST_URL", "PERSIST_TOKEN", "PERSIST_CERTIFICATE_FILE"
 STORES = ("PERSIST_DIRECTORY", "PERSIST_BLOB", "PERSIST_CONSENSUS")
 
 
@@ -28,8 +29,8 @@ class Where:
     """Either a directory or both URLs; nothing means the default directory."""
 
     directory: str | None = None
-    blob: str | None = None
-    consensus: str | None = None
+    blob: str | None = field(default=None, repr=False)
+    consensus: str | None = field(default=None, repr=False)  # which may hold a password
 
     def open(self, settings: LocationSettings | None = None, *, must_exist: bool = False) -> Location:
         """Open the location. Raises InvalidUsage saying what is wrong with the arguments."""
@@ -80,7 +81,9 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `add_arguments` adds, --url and --ca-file, for a command that works through a server as well."""
     add_arguments(parser)
     parser.add_argument(
-        "--url", metavar="URL", help=f"a server in the place of the stores (or {URL}); its token goes in {TOKEN}"
+        "--url",
+        metavar="URL",
+        help=f"a server in the place of the stores (or {URL}); its token goes in {TOKEN}",
     )
     parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
 
@@ -88,7 +91,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
 def connection_to(url: str, ca_file: str | None) -> Connection:
     """The connection to a server, with the token of the environment. Raises InvalidUsage."""
     check_url(url)
-    return Connection(url, token=token_of_environment(), ca_file=ca_file)
+    return Connection(url, token=token_of_environment(), ca_file=ca_file, certificate_file=certificate_of_environment())
 
 
 def check_url(url: str) -> None:
@@ -102,6 +105,16 @@ def check_url(url: str) -> None:
 def token_of_environment() -> str | None:
     """None: there is none. Raises InvalidUsage: it is none."""
     return checked_token(TOKEN, os.environ.get(TOKEN))
+
+
+def trust_of(arguments: argparse.Namespace) -> Trust:
+    """Whom to trust, by --ca-file, and the PEM file by which servers are to know us, by the environment."""
+    return Trust(arguments.ca_file, certificate_of_environment())
+
+
+def certificate_of_environment() -> str | None:
+    """None: there is none."""
+    return os.environ.get(CERTIFICATE) or None
 
 
 def url_of(arguments: argparse.Namespace) -> str | None:

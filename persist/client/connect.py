@@ -26,6 +26,7 @@ from persist.client.shard import HandleSettings, Shard
 from persist.client.telling import Info
 from persist.client.timed import Timeable, checked_timeout
 from persist.client.transport import Transport
+from persist.client.trust import Trust
 from persist.client.wall_clock import kept_ms
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
 from persist.commit.tracing import open_tracer
@@ -50,7 +51,8 @@ class Connection:
     """Plain settings of a connection; pickle it to connect elsewhere.
 
     Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or both `blob` and `consensus`,
-    URLs of stores. `token` and `ca_file` (a PEM file of whom to trust) are for servers. A server that has never
+    URLs of stores. `token`, `ca_file` (a PEM file of whom to trust) and `certificate_file` (a PEM file of a
+    certificate and its key, by which servers know who asks) are for servers. A server that has never
     answered is tried for `connect_s` seconds; once it has, a request is tried for a minute, in case it starts again.
     With `timeout_s` each call of the client and of its handles ends within so many seconds, as `Client.with_timeout`
     says; None: it is repeated for `retry_s` seconds of `handles`.
@@ -69,6 +71,7 @@ class Connection:
     consensus: str | None = None
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
+    certificate_file: str | None = None
     timeout_s: float | None = None
     connect_s: float = 5.0
     handles: HandleSettings = field(default_factory=HandleSettings)
@@ -79,7 +82,7 @@ class Connection:
     traces: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("url", "blob", "consensus", "token", "ca_file"):
+        for name in ("url", "blob", "consensus", "token", "ca_file", "certificate_file"):
             checked(name, getattr(self, name), str, type(None))
         check_numbers(self)
         if self.timeout_s is not None:
@@ -91,6 +94,11 @@ class Connection:
         checked("traces", self.traces, bool)
         checked("history", self.history, str, type(None))
         HistoryDefaults(self.history or DEFAULT_HISTORY)
+
+    @property
+    def trust(self) -> Trust:
+        """Whom to trust, and as whom to be known, where servers speak TLS."""
+        return Trust(self.ca_file, self.certificate_file)
 
     @property
     def request_s(self) -> float:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from blob import Blob, BlobNotFound, BlobNotWritable, open_blob, without_secrets
+from blob import Blob, BlobNotFound, BlobNotWritable, is_ambiguous, open_blob, without_secrets
 from blob.cache import CachedBlob
 from blob.location import is_there
 from blob.metrics import MeteredBlob
+from blob.private import FILE_MODE, make_directories
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
@@ -378,7 +379,7 @@ def directory_urls(url: str, *, makes: bool = True) -> tuple[str, str]:
 
     Raises InvalidUsage: it is something else, or, without `makes`, it is not there.
     """
-    parts = urlsplit(url)
+    parts = urlsplit("" if is_ambiguous(url) else url)
     if parts.scheme != "persist" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
         shown = without_secrets(url)
         raise InvalidUsage(f"a directory is named persist:///absolute/path (%3F for ?, %23 for #), not {shown!r}")
@@ -408,14 +409,14 @@ def check_there(url: str) -> None:
         with translated():
             there = is_there(url)
     if not there:
-        raise InvalidUsage(f"{url} does not exist")
+        raise InvalidUsage(f"{without_secrets(url)} does not exist")
 
 
 def _mark(root: Path) -> None:
     """Check that `root` is a persist location, making it one when it is missing or empty."""
     marker = root / MARKER
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_directories(root)
         if not marker.exists():
             if not _is_empty(root):
                 if marker.exists():  # another process has just made it
@@ -471,7 +472,7 @@ def _is_empty(root: Path) -> bool:
 
 def _write_marker(marker: Path) -> None:
     fresh = marker.with_name(f".{MARKER}.{os.getpid()}.{threading.get_ident()}")
-    with open(fresh, "w", encoding="utf-8") as file:
+    with open(fresh, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, FILE_MODE)) as file:
         file.write(json.dumps({"persist": "location", "version": MARKER_VERSION}))
         file.flush()
         os.fsync(file.fileno())

@@ -23,6 +23,7 @@ IDS: Mapping[str, str] = {
     "disk-full": CRITICAL,
     "level-newer": CRITICAL,
     "marker-wrong": WARNING,
+    "files-open": WARNING,
     "clock-off": WARNING,
     "backup-unreadable": WARNING,
     "backup-old": WARNING,

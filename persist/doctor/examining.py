@@ -115,6 +115,7 @@ def examined(
     if looked:  # a location gets its level with the first shard
         found += location.level_old(look, told)
     found += location.disk_full(look, limits)
+    found += location.files_open(look)
     found += location.maintenance_away(look, max((one.committed_ms for one in looked), default=0))
     found += clocks.clock_off(one.clocks for one in looked)
     found += _beside(around, told, looked, now_ms, limits)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from blob.private import is_open
 from persist.core.publications import BEATS, is_beat_key
 from persist.doctor.diagnosis import Diagnosis, diagnosis
 from persist.doctor.limits import HOUR_MS, Limits
@@ -109,6 +110,23 @@ def disk_full(look: Look, limits: Limits) -> Iterator[Diagnosis]:
                 remedy="make room; persist inspect usage says what takes it, and persist gc deletes without writing",
                 command="persist inspect usage",
             )
+
+
+def open_places(*urls: str) -> list[Path]:
+    """Which of the stores at these URLs every user of this machine may read."""
+    return [path for path in map(path_of, urls) if path is not None and is_open(path)]
+
+
+def files_open(look: Look) -> Iterator[Diagnosis]:
+    """What lies in files is read by whoever may read the files, and no token is asked for."""
+    for path in open_places(look.blob.url, look.consensus.url):
+        yield diagnosis(
+            "files-open",
+            None,
+            f"every user of this machine may read {path}, and so all rows, whatever tokens say",
+            cause="an older persist made it so, or somebody opened it",
+            remedy="run chmod -R o-rwx on it; persist makes what it adds there as open as its directory is",
+        )
 
 
 def _free_inodes_percent(path: Path) -> float | None:

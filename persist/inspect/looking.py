@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 
 from blob import Blob, BlobMisconfigured, BlobNotFound, BlobNotWritable, open_blob
 from blob.forwarding import ForwardingBlob
-from blob.interface import Unfinished
+from blob.interface import SignedPut, Unfinished
 from consensus import Consensus, ConsensusMisconfigured, ConsensusNotWritable, open_consensus
 from consensus.forwarding import ForwardingConsensus
 from consensus.interface import Wanted
@@ -54,7 +54,7 @@ class LookedBlob(ForwardingBlob):
         """Whether it can be listed. No probe is written."""
         next(iter(self.list("")), None)
 
-    def presign_put(self, key: str, expires_s: int) -> str | None:
+    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
         return None
 
     def _refuse(self) -> NoReturn:

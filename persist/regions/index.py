@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from blob import without_secrets
+from persist.client.regular_file import opens_regular
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.core.ids import is_reserved
@@ -137,7 +138,8 @@ def read_index(path: str | Path) -> Index:
     if not str(path):
         raise InvalidUsage("the name of the index is empty: give a file")
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb", opener=opens_regular) as file:
+            data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidUsage(f"the index {path} cannot be read: {error.strerror}") from error
     if len(data) > FILE_BYTES_MAX:

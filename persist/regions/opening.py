@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from blob import open_blob
+from blob import open_blob, without_secrets
 from blob.location import is_there
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import LocationSettings, directory_urls
@@ -38,7 +38,7 @@ def open_replica(
         url = directory_urls(url, makes=False)[0]
     with translated():
         if not is_there(url):
-            raise InvalidUsage(f"{url} does not exist")
+            raise InvalidUsage(f"{without_secrets(url)} does not exist")
         blob = open_blob(url)
     replica = Replica(blob, home or Home(), follow=follow, settings=settings)
     try:

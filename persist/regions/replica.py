@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from blob import Blob, BlobNotFound
 from blob.forwarding import ForwardingBlob
-from blob.interface import Unfinished
+from blob.interface import SignedPut, Unfinished
 from consensus import Consensus, ConsensusNotWritable, Entry
 from consensus.interface import Wanted
 from consensus.notify import Notifier
@@ -83,7 +83,7 @@ class ReadOnlyBlob(ForwardingBlob):
         if self.stat(ID_KEY) is None:
             raise BlobNotFound(f"{self.url} has no location")
 
-    def presign_put(self, key: str, expires_s: int) -> str | None:
+    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
         return None
 
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from blob.private import make_directories
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
@@ -172,7 +173,7 @@ def salvage(old: Location, promotion: Promotion, directory: Path) -> Iterator[Di
     has files already, or cannot be written.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directories(directory)
         if any(directory.iterdir()):
             raise InvalidUsage(f"{directory} has files already: give an empty directory, or a new one")
         client = Client(_Unheld(old))

@@ -76,6 +76,7 @@ class Target:
             consensus,
             token=options.text("token"),
             ca_file=options.text("caFile"),
+            certificate_file=options.text("certificateFile"),
             timeout_s=options.seconds("timeoutSeconds", 60.0),
             handles=HandleSettings(write=write, read=read),
         )

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of, server_of
 from persist.cli.inspect_far import understood
-from persist.cli.screen import complain, plain
+from persist.cli.screen import complain, plain, texts_of
 from persist.cli.where import add_client_arguments, check_given
 from persist.commit.system import SystemClock
 from persist.core.errors import PersistError
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         given = {name: getattr(arguments, name) or "" for name in LIMITS}
         found = _asked(arguments, given, read_limits(**given))
     except PersistError as error:
-        complain("persist doctor", error.message)
+        complain("persist doctor", error.message, texts_of(arguments))
         return exit_of(error)
     if arguments.json:
         sys.stdout.write(found.text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import logging
 import os
 import select
 import socket
@@ -24,6 +25,7 @@ from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
 from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage
+from persist.doctor.location import open_places
 from persist.regions.fencing import HomeWatch
 from persist.regions.index import open_index
 from persist.regions.opening import open_replica
@@ -39,6 +41,7 @@ CHILD_STOP_EXTRA_S = 5.0  # beyond the children's own shutdown time
 _FD = "PERSIST_LISTEN_FD"
 _PEERS = "PERSIST_PEER_PORTS"
 _PARENT = "PERSIST_PARENT_PID"
+_log = logging.getLogger("persist.rpc")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tls-certificate", metavar="FILE", help="PEM file; needs --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file; needs --tls-certificate")
+    parser.add_argument(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="PEM file of who signs the certificates of clients; they need no token",
+    )
     parser.add_argument("--insecure", action="store_true", default=None, help="listen beyond loopback without tokens")
     parser.add_argument(
         "--history", metavar="AGE", help="what new shards keep readable: 7d (default), none, forever, or 7d,tmp/=none"
@@ -119,6 +127,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "audit": arguments.audit,
         "tls_certificate": arguments.tls_certificate,
         "tls_key": arguments.tls_key,
+        "tls_client_ca": arguments.tls_client_ca,
         "insecure": arguments.insecure,
         "access_log": arguments.access_log,
         "traces": arguments.traces,
@@ -157,6 +166,8 @@ def _serve(
     except BaseException:
         listener.close()
         raise
+    for path in open_places(location.blob.url, location.consensus.url):
+        _log.warning("every user of this machine may read %s, whatever tokens say: run chmod -R o-rwx on it", path)
     watch = _watch(location, settings)
     children: list[subprocess.Popen[bytes]] = []
 
@@ -279,7 +290,7 @@ def _spawn(
     arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, ports: str
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "persist.cli", "serve", "--log-level", arguments.log_level]
-    for name in ("host", "tokens", "tls_certificate", "tls_key"):
+    for name in ("host", "tokens", "tls_certificate", "tls_key", "tls_client_ca"):
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]

@@ -16,8 +16,9 @@ from typing import Any
 from persist.client.arguments import named_once
 from persist.core.commands import SCOPES
 from persist.core.errors import InvalidUsage, Unavailable
-from rpc.auth import expiry_of, known_of, mint
+from rpc.auth import expiry_of, known_of, mint, tokens_read
 from rpc.cli.writing import replacing
+from rpc.tls import checked_name
 
 LOCK_WAIT_S = 10.0
 LOCK_POLL_S = 0.02
@@ -35,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read (the default); write and maintain include it, manage includes write, admin includes all",
     )
     parser.add_argument("--prefix", action="append", default=[], help="only shards with this prefix; may be repeated")
+    parser.add_argument(
+        "--certificate",
+        metavar="NAME",
+        help="no token, but the client certificate of that name: DNS:…, URI:…, email:…, IP:… or subject:CN=…",
+    )
     parser.add_argument("--expires", metavar="DATE", help="ISO date or time after which it is refused (UTC)")
 
 
@@ -43,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list == (arguments.name is not None):
         raise InvalidUsage("give the id of a token, or --list")
     mints = not (arguments.list or arguments.revoke)
-    if not mints and (arguments.scope or arguments.prefix or arguments.expires):
-        raise InvalidUsage("--scope, --prefix and --expires are for a token that is minted")
+    if not mints and (arguments.scope or arguments.prefix or arguments.expires or arguments.certificate):
+        raise InvalidUsage("--scope, --prefix, --certificate and --expires are for a token that is minted")
     if not mints and not path.exists():
         raise InvalidUsage(f"the tokens file {path} does not exist")
     if arguments.list:
@@ -69,6 +75,8 @@ def _told(entry: dict[str, Any]) -> dict[str, Any]:
     """A token without its hash."""
     until = entry.get("expires")
     told = {name: entry.get(name) for name in ("id", "scopes", "prefixes", "expires")}
+    if "certificate" in entry:
+        told["certificate"] = entry["certificate"]
     return {**told, "expired": until is not None and expiry_of(until) <= datetime.now(UTC)}
 
 
@@ -77,6 +85,9 @@ def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, An
         raise InvalidUsage(f"{path} has a token {arguments.name!r} already; revoke it, or take another name")
     token, digest = mint(arguments.name)
     entry: dict[str, Any] = {"id": arguments.name, "sha256": digest, "scopes": [arguments.scope or "read"]}
+    if arguments.certificate is not None:
+        del entry["sha256"]
+        entry["certificate"] = token = _certificate(arguments.certificate)
     if arguments.prefix:
         if "" in arguments.prefix:
             raise InvalidUsage("--prefix is empty: give a prefix, or leave it out for all shards")
@@ -93,12 +104,19 @@ def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, An
     return token
 
 
+def _certificate(name: str) -> str:
+    try:
+        return checked_name(name)
+    except ValueError as error:
+        raise InvalidUsage(f"--{error}") from error
+
+
 def _tokens(path: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=named_once)["tokens"]
+        found = json.loads(tokens_read(str(path)), object_pairs_hook=named_once)["tokens"]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error}") from error
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise InvalidUsage(f"the tokens file {path} does not hold a list of tokens")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,13 @@ import msgspec
 
 from persist.client import deadlines
 from persist.client.connect import Connection
+from persist.client.trust import Trust
 from persist.commit.durations import Durations
 from persist.commit.origin import Requesting
 from persist.commit.storms import Storms
 from persist.commit.system import Clock, OwnProcess, SystemIds
 from persist.commit.tracing import TRACEPARENT, Tracer, open_tracer
-from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
+from persist.core.errors import Corruption, Indeterminate, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.answers import Broken, Reply
 from rpc.client.connections import ANSWER_BYTES_MAX, NotSent, Pool
@@ -63,7 +63,7 @@ class HttpCalls:
         clock: Clock,
         *,
         token: str | None,
-        ca_file: str | None,
+        trust: Trust | None = None,
         timeout_s: float,
         connect_s: float | None = None,
     ) -> None:
@@ -79,10 +79,7 @@ class HttpCalls:
         self.received = 0  # bytes of answers
         self.tracer: Tracer | None = None
         self._timeout_s = timeout_s
-        try:
-            self._tls = ssl.create_default_context(cafile=ca_file) if _is_secure(servers) else None
-        except OSError as error:
-            raise InvalidUsage(f"ca_file {ca_file!r} cannot be used: {error.strerror or error}") from error
+        self._tls = (trust or Trust()).context() if _is_secure(servers) else None
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._pools = {url: Pool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
 
@@ -211,7 +208,7 @@ def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
         Servers((connection.url or "").split(","), clock),
         clock,
         token=connection.token,
-        ca_file=connection.ca_file,
+        trust=connection.trust,
         timeout_s=connection.request_s,
         connect_s=connection.connect_s,
     )

@@ -28,6 +28,7 @@ class _Presigned(msgspec.Struct):
 
     get: str | None = None
     put: str | None = None
+    put_headers: dict[str, str] = {}
 
 
 class HttpBlob(Blob):
@@ -46,12 +47,12 @@ class HttpBlob(Blob):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
-        if self._straight("PUT", key, "put", data) is None:
+        if not self._put_straight(key, data):
             self._call("PUT", key, len(data), body=data)
 
     def get(self, key: str) -> bytes:
         check_key(key)
-        found = self._straight("GET", key, "get")
+        found = self._got_straight(key)
         return self._call("GET", key, BLOB_BYTES_UNTOLD, bytes_max=BLOB_BYTES_MAX).data if found is None else found
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -63,7 +64,7 @@ class HttpBlob(Blob):
                 raise BlobNotFound(f"blob {key} does not reach to byte {start}")
             return b""
         headers = {"range": f"bytes={start}-{start + length - 1}"}
-        data = self._straight("GET", key, "get", headers=headers)
+        data = self._got_straight(key, headers)
         if data is None:
             data = self._call("GET", key, length, headers=headers, bytes_max=length).data
         if len(data) != length:
@@ -115,20 +116,39 @@ class HttpBlob(Blob):
         except PersistError as error:
             raise BlobUnavailable(f"blob {key}: {error.message}") from error
 
-    def _straight(
-        self,
-        method: str,
-        key: str,
-        kind: str,
-        body: bytes | memoryview | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> bytes | None:
+    def _got_straight(self, key: str, headers: dict[str, str] | None = None) -> bytes | None:
         """The bytes by a presigned URL; None where there is none: then the server is asked."""
-        if not self._presigned or self._direct is None:
+        signed = self._signed(key)
+        if signed is None or signed.get is None:
             return None
-        url: str | None = getattr(decoded_json(self._call("GET", f"{key}?presign=true"), _Presigned), kind)
-        if url is None:
+        response = self._sent("GET", signed.get, key, None, headers)
+        if response.status in (404, 416):
+            raise BlobNotFound(f"there is no blob {key} with these bytes")
+        # Any other refusal, or a redirection, means that the store does not take the URL.
+        return response.data if response.status < 300 else None
+
+    def _put_straight(self, key: str, data: bytes | memoryview) -> bool:
+        """Whether the blob lies there now. The store keeps the key from being written twice: see `Blob.presign_put`."""
+        signed = self._signed(key)
+        if signed is None or signed.put is None:
+            return False
+        response = self._sent("PUT", signed.put, key, data, signed.put_headers)
+        if response.status != 412:
+            return response.status < 300
+        if self.get(key) != bytes(data):
+            raise BlobExists(f"blob {key} exists with other bytes; keys are single-use")
+        return True
+
+    def _signed(self, key: str) -> _Presigned | None:
+        if not self._presigned:
             return None
+        return decoded_json(self._call("GET", f"{key}?presign=true"), _Presigned)
+
+    def _sent(
+        self, method: str, url: str, key: str, body: bytes | memoryview | None, headers: dict[str, str] | None
+    ) -> urllib3.BaseHTTPResponse:
+        """What the store says, after some tries: neither 429 nor 5xx, and no 409 of a put that meets another."""
+        assert self._direct is not None
         for left in reversed(range(PRESIGNED_TRIES_MAX)):
             try:
                 response = self._direct.request(
@@ -137,13 +157,10 @@ class HttpBlob(Blob):
             except urllib3.exceptions.HTTPError as error:
                 if left:
                     continue
-                raise BlobUnavailable(f"blob {key}: the store did not answer ({error.__class__.__name__})") from error
-            if response.status < 400:
-                return response.data
-            if response.status in (404, 416):
-                raise BlobNotFound(f"there is no blob {key} with these bytes")
-            if response.status < 500 and response.status != 429:
-                return None  # the store does not take the signature: ask the server
+                raise BlobUnavailable(f"blob {key}: the store did not answer ({error.__class__.__name__})") from None
+            races = method == "PUT" and response.status in (404, 409)  # 404: Ceph's word for it
+            if response.status < 500 and response.status != 429 and not races:
+                return response
         raise BlobUnavailable(f"blob {key}: the store keeps failing")
 
 

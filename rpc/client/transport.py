@@ -261,7 +261,11 @@ def _with_workers(
         left = min(SERVER_S, deadline - clock.monotonic())
         if len(servers.urls) > 1 and left > 0:
             alone = HttpCalls(
-                Servers([url], clock), clock, token=connection.token, ca_file=connection.ca_file, timeout_s=left
+                Servers([url], clock),
+                clock,
+                token=connection.token,
+                trust=connection.trust,
+                timeout_s=left,
             )
             try:
                 ports = _location(alone.call(_LOCATION)).ports

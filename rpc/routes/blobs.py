@@ -82,10 +82,17 @@ async def _presigned(request: Request, service: Service, key: str) -> Response:
     seconds = seconds_of(principal, service.settings.presigned_s, service.location.clock.now_ms())
     is_own = is_audit(key.partition("/")[0])
     may_write = not principal.scopes.isdisjoint((WRITE, MAINTAIN)) and is_part_key(key) and not is_own
+    return JSONResponse(await service.work.run(_sign, service, key, seconds, may_write))
+
+
+def _sign(service: Service, key: str, seconds: int, may_write: bool) -> dict[str, Any]:
     blob = service.location.blob
-    found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds)}
-    found["put"] = blob.presign_put(key, seconds) if may_write else None
-    return JSONResponse(found)
+    with translated():
+        put = blob.presign_put(key, seconds) if may_write else None
+        found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds), "put": None}
+    if put is not None:
+        found |= {"put": put.url, "put_headers": dict(put.headers)}
+    return found
 
 
 def seconds_of(principal: Principal, most_s: int, now_ms: int) -> int:

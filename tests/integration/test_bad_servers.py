@@ -78,7 +78,7 @@ def test_an_answer_that_is_none_is_an_error_of_the_tree(said: bytes) -> None:
 
 def calls_to(server: Answering, timeout_s: float = WAIT_S) -> HttpCalls:
     clock = SystemClock()
-    return HttpCalls(Servers([server.url], clock), clock, token=None, ca_file=None, timeout_s=timeout_s)
+    return HttpCalls(Servers([server.url], clock), clock, token=None, timeout_s=timeout_s)
 
 
 TOO_LONG = {"as told": answer(200, bytes(2 * MIB)), "without an end": ENDLESS}

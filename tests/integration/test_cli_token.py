@@ -75,7 +75,18 @@ def held() -> list[str]:
     return ["more", *FILE]
 
 
+def open_to_group() -> list[str]:
+    Path("tokens.json").chmod(0o620)
+    return ["more", *FILE]
+
+
+def piped() -> list[str]:
+    os.mkfifo("pipe")
+    return ["more", "--file", "pipe"]
+
+
 HELD: list[int] = []
+CERTIFIED = json.dumps({"tokens": [{"id": "a", "certificate": "DNS:etl", "scopes": ["read"]}]})
 EMPTY_PREFIX = json.dumps({"tokens": [{"id": "a", "sha256": "00" * 32, "scopes": ["read"], "prefixes": [""]}]})
 WRONG = {
     "neither an id nor `--list`, or both": lambda: ["etl", "--list", *FILE],
@@ -83,7 +94,7 @@ WRONG = {
     "an id that the file has already": lambda: ["etl", *FILE],
     "`--revoke` of an id that the file does not have": lambda: ["another", "--revoke", *FILE],
     "`--list` or `--revoke` of a file that is not there": lambda: ["--list", "--file", "no.json"],
-    "`--list` or `--revoke` with `--scope`, `--prefix` or `--expires`": lambda: [
+    "`--list` or `--revoke` with `--scope`, `--prefix`, `--certificate` or `--expires`": lambda: [
         "etl",
         "--revoke",
         "--scope",
@@ -92,21 +103,30 @@ WRONG = {
     ],
     "`--prefix` that is empty": lambda: ["all", "--prefix", "", *FILE],
     "`--expires` that is no date, or past": lambda: ["late", "--expires", "2000-01-01", *FILE],
+    "`--certificate` that is no name as below": lambda: ["other", "--certificate", "etl.internal", *FILE],
+    "`--certificate` that the file has already": of_content(CERTIFIED, "other", "--certificate", "DNS:etl"),
     "a file that cannot be read, or holds no tokens": of_content("[]", "--list"),
+    "a file that its group, or everybody, may write": open_to_group,
+    "a pipe, a device or a directory in its place": piped,
     "`--list` of a file that a server would refuse": of_content(EMPTY_PREFIX, "--list"),
     "a change after which a server would refuse the file": of_content(EMPTY_PREFIX, "more"),
     "a file that another `persist token` has held for 10 s": held,
 }
 
 
+def contents() -> dict[str, bytes]:
+    made = (".tokens.json.lock", ".pipe.lock")
+    return {path.name: path.read_bytes() for path in Path().iterdir() if path.is_file() and path.name not in made}
+
+
 @pytest.mark.parametrize("given", WRONG)
 def test_wrong_words_change_nothing(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     token(capsys, "etl")
     words = WRONG[given]()
-    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    before = contents()
     assert main(["token", *words]) == 1
     assert capsys.readouterr().err.startswith("persist token: ")
-    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+    assert contents() == before
 
 
 def test_the_page_has_a_row_for_each() -> None:

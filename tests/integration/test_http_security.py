@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
+from blob.interface import SignedPut
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist.commit.location import Location
@@ -398,3 +401,34 @@ def test_a_token_takes_so_many_leases_and_no_more(tokens: Tokens) -> None:
         assert [take(number, "reader") for number in (1, 2, 3, 2)] == [200, 200, 429, 200]
         assert take(4, "eu-reader") == 200
     location.close()
+
+
+class _Signing(MemoryBlob):
+    """A store that tells for how long it signs."""
+
+    def presign_get(self, key: str, expires_s: int) -> str:
+        return f"get for {expires_s}"
+
+    def presign_put(self, key: str, expires_s: int) -> SignedPut:
+        return SignedPut(f"put for {expires_s}", {"If-None-Match": "*"})
+
+
+def test_a_signed_url_lives_no_longer_than_its_token(tmp_path: Path) -> None:
+    """A14: for an hour more it did what a token that had ended could not."""
+    settings = ServerSettings(tokens_file=str(tmp_path / "tokens.json"), presigned_s=600)
+    path, headers, entries = f"/v1/blobs/{key('orders')}?presign=true", {}, []
+    for name, scope, seconds in (("short", "write", 100), ("long", "write", 10_000), ("reader", "read", 10_000)):
+        token, digest = mint(name)
+        headers[name] = {"authorization": f"Bearer {token}"}
+        until = datetime.fromtimestamp(time.time() + seconds, UTC).isoformat()
+        entries.append({"id": name, "sha256": digest, "scopes": [scope], "expires": until})
+    (tmp_path / "tokens.json").write_text(json.dumps({"tokens": entries}))
+    location = Location(_Signing(), MemoryConsensus(), background=InlineBackground())
+    with TestClient(create_app(location, settings)) as http:
+        short, long, reader = (http.get(path, headers=headers[name]).json() for name in ("short", "long", "reader"))
+    location.close()
+    assert 1 <= short["expires_s"] <= 100
+    assert short["put"] == f"put for {short['expires_s']}"
+    assert long["expires_s"] == 600
+    assert long["put_headers"] == {"If-None-Match": "*"}
+    assert reader == {"expires_s": 600, "get": "get for 600", "put": None}

@@ -67,7 +67,7 @@ def test_a_token_of_an_empty_prefix_locked_everybody_out(
     ("entry", "said"),
     [
         (1, "does not hold a list of tokens"),
-        ({"id": "a"}, "needs id, sha256, scopes"),
+        ({"id": "a"}, "needs id, sha256 or certificate, scopes"),
         ({"id": "a_b", "sha256": "00" * 32, "scopes": ["read"]}, "needs an id of letters"),
         ({"id": "a", "sha256": "00", "scopes": ["read"]}, "SHA-256"),
         ({"id": "a", "sha256": "00" * 32, "scopes": []}, "needs scopes out of"),

@@ -28,6 +28,11 @@ OF_A_SERVICE = {
     "healthcheck",
     "depends_on",
     "restart",
+    "user",
+    "read_only",
+    "cap_drop",
+    "security_opt",
+    "tmpfs",
 }
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
 KINDS = {"command": list, "entrypoint": list, "environment": dict, "ports": list, "volumes": list, "depends_on": dict}
@@ -70,9 +75,31 @@ def _of_service(service: dict[str, Any], services: dict[str, Any], volumes: dict
             found.append(f"condition {how.get('condition')} is none")
         elif how["condition"] == "service_healthy" and "healthcheck" not in services[other]:
             found.append(f"waits for the health of {other}, which has no health check")
+    recipe = service.get("build", {}).get("dockerfile_inline", "")
+    for base in re.findall(r"^FROM (\S+)", recipe, re.M):
+        if not re.search(r":v?\d+\.\d+\.\d+|:RELEASE\.\d{4}-\d\d-\d\d", base):
+            found.append(f"base {base} has no pinned version")
+    found += _unconfined(service, services, recipe)
     check = service.get("healthcheck")
     if check is not None and check.get("test", [""])[0] not in ("CMD", "CMD-SHELL"):
         found.append("health check must begin with CMD or CMD-SHELL")
+    return found
+
+
+def _unconfined(service: dict[str, Any], services: dict[str, Any], recipe: str) -> list[str]:
+    """What a process of it may do that it need not."""
+    found = []
+    if service.get("read_only") is not True:
+        found.append("its file system is writable")
+    if service.get("cap_drop") != ["ALL"]:
+        found.append("it keeps capabilities")
+    if "no-new-privileges:true" not in service.get("security_opt", []):
+        found.append("it may get new privileges")
+    made_by = [one for one in services.values() if one.get("image") == service["image"] and "build" in one]
+    recipes = [recipe, *(one["build"]["dockerfile_inline"] for one in made_by)]
+    users = [user for text in recipes for user in re.findall(r"^USER (\S+)", text, re.M)[-1:]]
+    if str(service.get("user", users[0] if users else "root")).split(":")[0] in ("root", "0"):
+        found.append("it runs as root")
     return found
 
 
@@ -89,6 +116,14 @@ def test_the_file_is_sound() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
+        (("user: postgres", "user: root"), "postgres: it runs as root"),
+        (("        USER 1000:1000\n", ""), "bucket: it runs as root"),
+        (("        USER persist\n", ""), "compactor: it runs as root"),
+        (("read_only: true", "read_only: false"), "etcd: its file system is writable"),
+        (('cap_drop: ["ALL"]', "cap_drop: []"), "server: it keeps capabilities"),
+        (("no-new-privileges:true", "no-new-privileges:false"), "minio: it may get new privileges"),
+        (("busybox:1.37.0", "busybox"), "minio: base busybox has no pinned version"),
+        (("3.11.13-slim-bookworm", "3.11-slim"), "server: base python:3.11-slim has no pinned version"),
         ((":17.6", ""), "postgres: image has no pinned version"),
         (('"127.0.0.1:5432:5432"', '"5432:5432"'), "loopback"),
         (("- etcd-data:/etcd-data", "- nowhere:/etcd-data"), "not declared"),
@@ -136,6 +171,17 @@ def test_the_commands_are_those_of_the_program(compose: dict[str, Any], service:
     words = compose["services"][service]["command"]
     assert words[0] == {"server": "serve", "compactor": "compactor"}[service]
     parser.parse_args(words[1:])
+
+
+def test_the_image_has_the_libraries_of_the_lock(compose: dict[str, Any]) -> None:
+    recipe = compose["services"]["server"]["build"]["dockerfile_inline"]
+    assert "COPY requirements requirements" in recipe
+    for install in re.findall(r"pip install (.*)", recipe):
+        assert (
+            "--require-hashes -r" in install
+            or "--require-hashes --no-build-isolation" in install
+            or ("--no-deps --no-build-isolation ." in install)
+        )
 
 
 def test_the_image_copies_every_package(compose: dict[str, Any]) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import persist
+from blob import Blob, BlobExists, open_blob
 from blob.metrics import MeteredBlob
 from persist.client.connect import Client
+from persist.core.ids import PartId, WriterId, shard_id_of
+from persist.core.keys import is_part_key, part_key
 from rpc.client.http_blob import HttpBlob
 from tests.support.server import Server
 
@@ -22,6 +29,13 @@ ROWS = 50_000
 def server(tmp_path: Path, s3_url: str) -> Iterator[Server]:
     with Server(tmp_path, "--blob", s3_url, "--consensus", f"sqlite:///{tmp_path}/log.db") as server:
         yield server
+
+
+@pytest.fixture
+def store(s3_url: str) -> Iterator[Blob]:
+    """The bucket, opened with credentials: ask for it before `client`, which takes them away."""
+    with closing(open_blob(s3_url)) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -42,3 +56,33 @@ def test_parts_go_straight_to_the_bucket(server: Server, client: Client) -> None
     assert sorted(found) == list(range(ROWS))
     assert server.requests("put-blob") == 0  # no part went through the server
     assert server.requests("get-blob") > 0  # which was asked for signatures
+
+
+def test_a_leaked_url_changes_no_committed_part(server: Server, store: Blob, client: Client) -> None:
+    """A14: the URL of a part, once signed, overwrote it."""
+    shard = client.create_shard("leaked", SCHEMA, ["id"])
+    shard.insert(pa.table({"id": [f"row-{n}" for n in range(ROWS)], "n": list(range(ROWS))}))
+    key = next(found.key for found in store.list("") if is_part_key(found.key))
+    with urllib.request.urlopen(f"{server.url}/v1/blobs/{key}?presign=true") as answer:
+        signed = json.load(answer)
+    assert signed["put_headers"] == {"If-None-Match": "*"}
+    request = urllib.request.Request(
+        signed["put"], b"evil", {"content-type": "", **signed["put_headers"]}, method="PUT"
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == 412
+    refused.value.close()
+    with shard.snapshot() as snapshot:
+        assert snapshot.to_arrow().num_rows == ROWS
+
+
+def test_a_part_that_lies_there_is_compared(client: Client) -> None:
+    """A put that is tried again meets what it wrote itself."""
+    blob, key = client.transport.blob, part_key(shard_id_of("far"), WriterId("w" + "0" * 32), PartId("p" + "0" * 32))
+    client.create_shard("far", SCHEMA, ["id"])
+    blob.put(key, b"a part")
+    blob.put(key, b"a part")
+    with pytest.raises(BlobExists):
+        blob.put(key, b"another")
+    assert blob.get(key) == b"a part"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
@@ -215,6 +216,15 @@ def full(place: Path) -> Told:
     """Every disk has less than all of it free: so the system is asked for real, and only the limit is another one."""
     persist.connect(f"persist://{place}", collect=False).close()
     return Told(at(place, Limits(free_percent=100)), ("the blob store and the consensus store has", "% free"), None)
+
+
+@of("files-open")
+def opened_to_others(place: Path) -> Told:
+    with TemporaryDirectory(dir="/tmp") as away:  # what pytest gives lies in directories that are closed
+        Path(away).chmod(0o755)
+        persist.connect(f"persist://{away}", collect=False).close()
+        Path(away, "blob").chmod(0o755)
+        return Told(at(Path(away)), (f"every user of this machine may read {away}/blob",), None)
 
 
 @of("maintenance-away")

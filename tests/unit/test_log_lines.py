@@ -205,7 +205,7 @@ def test_a_command_that_meets_something_damaged_says_so_in_an_embedded_program(
 
 def test_all_tries_of_a_request_have_one_id() -> None:
     with closing(Answering(answer(503), answer(503), answer(200, b"{}"))) as server:
-        calls = HttpCalls(Servers([server.url], SystemClock()), SystemClock(), token=None, ca_file=None, timeout_s=30.0)
+        calls = HttpCalls(Servers([server.url], SystemClock()), SystemClock(), token=None, timeout_s=30.0)
         with closing(calls):
             calls.call(Call("GET", "/v1/shards"))
             calls.call(Call("GET", "/v1/shards"))

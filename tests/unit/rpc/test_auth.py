@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 from persist.core import commands as c
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from rpc.auth import LOOK_AGAIN_S, Principal, Tokens, mint
+from rpc.cli.token import add_arguments, run
+from rpc.tls import Peer
 
 
 class File:
@@ -149,6 +153,11 @@ def test_a_file_that_was_away_and_comes_back_damaged_lets_nobody_in(file: File) 
         '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["root"]}]}' % ("0" * 64),
         '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "prefixes": [""]}]}' % ("0" * 64),
         '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "expires": "soon"}]}' % ("0" * 64),
+        '{"tokens": [{"id": "a", "certificate": "etl", "scopes": ["read"]}]}',
+        '{"tokens": [{"id": "a", "certificate": ["DNS:etl"], "scopes": ["read"]}]}',
+        '{"tokens": [{"id": "a", "certificate": "DNS:etl", "sha256": "00", "scopes": ["read"]}]}',
+        '{"tokens": [{"id": "a", "certificate": "DNS:a", "scopes": ["read"]},'
+        ' {"id": "b", "certificate": "DNS:A", "scopes": ["read"]}]}',
     ],
 )
 def test_a_file_that_cannot_be_read_stops_the_start(file: File, content: str) -> None:
@@ -160,6 +169,121 @@ def test_a_file_that_cannot_be_read_stops_the_start(file: File, content: str) ->
 def test_a_missing_file_stops_the_start(file: File) -> None:
     with pytest.raises(InvalidUsage, match="cannot be read"):
         file.open()
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o664])
+def test_a_file_that_others_may_write_lets_nobody_in(file: File, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A22: it was taken without a word, and whoever wrote to it had a token of every scope."""
+    token = file.add("etl", "read")
+    tokens = file.open()
+    tokens.principal(f"Bearer {token}")
+    file.path.chmod(mode)
+    file.now += LOOK_AGAIN_S
+    with pytest.raises(Unauthorized):
+        tokens.principal(f"Bearer {token}")
+    assert f"has the mode {mode:04o}" in caplog.text
+    with pytest.raises(InvalidUsage, match="chmod go-w"):
+        file.open()
+    with pytest.raises(InvalidUsage, match="chmod go-w"):
+        run(token_arguments("another", "--file", str(file.path)))
+    file.path.chmod(0o644)
+    file.now += LOOK_AGAIN_S
+    tokens.principal(f"Bearer {token}")
+
+
+def test_a_pipe_or_a_device_in_its_place_lets_nobody_in_and_holds_nobody_up(file: File) -> None:
+    """A22: opening a pipe waited for who writes to it, and the event loop with it."""
+    token = file.add("etl", "read")
+    tokens = file.open()
+    file.path.unlink()
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
+        make(file.path)
+        file.now += LOOK_AGAIN_S
+        with pytest.raises(Unauthorized):
+            tokens.principal(f"Bearer {token}")
+        with pytest.raises(InvalidUsage, match="cannot be read"):
+            file.open()
+        with pytest.raises(InvalidUsage, match="cannot be read"):
+            run(token_arguments("--list", "--file", str(file.path)))
+        file.path.rmdir() if file.path.is_dir() else file.path.unlink()
+    file.write()
+    tokens.principal(f"Bearer {token}")
+
+
+def test_a_certificate_stands_for_a_token(file: File) -> None:
+    file.add("etl", "write", prefixes=["eu/"], certificate="DNS:ETL.test")
+    file.entries += [
+        {"id": "spiffe", "certificate": "URI:spiffe://x/etl", "scopes": ["read"]},
+        {"id": "short", "certificate": "DNS:short.test", "scopes": ["read"], "expires": "1970-01-12"},
+    ]
+    file.write()
+    tokens = file.open()
+
+    def named(*names: str, until_s: float = 2e6) -> Peer:
+        return Peer(frozenset(names), until_s)
+
+    found = tokens.principal(None, named("DNS:etl.test", "DNS:other.test"))
+    assert (found.name, found.prefixes, "write" in found.scopes) == ("etl", ("eu/",), True)
+    assert tokens.principal(None, named("URI:spiffe://x/etl")).scopes == {"read"}
+    for peer, why in (
+        (named("DNS:other.test"), "not known here"),
+        (named(), "not known here"),
+        (named("DNS:etl.test", "URI:spiffe://x/etl"), "several tokens"),
+        (named("DNS:etl.test", until_s=file.now), "has expired; connect"),
+        (named("DNS:short.test"), "'short' has expired"),
+        (None, "wants a token"),
+    ):
+        with pytest.raises(Unauthorized, match=why):
+            tokens.principal(None, peer)
+
+
+def test_a_token_that_is_sent_goes_before_a_certificate(file: File) -> None:
+    token = file.add("etl", "write", certificate="DNS:etl.test")
+    reader = file.add("reader", "read")
+    tokens, peer = file.open(), Peer(frozenset({"DNS:etl.test"}), 2e6)
+    assert tokens.principal(f"Bearer {reader}", peer).name == "reader"
+    assert tokens.principal(f"Bearer {token}").name == "etl"
+    with pytest.raises(Unauthorized):
+        tokens.principal("Bearer pt_etl_" + "x" * 43, peer)
+
+
+def test_an_entry_without_a_hash_is_no_token(file: File) -> None:
+    """Whatever is sent: zeros are what an entry that is not known is compared with."""
+    file.entries = [{"id": "etl", "certificate": "DNS:etl.test", "scopes": ["read"]}]
+    file.write()
+    with pytest.raises(Unauthorized):
+        file.open().principal("Bearer pt_etl_" + "x" * 43)
+
+
+def test_a_certificate_that_is_taken_out_lets_nobody_in(file: File) -> None:
+    file.add("etl", "read", certificate="DNS:etl.test")
+    tokens, peer = file.open(), Peer(frozenset({"DNS:etl.test"}), 2e6)
+    tokens.principal(None, peer)
+    file.entries = []
+    file.write()
+    with pytest.raises(Unauthorized):
+        tokens.principal(None, peer)
+
+
+def test_a_certificate_is_written_into_the_file(file: File, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--file", str(file.path), "--scope", "write", "--certificate", "DNS:etl.test"]
+    assert run(token_arguments("etl", *words)) == 0
+    assert capsys.readouterr().out == "DNS:etl.test\n"
+    assert file.open().principal(None, Peer(frozenset({"DNS:etl.test"}), 2e6)).name == "etl"
+    assert run(token_arguments("--list", "--file", str(file.path))) == 0
+    assert json.loads(capsys.readouterr().out)["certificate"] == "DNS:etl.test"
+    with pytest.raises(InvalidUsage, match="holds a certificate twice"):
+        run(token_arguments("again", *words))
+    with pytest.raises(InvalidUsage, match="--certificate is DNS"):
+        run(token_arguments("other", "--file", str(file.path), "--certificate", "etl.test"))
+    with pytest.raises(InvalidUsage, match="for a token that is minted"):
+        run(token_arguments("etl", "--revoke", "--file", str(file.path), "--certificate", "DNS:etl.test"))
+
+
+def token_arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
 
 
 def test_commands_need_the_scope_of_what_they_do() -> None:

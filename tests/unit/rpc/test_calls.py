@@ -41,7 +41,7 @@ def nobody() -> str:
 @contextmanager
 def calls_to(*urls: str, token: str | None = None) -> Iterator[HttpCalls]:
     clock = TestClock()
-    calls = HttpCalls(Servers(urls, clock), clock, token=token, ca_file=None, timeout_s=TIMEOUT_S)
+    calls = HttpCalls(Servers(urls, clock), clock, token=token, timeout_s=TIMEOUT_S)
     try:
         yield calls
     finally:
@@ -99,7 +99,7 @@ def test_a_safe_call_is_repeated_until_the_timeout_and_no_longer() -> None:
 def hurried_calls_to(*urls: str) -> Iterator[HttpCalls]:
     """Calls by the real clock, with little time."""
     clock = SystemClock()
-    with closing(HttpCalls(Servers(urls, clock), clock, token=None, ca_file=None, timeout_s=0.5)) as calls:
+    with closing(HttpCalls(Servers(urls, clock), clock, token=None, timeout_s=0.5)) as calls:
         yield calls
 
 

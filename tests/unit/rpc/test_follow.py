@@ -39,7 +39,7 @@ QUIET = heartbeat(Antichain(1), FRAMES, SOURCE)
 @contextmanager
 def following(*urls: str, until: int = 3, after: int | None = None) -> Iterator[Iterator[ListenEvent]]:
     clock = TestClock()
-    calls = HttpCalls(Servers(urls, clock), clock, token=None, ca_file=None, timeout_s=5.0)
+    calls = HttpCalls(Servers(urls, clock), clock, token=None, timeout_s=5.0)
     try:
         yield follow(calls, "eu/orders", after, Antichain(until))
     finally:

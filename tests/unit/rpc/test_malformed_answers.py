@@ -30,7 +30,7 @@ def calls_to(said: bytes) -> Iterator[HttpCalls]:
     clock = TestClock()
     with (
         Answering(said) as server,
-        closing(HttpCalls(Servers([server.url], clock), clock, token=None, ca_file=None, timeout_s=1.0)) as calls,
+        closing(HttpCalls(Servers([server.url], clock), clock, token=None, timeout_s=1.0)) as calls,
     ):
         yield calls
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 from botocore.exceptions import ClientError
 
+from blob import open_blob
 from blob.s3_errors import Refused, translate
 
 
@@ -15,3 +19,56 @@ def test_a_put_that_meets_another_of_its_key_is_tried_again(code: str, status: i
     refused = translate(ClientError(answer, "PutObject"), "key", "s3://bucket")
     assert isinstance(refused, Refused)
     assert refused.why == "race"
+
+
+class _Sloppy(BaseHTTPRequestHandler):
+    """A small S3 server that heeds no condition of a put, or says that it knows none."""
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.server.knows_none and self.headers["if-none-match"]:  # type: ignore[attr-defined]
+            self._say(501, b"<Error><Code>NotImplemented</Code></Error>")
+            return
+        self.server.objects[self.path] = body  # type: ignore[attr-defined]
+        self._say(200)
+
+    def do_HEAD(self) -> None:
+        self._say(200 if self.path in self.server.objects else 404)  # type: ignore[attr-defined]
+
+    def do_POST(self) -> None:
+        """DeleteObjects."""
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.objects.clear()  # type: ignore[attr-defined]
+        self._say(200, b"<DeleteResult/>")
+
+    def _say(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("knows_none", [False, True])
+def test_a_store_that_heeds_no_condition_signs_no_url_to_write(
+    knows_none: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A14: such a URL could overwrite a part that is committed. Clients send parts through the server instead."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Sloppy)
+    server.objects, server.knows_none = {}, knows_none  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    store = open_blob(f"s3://bucket/p?endpoint=http://127.0.0.1:{server.server_port}&region=us-east-1&attempts=1")
+    try:
+        assert store.presign_put("a/b", 60) is None
+        assert store.presign_get("a/b", 60) is not None
+        assert not server.objects  # type: ignore[attr-defined]
+    finally:
+        store.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()

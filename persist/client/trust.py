@@ -1,0 +1,36 @@
+"""TLS of a client: whom it trusts, and the certificate by which servers know it."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+
+from persist.core.errors import InvalidUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Both files are PEM. `ca_file`: whom to trust; None: whom the system trusts. `certificate_file`: with its key."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises InvalidUsage: one of the files cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise InvalidUsage(f"ca_file {self.ca_file!r:.200} cannot be used: {error.strerror or error}") from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.certificate_file is not None:
+            try:
+                if not stat.S_ISREG(os.stat(self.certificate_file).st_mode):
+                    raise OSError("it is no regular file")
+                # A key with a passphrase is refused: without this OpenSSL would ask for it on the terminal.
+                context.load_cert_chain(self.certificate_file, password=lambda: b"")
+            except (OSError, ValueError) as error:
+                said = getattr(error, "strerror", None) or error
+                raise InvalidUsage(f"certificate_file {self.certificate_file!r:.200} cannot be used: {said}") from error
+        return context

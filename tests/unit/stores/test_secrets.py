@@ -1,0 +1,144 @@
+"""No message about a location tells a password, whatever it is made of and wherever it stands."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from blob import BlobError, open_blob
+from consensus import ConsensusError, open_consensus
+from persist.cli.__main__ import main
+from persist.cli.commands import COMMANDS, parser_of
+from persist.client.connect import Connection
+from persist.client.server_url import normal
+from persist.commit.location import check_there
+from persist.core.errors import PersistError
+from persist.regions.index import check_server
+from rpc.settings import ServerSettings
+
+SECRET = "hunter2"
+SCHEMES = ["persist", "file", "s3", "gs", "abfs", "hdfs", "sqlite", "postgresql", "postgres", "etcd", "http", "ftp"]
+PASSWORDS = [one.format(char, SECRET) for char in "/@%#?:[ \\&=℀" for one in ("p{0}{1}", "1{0}{1}", "{1}{0}x")]
+FORMS = {
+    "before the host": "{scheme}://bob:{password}@127.0.0.1:1/x",
+    "no host": "{scheme}://bob:{password}@/x",
+    "a bad port": "{scheme}://bob:{password}@127.0.0.1:1x/x",
+    "no @": "{scheme}://bob:{password}",
+    "as an option": "{scheme}://127.0.0.1:1/x?password={password}",
+    "as an option behind others": "{scheme}://127.0.0.1:1/x?cache_mb=1&user=bob&password={password}",
+    "without slashes": "{scheme}:bob:{password}@host",
+}
+
+
+USES: dict[str, Callable[[str], object]] = {
+    "blob": lambda url: open_blob(url, makes=False),
+    "consensus": lambda url: open_consensus(url, reads_only=True),
+    "server": normal,
+    "server of an index": check_server,
+    "what is there": check_there,
+    "connection": lambda url: repr(Connection(url)),
+    "settings": lambda url: repr(ServerSettings(blob=url, consensus=url)),
+}
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and all that a trace of it shows."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def told(use: Callable[[str], object], url: str) -> str:
+    """All that is said of a location. One that is opened says where it is."""
+    try:
+        opened = use(url)
+    except (BlobError, ConsensusError, PersistError) as error:
+        return " ".join(f"{one!r} {one}" for one in causes(error))
+    if isinstance(opened, str) or opened is None:
+        return str(opened)
+    opened.close()  # type: ignore[attr-defined]
+    return f"{opened.url} {opened!r}"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("form", FORMS)
+def test_no_message_tells_a_password(use: str, form: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A22: an unescaped slash in the password of a database showed the rest of it."""
+    caplog.set_level(logging.INFO)
+    for scheme in SCHEMES:
+        for password in PASSWORDS:
+            if form == "no @" and ("@" in password or password.startswith(("1/", "1#", "1?"))):
+                continue  # what stands there is a host, or a host, a port and a path
+            url = FORMS[form].format(scheme=scheme, password=password)
+            assert SECRET not in told(USES[use], url), url
+    assert SECRET not in caplog.text
+
+
+Taken = tuple[list[str], str, list[str]]
+SHARED = ("--blob", "--consensus", "--url")
+URLS = [
+    "postgresql://bob:p/hunter2@127.0.0.1:1/x",
+    "s3://AKIA:hunter2@bucket/x",
+    "s3://bucket/x?secret_key=hunter2",
+    "http://bob:hunter2@127.0.0.1:1",
+]
+
+
+def arguments_of(command: str) -> Iterator[Taken]:
+    """Each argument of a command that takes URLs: the words before it, its name, and what the command needs beside."""
+    parsers: list[tuple[list[str], argparse.ArgumentParser]] = [([command], parser_of(command)[1])]
+    for words, parser in parsers:
+        needed: list[str] = []
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += [([*words, name], one) for name, one in action.choices.items()]
+            elif action.required:
+                needed += [f"{action.option_strings[0]}=a"] if action.option_strings else ["a"]
+        for action in parser._actions:
+            if action.metavar in ("URL", "URLS"):
+                yield words, action.option_strings[0], [one for one in needed if one not in action.option_strings]
+
+
+ARGUMENTS = [one for command in COMMANDS for one in arguments_of(command)]
+
+
+def test_there_are_commands_that_take_urls() -> None:
+    assert {"--home-blob", "--older-consensus", "--write", "--to", "--of", *SHARED} <= {
+        name for _, name, _ in ARGUMENTS
+    }
+
+
+@pytest.mark.parametrize("taken", ARGUMENTS, ids=lambda taken: " ".join(taken[0]) + taken[1])
+def test_no_command_tells_a_password(
+    taken: Taken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, name, needed = taken
+    for url in URLS[:1] if name in SHARED else URLS:
+        both = {"--blob": url, "--consensus": url} if name in ("--blob", "--consensus") else {name: url}
+        given = [*words, *(f"{one}={value}" for one, value in both.items()), *needed]
+        with suppress(SystemExit):
+            assert main(given) != 0
+        assert SECRET not in "".join(capsys.readouterr()), given
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_what_is_no_argument_is_told_without_its_password(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["shards", "--consenus", url],
+        ["shards", f"--consenus={url}"],
+        ["shards", url],
+        ["verify", url],
+        [url],
+        ["inspect", "state", url],
+        ["inspect", "shards", url],
+        ["doctor", "--tokens", url],
+    ):
+        with suppress(SystemExit):
+            assert main(words) != 0
+        assert SECRET not in "".join(capsys.readouterr()), words
