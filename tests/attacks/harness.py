@@ -49,7 +49,7 @@ Attack = Callable[["House", "Evil"], None]
 
 
 class House:
-    """A server process with a file of tokens: `admin`, and `evil`, `evil-reader` and `good`, limited to prefixes.
+    """A server process with a file of tokens: `admin`; `evil`, `evil-reader`, `evil-manager`, `good` for prefixes.
 
     `options`: those of a server that wants no tokens. Nobody is told apart then. `arguments`: more of them.
     """
@@ -68,6 +68,7 @@ class House:
             ("admin", "admin", []),
             ("evil", "write", ["evil/"]),
             ("evil-reader", "read", ["evil/"]),
+            ("evil-manager", "manage", ["evil/"]),
             ("good", "write", ["good/"]),
         ):
             self.tokens[name], digest = mint(name)

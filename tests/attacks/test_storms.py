@@ -27,13 +27,13 @@ class Limited(NamedTuple):
     house: House
     quotas: Path
 
-    def says(self, **most: int) -> None:
-        """Have these hold, once the server has read them."""
-        self.quotas.write_text(json.dumps({"tokens": {"evil": most}}))
-        told = [f'of="evil",quota="{quota}"}} {float(number)}' for quota, number in most.items()]
+    def says(self, token: str = "evil", **most: int) -> None:
+        """Have these hold for a token, once the server has read them."""
+        self.quotas.write_text(json.dumps({"tokens": {token: most}}))
+        told = [f'of="{token}",quota="{quota}"}} {float(number)}' for quota, number in most.items()]
 
         def is_read() -> bool:
-            self.house.ask("evil", "GET", "/v1/location")
+            self.house.ask(token, "GET", "/v1/location")
             return all(line in self.figures() for line in told)
 
         wait_until(is_read, "the server has read its file of quotas")
@@ -53,7 +53,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
     directory: Path = tmp_path_factory.mktemp("storms")
     quotas = directory / "quotas.json"
     quotas.write_text("{}")
-    with harness.house(directory, {**LOW, "refusal_pause_s": 0.2}, ("--quotas", str(quotas))) as found:
+    with harness.house(directory, {**LOW, "refusal_pause_s": 0.2}, arguments=("--quotas", str(quotas))) as found:
         yield Limited(found, quotas)
 
 
@@ -96,20 +96,20 @@ def test_many_shards(limited: Limited) -> None:
     limited.house.withstands(attack)
 
 
-@pytest.mark.parametrize("kind", ["leases", "cursors"])
-def test_many_readers_and_cursors(kind: str, limited: Limited) -> None:
+@pytest.mark.parametrize(("kind", "token"), [("leases", "evil-reader"), ("cursors", "evil-manager")])
+def test_many_readers_and_cursors(kind: str, token: str, limited: Limited) -> None:
     """6,400 readers and 2,400 cursors made each insert of everybody six times as slow: nothing bounded them."""
     most = 10
-    limited.says(**{kind: most})
+    limited.says(token, **{kind: most})
 
-    def attack(_: House, evil: Evil) -> None:
+    def attack(house: House, evil: Evil) -> None:
         path, given = f"/v1/shards/{evil.shard}/commands", []
         for number in range(most + 10):
             if kind == "leases":
                 made: c.Command = c.RegisterReader(ReaderId(f"r{number:032x}"), Antichain(0), 3_600_000, "mine")
             else:
                 made = c.RegisterCriticalReader(CriticalReaderId(f"c{number:032x}"), "", "mine")
-            given.append(evil.ask("POST", path, encoded(made), RECORD)[0])
+            given.append(house.ask(token, "POST", path, encoded(made), RECORD)[0])
         assert given.count(200) == most
         assert given[most:] == [429] * 10
 
