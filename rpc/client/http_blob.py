@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -10,17 +11,19 @@ import urllib3
 
 from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound, BlobStat, BlobUnavailable
 from blob.interface import check_key, check_range
+from persist.client import deadlines
 from persist.core.errors import Conflict, PersistError
 from rpc.blob_errors import BlobMissing
 from rpc.client.answers import Reply
 from rpc.client.calls import Call, HttpCalls, decoded_json
-from rpc.client.connections import ANSWER_BYTES_MAX
+from rpc.client.connections import ANSWER_BYTES_MAX, ERROR_BYTES_MAX
 
 PRESIGNED_READ_S = 120.0
 SLOW_BYTES_PER_S = 256 * 1024  # a blob has so much longer than another call that a line of this speed can carry it
 BLOB_BYTES_MAX = 2 * 1024**3  # of a blob whose size is not known before: no server takes one that is near
 BLOB_BYTES_UNTOLD = 64 * 1024 * 1024  # of a blob whose size is not known before
 PRESIGNED_TRIES_MAX = 4
+PIECE_BYTES = 1024**2  # of an answer of the store, at a time
 
 
 class _Presigned(msgspec.Struct):
@@ -52,7 +55,7 @@ class HttpBlob(Blob):
 
     def get(self, key: str) -> bytes:
         check_key(key)
-        found = self._got_straight(key)
+        found = self._got_straight(key, BLOB_BYTES_MAX)
         return self._call("GET", key, BLOB_BYTES_UNTOLD, bytes_max=BLOB_BYTES_MAX).data if found is None else found
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -64,7 +67,7 @@ class HttpBlob(Blob):
                 raise BlobNotFound(f"blob {key} does not reach to byte {start}")
             return b""
         headers = {"range": f"bytes={start}-{start + length - 1}"}
-        data = self._got_straight(key, headers)
+        data = self._got_straight(key, length, headers)
         if data is None:
             data = self._call("GET", key, length, headers=headers, bytes_max=length).data
         if len(data) != length:
@@ -116,25 +119,25 @@ class HttpBlob(Blob):
         except PersistError as error:
             raise BlobUnavailable(f"blob {key}: {error.message}") from error
 
-    def _got_straight(self, key: str, headers: dict[str, str] | None = None) -> bytes | None:
+    def _got_straight(self, key: str, bytes_max: int, headers: dict[str, str] | None = None) -> bytes | None:
         """The bytes by a presigned URL; None where there is none: then the server is asked."""
         signed = self._signed(key)
         if signed is None or signed.get is None:
             return None
-        response = self._sent("GET", signed.get, key, None, headers)
-        if response.status in (404, 416):
+        status, data = self._sent("GET", signed.get, key, None, headers, bytes_max)
+        if status in (404, 416):
             raise BlobNotFound(f"there is no blob {key} with these bytes")
         # Any other refusal, or a redirection, means that the store does not take the URL.
-        return response.data if response.status < 300 else None
+        return data if status < 300 else None
 
     def _put_straight(self, key: str, data: bytes | memoryview) -> bool:
         """Whether the blob lies there now. The store keeps the key from being written twice: see `Blob.presign_put`."""
         signed = self._signed(key)
         if signed is None or signed.put is None:
             return False
-        response = self._sent("PUT", signed.put, key, data, signed.put_headers)
-        if response.status != 412:
-            return response.status < 300
+        status, _ = self._sent("PUT", signed.put, key, data, signed.put_headers)
+        if status != 412:
+            return status < 300
         if self.get(key) != bytes(data):
             raise BlobExists(f"blob {key} exists with other bytes; keys are single-use")
         return True
@@ -145,23 +148,58 @@ class HttpBlob(Blob):
         return decoded_json(self._call("GET", f"{key}?presign=true"), _Presigned)
 
     def _sent(
-        self, method: str, url: str, key: str, body: bytes | memoryview | None, headers: dict[str, str] | None
-    ) -> urllib3.BaseHTTPResponse:
+        self,
+        method: str,
+        url: str,
+        key: str,
+        body: bytes | memoryview | None,
+        headers: dict[str, str] | None,
+        bytes_max: int = ERROR_BYTES_MAX,
+    ) -> tuple[int, bytes]:
         """What the store says, after some tries: neither 429 nor 5xx, and no 409 of a put that meets another."""
         assert self._direct is not None
         for left in reversed(range(PRESIGNED_TRIES_MAX)):
+            ends_s = time.monotonic() + deadlines.at_most(PRESIGNED_READ_S + BLOB_BYTES_UNTOLD / SLOW_BYTES_PER_S)
             try:
                 response = self._direct.request(
-                    method, url, body=cast(bytes, body), headers=headers, retries=False, redirect=False
+                    method,
+                    url,
+                    body=cast(bytes, body),
+                    headers=headers,
+                    retries=False,
+                    redirect=False,
+                    preload_content=False,
                 )
+                most = bytes_max if response.status < 300 else ERROR_BYTES_MAX
+                data = _body(response, most, ends_s, key)
             except urllib3.exceptions.HTTPError as error:
                 if left:
                     continue
                 raise BlobUnavailable(f"blob {key}: the store did not answer ({error.__class__.__name__})") from None
             races = method == "PUT" and response.status in (404, 409)  # 404: Ceph's word for it
             if response.status < 500 and response.status != 429 and not races:
-                return response
+                return response.status, data
         raise BlobUnavailable(f"blob {key}: the store keeps failing")
+
+
+def _body(response: urllib3.BaseHTTPResponse, bytes_max: int, ends_s: float, key: str) -> bytes:
+    """The body of an answer. Raises BlobUnavailable: it has more bytes than that, or is not whole in time."""
+    pieces, size = [], 0
+    try:
+        while piece := response.read1(PIECE_BYTES):
+            size += len(piece)
+            if size > bytes_max:
+                raise BlobUnavailable(
+                    f"blob {key}: the store sends more than the {bytes_max} bytes of what was asked for"
+                )
+            if time.monotonic() > ends_s:
+                raise BlobUnavailable(f"blob {key}: the store sends too slowly")
+            pieces.append(piece)
+    except BaseException:
+        response.close()
+        raise
+    response.release_conn()
+    return b"".join(pieces)
 
 
 def _shard(key: str) -> str:

@@ -14,7 +14,7 @@ from blob import BlobUnavailable
 from persist.commit.system import SystemClock
 from persist.core.errors import Indeterminate, PersistError
 from persist.formats.http_messages import PROTOCOL_VERSION
-from rpc.client import connections
+from rpc.client import connections, http_blob
 from rpc.client.calls import Call, HttpCalls
 from rpc.client.http_blob import HttpBlob
 from rpc.client.servers import Servers
@@ -109,3 +109,31 @@ def test_a_range_of_a_blob_is_not_longer_than_was_asked_for() -> None:
         blob = HttpBlob(calls, "mem:x")
         with pytest.raises(BlobUnavailable, match="the answer has 11 bytes"):
             blob.get_range("s1/p1", 0, 10)
+
+
+STORE_TOO_LONG = {"as told": answer(206, bytes(11)), "in chunks": chunked(bytes(6), bytes(6))}
+
+
+@pytest.mark.parametrize("said", STORE_TOO_LONG.values(), ids=STORE_TOO_LONG)
+def test_a_store_sends_no_more_than_was_asked_for(said: bytes) -> None:
+    """What came by a presigned URL had no bound at all."""
+    with Answering(said) as store:
+        signed = answer(200, json.dumps({"get": f"{store.url}/s1/p1?signed"}).encode())
+        with Answering(signed) as server, closing(calls_to(server)) as calls:
+            blob = HttpBlob(calls, "s3://bucket", presigned=True)
+            with pytest.raises(BlobUnavailable, match="more than the 10 bytes"):
+                blob.get_range("s1/p1", 0, 10)
+            blob.close()
+
+
+def test_a_store_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte had two minutes."""
+    monkeypatch.setattr(http_blob, "PRESIGNED_READ_S", 0.2)
+    monkeypatch.setattr(http_blob, "SLOW_BYTES_PER_S", 1e12)
+    with Answering(answer(206, bytes(10_000)), drip_s=0.05) as store:
+        signed = answer(200, json.dumps({"get": f"{store.url}/s1/p1?signed"}).encode())
+        with Answering(signed) as server, closing(calls_to(server)) as calls:
+            blob = HttpBlob(calls, "s3://bucket", presigned=True)
+            with pytest.raises(BlobUnavailable, match=r"too slowly|did not answer"):
+                blob.get_range("s1/p1", 0, 10_000)
+            blob.close()

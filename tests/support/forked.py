@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import BinaryIO
 
-from persist.cli.__main__ import main
+from persist.cli.__main__ import ARROW_ALLOCATOR, main
 from tests.support.waiting import WAIT_S
 
 LOADED = ["persist.cli.replicate", "rpc.cli.serve", "rpc.serving", "compactor.cli.compactor", "compactor.cli.gc"]
+os.environ.setdefault(*ARROW_ALLOCATOR)  # for the process that forks: it has loaded Arrow before a command says so
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload([*LOADED, __name__])
 

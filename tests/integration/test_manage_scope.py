@@ -1,4 +1,4 @@
-"""Who may write drops no shard, and takes from others no more history than it has itself read."""
+"""Who may move frontiers (`manage`) drops no shard, and takes from others no more history than it has itself read."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def knock(place: Place, door: str | c.Command) -> int:
     if isinstance(door, c.Command):
-        return int(place.send("write", door).status_code)
+        return int(place.send("manage", door).status_code)
     content = b"" if door.startswith(("advance", "downgrade")) else ROWS
-    return int(place.call("write", "POST", f"/v1/shards/{NAME}/{door}", content=content, headers=NDJSON).status_code)
+    return int(place.call("manage", "POST", f"/v1/shards/{NAME}/{door}", content=content, headers=NDJSON).status_code)
 
 
 def register(place: Place) -> None:
-    place.sent("write", c.RegisterWriter(WRITER, 60_000))
-    place.sent("write", c.RegisterReader(READER, None, 60_000))
-    place.sent("write", c.RegisterCriticalReader(CRITICAL, "", "cursor"))
+    place.sent("manage", c.RegisterWriter(WRITER, 60_000))
+    place.sent("manage", c.RegisterReader(READER, None, 60_000))
+    place.sent("manage", c.RegisterCriticalReader(CRITICAL, "", "cursor"))
 
 
 @pytest.mark.parametrize(("first", "second"), [(CLOSE_WRITES, CLOSE_READS), (CLOSE_READS, CLOSE_WRITES)])
-def test_no_door_of_the_scope_write_drops_a_shard(
+def test_no_door_of_the_scope_manage_drops_a_shard(
     place: Place, first: list[str | c.Command], second: list[str | c.Command]
 ) -> None:
     """Both frontiers were closed one after the other. Then the name could be used anew, with other columns."""
@@ -68,22 +68,22 @@ def test_no_door_of_the_scope_write_drops_a_shard(
     assert 200 in told
     for door in second:
         assert knock(place, door) == (200 if isinstance(door, c.DowngradeSince) else 400), door
-    place.sent("write", c.ExpireReader(READER))
+    place.sent("manage", c.ExpireReader(READER))
     assert not place.state.is_closed
-    assert place.call("write", "PUT", f"/v1/shards/{NAME}", json=OTHER_COLUMNS).status_code == 422
+    assert place.call("manage", "PUT", f"/v1/shards/{NAME}", json=OTHER_COLUMNS).status_code == 422
     assert place.state.shard_id == shard_id
-    assert place.call("write", "DELETE", f"/v1/shards/{NAME}").status_code == 403
+    assert place.call("manage", "DELETE", f"/v1/shards/{NAME}").status_code == 403
 
 
 def test_a_listener_that_reaches_the_end_of_a_closed_shard_does_not_drop_it(place: Place) -> None:
     knock(place, "advance-upper?upper=[]")
-    answer = place.call("write", "GET", f"/v1/shards/{NAME}/listen", headers=EVENTS)
+    answer = place.call("manage", "GET", f"/v1/shards/{NAME}/listen", headers=EVENTS)
     assert "id: closed" in answer.text
     assert not place.state.is_closed
     assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
 
 
-@pytest.mark.parametrize("scope", ["read", "write"])
+@pytest.mark.parametrize("scope", ["read", "write", "manage"])
 def test_no_leased_reader_closes_a_shard_to_reads(place: Place, scope: str) -> None:
     """One command of the scope `write` did, where nobody else held anything: for everybody, for ever."""
     place.sent(scope, c.RegisterReader(READER, None, 60_000))
@@ -97,14 +97,14 @@ def test_no_leased_reader_closes_a_shard_to_reads(place: Place, scope: str) -> N
 
 def test_a_hold_beyond_the_upper_takes_no_history_from_others(place: Place) -> None:
     """A listener with times of a wrong unit took since with it, without force: all history was unreadable for good."""
-    place.sent("write", c.RegisterReader(READER, Antichain(BEYOND), 60_000))
-    place.sent("write", c.RegisterReader(OTHER, Antichain(BEYOND), 60_000))
-    assert place.sent("write", c.DowngradeSince(READER, Antichain(BEYOND), FAR)) == c.SinceDowngraded(
+    place.sent("manage", c.RegisterReader(READER, Antichain(BEYOND), 60_000))
+    place.sent("manage", c.RegisterReader(OTHER, Antichain(BEYOND), 60_000))
+    assert place.sent("manage", c.DowngradeSince(READER, Antichain(BEYOND), FAR)) == c.SinceDowngraded(
         Antichain(BEYOND), Antichain(UPPER - 1)
     )
     for _ in range(40):
         knock(place, "insert")
-    place.sent("write", c.DowngradeSince(READER, Antichain(BEYOND), FAR))
+    place.sent("manage", c.DowngradeSince(READER, Antichain(BEYOND), FAR))
     state = place.state
     assert (state.since, state.upper) == (Antichain(UPPER + 39), Antichain(UPPER + 40))
     assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
@@ -115,7 +115,7 @@ def test_the_renewed_lease_of_a_listener_takes_no_history_from_others(
 ) -> None:
     monkeypatch.setattr(leases, "LEASE_MS", 600)
     path = f"/v1/shards/{NAME}/listen?after={BEYOND}&until={BEYOND + 5}"
-    listening = threading.Thread(target=lambda: place.call("write", "GET", path, headers=EVENTS))
+    listening = threading.Thread(target=lambda: place.call("manage", "GET", path, headers=EVENTS))
     listening.start()
 
     def moved() -> bool:
