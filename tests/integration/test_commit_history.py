@@ -500,10 +500,10 @@ def test_over_http_the_token_says_who(place: Place) -> None:
     told = {"persist-info": '{"ticket": "ü"}'.encode(), "persist-purpose": "nightly%20load"}
     assert place.call("write", "POST", INSERT, content=b'{"id": 1}\n', headers=told).status_code == 200
     assert place.call("admin", "POST", INSERT, content=b'{"id": 2}\n').status_code == 200
-    assert place.call("write", "POST", f"/v1/shards/{NAME}/advance-upper?upper=9").status_code == 200
+    assert place.call("admin", "POST", f"/v1/shards/{NAME}/advance-upper?upper=9").status_code == 200
     page = place.call("read", "GET", f"{HISTORY}?limit=3").json()
     assert [(e["operation"], e["who"], e["purpose"], e["info"]) for e in page["entries"]] == [
-        ("advance_upper", "writer", None, None),
+        ("advance_upper", "adminr", None, None),
         ("insert", "adminr", None, None),
         ("insert", "writer", "nightly load", {"ticket": "ü"}),
     ]
@@ -640,7 +640,7 @@ def test_requests_that_are_refused_write_nothing(
 ) -> None:
     before = place.location.machine(NAME).refresh()
     more = {"content": b'{"id": 1}\n'} if method == "POST" else {}
-    answer = place.call("write", method, path, headers=headers, **more)
+    answer = place.call("admin", method, path, headers=headers, **more)
     assert answer.status_code == status, answer.text
     assert answer.json()["kind"] == ("unknown_shard" if status == 404 else "invalid_usage")
     assert place.location.machine(NAME).refresh() == before

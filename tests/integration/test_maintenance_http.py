@@ -77,7 +77,8 @@ def refused_insert(url: str, client: Client) -> tuple[int, str | None]:
     command = c.Insert(writer.writer_id, Token("i" + "7" * 32), writer.stage(rows(0), 0))
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port)
-    connection.request("POST", "/v1/shards/orders/commands", encoded(command))
+    headers = {"content-type": "application/vnd.persist.record"}
+    connection.request("POST", "/v1/shards/orders/commands", encoded(command), headers)
     answer = connection.getresponse()
     answer.read()
     connection.close()
@@ -126,9 +127,9 @@ def test_a_server_maintains_itself_with_a_token_of_its_own(tmp_path: Path) -> No
     assert (figures["gc_failed"], figures["merges_failed"]) == (0, 0)
 
 
-def test_maintenance_needs_the_admin_scope(tmp_path: Path) -> None:
+def test_maintenance_needs_the_scope_maintain(tmp_path: Path) -> None:
     file, entries, tokens = tmp_path / "tokens.json", [], {}
-    for scope in ("write", "admin"):
+    for scope in ("write", "maintain", "admin"):
         tokens[scope], digest = mint(scope)
         entries.append({"id": scope, "sha256": digest, "scopes": [scope]})
     file.write_text(json.dumps({"tokens": entries}))
@@ -141,10 +142,10 @@ def test_maintenance_needs_the_admin_scope(tmp_path: Path) -> None:
             shard.insert(rows(number))
         refused = compactor(tmp_path / "x", server.url, tokens["write"])
         assert refused.returncode == 1
-        assert "no scope 'admin'" in refused.stderr
+        assert "no scope 'maintain'" in refused.stderr
         failed = {line["shard"] for line in map(json.loads, refused.stderr.splitlines()) if "shard" in line}
         assert failed == {"orders"}, "to the audit it commits by itself: nobody changes that through a server"
-        assert compactor(tmp_path / "x", server.url, tokens["admin"]).returncode == 0
+        assert compactor(tmp_path / "x", server.url, tokens["maintain"]).returncode == 0
 
 
 def test_a_merge_is_applied_though_the_server_has_gone(tmp_path: Path) -> None:

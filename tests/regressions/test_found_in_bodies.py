@@ -38,6 +38,7 @@ from rpc.settings import Limits, ServerSettings
 from rpc.slots import CALLER, SharedSlots
 from rpc.work import Work
 from tests.fuzz.fuzzing import MEMORY_BYTES_MAX, memory_bytes, peak_bytes
+from tests.support.asking import typed
 from tests.support.bombs import file, named, nulls_within, stream, viewed, zeros
 from tests.support.location import memory_location
 from tests.support.server import Server
@@ -71,6 +72,7 @@ def location() -> Iterator[Location]:
 def http(location: Location) -> Iterator[TestClient]:
     Client(EmbeddedTransport(location)).create_shard("t", SCHEMA, ["id"])
     with TestClient(create_app(location, ServerSettings(limits=LIMITS)), base_url="http://127.0.0.1") as client:
+        typed(client)
         yield client
 
 
