@@ -20,7 +20,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 EXAMPLES = 25  # of each law
-EXAMPLES_OF_A_PROOF = 100
+EXAMPLES_OF_A_PROOF = 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

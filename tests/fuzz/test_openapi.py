@@ -17,7 +17,7 @@ from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
-EXAMPLES = 15  # for each operation
+EXAMPLES = 8  # for each operation
 # A time that is not complete yet, and a wait that ends before it is, is a 503 as the page says, and no bug.
 EXPECTED = 'not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]'
 
