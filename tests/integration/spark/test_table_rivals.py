@@ -31,7 +31,7 @@ NAME = "table"
 DDL = "k bigint, a bigint, b string"
 OF_SPARK = tuple(verb for verb in VERBS if verb is not replace_where)  # ShardTable has no such verb
 SEEDS = range(2)
-PROOF_SEEDS = range(2, 32)
+PROOF_SEEDS = range(2, 12)
 CALLS_MAX = 12  # of each Python writer in a story
 SQL = {  # what the verbs of the model compute, as Spark has it
     str(pc.field("a") + 1): "a + 1",
