@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from persist.commit.system import Clock
 from persist.core.errors import Overloaded
 from persist.core.ids import is_reserved
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
+from rpc.held import Held
 from rpc.quota_file import RATES, QuotaFile, Rules
 from rpc.rates import Bucket
 from rpc.tally import Tally, within
@@ -44,11 +44,6 @@ class QuotaFull(Overloaded):
     """
 
 
-class _Lease(NamedTuple):
-    lapses_s: float
-    lease_s: float
-
-
 class Owner:
     """A token, or all shards under a prefix: how much it may use, and what it has used here."""
 
@@ -60,7 +55,7 @@ class Owner:
         self.given = given
         within_another = {one for one in given for other in given if one != other and one.startswith(other)}
         self.prefixes = tuple(set(given) - within_another) or ("",)  # under which its shards are, each of them once
-        self.held: dict[str, dict[str, _Lease]] = {quota: {} for quota in OF_OWN}
+        self.held = {quota: Held() for quota in OF_OWN}
         self._buckets: dict[str, Bucket] = {}
         self.change(most, now_s)
 
@@ -92,10 +87,8 @@ class Owner:
         if quota in RATES:
             return max(0.0, self._buckets[quota].used(now_s))
         if self.is_token and quota in OF_OWN:
-            held = self.held[quota]
-            for gone in [key for key, lease in held.items() if lease.lapses_s <= now_s]:
-                del held[gone]
-            return len(held)
+            self.held[quota].forget_lapsed(now_s)
+            return len(self.held[quota])
         return sum(tally.used(prefix, quota) for prefix in self.prefixes)
 
 
@@ -198,7 +191,7 @@ class Quotas:
                 is_new = key not in held
                 if is_new and len(held) >= most and (used := owner.used(quota, now_s, self._tally)) >= most:
                     raise self._full(owner, quota, used, RETRY_AFTER_S)
-                held[key] = _Lease(now_s + lease_s, lease_s)
+                held.take(key, lease_s, now_s)
                 return is_new
         return False
 
@@ -207,15 +200,14 @@ class Quotas:
         for owner in owners:
             if owner.is_token and quota in owner.most:
                 with self._lock:
-                    if (known := owner.held[quota].get(key)) is not None:
-                        owner.held[quota][key] = _Lease(self._clock.monotonic() + known.lease_s, known.lease_s)
+                    owner.held[quota].renew(key, self._clock.monotonic())
 
     def gives_back(self, owners: Iterable[Owner], quota: str, key: str) -> None:
         """It was given up, or not registered after all."""
         for owner in owners:
             if owner.is_token:
                 with self._lock:
-                    owner.held[quota].pop(key, None)
+                    owner.held[quota].give_back(key)
 
     def writes(self, owners: Sequence[Owner], shard: str, rows: int, size: int, *, frees: bool = False) -> None:
         """Count rows that are written; `frees`: they take others away, so that no quota of bytes is in their way.

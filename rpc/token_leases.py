@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Overloaded, PersistError
 from persist.core.ids import ReaderId
+from rpc.held import Held
 
 RETRY_AFTER_S = 5.0
 RENEWED_S = 3600.0  # for so long a lease counts of which only the renewal was seen here
@@ -22,16 +23,10 @@ ABOUT = TAKES | RENEWS | {c.ExpireReader}
 
 
 @dataclass(slots=True)
-class _Lease:
-    seconds: float
-    until_s: float
-
-
-@dataclass(slots=True)
 class _Taken:
     """The leases of one token, by shard."""
 
-    by_shard: dict[str, dict[ReaderId, _Lease]] = field(default_factory=dict)
+    by_shard: dict[str, Held] = field(default_factory=dict)
     count: int = 0
 
 
@@ -57,7 +52,7 @@ class TokenLeases:
         """
         reader: ReaderId = command.reader  # type: ignore[attr-defined]
         known = self._taken.get(token)
-        is_new = known is None or reader not in known.by_shard.get(shard, {})
+        is_new = known is None or reader not in known.by_shard.get(shard, ())
         if isinstance(command, (c.RegisterReader, c.HoldPoint)):
             self._take(token, shard, reader, command.lease_ms / 1000, is_new)
         elif isinstance(command, c.ExpireReader):
@@ -78,46 +73,41 @@ class TokenLeases:
         if is_new and self._is_full(taken, shard):
             self._forget_lapsed(taken)
             if self._is_full(taken, shard):
-                held = len(taken.by_shard.get(shard, {}))
+                held = len(taken.by_shard.get(shard, ()))
                 raise Overloaded(
                     f"the token {token!r} holds {held} leases on shard {shard!r} and {taken.count} in all; close "
                     f"readers, or wait: it may hold {self._of_shard_max} on one shard and {self._of_all_max} in all",
                     retry_after_s=RETRY_AFTER_S,
                 )
         taken.count += is_new
-        taken.by_shard.setdefault(shard, {})[reader] = _Lease(seconds, self._now_s() + seconds)
+        taken.by_shard.setdefault(shard, Held()).take(reader, seconds, self._now_s())
 
     def _is_full(self, taken: _Taken, shard: str) -> bool:
-        return taken.count >= self._of_all_max or len(taken.by_shard.get(shard, {})) >= self._of_shard_max
+        return taken.count >= self._of_all_max or len(taken.by_shard.get(shard, ())) >= self._of_shard_max
 
     def _renew(self, token: str, shard: str, reader: ReaderId) -> None:
         taken = self._taken.get(token)
-        known = None if taken is None else taken.by_shard.get(shard, {}).get(reader)
-        if known is not None:
-            known.until_s = self._now_s() + known.seconds
-        elif taken is None or not self._is_full(
-            taken, shard
-        ):  # taken through another server, or before this one started
+        held = None if taken is None else taken.by_shard.get(shard)
+        if held is not None and held.renew(reader, self._now_s()):
+            return
+        if taken is None or not self._is_full(taken, shard):  # of another server, or of before this one started
             self._take(token, shard, reader, RENEWED_S, True)
 
     def _give_back(self, token: str, shard: str, reader: ReaderId) -> None:
         taken = self._taken.get(token)
         if taken is None:
             return
-        held = taken.by_shard.get(shard, {})
-        if held.pop(reader, None) is not None:
-            taken.count -= 1
-        if not held:
-            taken.by_shard.pop(shard, None)
+        held = taken.by_shard.get(shard)
+        if held is not None:
+            taken.count -= held.give_back(reader)
+            if not held:
+                del taken.by_shard[shard]
         if not taken.by_shard:
             del self._taken[token]
 
     def _forget_lapsed(self, taken: _Taken) -> None:
         now_s = self._now_s()
         for shard, held in list(taken.by_shard.items()):
-            left = {reader: lease for reader, lease in held.items() if lease.until_s > now_s}
-            taken.count -= len(held) - len(left)
-            if left:
-                taken.by_shard[shard] = left
-            else:
+            taken.count -= held.forget_lapsed(now_s)
+            if not held:
                 del taken.by_shard[shard]
