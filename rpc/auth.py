@@ -32,12 +32,12 @@ from persist.client.regular_file import opens_regular
 from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, SCOPES
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from persist.core.ids import is_reserved
+from rpc.changed_files import ChangedFiles
 from rpc.tls import Peer, checked_name
 
 _log = logging.getLogger("persist.rpc")
 TOKENS_MAX = 10_000
 FILE_BYTES_MAX = 16 * 1024 * 1024
-LOOK_AGAIN_S = 0.5
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TOKEN = re.compile(r"pt_([A-Za-z0-9-]{1,64})_([A-Za-z0-9_-]{20,200})\Z")
 
@@ -129,8 +129,7 @@ class Tokens:
         self._own = None if own is None else hashlib.sha256(own.encode()).digest()
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._looked_s = 0.0
-        self._version = self._stamp()
+        self._file = ChangedFiles([path], now_s)
         self._by_id: dict[str, Known] = {}
         self._by_certificate: dict[str, Known] = {}
         self._take(_read(path))
@@ -178,29 +177,18 @@ class Tokens:
         return principal
 
     def _look(self) -> None:
-        now = self._now_s()
-        if abs(now - self._looked_s) >= LOOK_AGAIN_S:
+        if self._file.is_due():
             with self._lock:
-                self._looked_s = now
-                if self._stamp() != self._version:
+                if self._file.look():
                     self._reload()
 
-    def _stamp(self) -> tuple[int, int, int, int] | None:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
-
     def _reload(self) -> None:
-        stamp = self._stamp()
         try:
             found = _read(self._path)
         except InvalidUsage as error:
             _log.warning("nobody is let in by a token until this is mended: %s", error.message)
             found = {}
         self._take(found)
-        self._version = stamp
 
     def _take(self, found: dict[str, Known]) -> None:
         self._by_certificate = {one.certificate: one for one in found.values() if one.certificate is not None}

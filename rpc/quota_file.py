@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from persist.client.arguments import named_once
-from persist.client.regular_file import opens_regular
+from persist.client.regular_file import read_bounded
 from persist.core.errors import InvalidUsage
 from persist.core.ids import is_reserved
+from rpc.changed_files import ChangedFiles
 
 RATES = ("requests_per_s", "rows_per_s", "bytes_per_s")  # of one server process
 COUNTS = ("shards", "bytes", "leases", "cursors", "attributes", "writers")  # of what there is
@@ -31,7 +31,6 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 QUOTA_MAX = 2**53  # that every JSON reader takes as it is
 ASK_CHARS_MAX = 200
 PREFIX_CHARS_MAX = 257
-LOOK_AGAIN_S = 0.5
 _TOKEN = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{0,128})?\Z")
 _FIELDS = ("ask", "default", "tokens", "prefixes")
@@ -66,22 +65,14 @@ class QuotaFile:
 
     def __init__(self, path: str, now_s: Callable[[], float]) -> None:
         self._path = path
-        self._now_s = now_s
-        self._looked_s = now_s()
-        self._version = self._stamp()
+        self._file = ChangedFiles([path], now_s)
         self.rules = read(path)
         self.unreadable = ""  # what is wrong with the file now
 
     def look(self) -> bool:
         """Read the file again if it has changed; whether its rules did."""
-        now = self._now_s()
-        if abs(now - self._looked_s) < LOOK_AGAIN_S:
+        if not self._file.look():
             return False
-        self._looked_s = now
-        stamp = self._stamp()
-        if stamp == self._version:
-            return False
-        self._version = stamp
         before = self.rules
         try:
             self.rules, self.unreadable = read(self._path), ""
@@ -90,24 +81,10 @@ class QuotaFile:
             _log.error("the file of quotas is bad: the quotas before it hold", extra={"why": str(error)[:500]})
         return self.rules != before
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
 
 def read(path: str) -> Rules:
     """The rules of a file. Raises InvalidUsage."""
-    try:
-        with open(path, "rb", opener=opens_regular) as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidUsage(f"the quotas file {path} cannot be read: {error.strerror}") from error
-    if len(data) > FILE_BYTES_MAX:
-        raise InvalidUsage(f"the quotas file {path} is longer than {FILE_BYTES_MAX} bytes")
-    return rules_of(data, path)
+    return rules_of(read_bounded(f"the quotas file {path}", path, FILE_BYTES_MAX), path)
 
 
 def rules_of(data: bytes, path: str) -> Rules:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist.core.errors import InvalidUsage
+from rpc.changed_files import ChangedFiles
 
 MINIMUM = ssl.TLSVersion.TLSv1_2
-LOOK_AGAIN_S = 0.5
 NAME_CHARS_MAX = 1000
 _KINDS = {"DNS": "DNS", "URI": "URI", "email": "email", "IP Address": "IP"}
 _SHORT = {
@@ -56,19 +56,13 @@ class TlsContext(ssl.SSLContext):
 
     def __init__(self, files: TlsFiles, now_s: Callable[[], float]) -> None:
         self._files = files
-        self._now_s = now_s
-        self._looked_s = now_s()
-        self._version = _stamp(files)
+        self._changed = ChangedFiles(filter(None, (files.certificate, files.key, files.client_ca)), now_s)
         self._current = context_of(files)
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
         """What asyncio and uvloop call for each connection, on the event loop alone."""
-        now = self._now_s()
-        if abs(now - self._looked_s) >= LOOK_AGAIN_S:
-            self._looked_s = now
-            if (version := _stamp(self._files)) != self._version:
-                self._version = version
-                self._reload()
+        if self._changed.look():
+            self._reload()
         return self._current.wrap_bio(*arguments, **named)
 
     def _reload(self) -> None:
@@ -140,15 +134,3 @@ def checked_name(name: object) -> str:
 def _escaped(value: str) -> str:
     """So that no value can be read as another attribute: a name that a client chose must not be somebody else's."""
     return re.sub(r'([,+="\\<>;])', r"\\\1", value)
-
-
-def _stamp(files: TlsFiles) -> tuple[tuple[int, int, int] | None, ...]:
-    return tuple(_stamp_of(path) for path in (files.certificate, files.key, files.client_ca) if path)
-
-
-def _stamp_of(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

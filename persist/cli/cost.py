@@ -15,11 +15,12 @@ from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of
 from persist.cli.screen import complain, texts_of
 from persist.cli.where import TOKEN, check_given, token_of_environment, trust_of, url_of
 from persist.cli.where import add_arguments as add_where
+from persist.client.regular_file import read_bounded
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.cost.document import CostDocument, cost_document
 from persist.cost.metered import Metered, metered, together
 from persist.cost.priced import MeteredTold, metered_told
-from persist.cost.prices import EXAMPLE, Prices, built_in, read_bounded, read_prices
+from persist.cost.prices import EXAMPLE, Prices, built_in, read_prices
 from persist.inspect.records import Findings
 
 DAYS = 7.0
@@ -148,4 +149,4 @@ def _watched(ask: Callable[[], Metered], watch_s: float | None) -> tuple[Metered
 
 
 def _read(path: Path) -> str:
-    return read_bounded("metrics", path, SCRAPE_BYTES_MAX).decode("utf-8", "replace")
+    return read_bounded(f"the metrics {str(path)!r:.200}", path, SCRAPE_BYTES_MAX).decode("utf-8", "replace")

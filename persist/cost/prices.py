@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from persist.client.regular_file import opens_regular
+from persist.client.regular_file import read_bounded
 from persist.core.errors import InvalidUsage
 from persist.inspect.records import Told
 
@@ -100,21 +100,9 @@ def built_in() -> Prices:
     return prices_of(tomllib.loads(EXAMPLE), "built in")
 
 
-def read_bounded(what: str, path: Path, bytes_max: int) -> bytes:
-    """A file that somebody named, `what` by its name. Raises InvalidUsage: it cannot be read, or has more bytes."""
-    try:
-        with open(path, "rb", opener=opens_regular) as file:
-            data = file.read(bytes_max + 1)
-    except OSError as error:
-        raise InvalidUsage(f"the {what} {str(path)!r:.200} cannot be read: {error.strerror}") from error
-    if len(data) > bytes_max:
-        raise InvalidUsage(f"the {what} {str(path)!r:.200} have more than {bytes_max} bytes")
-    return data
-
-
 def read_prices(path: Path) -> Prices:
     """The table in a TOML file. Raises InvalidUsage: it cannot be read, or a price is missing, wrong or unknown."""
-    data = read_bounded("prices", path, FILE_BYTES_MAX)
+    data = read_bounded(f"the prices {str(path)!r:.200}", path, FILE_BYTES_MAX)
     try:
         given = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:

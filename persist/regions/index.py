@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from blob import without_secrets
-from persist.client.regular_file import opens_regular
+from persist.client.regular_file import read_bounded
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.core.ids import is_reserved
@@ -137,14 +137,7 @@ def read_index(path: str | Path) -> Index:
     """The index in a file. Raises what `decode_index` raises, and InvalidUsage: there is no such file."""
     if not str(path):
         raise InvalidUsage("the name of the index is empty: give a file")
-    try:
-        with open(path, "rb", opener=opens_regular) as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidUsage(f"the index {path} cannot be read: {error.strerror}") from error
-    if len(data) > FILE_BYTES_MAX:
-        raise InvalidUsage(f"the index {path} is larger than {FILE_BYTES_MAX} bytes")
-    return decode_index(data, str(path))
+    return decode_index(read_bounded(f"the index {path}", path, FILE_BYTES_MAX), str(path))
 
 
 def write_index(path: str | Path, index: Index) -> None:

@@ -22,7 +22,8 @@ from persist.core.keys import part_key
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.quota_file import LOOK_AGAIN_S, QUOTAS
+from rpc.changed_files import LOOK_AGAIN_S
+from rpc.quota_file import QUOTAS
 from rpc.settings import Limits, ServerSettings
 from tests.support.location import InlineBackground
 

@@ -12,7 +12,8 @@ import pytest
 
 from persist.core import commands as c
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
-from rpc.auth import LOOK_AGAIN_S, Principal, Tokens, mint
+from rpc.auth import Principal, Tokens, mint
+from rpc.changed_files import LOOK_AGAIN_S
 from rpc.cli.token import add_arguments, run
 from rpc.tls import Peer
 
