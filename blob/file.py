@@ -212,15 +212,7 @@ class FileBlob(Blob):
 
     def _make_dirs(self, directory: str) -> None:
         """Make a directory below the root, and those above it."""
-        missing = [directory]
-        while not os.path.isdir(missing[-1]) and missing[-1] != self._root:
-            missing.append(os.path.dirname(missing[-1]))
-        for each in reversed(missing):
-            try:
-                os.mkdir(each, self._directory_mode)
-            except FileExistsError:
-                if not os.path.isdir(each):
-                    raise
+        make_directories(directory, self._directory_mode, self._root)
 
     def _write_temp(self, key: str, data: bytes | memoryview) -> str:
         temp = f"{self._temp_dir}/{aside_name(key, f'{self._unique}-{os.getpid()}-{next(self._counter)}')}"

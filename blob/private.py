@@ -11,14 +11,17 @@ from pathlib import Path
 DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
 
 
-def make_directories(path: str | Path) -> None:
-    """Make a directory, and those above it that are missing, for their owner alone. What is there stays as it is."""
+def make_directories(path: str | Path, mode: int = DIRECTORY_MODE, top: str = "") -> None:
+    """Make a directory, and those above it that are missing, none above `top`. What is there stays as it is.
+
+    Unless `mode` says otherwise they are their owner's alone.
+    """
     missing = [os.fspath(path)]
-    while (above := os.path.dirname(missing[-1])) and not os.path.isdir(missing[-1]):
+    while missing[-1] != top and (above := os.path.dirname(missing[-1])) and not os.path.isdir(missing[-1]):
         missing.append(above)
     for each in reversed(missing):
         try:
-            os.mkdir(each, DIRECTORY_MODE)
+            os.mkdir(each, mode)
         except FileExistsError:
             if not os.path.isdir(each):
                 raise

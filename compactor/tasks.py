@@ -76,11 +76,8 @@ def history_task(location: Location, committer_of: CommitterOf) -> Task:
 
 def retention_task(location: Location, transport: Transport, metrics: Metrics | None = None) -> Task:
     """Take the cuts that policies of rows need, and take rows away by them; look again when something may be due."""
-    counted, keeper, own = (
-        metrics or Metrics(),
-        Keeper(location, transport),
-        Keeper(location, EmbeddedTransport(location)),
-    )
+    counted = metrics or Metrics()
+    keeper, own = Keeper(location, transport), Keeper(location, EmbeddedTransport(location))
 
     def retain(name: str) -> float | None:
         try:

@@ -50,8 +50,9 @@ class Server:
         self._urls = tuple(dict.fromkeys(map(normal, url.split(","))))
         self._url = self._urls[0]
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        is_secure = (trust or Trust()).ca_file is not None or any(one.startswith("https") for one in self._urls)
-        context = (trust or Trust()).context() if is_secure else None
+        trust = trust or Trust()
+        is_secure = trust.ca_file is not None or any(one.startswith("https") for one in self._urls)
+        context = trust.context() if is_secure else None
         self._opener = urllib.request.build_opener(
             _Stays, urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )

@@ -19,9 +19,8 @@ CALLS, MOVED = "persist_store_calls_total", "persist_store_bytes_total"
 _BILLED = {"put": "put", "get": "get", "get_range": "get", "stat": "get", "list": "list", "delete": "delete"}
 KINDS = ("put", "get", "list", "delete")
 _SERIES = re.compile(r'(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\}')
-_SAMPLE = re.compile(
-    rf"(?P<series>{_SERIES.pattern})" + r"\s+(?P<value>\S+)(\s+-?\d+)?\s*"
-)  # with a time, as the format allows
+# With a time behind the value, as the format allows.
+_SAMPLE = re.compile(rf"(?P<series>{_SERIES.pattern})\s+(?P<value>\S+)(\s+-?\d+)?\s*")
 _LABEL = re.compile(r'([a-z_]+)="([^"\\]*)"')
 
 

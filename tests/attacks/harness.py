@@ -51,15 +51,16 @@ Attack = Callable[["House", "Evil"], None]
 class House:
     """A server process with a file of tokens: `admin`; `evil`, `evil-reader`, `evil-manager`, `good` for prefixes.
 
-    `options`: those of a server that wants no tokens. Nobody is told apart then. `arguments`: more of them.
+    `arguments`: more that it is started with. Where it wants no tokens, nobody is told apart.
     """
 
     def __init__(
         self,
         directory: Path,
         limits: dict[str, float] | None = None,
-        options: list[str] | None = None,
         arguments: Sequence[str] = (),
+        *,
+        wants_tokens: bool = True,
     ) -> None:
         self.tokens: dict[str, str] = {}
         directory.mkdir(parents=True, exist_ok=True)
@@ -79,8 +80,8 @@ class House:
         given = {
             f"PERSIST_LIMIT_{name.upper()}": str(value) for name, value in (LOW if limits is None else limits).items()
         }
-        options = ["--tokens", str(tokens)] if options is None else options
-        self.server = Server(directory / "data", *options, *arguments, environment=given)
+        asking = ["--tokens", str(tokens)] if wants_tokens else []
+        self.server = Server(directory / "data", *asking, *arguments, environment=given)
         self.port = self.server.port
         self._good: Good | None = None
         for shard in (EVIL_SHARD, GOOD_SHARD):
@@ -398,11 +399,12 @@ def is_ended(opened: socket.socket) -> bool:
 def house(
     directory: Path,
     limits: dict[str, float] | None = None,
-    options: list[str] | None = None,
     arguments: Sequence[str] = (),
+    *,
+    wants_tokens: bool = True,
 ) -> Iterator[House]:
     """A server that is stopped at the end."""
-    one = House(directory, limits, options, arguments)
+    one = House(directory, limits, arguments, wants_tokens=wants_tokens)
     with one.server:
         yield one
         if one.is_alive:

@@ -18,7 +18,7 @@ ROW = b"id,text\n1,evil\n"
 @pytest.fixture(scope="module", params=[["--insecure"], []], ids=["insecure", "loopback"])
 def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """One on a published port, as that of docker-compose, and one that listens on loopback."""
-    with harness.house(tmp_path_factory.mktemp("open"), options=request.param) as found:
+    with harness.house(tmp_path_factory.mktemp("open"), arguments=request.param, wants_tokens=False) as found:
         yield found
 
 

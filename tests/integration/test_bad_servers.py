@@ -12,7 +12,7 @@ import pytest
 import persist
 from blob import BlobUnavailable
 from persist.commit.system import SystemClock
-from persist.core.errors import Indeterminate, PersistError
+from persist.core.errors import Indeterminate, PersistError, Unavailable
 from persist.formats.http_messages import PROTOCOL_VERSION
 from rpc.client import connections, http_blob
 from rpc.client.calls import Call, HttpCalls
@@ -96,6 +96,12 @@ def test_no_more_is_taken_than_what_was_asked_for_can_have(said: bytes) -> None:
         finally:
             tracemalloc.stop()
         assert most < 4 * MIB
+
+
+@pytest.mark.parametrize("said", TOO_LONG.values(), ids=TOO_LONG)
+def test_a_call_that_may_be_repeated_ends_when_all_answers_are_too_long(said: bytes) -> None:
+    with Answering(said) as server, closing(calls_to(server, 0.5)) as calls, pytest.raises(Unavailable):
+        calls.call(Call("GET", "/x", bytes_max=MIB))
 
 
 def test_the_body_of_an_error_has_a_bound_of_its_own() -> None:

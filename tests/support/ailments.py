@@ -367,15 +367,22 @@ def clone_dropped(place: Path) -> Told:
 # --- what should be gone
 
 
-@of("retention-behind")
-def history_kept(place: Path) -> Told:
+def written_daily(history: str, days: int) -> Report:
+    """What is found of a shard that was written to every day, and that nobody maintains."""
     world = World()
     machine = world.machine()
-    shard = made(machine, history="7d")
-    for _ in range(12):
+    shard = made(machine, history=history)
+    for _ in range(days):
         world.pass_ms(DAY_MS)
         filled(machine, shard, 1)
-    return Told(examine(world), ("history is to be kept for 7 days", "the oldest readable time, 0, is 12 days old"))
+    return examine(world)
+
+
+@of("retention-behind")
+def history_kept(place: Path) -> Told:
+    return Told(
+        written_daily("7d", 12), ("history is to be kept for 7 days", "the oldest readable time, 0, is 12 days old")
+    )
 
 
 @of("retention-behind")
@@ -389,13 +396,7 @@ def history_of_none(place: Path) -> Told:
 @of("retention-behind")
 def history_of_none_while_it_is_written(place: Path) -> Told:
     """A shard that is written to every day was never told: it was never idle."""
-    world = World()
-    machine = world.machine()
-    shard = made(machine, history="none")
-    for _ in range(4):
-        world.pass_ms(DAY_MS)
-        filled(machine, shard, 1)
-    return Told(examine(world), ("no longer than readers need it", "is 4 days old"))
+    return Told(written_daily("none", 4), ("no longer than readers need it", "is 4 days old"))
 
 
 @of("retention-behind")
