@@ -34,8 +34,14 @@ from persist.formats.exposition import exposition
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.app import create_app
+from rpc.audit import Audit, Entry
+from rpc.auth import ANYBODY
+from rpc.changed_files import LOOK_AGAIN_S
 from rpc.metrics import Metrics as ServerMetrics
+from rpc.quota_file import QuotaFile
+from rpc.quotas import Quotas
 from rpc.settings import Limits, ServerSettings
+from rpc.tally import Tally
 from tests.integration.test_metrics import documented
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan, FaultyBlob
@@ -45,6 +51,7 @@ from tests.support.location import InlineBackground, TestClock
 from tests.support.monitored import maintenance, series
 from tests.support.pages import ROOT
 from tests.support.promtool import ALERTS, firing, promtool
+from tests.support.waiting import wait_until
 
 DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -352,3 +359,34 @@ def test_a_copy_whose_store_does_not_answer(tmp_path: Path) -> None:
         after = series(metrics.text().decode())
         plan.heal()
     check(tmp_path, {**before, "persist_region_lag_seconds": 0.0}, after, "PersistRegionBehind")
+
+
+def test_an_audit_that_cannot_be_written(tmp_path: Path) -> None:
+    with troubled() as server, closing(Audit(EmbeddedTransport(server.location), "forever", queued_max=4)) as audit:
+        audit.note(Entry("etl", "drop", "eu/a", 200))
+        wait_until(lambda: told(audit)["persist_audit_entries_total"] == 1, "the stores take it")
+        before = told(audit)
+        server.plan.resume()
+        for number in range(20):
+            audit.note(Entry("etl", "drop", f"eu/{number}", 200))
+        after = told(audit)
+        server.plan.heal()
+    check(tmp_path, before, after, "PersistAuditLost")
+
+
+def test_quotas_that_cannot_be_read(tmp_path: Path) -> None:
+    path, clock = tmp_path / "quotas.json", TestClock()
+    path.write_text("{}")
+    with troubled() as server, closing(Tally(server.location, threaded=False)) as tally:
+        quotas = Quotas(QuotaFile(str(path), clock.monotonic), clock, tally)
+        before = told(quotas)
+        path.write_text("{")
+        clock.advance_ms(int(LOOK_AGAIN_S * 1000) + 1)
+        assert not quotas.look(), "the rules before it hold"
+        after = told(quotas)
+    check(tmp_path, before, after, "PersistQuotasUnreadable")
+
+
+def told(teller: Audit | Quotas) -> Figures:
+    families = teller.families() if isinstance(teller, Audit) else teller.families(ANYBODY)
+    return series(exposition(families).decode())
