@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from persist.core.errors import Forbidden, InvalidUsage
 from persist.formats.http_messages import RECORD
@@ -29,6 +30,7 @@ _ONCE = (b"host", b"origin", b"content-type", b"sec-fetch-site", b"authorization
 _ELSEWHERE = (b"cross-site", b"same-site")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?\Z")
 _PORTS = {"http": 80, "https": 443}
+HOSTS_MAX = 64  # Hosts and Origins of which is remembered whether they are of this machine; each is a header at most
 _Headers = Mapping[bytes, bytes]
 
 
@@ -74,9 +76,8 @@ def check_local(headers: _Headers) -> None:
         given = headers.get(name)
         if given is None:
             continue
-        text = given.decode("latin-1")
-        found = _authority(text) if name == b"host" else _origin(text)
-        if found is None or not is_local(found[0]):
+        if not _is_here(name == b"origin", given):
+            text = given.decode("latin-1")
             raise Forbidden(
                 f"without tokens this server answers requests to and from this machine only, not {text[:100]!r}"
             )
@@ -95,6 +96,14 @@ def check_site(method: str, headers: _Headers, *, is_local_only: bool) -> None:
     if method in SAFE_METHODS and how == (b"navigate", b"document"):
         return  # somebody follows a link to us
     raise Forbidden("a web page of another site may not use this server; open its address yourself")
+
+
+@lru_cache(HOSTS_MAX)
+def _is_here(is_origin: bool, given: bytes) -> bool:
+    """Whether this Host, or this Origin, is of this machine. Nearly all requests bring the same one."""
+    text = given.decode("latin-1")
+    found = _origin(text) if is_origin else _authority(text)
+    return found is not None and is_local(found[0])
 
 
 def _is_own(origin: str, host: str) -> bool:

@@ -131,21 +131,19 @@ class ShardSchema:
         return None
 
     @cached_property
-    def _picky(self) -> tuple[tuple[int, pa.Field], ...]:
-        """The columns that do not take every value of their type, with their places."""
-        return tuple(
-            (place, field)
-            for place, field in enumerate(self.updates_schema)
-            if not field.nullable or _is_picky(field.type)
-        )
+    def _picky(self) -> tuple[tuple[int, pa.Field, bool], ...]:
+        """The columns that do not take every value of their type, with their places; and whether Parquet does not."""
+        picky = ((place, field, _is_picky(field.type)) for place, field in enumerate(self.updates_schema))
+        return tuple(one for one in picky if one[2] or not one[1].nullable)
 
     def check_values(self, rows: Any) -> None:
         """Raise InvalidUsage where rows in `updates_schema` hold a null that is not allowed, or what Parquet cannot."""
-        for place, field in self._picky:
+        for place, field, is_picky in self._picky:
             column = rows.column(place)
             if not field.nullable and column.null_count:
                 raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
-            _check_storable(column, field)
+            if is_picky:
+                _check_storable(column, field)
 
     def migrate(self, table: pa.Table) -> pa.Table:
         """Rows of an older schema (all or some of its columns) in this one; added columns are null."""
