@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-import pyarrow as pa
 import uvicorn
 
 from persist.commit.location import Location
@@ -80,10 +79,9 @@ def local_url_of(listener: socket.socket, settings: ServerSettings) -> str:
 def _give_memory_back() -> None:
     """Have large pieces of memory go back to the system once they are freed.
 
-    Arrow's own allocators, and glibc's, keep what was freed for later, for each thread by itself. In a server with many
-    threads that adds up to several times of what is in use.
+    glibc keeps what was freed for later, for each thread by itself. In a server with many threads that adds up to
+    several times of what is in use. Arrow's own allocators do so, too: the command has it take glibc's.
     """
-    pa.set_memory_pool(pa.system_memory_pool())
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
 
