@@ -13,6 +13,7 @@ from fastapi import Request
 from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import Forbidden
 from persist.core.ids import check_shard_name
+from rpc.auth import Principal
 from rpc.service import principal_of
 
 OPEN = ("GET /healthz", "GET /readyz", "GET /openapi.json")  # to everybody, without a token
@@ -80,10 +81,13 @@ SCOPES_OF_ROUTES: Mapping[str, tuple[str, ...]] = {
 async def allowed(request: Request) -> None:
     """Raises Forbidden unless who asks has a scope of the route, and sees the shard that the path names."""
     door = f"{request.method} {request.scope['route'].path.replace(':path}', '}')}"
-    if door in OPEN:
-        return
+    if door not in OPEN:
+        check_door(principal_of(request), door, request.scope.get("persist.shard"))
+
+
+def check_door(principal: Principal, door: str, name: str | None) -> None:
+    """Raises Forbidden unless who asks has a scope of this route, and sees the shard of that name."""
     scopes = SCOPES_OF_ROUTES.get(door)
     if scopes is None:
         raise Forbidden(f"{door} is in no table of scopes, and so it is open to nobody")
-    name: str | None = request.scope.get("persist.shard")
-    principal_of(request).require_any(scopes, None if name is None else check_shard_name(name))
+    principal.require_any(scopes, None if name is None else check_shard_name(name))

@@ -1,6 +1,7 @@
 """The outermost layer of every request: its id, who asks, the shard in its path, its errors, counters and log line.
 
-A plain ASGI layer. The hot path (one command) is answered right here, without FastAPI's routing and validation.
+A plain ASGI layer. The hot paths (one command, a post of rows) are answered right here, without FastAPI's routing and
+validation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import time
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from persist.commit.origin import begin_request
@@ -30,6 +31,7 @@ from rpc.commanding import answer, bytes_max_of, check_path
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import CONNECTION, REFUSED
 from rpc.quotas import QuotaFull
+from rpc.routes.rows import POSTING, post_directly
 from rpc.saying import said
 from rpc.service import Service
 from rpc.slots import CALLER
@@ -105,7 +107,7 @@ class Edge:
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
                 await self._command(shard[0], scope, headers, receive, answering)
-            else:
+            elif not await self._post(verb, scope, receive, answering):
                 await self._app(scope, _counting(scope, receive), answering)
         except ClientDisconnect:
             status = status or CLIENT_GONE
@@ -175,6 +177,17 @@ class Edge:
             what, detail = found
             name = None if shard is None else shard[0][:NAME_CHARS_MAX]
             audit.note(Entry(token, what, name, status, address, request_id, detail))
+
+    async def _post(self, verb: str, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer a post of rows; False: this is none, or one that the routes have to look at."""
+        if verb not in POSTING or scope["method"] != "POST":
+            return False
+        receive = _counting(scope, receive)
+        answer = await post_directly(self._service, verb, Request(scope, receive))
+        if answer is None:
+            return False
+        await answer(scope, receive, send)
+        return True
 
     async def _command(
         self, name: str, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send

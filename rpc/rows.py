@@ -21,8 +21,8 @@ from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.columns import one_chunk
-from persist.parts.sizes import row_bytes, working_bytes
-from rpc.allowance import Allowance
+from persist.parts.sizes import is_within, row_bytes, working_bytes
+from rpc.allowance import SMALL_BYTES, Allowance
 from rpc.arrow_messages import Declared
 from rpc.cell_text import from_text, is_textual, to_text
 from rpc.decoders import Decoders
@@ -91,7 +91,8 @@ def read(
     try:
         table = reader(data, schema, bound)
         bound.check_rows(table.num_rows)
-        bound.allowed.reach(working_bytes(table, schema.updates_schema))
+        if not is_within(table, schema.updates_schema, SMALL_BYTES):
+            bound.allowed.reach(working_bytes(table, schema.updates_schema))
     except UNREADABLE as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidUsage(f"the body cannot be read as {form}: {said}; nothing was written") from error

@@ -197,16 +197,25 @@ class ThinWriters:
 
     @contextmanager
     def writer(self, name: str, caller: Caller = NOBODY) -> Iterator[WriteHandle]:
-        """A writer that nobody else uses meanwhile; it writes for this caller."""
+        """A writer that nobody else uses meanwhile; it writes for this caller. After an error it is left to lapse."""
         shard = self._transport.location.machine(name).state().shard_id
+        handle = self.take(name, shard, caller)
+        yield handle
+        self.give_back(shard, handle)
+
+    def take(self, name: str, shard: ShardId, caller: Caller = NOBODY) -> WriteHandle:
+        """A writer of this life of the shard, to be given back, or left to lapse."""
         with self._lock:
             handles = self._idle.get(shard)
             handle = handles.pop() if handles else None
             self._idle_count -= handle is not None
         handle = handle or self._open(name, shard)
         handle.caller = caller
-        yield handle
-        with self._lock:  # after an error it is left to lapse
+        return handle
+
+    def give_back(self, shard: ShardId, handle: WriteHandle) -> None:
+        """Let others use a writer that `take` gave, and that has no call under way."""
+        with self._lock:
             self._idle.setdefault(shard, []).append(handle)
             self._idle.move_to_end(shard)
             self._idle_count += 1

@@ -16,7 +16,7 @@ from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.errors import Unavailable
 from persist.core.recorded import NOBODY, Caller
-from persist.core.transitions.context import SOUND
+from persist.core.transitions.context import SOUND, Verdict
 from rpc.settings import Limits
 from rpc.slots import SharedSlots, Slots, Turns
 
@@ -66,15 +66,23 @@ class Work:
             if isinstance(command, BRINGING):
                 known = is_at_once(command) and machine.knows(command)
                 verdict = machine.verdict(command) if known else await self.run(machine.verdict, command)
-            loop = asyncio.get_running_loop()
-            waiter: asyncio.Future[c.Result] = loop.create_future()
+            return await self._committed(machine, command, verdict, caller)
 
-            def answered(outcome: Outcome) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(_settle, waiter, outcome)
+    async def commit(self, machine: Machine, command: c.Command, verdict: Verdict, caller: Caller = NOBODY) -> c.Result:
+        """As `apply`, of a command that was looked at."""
+        with self.commands:
+            return await self._committed(machine, command, verdict, caller)
 
-            machine.submit(command, self._lead, answered, verdict, caller)
-            return await waiter
+    async def _committed(self, machine: Machine, command: c.Command, verdict: Verdict, caller: Caller) -> c.Result:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[c.Result] = loop.create_future()
+
+        def answered(outcome: Outcome) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, waiter, outcome)
+
+        machine.submit(command, self._lead, answered, verdict, caller)
+        return await waiter
 
     def close(self) -> None:
         """Finish what runs, drop what is queued."""

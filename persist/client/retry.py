@@ -59,10 +59,27 @@ class Asked(NamedTuple):
     shard: str
 
 
-def send(transport: Transport, name: str, command: c.Command, retry_s: float, caller: Caller = NOBODY) -> c.Result:
-    """Apply a command, retrying what is safe to retry for up to `retry_s` seconds. Raises what `settled` raises."""
+def send(
+    transport: Transport,
+    name: str,
+    command: c.Command,
+    retry_s: float,
+    caller: Caller = NOBODY,
+    before: PersistError | None = None,
+) -> c.Result:
+    """Apply a command, retrying what is safe to retry for up to `retry_s` seconds. Raises what `settled` raises.
+
+    `before`: what a first try, which the caller made, was answered.
+    """
+    answers = [] if before is None else [before]
+
+    def ask() -> c.Result:
+        if answers:
+            raise answers.pop()
+        return transport.apply(name, command, caller)
+
     return settled(
-        lambda: transport.apply(name, command, caller),
+        ask,
         Asked(f"a command on shard {name!r}", name),
         transport,
         retry_s,

@@ -8,7 +8,7 @@ from persist.parts.reader import MEMORY_BYTES, PartReader
 from persist.parts.schema import DIFF, TIME, ShardSchema, current_schema, newest, sound_schemas
 from persist.parts.selection import EVERYTHING, Selected, Selection
 from persist.parts.splits import overlapping, plan_splits, plan_within
-from persist.parts.writer import PartSink, PartWriter, spill_inline, stage
+from persist.parts.writer import PartSink, PartWriter, spill_inline, stage, stage_at_once
 
 __all__ = [
     "ALL_KEYS",
@@ -40,4 +40,5 @@ __all__ = [
     "sound_schemas",
     "spill_inline",
     "stage",
+    "stage_at_once",
 ]

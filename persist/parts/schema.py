@@ -24,6 +24,7 @@ DIFF = "__diff"
 COLUMNS_MAX = 2000
 NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
 SCHEMAS_KEPT_MAX = 256  # that were read back, in a process
+FAMILIES_MAX = 1_000  # types of which is remembered what they hold
 _RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
 _DAY_MS = 86_400_000
 _DAYS_MAX = 2**31 - 1  # Parquet has dates as days of 32 bits
@@ -347,6 +348,7 @@ def _round_trips(column: Any, cast: Any) -> bool:
     return bool(pc.all(same).as_py() in (True, None))
 
 
+@lru_cache(FAMILIES_MAX)
 def family(kind: Any) -> str | None:
     """The kind of thing that a flat type holds; None for a type that no shard can store."""
     types = pa.types

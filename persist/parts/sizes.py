@@ -7,6 +7,7 @@ byte at all. This is told before such rows are cast. The columns must be valid (
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ COMPARED_BYTES = 128  # of a value; what is beyond is compared with the whole va
 NESTED_COPIES, FLAT_COPIES = 3, 2
 SORTED_ROW_BYTES = 40  # of a row besides its values: its time and multiplicity, also sorted, and its place there
 SLICE_ROWS = 256 * 1024  # of which sums are taken at once
+TYPES_MAX = 1_000  # of which is remembered what they are
 
 
 def fixed_bytes(kind: Any) -> int:
@@ -50,6 +52,21 @@ def table_bytes(table: pa.Table | pa.RecordBatch, schema: pa.Schema | None = Non
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         total += sum(column_bytes(chunk, kind) for chunk in chunks)
     return total
+
+
+def is_within(table: pa.Table, schema: pa.Schema, most: int) -> bool:
+    """Whether `working_bytes` is at most `most`, as far as that is seen at a glance. False: it may be."""
+    if not all(_is_plain(field.type) for field in table.schema):
+        return False
+    each = SORTED_ROW_BYTES + FLAT_COPIES * (row_bytes(schema) + OFFSET_BYTES * table.num_columns)
+    return bool(each * table.num_rows + 2 * FLAT_COPIES * table.nbytes <= most)
+
+
+@lru_cache(TYPES_MAX)
+def _is_plain(kind: Any) -> bool:
+    """Whether each value takes the bytes that it has in the table, or as many as any of its type."""
+    types = pa.types
+    return bool(_is_flat(kind) or types.is_string(kind) or types.is_binary(kind))
 
 
 def working_bytes(table: pa.Table, schema: pa.Schema) -> int:

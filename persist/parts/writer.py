@@ -88,17 +88,10 @@ def stage(
     schema = sink.schema
     runs: list[list[Part]] = []
     for rows, nbytes, is_all in _buffers(updates, schema, default_time, part_bytes_target):
-        if is_all and inline_bytes_max > 0 and nbytes <= 2 * inline_bytes_max:
-            part = sink.told(encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids)), rows)
-            if part.diff_sum == 0 and not len(consolidate([rows], schema)):
-                return ()  # its rows cancel out: in a blob they would not be there either
-            if part.rows * max(-part.diff_min, part.diff_max) > DIFF_MAX:  # as in a blob, the sum of equal rows counts
-                summed = consolidate([rows], schema)
-                part = sink.told(encode_inline(summed, schema, sink.schema_id, part.id), rows)
-            if part.size <= inline_bytes_max:
-                if on_part is not None:
-                    on_part(part)
-                return (Run((part,)),)
+        if is_all and (found := _inline_runs(rows, nbytes, sink, inline_bytes_max)) is not None:
+            if on_part is not None and found:
+                on_part(found[0].parts[0])
+            return found
         sorted_rows = consolidate([rows], schema)
         if not len(sorted_rows):
             continue
@@ -112,6 +105,31 @@ def stage(
         else:
             runs.append([part])
     return tuple(Run(tuple(parts)) for parts in runs)
+
+
+def stage_at_once(
+    rows: pa.Table, sink: PartSink, *, default_time: int | None, inline_bytes_max: int
+) -> tuple[Run, ...] | None:
+    """As `stage`, where that takes no call of the blob store: None where it does. Raises InvalidUsage as that does."""
+    if rows.nbytes > inline_bytes_max:
+        return None
+    for conformed, nbytes, is_all in _buffers(rows, sink.schema, default_time, PART_BYTES):
+        return _inline_runs(conformed, nbytes, sink, inline_bytes_max) if is_all else None
+    return ()
+
+
+def _inline_runs(rows: pa.Table, nbytes: int, sink: PartSink, inline_bytes_max: int) -> tuple[Run, ...] | None:
+    """All the rows of a write as one inline part; no run where they cancel out, and None where they are too many."""
+    if inline_bytes_max <= 0 or nbytes > 2 * inline_bytes_max:
+        return None
+    schema = sink.schema
+    part = sink.told(encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids)), rows)
+    if part.diff_sum == 0 and not len(consolidate([rows], schema)):
+        return ()  # its rows cancel out: in a blob they would not be there either
+    if part.rows * max(-part.diff_min, part.diff_max) > DIFF_MAX:  # as in a blob, the sum of equal rows counts
+        summed = consolidate([rows], schema)
+        part = sink.told(encode_inline(summed, schema, sink.schema_id, part.id), rows)
+    return (Run((part,)),) if part.size <= inline_bytes_max else None
 
 
 def _counting(part: Part, updates: int) -> Part:

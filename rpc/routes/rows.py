@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qsl
 
 import pyarrow as pa
 from fastapi import APIRouter, Query, Request
@@ -19,13 +20,13 @@ from persist.client.rows import Rows
 from persist.client.shard import Shard
 from persist.client.snapshot import Snapshot, Tagged
 from persist.client.wall_clock import instant_ms, instant_text
-from persist.client.write import WriteHandle
-from persist.core.commands import Appended
-from persist.core.errors import InvalidUsage
-from persist.core.ids import Token, check_shard_name
+from persist.core import commands as c
+from persist.core.ids import check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc import rows
 from rpc.commanding import check_upper
+from rpc.doors import check_door
+from rpc.posting import Kind, Posted, post
 from rpc.routes.parameters import (
     AsOfOrTag,
     Format,
@@ -44,7 +45,6 @@ from rpc.streaming import HeldStream, Stepped
 
 router = APIRouter(prefix="/v1/shards", tags=["rows"])
 R = TypeVar("R", bound=Rows)
-_Commit = Callable[[WriteHandle, pa.Table, "Token | None"], Appended]
 
 _ROWS_BODY = rows_body("Rows. A column `__time` gives times, a column `__diff` multiplicities (1 unless given).")
 
@@ -53,7 +53,7 @@ _ROWS_BODY = rows_body("Rows. A column `__time` gives times, a column `__diff` m
     "/{name}/insert", summary="Append rows at the next time, which the service picks", openapi_extra=_ROWS_BODY
 )
 async def insert(request: Request, form: Format = None, token: IdempotencyToken = None) -> Response:
-    return await _post(request, form, token, lambda w, table, t: w.insert(table, token=t))
+    return await _posted(service_of(request), request, (form, token), _INSERT)
 
 
 @router.post(
@@ -68,9 +68,7 @@ async def append(
     form: Format = None,
     token: IdempotencyToken = None,
 ) -> Response:
-    since, until = frontier(lower, "lower"), frontier(upper, "upper")
-    check_upper(principal_of(request), until)
-    return await _post(request, form, token, lambda w, table, t: w.append(table, since, until, token=t))
+    return await _posted(service_of(request), request, (form, token), _append(request, lower, upper))
 
 
 @router.post(
@@ -85,42 +83,73 @@ async def compare_and_append(
     form: Format = None,
     token: IdempotencyToken = None,
 ) -> Response:
+    kind = _compare_and_append(request, expected_upper, new_upper)
+    return await _posted(service_of(request), request, (form, token), kind)
+
+
+async def post_directly(service: Service, verb: str, request: Request) -> Response | None:
+    """The answer to a post of rows by a verb of POSTING, without the routes above. None: they have to look at it.
+
+    They say what the parameters are. What has others, or such as they might refuse, is theirs.
+    """
+    required, kind_of = _DIRECT[verb]
+    given = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    found = dict(given)
+    known = {*required, "format", "token"}
+    if len(found) < len(given) or not found.keys() <= known or not found.keys() >= set(required):
+        return None
+    if any(not 0 < len(text) <= PLAIN_CHARS_MAX for text in found.values()):
+        return None
+    check_door(principal_of(request), f"POST /v1/shards/{{name}}/{verb}", shard_of(request))
+    kind = kind_of(request, *(found[name] for name in required))
+    return await _posted(service, request, (found.get("format"), found.get("token")), kind)
+
+
+_INSERT = Kind(
+    None,
+    lambda writer, token, runs: c.Insert(writer, token, runs),
+    lambda handle, table, token: handle.insert(table, token=token),
+)
+
+
+def _append(request: Request, lower: str, upper: str) -> Kind:
+    since, until = frontier(lower, "lower"), frontier(upper, "upper")
+    check_upper(principal_of(request), until)
+    return Kind(
+        since.element,
+        lambda writer, token, runs: c.Append(writer, token, since, until, runs),
+        lambda handle, table, token: handle.append(table, since, until, token=token),
+    )
+
+
+def _compare_and_append(request: Request, expected_upper: str, new_upper: str) -> Kind:
     lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
     check_upper(principal_of(request), upper)
+    return Kind(
+        lower.element,
+        lambda writer, token, runs: c.CompareAndAppend(writer, token, lower, upper, runs),
+        lambda handle, table, token: handle.compare_and_append(table, lower, upper, token=token),
+    )
 
-    def commit(handle: WriteHandle, table: pa.Table, given: Token | None) -> Appended:
-        return handle.compare_and_append(table, lower, upper, token=given)
 
-    return await _post(request, form, token, commit)
+PLAIN_CHARS_MAX = 32  # of a parameter that needs no other look: none of those that are known has a lower bound
+_DIRECT: Mapping[str, tuple[tuple[str, ...], Callable[..., Kind]]] = {
+    "insert": ((), lambda _: _INSERT),
+    "append": (("lower", "upper"), _append),
+    "compare-and-append": (("expected_upper", "new_upper"), _compare_and_append),
+}
 
 
-async def _post(request: Request, form: str | None, token: str | None, commit: _Commit) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
+POSTING = frozenset(_DIRECT)
+
+
+async def _posted(service: Service, request: Request, said: tuple[str | None, str | None], kind: Kind) -> Response:
+    """`said`: the parameters format and token."""
+    (form, token), name = said, check_shard_name(shard_of(request))
     chosen = rows.format_of(request.headers.get("content-type"), form)
-    given, caller = token_of(request, token), caller_of(request)
     owners = service.quotas.owners(principal_of(request), name)
-
-    def write(data: bytes) -> Appended:
-        _, schema = service.writers.schema(name)
-        with service.allowance() as allowed:
-            table = rows.read(data, chosen, schema, service.limits.rows_max, allowed, service.decoders)
-            service.quotas.writes(owners, name, table.num_rows, len(data))
-            with service.writers.writer(name, caller) as handle:
-                return commit(handle, table, given)
-
-    def write_as_of_now(data: bytes) -> Appended:
-        machine = service.location.machine(name)
-        known = machine.state()
-        try:
-            return write(data)
-        except InvalidUsage:
-            found = machine.refresh()
-            if (found.shard_id, found.schema_id) == (known.shard_id, known.schema_id):
-                raise
-            return write(data)  # through another server columns were added, or the name was used again
-
-    async with service.body(request, service.limits.rows_bytes_max) as data:
-        result = await service.work.run(write_as_of_now, data)
+    posted = Posted(name, chosen, kind, token_of(request, token), caller_of(request), owners)
+    result = await post(service, request, posted)
     return Response(json.dumps(result_to_json(result)), media_type="application/json")
 
 

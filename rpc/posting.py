@@ -1,0 +1,122 @@
+"""Rows that are posted: decoded, staged and committed.
+
+Few rows go their whole way on the event loop, which costs less than to hand them to a thread and back: threads that
+decode JSON side by side mostly wait for one another. What takes a call of a store, or a moment, goes to a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+from starlette.requests import Request
+
+from persist.client.write import WriteHandle
+from persist.core import commands as c
+from persist.core.batch import Run
+from persist.core.errors import Expired, Indeterminate, InvalidUsage, Overloaded, Unavailable
+from persist.core.ids import Token, WriterId
+from persist.core.recorded import Caller
+from persist.core.transitions.context import Verdict
+from rpc import rows
+from rpc.allowance import Allowance
+from rpc.quotas import Owner
+from rpc.service import Service
+
+AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is decoded on the event loop
+AT_ONCE_FORMS = frozenset({"ndjson", "arrow"})
+_Command: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is to become of the rows: the time of those without one, the command, and the call that does it."""
+
+    default_time: int | None
+    command: Callable[[WriterId, Token, tuple[Run, ...]], _Command]
+    call: Callable[[WriteHandle, pa.Table, Token | None], c.Appended]
+
+
+@dataclass(slots=True)
+class Posted:
+    """Rows that came for a shard."""
+
+    name: str
+    form: str
+    kind: Kind
+    token: Token | None
+    caller: Caller
+    owners: list[Owner]
+    are_counted: bool = False  # in the quotas
+
+
+async def post(service: Service, request: Request, posted: Posted) -> c.Appended:
+    """Take the body in and commit its rows. Raises what `WriteHandle.insert` does, BodyTooLarge, QuotaFull."""
+    async with service.body(request, service.limits.rows_bytes_max) as data:
+        if len(data) <= AT_ONCE_BYTES_MAX and posted.form in AT_ONCE_FORMS:
+            done = await _at_once(service, posted, data)
+            if done is not None:
+                return done
+        return await service.work.run(_as_of_now, service, posted, data)
+
+
+async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended | None:
+    """As `_written`, without a thread. None: nothing was written, and it takes one."""
+    machine = service.location.machine(posted.name)
+    state = machine.cached
+    if state is None or state.is_closed:
+        return None
+    writers = service.writers
+    handle, command = writers.take(posted.name, state.shard_id, posted.caller), None
+    try:
+        with service.allowance() as allowed:
+            table = _read(service, posted, data, allowed_by=allowed)
+            command = handle.at_once(table, posted.kind.default_time, posted.kind.command, posted.token)
+    except InvalidUsage:
+        pass  # or it has another schema by now: who looks at the store knows
+    finally:
+        if command is None:
+            writers.give_back(state.shard_id, handle)
+    if command is None:
+        return None
+    try:
+        # Nobody need look at parts that were made here.
+        done = await service.work.commit(machine, command, Verdict(shard=state.shard_id), posted.caller)
+    except (Expired, InvalidUsage):
+        return None
+    except (Unavailable, Overloaded, Indeterminate) as error:
+        done = await service.work.run(handle.resumed, command, posted.caller, error)
+    writers.give_back(state.shard_id, handle)
+    assert isinstance(done, c.Appended)
+    return done
+
+
+def _as_of_now(service: Service, posted: Posted, data: bytes) -> c.Appended:
+    machine = service.location.machine(posted.name)
+    known = machine.state()
+    try:
+        return _written(service, posted, data)
+    except InvalidUsage:
+        found = machine.refresh()
+        if (found.shard_id, found.schema_id) == (known.shard_id, known.schema_id):
+            raise
+        return _written(service, posted, data)  # through another server columns were added, or the name was used again
+
+
+def _written(service: Service, posted: Posted, data: bytes) -> c.Appended:
+    with service.allowance() as allowed:
+        table = _read(service, posted, data, allowed_by=allowed)
+        with service.writers.writer(posted.name, posted.caller) as handle:
+            return posted.kind.call(handle, table, posted.token)
+
+
+def _read(service: Service, posted: Posted, data: bytes, *, allowed_by: Allowance) -> pa.Table:
+    """The rows of the body, which are counted in the quotas once."""
+    _, schema = service.writers.schema(posted.name)
+    table = rows.read(data, posted.form, schema, service.limits.rows_max, allowed_by, service.decoders)
+    if not posted.are_counted:
+        service.quotas.writes(posted.owners, posted.name, table.num_rows, len(data))
+        posted.are_counted = True
+    return table
