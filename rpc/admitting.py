@@ -24,10 +24,19 @@ class Asked(NamedTuple):
     known: Callable[[], State | None]
 
 
+def check_room(quotas: Quotas, principal: Principal, shard: str, command: c.Command) -> None:
+    """Raises QuotaFull where nothing more may be written: then nobody looks at what the command brings."""
+    if _COUNTS.get(type(command)) is _written:
+        quotas.rates(quotas.owners(principal, shard), rows_per_s=0, bytes_per_s=0)
+
+
 def admit(
     quotas: Quotas, principal: Principal, shard: str, command: c.Command, known: Callable[[], State | None]
 ) -> Callable[[], None] | None:
-    """Count what a command uses. Raises QuotaFull. The result gives it back, where the command is refused after all."""
+    """Count what a command uses, once it is known that its parts are what it says. Raises QuotaFull.
+
+    The result gives back what was registered, where the command is refused after all.
+    """
     counts = _COUNTS.get(type(command))
     if counts is None:
         return None
@@ -40,10 +49,11 @@ def _written(asked: Asked, command: Any) -> None:
     rows, size = sum(part.rows for part in parts), sum(part.size for part in parts)
     frees = isinstance(command, FREEING) or getattr(command, "verb", "") == "delete"
     quotas, owners, shard, _ = asked
-    prefixes = [owner for owner in owners if not owner.is_token]
-    counted = sum(part.size for part in parts if part.key is not None and quotas.was_uploaded(part.key))
-    quotas.rates(prefixes, rows_per_s=rows, bytes_per_s=size)
-    quotas.rates([o for o in owners if o.is_token], rows_per_s=rows, bytes_per_s=max(0, size - counted))
+    wanted = []
+    for owner in owners:
+        fresh = sum(part.size for part in parts if part.key is None or not quotas.was_counted(part.key, owner))
+        wanted.append((owner, {"rows_per_s": rows, "bytes_per_s": fresh}))
+    quotas.rates_of(wanted)
     if not frees:
         quotas.adds(owners, shard, "bytes", size)
     _attributes(asked, command)

@@ -18,9 +18,12 @@ DETAIL_CHARS_MAX = 2_000
 VALUE_CHARS_MAX = 500
 PARAMETERS_MAX = 20
 BODY, DID = "persist.body", "persist.did"  # in the scope of a request: its body if it is short; what a command did
+MANY = "persist.many"  # there, too: the shards of a request that is about many
+SHARDS_TOLD_MAX = 1_000  # of these have an entry each
 BODY_BYTES_MAX = 2_000  # of a request whose body is told
 
 MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER, CLOSE = "move cursor", "move since", "move upper", "close"
+OVERWRITE = "overwrite"
 OFTEN = frozenset({MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER})  # such entries of one token and shard become one
 # Commands of rich clients that have an entry, and what they are called. Appends have none: the commit history has them.
 OF_COMMANDS: Mapping[type[c.Command], str] = {
@@ -63,7 +66,7 @@ OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("DELETE", "tags"): ("remove tag", False),
     ("POST", "restore"): ("restore", False),
     ("POST", "truncate"): ("truncate", False),
-    ("POST", "overwrite"): ("overwrite", False),
+    ("POST", "overwrite"): (OVERWRITE, False),
     ("POST", "erasures"): ("erase", False),
     ("POST", "optimize"): ("optimize", False),
     ("POST", "vacuum"): ("vacuum", False),
@@ -92,16 +95,24 @@ def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, d
 def of_request(method: str, verb: str, path: str, query: bytes, *, is_shard: bool = True) -> tuple[str, bool] | None:
     """What a request is called, and whether its body is told; None: it has no entry."""
     if verb == "advance-upper" and method == "POST":
-        closes = dict(parse_qsl(query.decode("latin-1"))).get("upper") in ("[]", "closed")
-        return (CLOSE if closes else MOVE_UPPER), False
+        return (CLOSE if _closes(query, "upper") else MOVE_UPPER), False
+    if (verb, method) in (("append", "POST"), ("compare-and-append", "POST")):
+        return (CLOSE, False) if _closes(query, "upper" if verb == "append" else "new_upper") else None
     return OF_REQUESTS.get((method, verb or ("" if is_shard else path)))
+
+
+def _closes(query: bytes, name: str) -> bool:
+    return dict(parse_qsl(query.decode("latin-1"))).get(name) in ("[]", "closed")
 
 
 def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
     """What a command is called, and its fields as far as they are told; None: it has no entry."""
     if isinstance(command, c.AdvanceUpper):
         return (CLOSE, {}) if command.upper.is_empty else (MOVE_UPPER, {"upper": plain(command.upper)})
-    what = OF_COMMANDS.get(type(command))
+    if isinstance(command, (c.CompareAndAppend, c.Append)):
+        upper = command.upper if isinstance(command, c.Append) else command.new_upper
+        return (CLOSE, {}) if upper.is_empty else None
+    what = command.verb if isinstance(command, c.Edit) and command.verb == OVERWRITE else OF_COMMANDS.get(type(command))
     if what is None:
         return None
     found = {name: getattr(command, name) for name in _TOLD if hasattr(command, name)}

@@ -12,7 +12,7 @@ from persist.core.ids import check_shard_name, is_reserved
 from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
-from rpc.admitting import admit
+from rpc.admitting import admit, check_room
 from rpc.audited import DID, of_command
 from rpc.auth import Principal
 from rpc.settings import Limits
@@ -54,6 +54,8 @@ async def answer(
         check_reserved(type(command), name)
     if type(command) in _LOOKED_AT:
         command = as_allowed(command, principal, name)
+        if told is not None:
+            told[DID] = of_command(command)  # what is done: without `manage` a since stays where it is
     if service.leases is not None and type(command) in ABOUT:
         with service.leases.counted(label_of(principal), name, command):
             return await _applied(service, name, principal, command, caller)
@@ -61,14 +63,19 @@ async def answer(
 
 
 async def _applied(service: Service, name: str, principal: Principal, command: c.Command, caller: Caller) -> bytes:
-    """Commit it within the quotas; what it uses is given back where it is refused."""
-    machine = service.location.machine(name)
-    give_back = admit(service.quotas, principal, name, command, lambda: machine.cached)
+    """Commit it within the quotas; what it registers is given back where it is refused."""
+    machine, given_back = service.location.machine(name), []
+    check_room(service.quotas, principal, name, command)
+
+    def admitted() -> None:
+        given_back.append(admit(service.quotas, principal, name, command, lambda: machine.cached))
+
     try:
-        return encoded(await service.work.apply(machine, command, caller))
+        return encoded(await service.work.apply(machine, command, caller, admitted))
     except PersistError as error:
-        if give_back is not None and not isinstance(error, Indeterminate):
-            give_back()
+        for give_back in given_back:
+            if give_back is not None and not isinstance(error, Indeterminate):
+                give_back()
         raise
 
 

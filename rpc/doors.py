@@ -6,7 +6,7 @@ What a command needs stands with its class (`persist.core.command`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fastapi import Request
 
@@ -14,7 +14,8 @@ from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import Forbidden
 from persist.core.ids import check_shard_name
 from rpc.auth import Principal
-from rpc.service import principal_of
+from rpc.joining import CONNECTION
+from rpc.service import principal_of, service_of
 
 OPEN = ("GET /healthz", "GET /readyz", "GET /openapi.json")  # to everybody, without a token
 BY_COMMAND = "POST /v1/shards/{name}/commands"  # the command says who may send it
@@ -83,6 +84,20 @@ async def allowed(request: Request) -> None:
     door = f"{request.method} {request.scope['route'].path.replace(':path}', '}')}"
     if door not in OPEN:
         check_door(principal_of(request), door, request.scope.get("persist.shard"))
+
+
+def still_allowed(request: Request, scopes: tuple[str, ...]) -> Callable[[], None]:
+    """What raises Unauthorized, Forbidden once who asked would not be let in any more, as a token is taken away."""
+    tokens, name = service_of(request).tokens, request.scope.get("persist.shard")
+    given = request.headers.get("authorization")
+    connection = request.scope.get(CONNECTION)
+    peer = None if connection is None else connection.peer
+
+    def check() -> None:
+        if tokens is not None:
+            tokens.principal(given, peer).require_any(scopes, name)
+
+    return check
 
 
 def check_door(principal: Principal, door: str, name: str | None) -> None:

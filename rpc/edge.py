@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -18,19 +19,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
 from persist.commit.tracing import TRACEPARENT, Span
-from persist.core.errors import Corruption, PersistError, Unauthorized
+from persist.core.errors import Corruption, Indeterminate, PersistError, Unauthorized
 from persist.core.ids import NAME_CHARS_MAX, is_reserved
 from persist.formats.http_messages import RECORD
 from rpc import browsers, paths
 from rpc.audit import Entry
-from rpc.audited import did
+from rpc.audited import MANY, SHARDS_TOLD_MAX, did
 from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal, has_token
 from rpc.bodies import Body, check_declared
 from rpc.bounds import network_of
 from rpc.commanding import answer, bytes_max_of, check_path
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import CONNECTION, REFUSED
-from rpc.quotas import QuotaFull
+from rpc.quotas import CHARGED, QuotaFull
 from rpc.routes.rows import POSTING, post_directly
 from rpc.saying import said
 from rpc.service import Service
@@ -97,6 +98,8 @@ class Edge:
                 sent += len(message.get("body", b""))
                 answered = answered or not message.get("more_body", False)
 
+        charged: list[Callable[[], None]] = []
+        CHARGED.set(charged)
         try:
             if REFUSED in scope:
                 raise scope[REFUSED]
@@ -118,6 +121,10 @@ class Edge:
                 await problem(known)(scope, receive, answering)
             # An answer that has begun is cut off, which is the only way to tell: who serves us closes the connection.
         finally:
+            refused = scope.get(TOLD)
+            if charged and isinstance(refused, PersistError) and not isinstance(refused, Indeterminate):
+                for give_back in charged:
+                    give_back()
             fields = (scope, shard, verb, status, request_id)
             self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
             if span is not None:
@@ -177,6 +184,8 @@ class Edge:
             what, detail = found
             name = None if shard is None else shard[0][:NAME_CHARS_MAX]
             audit.note(Entry(token, what, name, status, address, request_id, detail))
+            for one in scope.get(MANY, ())[:SHARDS_TOLD_MAX]:
+                audit.note(Entry(token, what, one[:NAME_CHARS_MAX], status, address, request_id))
 
     async def _post(self, verb: str, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a post of rows; False: this is none, or one that the routes have to look at."""

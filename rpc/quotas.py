@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 
 from persist.commit.system import Clock
 from persist.core.errors import Overloaded
@@ -35,6 +36,10 @@ _GIVEN_UP_BY = {
     "attributes": "unset some",
     "writers": "expire some, or wait until they lapse",
 }
+
+
+CHARGED: ContextVar[list[Callable[[], None]] | None] = ContextVar("persist.charged", default=None)
+"""What gives back each thing that was counted for the request under way: the edge calls it where that is refused."""
 
 
 class QuotaFull(Overloaded):
@@ -103,7 +108,7 @@ class Quotas:
         self._rules = Rules() if file is None else file.rules
         self._tokens: OrderedDict[str, Owner] = OrderedDict()
         self._prefixes: dict[str, Owner] = {}
-        self._uploaded: OrderedDict[str, None] = OrderedDict()  # keys of parts
+        self._uploaded: OrderedDict[str, bool] = OrderedDict()  # by the part's key: whether prefixes counted it, too
         self._refused = 0
         self._apply()
 
@@ -141,23 +146,42 @@ class Quotas:
 
         Raises QuotaFull.
         """
-        if writes:
-            self.rates(self.owners(principal, shard), requests_per_s=1, rows_per_s=0, bytes_per_s=0)
-        else:
-            self.rates(self.owners(principal, shard), requests_per_s=1)
+        counts = {"requests_per_s": 1, **({"rows_per_s": 0, "bytes_per_s": 0} if writes else {})}
+        self._take([(owner, counts) for owner in self.owners(principal, shard)])  # a request stays one
 
     def rates(self, owners: Iterable[Owner], **counts: int) -> None:
         """Count so much by each rate, of all owners or of none. Raises QuotaFull."""
-        rated = [(owner, quota) for owner in owners for quota in counts if quota in owner.most]
+        self.rates_of([(owner, counts) for owner in owners])
+
+    def rates_of(self, wanted: Iterable[tuple[Owner, Mapping[str, int]]]) -> None:
+        """Count what is said of each owner, of all or of none. Raises QuotaFull."""
+        taken = self._take(wanted)
+        if any(count for _, _, count in taken):
+            self._charged(lambda: self._give_back(taken))
+
+    def _take(self, wanted: Iterable[tuple[Owner, Mapping[str, int]]]) -> list[tuple[Owner, str, int]]:
+        rated = [(owner, quota, counts[quota]) for owner, counts in wanted for quota in counts if quota in owner.most]
         if not rated:
-            return
+            return []
         with self._lock:
             now_s = self._clock.monotonic()
-            for owner, quota in rated:
+            for owner, quota, _ in rated:
                 if (wait_s := owner.wait_s(quota, now_s)) > 0:
                     raise self._full(owner, quota, owner.used(quota, now_s, self._tally), wait_s)
-            for owner, quota in rated:
-                owner.take(quota, counts[quota])
+            for owner, quota, count in rated:
+                owner.take(quota, count)
+        return rated
+
+    def _give_back(self, taken: Iterable[tuple[Owner, str, int]]) -> None:
+        with self._lock:
+            for owner, quota, count in taken:
+                owner.take(quota, -count)
+
+    @staticmethod
+    def _charged(give_back: Callable[[], None]) -> None:
+        charged = CHARGED.get()
+        if charged is not None:
+            charged.append(give_back)
 
     def adds(self, owners: Iterable[Owner], shard: str, quota: str, count: int = 1) -> None:
         """Count what is to be added to a shard, of all owners or of none. Raises QuotaFull."""
@@ -172,7 +196,12 @@ class Quotas:
                 used = owner.used(quota, now_s, self._tally)
                 if used + count > owner.most[quota]:
                     raise self._full(owner, quota, used, RETRY_AFTER_S)
-            self._tally.admit(shard, quota, count)
+            turn = self._tally.admit(shard, quota, count)
+        self._charged(lambda: self._tally.take_back(shard, quota, count, turn))
+
+    def has_room(self, principal: Principal, shard: str) -> None:
+        """Raises QuotaFull where no bytes are left: of what is about to be written nobody knows yet how long it is."""
+        self.adds(self.owners(principal, shard), shard, "bytes", 1)
 
     def creates(self, principal: Principal, shard: str) -> None:
         """Count a shard that is to be made, unless it is there. Raises QuotaFull."""
@@ -219,18 +248,23 @@ class Quotas:
             if not frees:
                 self.adds(owners, shard, "bytes", size)
 
-    def uploads(self, principal: Principal, key: str, size: int) -> None:
-        """Count a part that goes through this server: its commit does not count it again. Raises QuotaFull."""
-        owners = self.owners(principal, None)
+    def uploads(self, principal: Principal, shard: str | None, key: str, size: int) -> None:
+        """Count a part that goes through this server: its commit does not count it again. Raises QuotaFull.
+
+        `shard`: its name, where it is known.
+        """
+        owners = self.owners(principal, shard)
         if any("bytes_per_s" in owner.most for owner in owners):
             self.rates(owners, bytes_per_s=size)
             with self._lock:
-                self._uploaded[key] = None
+                self._uploaded[key] = shard is not None
                 if len(self._uploaded) > UPLOADED_MAX:
                     self._uploaded.popitem(last=False)
 
-    def was_uploaded(self, key: str) -> bool:
-        return key in self._uploaded
+    def was_counted(self, key: str, owner: Owner) -> bool:
+        """Whether the bytes of a part were counted as it came through this server."""
+        found = self._uploaded.get(key)
+        return found is not None and (owner.is_token or found)
 
     def families(self, principal: Principal) -> Iterator[Family]:
         """What is used, and the most, of the tokens and prefixes of which the caller may know."""

@@ -245,6 +245,10 @@ class ShardIds:
         if len(self._names) > SHARD_IDS_MAX:
             self._names.popitem(last=False)
 
+    def known(self, shard_id: str) -> str | None:
+        """The name of that shard, as far as it is known here."""
+        return self._names.get(family_of(shard_id))
+
     def find(self, shard_id: str, principal: Principal) -> None:
         """Raises Forbidden unless the principal sees the shard of that id. Blocking: may list names."""
         if principal.is_unlimited:

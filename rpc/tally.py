@@ -53,6 +53,7 @@ class Tally:
         self._sums: dict[str, Held] = {}
         self._admitted: dict[str, Held] = {}  # since the last look
         self._made: set[str] = set()  # shards that were admitted since
+        self._looks = 0  # that were begun
         self._ended = threading.Event()
         self._due = threading.Event()
         self._thread: threading.Thread | None = None
@@ -85,19 +86,31 @@ class Tally:
         state = self._location.machine(name).cached
         return state is not None and not state.is_closed
 
-    def admit(self, name: str, quota: str, count: int) -> None:
-        """Count what is about to be added to a shard."""
+    def admit(self, name: str, quota: str, count: int) -> int:
+        """Count what is about to be added to a shard. The number is for `take_back`."""
         with self._lock:
             if quota == "shards":
                 self._made.add(name)
             for prefix in within(name, self._prefixes):
                 self._admitted.setdefault(prefix, Counter())[quota] += count
+            return self._looks
+
+    def take_back(self, name: str, quota: str, count: int, looks: int) -> None:
+        """It was not added after all. Once a look has seen that by itself, there is nothing to take back."""
+        with self._lock:
+            if looks != self._looks:
+                return
+            if quota == "shards":
+                self._made.discard(name)
+            for prefix in within(name, self._prefixes & self._admitted.keys()):
+                self._admitted[prefix][quota] -= count
 
     def look(self) -> None:
         """Count anew. Where that cannot be done, what was known stays."""
         with self._lock:
             prefixes = self._prefixes
             admitted, made, self._admitted, self._made = self._admitted, self._made, {}, set()
+            self._looks += 1
         try:
             self._count(prefixes)
         except PersistError as error:

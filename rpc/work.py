@@ -59,13 +59,20 @@ class Work:
             finally:
                 self._io_turns.give_back()
 
-    async def apply(self, machine: Machine, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        """Commit a command. The caller may go away meanwhile: the commit goes on."""
+    async def apply(
+        self, machine: Machine, command: c.Command, caller: Caller = NOBODY, admitted: Callable[[], None] | None = None
+    ) -> c.Result:
+        """Commit a command. The caller may go away meanwhile: the commit goes on.
+
+        `admitted` is called once its parts are what it says; the command is not committed where that raises.
+        """
         with self.commands:
             verdict = SOUND
             if isinstance(command, BRINGING):
                 known = is_at_once(command) and machine.knows(command)
                 verdict = machine.verdict(command) if known else await self.run(machine.verdict, command)
+            if admitted is not None and not verdict.kind:
+                admitted()
             return await self._committed(machine, command, verdict, caller)
 
     async def commit(self, machine: Machine, command: c.Command, verdict: Verdict, caller: Caller = NOBODY) -> c.Result:

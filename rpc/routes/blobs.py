@@ -33,7 +33,7 @@ async def put(request: Request, key: str) -> Response:
     """Keys are write-once: writing the same bytes again is fine, other bytes are refused."""
     service = await _checked(request, key, is_part_key(key))
     async with service.body(request, service.limits.blob_bytes_max) as data:
-        service.quotas.uploads(principal_of(request), key, len(data))
+        service.quotas.uploads(principal_of(request), service.shard_ids.known(key.partition("/")[0]), key, len(data))
         await service.work.run(_put, service, key, data)
     return Response(status_code=204)
 

@@ -19,6 +19,7 @@ from persist.client.wall_clock import read_instant
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_not_reserved
+from rpc.audited import MANY
 from rpc.auth import Principal
 from rpc.json_rows import body_json
 from rpc.routes.parameters import caller_of
@@ -68,6 +69,7 @@ async def truncate_all(
     async with service.body(request, TEXT_CHARS_MAX) as data:
         given = Cut.of(body_json(data))
     _require(principal, given)
+    request.scope[MANY] = [] if dry_run else sorted(given.shards)
     asking = AsCaller(service.transport, caller_of(request))
     work = partial(truncate, asking, given, service.handles, Wanted(dry_run, retries))
     service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,12 +16,13 @@ from persist.client.connect import Client
 from persist.client.wall_clock import as_of_at, resolved
 from persist.core import antichain
 from persist.core.antichain import Antichain
-from persist.core.commands import MANAGE
+from persist.core.commands import MANAGE, READ
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard
 from persist.core.ids import ShardId, check_shard_name, is_reserved, parse, shard_id_of
 from persist.core.phases import dropped
 from persist.core.view import Seen, ViewRequest
 from persist.parts import EVERYTHING, Selection
+from rpc.doors import still_allowed
 from rpc.errors import status_of
 from rpc.listen_frames import EVENTS, FRAMES, ID_LENGTH_MAX, sse_error
 from rpc.routes.parameters import After, Selecting, frontier, on_shard, read_seen
@@ -96,7 +97,7 @@ async def listen(
         _check_shard(name, start, hold.shard)
         frames = service.listening.stream(name, hold, start.frontier, frontier(until, "until"), form, selection)
         return HeldStream(
-            _with_error(await held.enter_async_context(aclosing(frames)), form),
+            _with_error(await held.enter_async_context(aclosing(frames)), form, still_allowed(request, (READ,))),
             held.pop_all(),
             media_type=form,
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **told},
@@ -114,10 +115,14 @@ async def _after_of(service: Service, name: str, when: datetime) -> int | None:
     return None if found.upper.element == 0 else as_of_at(name, found)
 
 
-async def _with_error(frames: AsyncIterator[bytes], form: str) -> AsyncIterator[bytes]:
-    """The frames, and where they fail the reason, in a form that can tell it. Then the stream is cut off."""
+async def _with_error(frames: AsyncIterator[bytes], form: str, check: Callable[[], None]) -> AsyncIterator[bytes]:
+    """The frames, and where they fail the reason, in a form that can tell it. Then the stream is cut off.
+
+    So it is where the token is good no more: `check` is asked before each frame.
+    """
     try:
         async for data in frames:
+            check()
             yield data
     except PersistError as error:
         if form == EVENTS:

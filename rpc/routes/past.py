@@ -74,6 +74,8 @@ async def restore(
     if as_of is None:
         raise InvalidUsage("give the time to restore, as as_of or as timestamp")
     given = token_of(request, token)
+    service = service_of(request)
+    service.quotas.has_room(principal_of(request), shard_of(request))
     return await worked(request, lambda shard: shard.restore(as_of, token=given, retries=retries))
 
 

@@ -24,6 +24,7 @@ from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.admitting import admit
+from rpc.audited import MANY
 from rpc.commanding import answer
 from rpc.json_rows import body_json
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
@@ -121,6 +122,7 @@ async def delete_many(request: Request) -> Response:
         principal.require_prefix(chosen.prefix)
     asking = AsCaller(service.transport, caller_of(request))
     done = await service.work.run(drop_all, asking, service.handles, chosen)
+    request.scope[MANY] = [one.shard for one in done.outcomes] if done.done else []
     return _json(done.to_json())
 
 
@@ -184,6 +186,7 @@ async def clone(request: Request) -> Response:
         check_not_reserved(one)
     service.check_home(name)
     service.quotas.creates(principal_of(request), name)
+    service.quotas.has_room(principal_of(request), name)
     clone = EmbeddedTransport.clone
     view = await service.work.run(clone, service.transport, source, name, keep_policies, caller_of(request))
     service.shard_ids.learn(name)

@@ -173,13 +173,16 @@ async def _with_json(
     how: tuple[int | None, str | None],
     work: Callable[[Shard, dict[str, Any], dict[str, Any], Allowance], Edited],
 ) -> Response:
-    service, options = service_of(request), _options(request, how)
+    service, options, principal = service_of(request), _options(request, how), principal_of(request)
 
     def read(shard: Shard, data: bytes) -> Edited:
         with service.allowance() as allowed:
             body = body_json(data, allowed.spend)
             if not isinstance(body, dict) or body.keys() - set(fields):
                 raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")
+            given = body.get("rows")
+            if isinstance(given, list):
+                service.quotas.rates(service.quotas.owners(principal, shard.name), rows_per_s=len(given))
             return work(shard, body, options, allowed)
 
     return await worked_with_body(request, service.limits.rows_bytes_max, read)

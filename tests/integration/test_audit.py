@@ -87,7 +87,7 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     found = House(tmp_path_factory.mktemp("audited"))
     with found.client:
-        for name in ("eu/a", "eu/b", "eu/gone", "us/a"):
+        for name in ("eu/a", "eu/b", "eu/c", "eu/d", "eu/gone", "us/a"):
             assert found.ask("admin", "PUT", f"/v1/shards/{name}", FIELDS).status_code == 200
         assert found.ask("admin", "POST", "/v1/shards/eu/a/advance-upper?upper=3").status_code == 200
         found.told("create", "us/a")
@@ -106,6 +106,15 @@ DONE: list[tuple[str, str, Any, str, str | None, int]] = [
     ("DELETE", "/v1/shards/eu/a/tags/nightly", None, "remove tag", "eu/a", 200),
     ("POST", "/v1/shards/eu/a/truncate?before=1", None, "truncate", "eu/a", 200),
     ("POST", "/v1/shards/eu/a/restore?as_of=1", None, "restore", "eu/a", 200),
+    ("POST", "/v1/shards/eu/c/append?lower=0&upper=[]&format=ndjson", None, "close", "eu/c", 200),
+    (
+        "POST",
+        "/v1/shards/eu/d/compare-and-append?expected_upper=0&new_upper=closed&format=ndjson",
+        None,
+        "close",
+        "eu/d",
+        200,
+    ),
     ("POST", "/v1/shards/eu/b/commands", c.Drop(), "drop", "eu/b", 200),
     ("POST", "/v1/shards:delete", {"prefix": "eu/gone", "confirm": 1}, "drop", None, 200),
     ("DELETE", "/v1/shards/us/a", None, "drop", "us/a", 403),
@@ -127,6 +136,34 @@ def test_who_did_what(number: int, case: Any, answers: list[Any], house: House) 
     assert told["address"] == "testclient"
     if isinstance(body, dict):
         assert json.loads(json.loads(told["detail"])["body"]) == body
+
+
+def test_each_of_many_shards_has_an_entry_of_its_own(house: House) -> None:
+    names = [f"eu/{'many' * 20}{number:02d}" for number in range(40)]  # so that the body is too long to be told
+    for name in names:
+        assert house.ask("admin", "PUT", f"/v1/shards/{name}", FIELDS).status_code == 200
+    cut = house.ask("admin", "POST", "/v1/cuts", {"prefix": "eu/many"}).json()
+    asked = [
+        house.ask("admin", "POST", "/v1/truncate?dry_run=true", cut),
+        house.ask("admin", "POST", "/v1/truncate", cut),
+        house.ask("admin", "POST", "/v1/shards:delete", {"prefix": "eu/many"}),
+        house.ask("admin", "POST", "/v1/shards:delete", {"shards": names, "confirm": len(names)}),
+    ]
+    assert [answer.status_code for answer in asked] == [200] * 4
+    ids = [answer.headers["x-request-id"] for answer in asked]
+    house.told("drop", names[-1], ids[3])
+    told = [(one["request_id"], one["shard"]) for one in house.entries() if one["shard"] in names]
+    assert sorted(one for one in told if one[0] in ids) == sorted(
+        (request_id, name) for request_id in (ids[1], ids[3]) for name in names
+    )
+
+
+def test_the_hold_of_a_reader_is_no_move_of_since(house: House) -> None:
+    body = c.DowngradeSince(READER, Antichain(1), SeqNo(1))
+    refused = house.ask("reader", "POST", "/v1/shards/eu/a/commands", body)
+    assert house.ask("admin", "POST", "/v1/shards/eu/a/commands", body).status_code == refused.status_code
+    house.told("move since", "eu/a")
+    assert ("reader", "move since") not in {(one["token"], one["what"]) for one in house.entries()}
 
 
 def test_which_token_was_used_is_told(house: House) -> None:

@@ -31,6 +31,7 @@ FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}]}
 WRITER, TOKEN = WriterId("w" + "1" * 32), Token("i" + "1" * 32)
 FIVE = b"".join(b'{"id": %d}\n' % n for n in range(5))
 ROW = b'{"id": 1}\n'
+MERGED = {"rows": [{"id": n} for n in range(10)], "clauses": [{"when": "not matched", "then": "insert"}]}
 
 
 class Clock:
@@ -114,12 +115,15 @@ DOORS: list[tuple[str, str, str, str, Any]] = [
     ("requests_per_s", "a part", "HEAD", blob(1), None),
     ("rows_per_s", "rows", "POST", "/v1/shards/eu/a/insert", ROW * 10),
     ("rows_per_s", "a verb", "POST", "/v1/shards/eu/a/overwrite", FIVE),
+    ("rows_per_s", "a merge", "POST", "/v1/shards/eu/a/merge", MERGED),
     ("bytes_per_s", "rows", "POST", "/v1/shards/eu/a/insert", ROW),
     ("bytes_per_s", "a verb", "POST", "/v1/shards/eu/a/upsert", ROW),
     ("bytes_per_s", "a merge", "POST", "/v1/shards/eu/a/update", {"set": {"id": 7}, "where": "id = 7"}),
     ("bytes_per_s", "a part", "PUT", "blob", b"part of a part"),
     ("bytes", "rows", "POST", "/v1/shards/eu/a/insert", ROW),
     ("bytes", "a verb", "POST", "/v1/shards/eu/a/upsert", ROW),
+    ("bytes", "a restore", "POST", "/v1/shards/eu/a/restore?as_of=0", None),
+    ("bytes", "a clone", "POST", "/v1/clones", {"source": "eu/a", "name": "eu/new-{}"}),
     ("shards", "a shard", "PUT", "/v1/shards/eu/new-{}", FIELDS),
     ("shards", "a clone", "POST", "/v1/clones", {"source": "eu/a", "name": "eu/new-{}"}),
     ("cursors", "a route", "POST", "/v1/shards/eu/a/downgrade-since?since=0&cursor=c{}", None),

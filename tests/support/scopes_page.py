@@ -35,7 +35,8 @@ token ID --scope SCOPE` mints [tokens](http.md#tokens).
 - **`manage` moves what cannot be moved back.** A reader with this scope moves since as it goes on, if nothing
   else holds it, and so does `listen`.
 - **`maintain`** carries out what was decided: it merges, collects, lets history go by its age, and takes rows
-  away by the policy of a shard. It inserts nothing, and has no cursors.
+  away by the policy of a shard. It has no door to insert by, and no cursors. It is trusted with rows all the
+  same: what a merge or a removal writes is not compared row by row.
 - A prefix limits each of them to the shards whose names begin with it. `/metrics` and listings show those
   only.
 - Who has none of the scopes of a row is answered with 403 (`forbidden`), before the body is read. Which

@@ -29,6 +29,11 @@ REQUESTS = [
     ("DELETE", "", "force=true", "drop"),
     ("GET", "", "", None),
     ("POST", "insert", "", None),
+    ("POST", "append", "lower=0&upper=7", None),
+    ("POST", "append", "lower=0&upper=[]", "close"),
+    ("POST", "append", "lower=0&upper=closed", "close"),
+    ("POST", "compare-and-append", "expected_upper=0&new_upper=7", None),
+    ("POST", "compare-and-append", "expected_upper=0&new_upper=[]", "close"),
     ("GET", "snapshot", "", None),
     ("POST", "advance-upper", "upper=7", "move upper"),
     ("POST", "advance-upper", "upper=[]", "close"),
@@ -83,6 +88,17 @@ TOLD: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
     (c.MoveHold(ReaderId("r" + "1" * 32), Antichain(7), SeqNo(1)), None),
     (c.Insert(WriterId("w" + "1" * 32), Token("i" + "1" * 32), ()), None),
     (c.ReadTags(), None),
+    (c.Append(WriterId("w" + "1" * 32), Token("i" + "1" * 32), Antichain(0), Antichain(7), ()), None),
+    (c.Append(WriterId("w" + "1" * 32), Token("i" + "1" * 32), Antichain(0), Antichain(None), ()), ("close", {})),
+    (
+        c.CompareAndAppend(WriterId("w" + "1" * 32), Token("i" + "1" * 32), Antichain(0), Antichain(None), ()),
+        ("close", {}),
+    ),
+    (
+        c.Edit(WriterId("w" + "1" * 32), Token("i" + "1" * 32), Antichain(0), 1, (), verb="overwrite"),
+        ("overwrite", {"as_of": 1}),
+    ),
+    (c.Edit(WriterId("w" + "1" * 32), Token("i" + "1" * 32), Antichain(0), 1, (), verb="upsert"), None),
 ]
 
 

@@ -225,7 +225,7 @@ def test_a_part_that_came_through_the_server_is_not_counted_twice(tmp_path: Path
     house = House(tmp_path, {"default": {"bytes_per_s": PART.size}})
     assert PART.key is not None
     for _ in range(2):
-        house.quotas.uploads(ETL, PART.key, 0)
+        house.quotas.uploads(ETL, "eu/a", PART.key, 0)
         house.admit(insert(1))
     assert house.shown()["token", "etl", "bytes_per_s"] == 0
 
