@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from persist.commit.commit_plan import Outcome
@@ -29,6 +31,7 @@ class Work:
     def __init__(self, limits: Limits) -> None:
         self._leads = ThreadPoolExecutor(limits.lead_threads, thread_name_prefix="persist-commit")
         self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
+        self._answers: _Answers | None = None
         self.leads = 0  # commits that are queued or run now
         self._counting = threading.Lock()
         self.limits = limits
@@ -82,13 +85,10 @@ class Work:
 
     async def _committed(self, machine: Machine, command: c.Command, verdict: Verdict, caller: Caller) -> c.Result:
         loop = asyncio.get_running_loop()
+        if self._answers is None or self._answers.loop is not loop:
+            self._answers = _Answers(loop)
         waiter: asyncio.Future[c.Result] = loop.create_future()
-
-        def answered(outcome: Outcome) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, waiter, outcome)
-
-        machine.submit(command, self._lead, answered, verdict, caller)
+        machine.submit(command, self._lead, partial(self._answers.give, waiter), verdict, caller)
         return await waiter
 
     def close(self) -> None:
@@ -112,6 +112,31 @@ class Work:
     def _count(self, more: int) -> None:
         with self._counting:
             self.leads += more
+
+
+class _Answers:
+    """Outcomes on their way to those who wait for them on an event loop. A group of them wakes it up once.
+
+    Each wake-up would have the thread that commits wait for the interpreter, which the loop takes at once.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._given: deque[tuple[asyncio.Future[c.Result], Outcome]] = deque()
+        self._is_woken = False
+
+    def give(self, waiter: asyncio.Future[c.Result], outcome: Outcome) -> None:
+        """From any thread."""
+        self._given.append((waiter, outcome))
+        if not self._is_woken:  # else it has not begun to look: it finds this one, too
+            self._is_woken = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self.loop.call_soon_threadsafe(self._settle_all)
+
+    def _settle_all(self) -> None:
+        self._is_woken = False  # before the first look: who gives from now on wakes it up again
+        while self._given:
+            _settle(*self._given.popleft())
 
 
 def _settle(waiter: asyncio.Future[c.Result], outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from persist.core.errors import Overloaded
 from persist.core.view import ViewRequest
 from rpc.settings import Limits
 from rpc.watching import Watcher
-from rpc.work import Work
+from rpc.work import Work, _Answers
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.string())])
@@ -94,3 +94,23 @@ def test_stopping_ends_waits_with_what_there_is() -> None:
 
     asyncio.run(scene())
     location.close()
+
+
+def test_outcomes_of_many_threads_reach_all_who_wait() -> None:
+    """A group wakes the loop up once: none of it may be left behind, whenever it is given."""
+
+    async def play() -> list[int]:
+        loop = asyncio.get_running_loop()
+        answers = _Answers(loop)
+        waiters = [loop.create_future() for _ in range(2_000)]
+
+        def give(start: int) -> None:
+            for number in range(start, len(waiters), 8):
+                answers.give(waiters[number], number)  # type: ignore[arg-type]
+
+        threads = [threading.Thread(target=give, args=(start,)) for start in range(8)]
+        for thread in threads:
+            thread.start()
+        return await asyncio.wait_for(asyncio.gather(*waiters), 60)
+
+    assert asyncio.run(play()) == list(range(2_000))
