@@ -43,10 +43,11 @@ T = TypeVar("T")
 class ArrowFsBlob(Blob):
     """`root` in `filesystem`, any pyarrow file system; `url` is what is shown for it."""
 
-    def __init__(self, filesystem: Any, root: str, url: str) -> None:
+    def __init__(self, filesystem: Any, root: str, url: str, whole_url: str = "") -> None:
         self._fs = filesystem
         self._root = root.rstrip("/")
         self._url = url
+        self._whole_url = whole_url or url  # with its secrets, which no message may have
         self._pid = os.getpid()
         self._whole_on_close = filesystem.type_name in _OBJECT_STORES
 
@@ -65,7 +66,7 @@ class ArrowFsBlob(Blob):
         except (ArrowException, OSError, ValueError, ImportError) as error:
             reason = said_without(url, str(error))
             raise BlobMisconfigured(f"blob location {said} cannot be opened: {reason}") from None
-        return cls(filesystem, root, shown)
+        return cls(filesystem, root, shown, url)
 
     @property
     def url(self) -> str:
@@ -196,9 +197,11 @@ class ArrowFsBlob(Blob):
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise BlobNotFound(f"no blob {key} in {self._url}") from error
         except PermissionError as error:
-            raise BlobMisconfigured(f"{self._url} refuses; check the credentials and their rights: {error}") from error
-        except (ArrowException, OSError) as error:
-            raise BlobUnavailable(f"{self._url} did not carry out the call for {key}: {error}") from error
+            said = said_without(self._whole_url, str(error))
+            raise BlobMisconfigured(f"{self._url} refuses; check the credentials and their rights: {said}") from None
+        except (ArrowException, OSError) as error:  # which a log would tell, too, if it came along
+            said = said_without(self._whole_url, str(error))
+            raise BlobUnavailable(f"{self._url} did not carry out the call for {key}: {said}") from None
 
 
 def _stat(key: str, info: Any) -> BlobStat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 ESCAPES = "write / ? # @ % in a user or password as %2F %3F %23 %40 %25"
 OPTION_CHARS_MIN = 4  # shorter values of options are no secrets, and occur in any text
@@ -44,9 +44,17 @@ def is_ambiguous(url: str) -> bool:
 
 
 def said_without(url: str, said: str) -> str:
-    """What somebody else's code says of `url`, for a message; nothing of it where a secret is in it."""
+    """What somebody else's code says of `url`, for a message, without any secret of it, however that is spelled."""
     said = said.replace(url, without_secrets(url))
-    return "…" if any(secret in said for secret in _secrets(url)) else said
+    for secret in sorted(set(_secrets(url)), key=len, reverse=True):
+        said = re.sub("".join(map(_escaped_or_not, secret)), "…", said)
+    return said
+
+
+def _escaped_or_not(char: str) -> str:
+    """What matches a character as it is, or as it stands in a URL. Libraries differ in which ones they escape."""
+    escaped = "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+    return f"(?:{re.escape(char)}|(?i:{escaped}){'|[+]' if char == ' ' else ''})"
 
 
 def option_said(name: str, value: str) -> str:
@@ -62,6 +70,7 @@ def _has_hosts(place: str) -> bool:
 def _secrets(url: str) -> Iterator[str]:
     place, _, query = url.partition("?")
     password = place.partition("//")[2].rpartition("@")[0].partition(":")[2]
-    values = [value or name for name, value in parse_qsl(query, keep_blank_values=True)]
+    values = (value or name for name, _, value in (option.partition("=") for option in query.split("&")))
     yield from filter(None, (password, unquote(password)))
-    yield from (value for value in (*values, query) if len(value) >= OPTION_CHARS_MIN)
+    for value in (*values, query):
+        yield from (one for one in (value, unquote(value), unquote_plus(value)) if len(one) >= OPTION_CHARS_MIN)

@@ -6,6 +6,8 @@ used, such as a certificate whose key has not come yet, leave the last good ones
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import logging
 import os
 import re
@@ -120,8 +122,13 @@ def names_in(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def plain_name(name: str) -> str:
-    """One spelling of a name: that of a host has no case."""
-    return name.lower().replace("dns:", "DNS:", 1) if name.startswith("DNS:") else name
+    """One spelling of a name: that of a host has no case, and an address is written in many ways."""
+    if name.startswith("DNS:"):
+        return name.lower().replace("dns:", "DNS:", 1)
+    if name.startswith("IP:"):
+        with contextlib.suppress(ValueError):
+            return f"IP:{ipaddress.ip_address(name.removeprefix('IP:').strip())}"
+    return name
 
 
 def checked_name(name: object) -> str:

@@ -231,3 +231,16 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(place: Pl
         Trust(None, str(both)).context()
     with pytest.raises(InvalidUsage, match="no regular file"):
         Trust(None, str(place.directory)).context()
+
+
+@pytest.mark.parametrize(
+    ("given", "of_certificate"),
+    [
+        ("IP:2001:db8::1", "2001:DB8:0:0:0:0:0:1"),
+        ("IP:2001:DB8:0:0:0:0:0:1", "2001:DB8:0:0:0:0:0:1"),
+        ("IP:10.0.0.7", "10.0.0.7"),
+        ("IP:::ffff:10.0.0.7", "0:0:0:0:0:FFFF:A00:7"),
+    ],
+)
+def test_an_address_in_a_certificate_had_another_spelling_than_in_the_file(given: str, of_certificate: str) -> None:
+    assert names_in({"subjectAltName": (("IP Address", of_certificate),)}) == [checked_name(given)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pyarrow as pa
 import pytest
@@ -34,7 +35,7 @@ def test_a_cancelled_caller_takes_nobody_with_it() -> None:
             call.cancel()
         results = await asyncio.gather(*calls, return_exceptions=True)
         work.close()
-        return results
+        return list(results)
 
     results = asyncio.run(scene())
     assert all(isinstance(result, c.Appended) for result in results[1::2])

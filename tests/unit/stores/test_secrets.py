@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blob import BlobError, open_blob
+from blob.arrow_fs import ArrowFsBlob
 from consensus import ConsensusError, open_consensus
 from persist.cli.__main__ import main
 from persist.cli.commands import COMMANDS, parser_of
@@ -142,3 +143,25 @@ def test_what_is_no_argument_is_told_without_its_password(url: str, capsys: pyte
         with suppress(SystemExit):
             assert main(words) != 0
         assert SECRET not in "".join(capsys.readouterr()), words
+
+
+SIGNED = "abfs://c@acc.dfs.core.windows.net/p?sv=2022-11-02&sig=hunter2%2Bxyz%3D"
+
+
+@pytest.mark.parametrize("error", [OSError, PermissionError])
+@pytest.mark.parametrize("shown", ["hunter2%2Bxyz%3D", "hunter2+xyz=", "hunter2+xyz%3D", "hunter2%2Bxyz="])
+def test_what_a_library_says_of_its_own_url_during_a_call_told_a_signature(shown: str, error: type[OSError]) -> None:
+    class Away:
+        type_name = "abfs"
+
+        def get_file_info(self, _: object) -> object:
+            raise error(
+                f"Check of 'https://acc.blob.core.windows.net/c?sig={shown}&sv=2022-11-02' failed. No such host"
+            )
+
+    blob = ArrowFsBlob(Away(), "c/p", "abfs://c@acc.dfs.core.windows.net/p", SIGNED)
+    with pytest.raises(BlobError) as found:
+        blob.stat("check/1")
+    said = [str(one) for one in causes(found.value)]
+    assert not any("hunter2" in one for one in said), said
+    assert "No such host" in said[0], "the cause is told all the same"
