@@ -23,7 +23,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -169,7 +169,9 @@ class Tokens:
         if len(found) != 1:
             why = "is not known here" if not found else "has names of several tokens"
             raise Unauthorized(f"the client certificate {why}: the tokens file is to name it, or send a token")
-        return next(iter(found.values())).principal
+        principal = next(iter(found.values())).principal
+        ends_s = peer.until_s if principal.expires_s is None else min(principal.expires_s, peer.until_s)
+        return replace(principal, expires_s=ends_s)
 
     def _in_time(self, principal: Principal) -> Principal:
         if principal.expires_s is not None and self._now_s() >= principal.expires_s:

@@ -22,6 +22,7 @@ DEFAULT_DIRECTORY = "persist-data"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8787
 TOKEN_CHARS_MIN = 32
+PRESIGNED_S_MAX = 600  # SECURITY.md promises it
 LIMIT_PREFIX = "PERSIST_LIMIT_"
 DEFAULT_AUDIT = "90d"
 
@@ -167,6 +168,8 @@ class ServerSettings:
             raise InvalidUsage(f"the maintenance token is shorter than {TOKEN_CHARS_MIN} characters")
         if not 0 <= self.publish_every <= EVERY_S_MAX:
             raise InvalidUsage(f"publish_every is {self.publish_every}; it must be in [0, {EVERY_S_MAX:.0f}] seconds")
+        if not 1 <= self.presigned_s <= PRESIGNED_S_MAX:
+            raise InvalidUsage(f"presigned_s is {self.presigned_s}; it must be in [1, {PRESIGNED_S_MAX}] seconds")
         HistoryDefaults(self.history)
         self._check_audit()
         if self.verify_sample.strip() != "0":

@@ -14,7 +14,7 @@ from msgspec import Struct
 from blob import Blob, BlobError, open_blob
 from blob.metrics import MeteredBlob
 from persist.client import deadlines, identity
-from persist.client.deadlines import Patience
+from persist.client.deadlines import Deadline, Patience
 from persist.client.listen import ListenEvent
 from persist.client.retry import Asked, settled
 from persist.client.sharing import LeasePool
@@ -25,7 +25,7 @@ from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
+from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.core.ids import IdSource, ShardId, check_shard_name
 from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings, history_text
@@ -60,6 +60,7 @@ _COMMAND = {"content-type": RECORD}
 MAINTAINED_S = 3600.0  # a piece of maintenance may be one large merge
 SERVER_S = 1.0  # how long one of several servers is asked for its workers
 _REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
+_OPTIONS_OF_PLACES = frozenset({"endpoint", "region", "path_style"})
 
 
 class _Names(Struct):
@@ -238,7 +239,9 @@ def open_transport(connection: Connection) -> HttpTransport:
         location = _location(calls.call(_LOCATION))
         calls.add(Servers(_with_workers(calls.servers, calls, connection, location, clock), clock))
         proof = location.blob.proof
-        blob = _open_blob(calls, location.blob.url, proof)
+        patience_s = min(connection.connect_s, connection.timeout_s or connection.connect_s)
+        with deadlines.within(Deadline(deadlines.at_most(patience_s), clock)):
+            blob = _open_blob(calls, location.blob.url, proof)
     except BaseException:
         calls.close()
         raise
@@ -295,14 +298,27 @@ def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
         raise InvalidUsage("this is not a persist server: it has its blobs at what is no URL") from error
     if parts.scheme in _REACHABLE and (parts.scheme != "file" or os.path.isdir(unquote(parts.path))):
         try:
-            blob = open_blob(url)
+            blob = open_blob(_as_a_client_has_it(url))
         except (BlobError, ImportError):
             blob = None
         if blob is not None:
-            if identity.is_same(blob, proof):
-                return blob
-            blob.close()
+            found = blob
+            try:
+                if Patience().ask("the store that the server names", lambda: identity.is_same(found, proof)):
+                    return blob
+                blob.close()
+            except Unavailable:  # it hangs, and what asks it goes on: the server will have to do
+                pass
     return HttpBlob(calls, url, presigned=parts.scheme == "s3")
+
+
+def _as_a_client_has_it(url: str) -> str:
+    """A location that a server names, with the options that say where it is. For how long to wait is not its to say."""
+    place, mark, query = url.partition("?")
+    if not url.startswith("s3:"):
+        return url
+    kept = [option for option in query.split("&") if option.partition("=")[0] in _OPTIONS_OF_PLACES]
+    return place + mark + "&".join(kept) if kept else place
 
 
 def _policy(limits: dict[str, int]) -> Policy:

@@ -278,6 +278,8 @@ BAD = [
     ({"audit": "0d"}, "audit is '0d'; it must be an age"),
     ({"audit": "90d", "tokens_file": None}, "an audit tells what each token did, at home"),
     ({"audit": "90d", "read_only": True, "blob": "mem:"}, "an audit tells what each token did, at home"),
+    ({"presigned_s": 0}, r"presigned_s is 0; it must be in \[1, 600\] seconds"),
+    ({"presigned_s": 604_800}, "presigned_s is 604800"),
 ]
 
 
@@ -325,4 +327,14 @@ def test_a_file_of_quotas_that_is_bad_is_told_at_the_start(tmp_path: Path, capsy
     (tmp_path / "quotas.json").write_text("{")
     assert main(["serve", "--dir", str(tmp_path / "d"), "--quotas", str(tmp_path / "quotas.json")]) == 1
     assert "is not JSON" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("rules", [{"default": {"shards": 1}}, {"tokens": {"etl": {"shards": 1}}}])
+def test_quotas_of_tokens_bound_nobody_where_there_are_none(
+    rules: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quotas.json").write_text(json.dumps(rules))
+    assert main(["serve", "--dir", str(tmp_path / "d"), "--quotas", str(tmp_path / "quotas.json")]) == 1
+    assert "this server knows no token" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()
