@@ -420,7 +420,7 @@ class Retaining(Past):
     def retain(
         self, policy: Mapping[str, Any] | None, *, confirm: bool = False, expected_version: int | None = None
     ) -> RowRetention:
-        """Say which rows the shard keeps. Maintenance takes the others away, by truncations. Needs the scope `admin`.
+        """Say which rows the shard keeps. Maintenance takes the others away, by truncations. Needs the scope `manage`.
 
         Args:
             policy: a dict with at least one of `age` (rows older than that go, as `90d`), `bytes` (about so many stay,
@@ -445,7 +445,7 @@ class Retaining(Past):
         return set_policy(self._transport, self.name, wanted, self._settings, Asked(confirm, expected_version))
 
     def run_retention(self, *, dry_run: bool = False) -> RetentionRun:
-        """Do now what the policy asks for. Maintenance does it anyway. Repeating it is safe. Needs the scope `admin`.
+        """Do now what the policy asks for. Maintenance does it anyway. Repeating it is safe. Needs `manage` or `maintain`.
 
         Args:
             dry_run: only tell what would go, by the cuts that were taken.

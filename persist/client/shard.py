@@ -291,7 +291,7 @@ class Shard(Reading, Verbs, Retaining):
         mark_every: timedelta | str | None = None,
         expected_version: int | None = None,
     ) -> ShardSettings:
-        """Change settings of the shard; what is None stays. Needs the scope `admin`.
+        """Change settings of the shard; what is None stays. Needs the scope `manage`.
 
         Args:
             history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
