@@ -14,8 +14,9 @@ from starlette.requests import Request
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
+from persist.client.thin_writer import ThinWriter
 from persist.client.transport import OneShard
-from persist.client.write import WriteHandle, WriteSettings
+from persist.client.write import WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Forbidden, ReadOnly
@@ -177,7 +178,7 @@ class ThinWriters:
         self._transport = transport
         self._settings = settings
         self._lock = threading.Lock()
-        self._idle: OrderedDict[ShardId, list[WriteHandle]] = OrderedDict()
+        self._idle: OrderedDict[ShardId, list[ThinWriter]] = OrderedDict()
         self._idle_count = 0
         self._schemas: OrderedDict[tuple[ShardId, int], tuple[int, ShardSchema]] = OrderedDict()
 
@@ -196,14 +197,14 @@ class ThinWriters:
         return found
 
     @contextmanager
-    def writer(self, name: str, caller: Caller = NOBODY) -> Iterator[WriteHandle]:
+    def writer(self, name: str, caller: Caller = NOBODY) -> Iterator[ThinWriter]:
         """A writer that nobody else uses meanwhile; it writes for this caller. After an error it is left to lapse."""
         shard = self._transport.location.machine(name).state().shard_id
         handle = self.take(name, shard, caller)
         yield handle
         self.give_back(shard, handle)
 
-    def take(self, name: str, shard: ShardId, caller: Caller = NOBODY) -> WriteHandle:
+    def take(self, name: str, shard: ShardId, caller: Caller = NOBODY) -> ThinWriter:
         """A writer of this life of the shard, to be given back, or left to lapse."""
         with self._lock:
             handles = self._idle.get(shard)
@@ -213,7 +214,7 @@ class ThinWriters:
         handle.caller = caller
         return handle
 
-    def give_back(self, shard: ShardId, handle: WriteHandle) -> None:
+    def give_back(self, shard: ShardId, handle: ThinWriter) -> None:
         """Let others use a writer that `take` gave, and that has no call under way."""
         with self._lock:
             self._idle.setdefault(shard, []).append(handle)
@@ -226,8 +227,8 @@ class ThinWriters:
                 if not self._idle[oldest]:
                     del self._idle[oldest]
 
-    def _open(self, name: str, shard: ShardId) -> WriteHandle:
-        return WriteHandle(OneShard(self._transport, shard), name, lambda: self.schema(name), self._settings)
+    def _open(self, name: str, shard: ShardId) -> ThinWriter:
+        return ThinWriter(OneShard(self._transport, shard), name, lambda: self.schema(name), self._settings)
 
 
 class ShardIds:

@@ -21,13 +21,13 @@ from persist.core.antichain import EMPTY, Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
-from persist.core.errors import Expired, InvalidUsage, PersistError
+from persist.core.errors import Expired, InvalidUsage
 from persist.core.ids import Token, WriterId, mint, parse, writer_of
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
 from persist.core.view import ViewRequest
 from persist.formats.store_errors import translated
-from persist.parts import DIFF, PartSink, ShardSchema, current_schema, stage, stage_at_once
+from persist.parts import DIFF, PartSink, ShardSchema, current_schema, stage
 from persist.parts.given import column_of
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
@@ -149,37 +149,6 @@ class WriteHandle(Timeable):
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
         runs = self._parts(updates, since.element, self._inline_bytes_max, digests=token is not None)
         return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token, said)
-
-    def at_once(
-        self,
-        rows: pa.Table,
-        default_time: int | None,
-        command: Callable[[WriterId, Token, tuple[Run, ...]], c.Insert | c.CompareAndAppend | c.Append],
-        token: Token | None,
-    ) -> c.Insert | c.CompareAndAppend | c.Append | None:
-        """What `command` makes of a few rows, for a caller who sends it; no call of a store is made.
-
-        For who is the only one to use this handle meanwhile. None: a call is needed, as the rows are many, or have a
-        column that is not known yet, or the writer has to be registered. Raises InvalidUsage (the rows do not fit).
-        """
-        schema_id, schema = self._schema()
-        if (token is None and not self._registered) or not set(rows.schema.names).issubset(schema.updates_schema.names):
-            return None
-        transport = self._transport
-        sink = PartSink(
-            schema, schema_id, transport.blob, transport.shard, self.writer_id, transport.ids, token is not None
-        )
-        runs = stage_at_once(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
-        if runs is None:
-            return None
-        if token is None:
-            return replace(command(self.writer_id, mint(Token, transport.ids), runs), shard=transport.shard)
-        alone = command(writer_of(parse(Token, token)), token, runs)
-        return replace(alone, digest=digest_of(alone), shard=transport.shard)
-
-    def resumed(self, command: c.Command, caller: Caller, before: PersistError) -> c.Result:
-        """Go on with a command that was sent once and met with `before`. Raises what `settled` raises."""
-        return send(self._transport, self._name, command, self._settings.retry_s, caller, before)
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         """Change attributes as `updates` say, without rows, all or nothing.
