@@ -26,7 +26,8 @@ from rpc.quotas import Owner
 from rpc.service import Service
 
 AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is decoded on the event loop
-AT_ONCE_FORMS = frozenset({"ndjson", "arrow"})
+AT_ONCE_COLUMNS_MAX = 32  # none of them nested
+AT_ONCE_ROWS_BYTES_MAX = 128 * 1024  # that rows take in memory, however few bytes stand for each
 _Command: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
 
 
@@ -55,7 +56,7 @@ class Posted:
 async def post(service: Service, request: Request, posted: Posted) -> c.Appended:
     """Take the body in and commit its rows. Raises what `WriteHandle.insert` does, BodyTooLarge, QuotaFull."""
     async with service.body(request, service.limits.rows_bytes_max) as data:
-        if len(data) <= AT_ONCE_BYTES_MAX and posted.form in AT_ONCE_FORMS:
+        if len(data) <= AT_ONCE_BYTES_MAX and posted.form == "ndjson":
             done = await _at_once(service, posted, data)
             if done is not None:
                 return done
@@ -69,6 +70,10 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
     if state is None or state.is_closed:
         return None
     writers = service.writers
+    schema = writers.schema(posted.name)[1]
+    rows_max = data.count(b"\n") + 1
+    if not schema.is_flat or schema.width > AT_ONCE_COLUMNS_MAX or rows_max * schema.row_bytes > AT_ONCE_ROWS_BYTES_MAX:
+        return None  # it takes longer than a moment
     handle, command = writers.take(posted.name, state.shard_id, posted.caller), None
     try:
         with service.allowance() as allowed:

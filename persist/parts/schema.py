@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from persist.core.antichain import TIME_MAX, TIME_MIN
 from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.state import SchemaRecord
+from persist.parts.sizes import row_bytes
 
 TIME = "__time"
 DIFF = "__diff"
@@ -136,6 +137,21 @@ class ShardSchema:
         """The columns that do not take every value of their type, with their places; and whether Parquet does not."""
         picky = ((place, field, _is_picky(field.type)) for place, field in enumerate(self.updates_schema))
         return tuple(one for one in picky if one[2] or not one[1].nullable)
+
+    @cached_property
+    def width(self) -> int:
+        """The number of columns that rows have, with those for times and multiplicities."""
+        return len(self.updates_schema)
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether no column has values within values."""
+        return not any(pa.types.is_nested(field.type) for field in self.updates_schema)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """The bytes that a row takes at least."""
+        return row_bytes(self.updates_schema)
 
     def check_values(self, rows: Any) -> None:
         """Raise InvalidUsage where rows in `updates_schema` hold a null that is not allowed, or what Parquet cannot."""

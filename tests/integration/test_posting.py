@@ -20,7 +20,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from rpc import edge
 from rpc.app import create_app
-from rpc.posting import AT_ONCE_BYTES_MAX
+from rpc.posting import AT_ONCE_BYTES_MAX, AT_ONCE_COLUMNS_MAX
 from rpc.service import THIN_WRITER_LEASE_MS
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan
@@ -157,6 +157,26 @@ def test_what_takes_a_moment_goes_to_a_thread(house: House) -> None:
     assert (house.routed, house.threads) == (0, 1)
     assert house.post("eu/a/insert?format=csv", b"id,text\n1,a\n")[0] == 200
     assert house.threads == 1
+
+
+SLOW = [
+    # columns besides the key, and a body of a few bytes that takes more than a moment
+    ([{"name": f"c{n}", "type": "int64"} for n in range(AT_ONCE_COLUMNS_MAX)], b'{"id": 1}\n'),
+    ([{"name": "c", "type": "fixed_size_binary[4096]"}], b'{"id": 1}\n' * 100),
+    ([{"name": "c", "type": "list<int64>"}], b'{"id": 1, "c": [1]}\n'),
+]
+
+
+@pytest.mark.parametrize(("columns", "body"), SLOW)
+def test_a_few_bytes_that_stand_for_much_do_not_stop_the_event_loop(
+    columns: list[dict[str, Any]], body: bytes, house: House
+) -> None:
+    fields = [{"name": "id", "type": "int64", "key": True}, *columns]
+    assert house.http.put("/v1/shards/eu/slow", json={"fields": fields}).status_code == 200
+    for _ in range(2):
+        status, told = house.post("eu/slow/insert", body)
+        assert status == 200, told
+        assert house.threads == 1
 
 
 @pytest.mark.parametrize("kind", ["fail_before", "fail_after"])
