@@ -86,7 +86,10 @@ class Principal:
     def require_prefix(self, prefix: str) -> None:
         """Raises Forbidden unless all names that begin with this prefix are open to it."""
         if not self.is_unlimited and not prefix.startswith(self.prefixes):
-            raise Forbidden(f"the token {self.name!r} may list names with the prefixes {list(self.prefixes)} only")
+            raise Forbidden(
+                f"the token {self.name!r} may list names with the prefixes {list(self.prefixes)} only: "
+                "give one of them as the prefix"
+            )
         if is_reserved(prefix) and not self.sees_reserved:
             raise Forbidden(
                 f"the token {self.name!r} may not list persist's own shards; ask for one with scope 'admin'"
@@ -134,8 +137,8 @@ class Tokens:
         self._by_certificate: dict[str, Known] = {}
         self._take(_read(path))
 
-    def ending(self) -> dict[str, float]:
-        """The tokens that end, by their ids: when, in seconds since 1970."""
+    def ending(self) -> list[Principal]:
+        """Those of the tokens that end."""
         self._look()
         return _ending(self._by_id)
 
@@ -197,13 +200,13 @@ class Tokens:
         self._by_id = found
 
 
-def read_ending(path: str) -> dict[str, float]:
-    """The tokens of a file that end, by their ids: when, in seconds since 1970. Raises InvalidUsage."""
+def read_ending(path: str) -> list[Principal]:
+    """Those of the tokens of a file that end. Raises InvalidUsage."""
     return _ending(_read(path))
 
 
-def _ending(known: dict[str, Known]) -> dict[str, float]:
-    return {name: one.principal.expires_s for name, one in known.items() if one.principal.expires_s is not None}
+def _ending(known: dict[str, Known]) -> list[Principal]:
+    return [one.principal for one in known.values() if one.principal.expires_s is not None]
 
 
 def _read(path: str) -> dict[str, Known]:

@@ -23,10 +23,12 @@ FINE = ("ok", "lost", "BlobNotFound", "BlobExists")  # outcomes of calls that te
 
 @dataclass(frozen=True, slots=True)
 class TokenSeen:
-    """A token: its id, and when it ends."""
+    """A token: its id, when it ends, and what another one in its place has to have."""
 
     name: str
     expires_ms: int
+    scope: str = "read"
+    prefixes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,14 @@ def tokens(found: Sequence[TokenSeen], now_ms: int, limits: Limits) -> Iterator[
             None,
             f"the token {token.name!r} {ends}",
             cause="the tokens file says so: from then on its bearer is refused",
-            remedy="mint another one and give it to its bearer; then take this one out of the file",
-            command=f"persist token {token.name}-next --file FILE",
+            remedy="mint another one with its scopes and prefixes, name it where a file of quotas names this one, "
+            "and give it to its bearer; then take this one out of the file",
+            command=" ".join(
+                (
+                    f"persist token {token.name}-next --file FILE --scope {token.scope}",
+                    *(f"--prefix {prefix}" for prefix in token.prefixes),
+                )
+            ),
         )
 
 

@@ -23,6 +23,7 @@ from persist.doctor.beside import BackupsSeen, Beside, TokenSeen
 from persist.doctor.examining import Report, examined, report, report_of
 from persist.doctor.limits import AGES, FREE, Limits, read_limits
 from rpc.auth import read_ending
+from rpc.ending_tokens import tokens_seen
 
 SERVER_S = 600.0  # that a server may take to look at all shards
 LINE_CHARS = 100
@@ -87,11 +88,6 @@ def _with(
     if len(more) == len(told.findings):
         return told
     return report(told.pattern, told.location, told.shards, more, now_ms, told.left_out)
-
-
-def tokens_seen(ending: dict[str, float]) -> list[TokenSeen]:
-    """Tokens that end, as the doctor is told of them."""
-    return [TokenSeen(name, int(at_s * 1000)) for name, at_s in sorted(ending.items())]
 
 
 def _wrapped(text: str) -> list[str]:

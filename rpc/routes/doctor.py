@@ -8,12 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from persist.doctor.beside import Beside, TokenSeen, served_by
+from persist.doctor.beside import Beside, served_by
 from persist.doctor.examining import examined
 from persist.doctor.limits import AGES, FREE, Limits, read_limits
 from persist.inspect.listing import prefix_of
 from persist.inspect.looking import look_into
 from rpc.auth import Principal
+from rpc.ending_tokens import tokens_seen
 from rpc.service import Service, principal_of, service_of
 
 router = APIRouter(prefix="/v1", tags=["doctor"])
@@ -70,6 +71,5 @@ def _beside(service: Service, principal: Principal) -> Beside:
     served = served_by(service.location)
     if not principal.is_unlimited:
         return Beside(served=replace(served, calls={}))
-    ending = {} if service.tokens is None else service.tokens.ending()
-    tokens = [TokenSeen(name, int(at_s * 1000)) for name, at_s in sorted(ending.items())]
+    tokens = tokens_seen([] if service.tokens is None else service.tokens.ending())
     return Beside(tokens=tokens, served=served)

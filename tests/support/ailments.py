@@ -26,11 +26,12 @@ from persist.commit.system import SystemClock
 from persist.core import commands as c
 from persist.core.ids import ReaderId, WriterId
 from persist.core.state import Policy
-from persist.doctor.beside import Beside, TokenSeen, look_at_backups, served_by
+from persist.doctor.beside import Beside, look_at_backups, served_by
 from persist.doctor.examining import Report, examined
 from persist.doctor.limits import Limits
 from persist.inspect.looking import Look, look_at_directory
 from rpc.auth import read_ending
+from rpc.ending_tokens import tokens_seen
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
 from tests.support.inspected import PART, copied, everything, spoil_entry
@@ -555,9 +556,11 @@ def shard_left_out(place: Path) -> Told:
 def token_ends(place: Path) -> Told:
     persist.connect(f"persist://{place}", collect=False).close()
     file = place.parent / "tokens.json"
-    assert main(["token", "etl", "--file", str(file), "--expires", "2099-01-31"]) == 0
+    made = ["token", "etl", "--file", str(file), "--expires", "2099-01-31", "--scope", "write", "--prefix", "eu/"]
+    assert main(made) == 0
     file.write_text(file.read_text().replace("2099", "2020"))  # years go by
-    ending = [TokenSeen(name, int(at_s * 1000)) for name, at_s in read_ending(str(file)).items()]
+    ending = tokens_seen(read_ending(str(file)))
+    assert [(one.scope, one.prefixes) for one in ending] == [("write", ("eu/",))]
     assert json.loads(file.read_text())["tokens"][0]["id"] == "etl"
     return Told(at(place, around=Beside(tokens=ending)), ("the token 'etl' has ended 2020-01-31T00:00:00Z",), None)
 

@@ -1,0 +1,21 @@
+"""Tokens that end, as the doctor sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
+from persist.doctor.beside import TokenSeen
+from rpc.auth import Principal
+
+_WIDEST_FIRST = (ADMIN, MANAGE, WRITE, MAINTAIN, READ)
+
+
+def tokens_seen(ending: Iterable[Principal]) -> list[TokenSeen]:
+    """What the doctor is told of them, in the order of their ids."""
+    found = []
+    for one in sorted(ending, key=lambda one: one.name):
+        assert one.expires_s is not None
+        scope = next(scope for scope in _WIDEST_FIRST if scope in one.scopes)
+        found.append(TokenSeen(one.name, int(one.expires_s * 1000), scope, one.prefixes))
+    return found
