@@ -77,6 +77,7 @@ class Ours:
         self.consensus = f"sqlite:///{place.root}/{name}.db"
         self.direct = f"s3://{place.bucket}/{name}?endpoint=http://{place.host}:{place.port}"
         stores = ["--blob", self.blob, "--consensus", self.consensus]
+        os.environ["AWS_ENDPOINT_URL_S3"] = proxy.endpoint  # clients here open the bucket themselves
         command = [sys.executable, "-m", "persist.cli", "serve", "--port", "0", *stores]
         self._log = (place.root / f"{name}.log").open("wb")
         environment = {**os.environ, "PERSIST_VERIFY_SAMPLE": sample}
@@ -92,6 +93,7 @@ class Ours:
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
     def close(self) -> None:
+        os.environ.pop("AWS_ENDPOINT_URL_S3", None)
         self._process.terminate()
         self._process.wait()
         assert self._process.stdout is not None

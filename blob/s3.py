@@ -337,6 +337,21 @@ class S3Blob(Blob):
             raise failure from error
 
 
+def own_endpoint(region: str | None) -> str:
+    """Where boto3 goes of itself: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, what the AWS files say, or AWS in the region.
+
+    Contacts nobody. Raises BlobMisconfigured.
+    """
+    try:
+        owner = boto3.session.Session(region_name=region)
+        client = owner.client("s3", aws_access_key_id="nobody", aws_secret_access_key="none")  # it looks for none
+    except (BotoCoreError, ValueError) as error:
+        raise BlobMisconfigured(f"boto3 cannot be used here: {error}") from error
+    found = str(client.meta.endpoint_url)
+    client.close()
+    return found
+
+
 def _config(settings: S3Settings) -> Config:
     # Servers other than AWS's often do not know the newer checksums, and every part has its own.
     checksums = "when_required" if settings.endpoint else "when_supported"

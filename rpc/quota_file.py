@@ -60,14 +60,26 @@ class Rules:
 class QuotaFile:
     """The rules of a file, which is read again when it changes. While it cannot be read, the rules before it hold.
 
-    Making one raises InvalidUsage where the file cannot be read. Used from the event loop's thread.
+    Making one raises InvalidUsage where the file cannot be read, or has quotas of tokens and the server `has_tokens`
+    not, so that they would bind nobody. Later there is a warning of them. Used from the event loop's thread.
     """
 
-    def __init__(self, path: str, now_s: Callable[[], float]) -> None:
+    def __init__(self, path: str, now_s: Callable[[], float], *, has_tokens: bool = True) -> None:
         self._path = path
+        self._has_tokens = has_tokens
         self._file = ChangedFiles([path], now_s)
         self.rules = read(path)
         self.unreadable = ""  # what is wrong with the file now
+        if self._binds_nobody:
+            raise InvalidUsage(
+                f"the quotas file {path} has quotas of tokens, and this server knows no token: "
+                "give --tokens FILE, or quotas of prefixes alone"
+            )
+
+    @property
+    def _binds_nobody(self) -> bool:
+        """Whether some of the quotas are those of tokens, which there are none of."""
+        return not self._has_tokens and bool(self.rules.tokens or self.rules.default)
 
     def look(self) -> bool:
         """Read the file again if it has changed; whether its rules did."""
@@ -79,6 +91,8 @@ class QuotaFile:
         except InvalidUsage as error:
             self.unreadable = str(error)
             _log.error("the file of quotas is bad: the quotas before it hold", extra={"why": str(error)[:500]})
+        if self.rules != before and self._binds_nobody:
+            _log.warning("the file of quotas has quotas of tokens, which bind nobody: this server knows no token")
         return self.rules != before
 
 

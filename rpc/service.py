@@ -66,8 +66,7 @@ class Service:
         self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
         self.bounds = Bounds(settings.limits)
         self.tally = Tally(location)
-        file = None if settings.quotas is None else QuotaFile(settings.quotas, location.clock.monotonic)
-        self.quotas = Quotas(file, location.clock, self.tally)
+        self.quotas = Quotas(_quota_file(settings, location), location.clock, self.tally)
         self.audit = Audit(self.transport, settings.audit_kept)
         self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families)
         self.handles = HandleSettings(
@@ -285,3 +284,9 @@ def shard_of(request: Request) -> str:
     """The shard's name in the path, as `rpc.paths` found it."""
     name: str = request.scope["persist.shard"]
     return name
+
+
+def _quota_file(settings: ServerSettings, location: Location) -> QuotaFile | None:
+    if settings.quotas is None:
+        return None
+    return QuotaFile(settings.quotas, location.clock.monotonic, has_tokens=settings.tokens_file is not None)

@@ -99,12 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.tokens_file is not None:
         Tokens(settings.tokens_file, now_s=time.time)  # before a directory is made: a start that fails leaves none
     if settings.quotas is not None:
-        rules = QuotaFile(settings.quotas, time.monotonic).rules
-        if settings.tokens_file is None and (rules.tokens or rules.default):
-            raise InvalidUsage(
-                f"the quotas file {settings.quotas} has quotas of tokens, and this server knows no token: "
-                "give --tokens FILE, or quotas of prefixes alone"
-            )
+        QuotaFile(settings.quotas, time.monotonic, has_tokens=settings.tokens_file is not None)
     configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     inherited = os.environ.get(_FD)
     if inherited is not None:

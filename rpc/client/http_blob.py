@@ -18,6 +18,7 @@ from rpc.client.answers import Reply
 from rpc.client.calls import Call, HttpCalls, decoded_json
 from rpc.client.connections import ANSWER_BYTES_MAX, ERROR_BYTES_MAX
 
+PRESIGNED_CONNECT_S = 5.0
 PRESIGNED_READ_S = 120.0
 SLOW_BYTES_PER_S = 256 * 1024  # a blob has so much longer than another call that a line of this speed can carry it
 BLOB_BYTES_MAX = 2 * 1024**3  # of a blob whose size is not known before: no server takes one that is near
@@ -41,8 +42,7 @@ class HttpBlob(Blob):
         self._calls = calls
         self._url = url
         self._presigned = presigned
-        timeout = urllib3.Timeout(connect=5.0, read=PRESIGNED_READ_S)
-        self._direct = urllib3.PoolManager(timeout=timeout) if presigned else None
+        self._direct = urllib3.PoolManager() if presigned else None
 
     @property
     def url(self) -> str:
@@ -159,6 +159,7 @@ class HttpBlob(Blob):
         """What the store says, after some tries: neither 429 nor 5xx, and no 409 of a put that meets another."""
         assert self._direct is not None
         for left in reversed(range(PRESIGNED_TRIES_MAX)):
+            timeout = _timeout(key)
             ends_s = time.monotonic() + deadlines.at_most(PRESIGNED_READ_S + BLOB_BYTES_UNTOLD / SLOW_BYTES_PER_S)
             try:
                 response = self._direct.request(
@@ -169,17 +170,26 @@ class HttpBlob(Blob):
                     retries=False,
                     redirect=False,
                     preload_content=False,
+                    timeout=timeout,
                 )
                 most = bytes_max if response.status < 300 else ERROR_BYTES_MAX
                 data = _body(response, most, ends_s, key)
             except urllib3.exceptions.HTTPError as error:
-                if left:
+                if left and not deadlines.has_passed():
                     continue
                 raise BlobUnavailable(f"blob {key}: the store did not answer ({error.__class__.__name__})") from None
             races = method == "PUT" and response.status in (404, 409)  # 404: Ceph's word for it
             if response.status < 500 and response.status != 429 and not races:
                 return response.status, data
         raise BlobUnavailable(f"blob {key}: the store keeps failing")
+
+
+def _timeout(key: str) -> urllib3.Timeout:
+    """How long one try may take to connect, and for each answer: no longer than the call under way. BlobUnavailable."""
+    left_s = deadlines.at_most(PRESIGNED_READ_S)
+    if left_s <= 0:
+        raise BlobUnavailable(f"blob {key}: the store was not asked: no time is left")
+    return urllib3.Timeout(connect=min(PRESIGNED_CONNECT_S, left_s), read=left_s)
 
 
 def _body(response: urllib3.BaseHTTPResponse, bytes_max: int, ends_s: float, key: str) -> bytes:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
-from blob import Blob, BlobError, open_blob
+from blob import Blob
 from blob.metrics import MeteredBlob
-from persist.client import deadlines, identity
+from persist.client import deadlines
 from persist.client.deadlines import Deadline, Patience
 from persist.client.listen import ListenEvent
 from persist.client.retry import Asked, settled
@@ -47,6 +46,7 @@ from rpc.client.answers import Reply
 from rpc.client.calls import Call, HttpCalls, calls_of, decoded_json
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
+from rpc.client.named_store import opened_here
 from rpc.client.servers import Servers, with_port
 from rpc.saying import said_headers
 
@@ -59,8 +59,6 @@ _LOCATION = Call("GET", "/v1/location")
 _COMMAND = {"content-type": RECORD}
 MAINTAINED_S = 3600.0  # a piece of maintenance may be one large merge
 SERVER_S = 1.0  # how long one of several servers is asked for its workers
-_REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
-_OPTIONS_OF_PLACES = frozenset({"endpoint", "region", "path_style"})
 
 
 class _Names(Struct):
@@ -291,34 +289,16 @@ def _location(reply: Reply) -> _Location:
 
 
 def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
-    """The server's blob store itself if it can be reached from here, else the server's routes for blobs."""
+    """The server's blob store itself if this client may open it and reaches it, else the server's routes for blobs."""
     try:
-        parts = urlsplit(url)
+        is_signed = urlsplit(url).scheme == "s3"
     except ValueError as error:
         raise InvalidUsage("this is not a persist server: it has its blobs at what is no URL") from error
-    if parts.scheme in _REACHABLE and (parts.scheme != "file" or os.path.isdir(unquote(parts.path))):
-        try:
-            blob = open_blob(_as_a_client_has_it(url))
-        except (BlobError, ImportError):
-            blob = None
-        if blob is not None:
-            found = blob
-            try:
-                if Patience().ask("the store that the server names", lambda: identity.is_same(found, proof)):
-                    return blob
-                blob.close()
-            except Unavailable:  # it hangs, and what asks it goes on: the server will have to do
-                pass
-    return HttpBlob(calls, url, presigned=parts.scheme == "s3")
-
-
-def _as_a_client_has_it(url: str) -> str:
-    """A location that a server names, with the options that say where it is. For how long to wait is not its to say."""
-    place, mark, query = url.partition("?")
-    if not url.startswith("s3:"):
-        return url
-    kept = [option for option in query.split("&") if option.partition("=")[0] in _OPTIONS_OF_PLACES]
-    return place + mark + "&".join(kept) if kept else place
+    try:
+        found = Patience().ask("the store that the server names", lambda: opened_here(url, proof))
+    except Unavailable:  # it hangs, and what asks it goes on: the server will have to do
+        found = None
+    return HttpBlob(calls, url, presigned=is_signed) if found is None else found
 
 
 def _policy(limits: dict[str, int]) -> Policy:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import persist
 from blob import BlobUnavailable
+from persist.client import deadlines
+from persist.client.deadlines import Deadline
 from persist.commit.system import SystemClock
 from persist.core.errors import Indeterminate, PersistError, Unavailable
 from persist.formats.http_messages import PROTOCOL_VERSION
@@ -143,3 +149,66 @@ def test_a_store_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
             with pytest.raises(BlobUnavailable, match=r"too slowly|did not answer"):
                 blob.get_range("s1/p1", 0, 10_000)
             blob.close()
+
+
+def bounded(work: Callable[[], None]) -> None:
+    """Do this within a time that is far below what the store of the test would take."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits for a store for as long as its server likes"
+
+
+@pytest.fixture
+def hanging() -> Iterator[tuple[str, socket.socket]]:
+    """A store that takes connections, and never answers: its URL, and its listener."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        listener.setblocking(False)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", listener
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of AWS, in the environment of the client, where no endpoint is."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize("is_own", [False, True], ids=["the server's choice", "the client's own"])
+def test_a_store_that_a_server_names_holds_no_client_up(
+    is_own: bool, hanging: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client went there with its credentials, and stayed for as long as the server said."""
+    endpoint, listener = hanging
+    if is_own:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    options = f"endpoint={endpoint}&region=x&connect_timeout=3000&read_timeout=3000&attempts=100"
+    said = told(blob={"url": f"s3://bucket/p?{options}", "proof": "p"})
+    with Answering(said) as server:
+        bounded(lambda: persist.connect(server.url, timeout_s=0.5).close())
+    if not is_own:
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_a_store_behind_a_signed_url_hangs_no_longer_than_the_call(hanging: tuple[str, socket.socket]) -> None:
+    """Each of four tries waited for two minutes."""
+    signed = answer(200, json.dumps({"get": f"{hanging[0]}/s1/p1?signed"}).encode())
+
+    found: list[BlobUnavailable] = []
+    with Answering(signed) as server, closing(calls_to(server)) as calls:
+        blob = HttpBlob(calls, "s3://bucket", presigned=True)
+
+        def asks() -> None:
+            with deadlines.within(Deadline(0.5, SystemClock())), pytest.raises(BlobUnavailable) as raised:
+                blob.get_range("s1/p1", 0, 10)
+            found.append(raised.value)
+
+        bounded(asks)
+        blob.close()
+    assert len(found) == 1

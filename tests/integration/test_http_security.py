@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 import persist
 from blob.interface import SignedPut
@@ -29,7 +31,9 @@ from persist.formats.http_messages import Staged
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.joining import CONNECTION
 from rpc.settings import Limits, ServerSettings
+from rpc.tls import Peer
 from tests.support.asking import typed
 from tests.support.location import InlineBackground, memory_location
 from tests.support.server import Server
@@ -432,3 +436,28 @@ def test_a_signed_url_lives_no_longer_than_its_token(tmp_path: Path) -> None:
     assert long["expires_s"] == 600
     assert long["put_headers"] == {"If-None-Match": "*"}
     assert reader == {"expires_s": 600, "get": "get for 600", "put": None}
+
+
+@pytest.mark.parametrize(("token_s", "certificate_s", "most_s"), [(None, 100, 100), (50, 100, 50), (100, 50, 50)])
+def test_a_signed_url_lives_no_longer_than_its_certificate(
+    token_s: int | None, certificate_s: int, most_s: int, tmp_path: Path
+) -> None:
+    """It was good for ten minutes, though the certificate ended before."""
+    settings = ServerSettings(tokens_file=str(tmp_path / "tokens.json"), presigned_s=600)
+    entry: dict[str, object] = {"id": "etl", "certificate": "DNS:etl.test", "scopes": ["write"]}
+    if token_s is not None:
+        entry["expires"] = datetime.fromtimestamp(time.time() + token_s, UTC).isoformat()
+    (tmp_path / "tokens.json").write_text(json.dumps({"tokens": [entry]}))
+    location = Location(_Signing(), MemoryConsensus(), background=InlineBackground())
+    app, peer = create_app(location, settings), Peer(frozenset({"DNS:etl.test"}), time.time() + certificate_s)
+
+    connection = SimpleNamespace(peer=peer, belong=lambda _: None)
+
+    async def with_certificate(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, CONNECTION: connection}, receive, send)
+
+    with TestClient(app):  # for its start and its end
+        answer = TestClient(with_certificate).get(f"/v1/blobs/{key('orders')}?presign=true").json()
+    location.close()
+    assert 1 <= answer["expires_s"] <= most_s
+    assert answer["put"] == f"put for {answer['expires_s']}"

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import persist
 from blob import Blob, BlobExists, open_blob
 from blob.metrics import MeteredBlob
+from blob.s3 import S3Blob
 from persist.client.connect import Client
 from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.core.keys import is_part_key, part_key
@@ -46,6 +48,33 @@ def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
         assert isinstance(metered, MeteredBlob)
         assert isinstance(metered.inner, HttpBlob)
         yield connected
+
+
+def test_credentials_go_to_no_endpoint_that_the_client_does_not_have_itself(
+    server: Server, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = dict(parse_qsl(urlsplit(s3_url).query)).get("endpoint")
+    if endpoint is None:
+        pytest.skip("this is a bucket of AWS, where every client goes")
+    found: list[int] = []
+    for name, own, is_straight in (
+        ("AWS_ENDPOINT_URL_S3", None, False),
+        ("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1", False),
+        ("AWS_ENDPOINT_URL_S3", endpoint, True),
+        ("AWS_ENDPOINT_URL", endpoint, True),
+    ):
+        with monkeypatch.context() as environment:
+            if own is not None:
+                environment.setenv(name, own)
+            with persist.connect(server.url) as client:
+                metered = client.transport.blob
+                shard = client.create_shard("one", SCHEMA, ["id"])
+                shard.insert(pa.table({"id": ["a"] * ROWS, "n": list(range(ROWS))}))
+                with shard.snapshot() as snapshot:
+                    found.append(snapshot.to_arrow().num_rows)
+        assert isinstance(metered, MeteredBlob)
+        assert isinstance(metered.inner, S3Blob if is_straight else HttpBlob), (name, own)
+    assert found == [ROWS] * 4  # the same rows, more often
 
 
 def test_parts_go_straight_to_the_bucket(server: Server, client: Client) -> None:

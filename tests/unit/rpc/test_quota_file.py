@@ -101,6 +101,20 @@ def test_a_bad_file_keeps_the_last_good_one_and_says_so_in_the_log(
     assert (file.rules.of_token("a"), file.unreadable) == ({}, "")
 
 
+def test_quotas_of_tokens_bind_nobody_where_there_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, now = tmp_path / "quotas.json", [0.0]
+    for rules in ({"default": {"shards": 1}}, {"tokens": {"etl": {"shards": 1}}}):
+        with pytest.raises(InvalidUsage, match="knows no token: give --tokens FILE"):
+            QuotaFile(written(path, rules), lambda: now[0], has_tokens=False)
+        QuotaFile(written(path, rules), lambda: now[0])
+    prefixes = {"prefixes": {"eu/": {"shards": 1}}}
+    file = QuotaFile(written(path, prefixes), lambda: now[0], has_tokens=False)
+    written(path, {**prefixes, "default": {"shards": 20}})
+    now[0] += 1
+    assert file.look()
+    assert [record.levelname for record in caplog.records if "bind nobody" in record.message] == ["WARNING"]
+
+
 def test_the_page_names_every_quota_and_its_example_can_be_read(tmp_path: Path) -> None:
     text = page("docs/operations.md")
     section = text[text.index("## Quotas") : text.index("## Audit")]
