@@ -152,7 +152,10 @@ class Tokens:
             return self._in_time(self._of_certificate(peer))
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not token:
-            raise Unauthorized("this server wants a token: send the header Authorization: Bearer pt_…")
+            raise Unauthorized(
+                "this server wants a token: send the header Authorization: Bearer pt_… (in Python give token=…, to a "
+                "command the variable PERSIST_TOKEN)"
+            )
         match = _TOKEN.match(token.strip())
         given = hashlib.sha256(token.strip().encode()).digest()
         if self._own is not None and hmac.compare_digest(given, self._own):

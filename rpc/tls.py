@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from persist.client.trust import said_of
 from persist.core.errors import InvalidUsage
 from rpc.changed_files import ChangedFiles
 
@@ -96,8 +97,7 @@ def context_of(files: TlsFiles) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_OPTIONAL
     except (OSError, ValueError) as error:
         names = " and ".join(filter(None, (files.certificate, files.key, files.client_ca)))
-        said = getattr(error, "strerror", None) or error
-        raise InvalidUsage(f"the TLS files {names} cannot be used: {said}") from error
+        raise InvalidUsage(f"the TLS files {names} cannot be used: {said_of(error)}") from error
     return context
 
 

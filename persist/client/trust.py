@@ -31,6 +31,19 @@ class Trust:
                 # A key with a passphrase is refused: without this OpenSSL would ask for it on the terminal.
                 context.load_cert_chain(self.certificate_file, password=lambda: b"")
             except (OSError, ValueError) as error:
-                said = getattr(error, "strerror", None) or error
+                said = said_of(error)
                 raise InvalidUsage(f"certificate_file {self.certificate_file!r:.200} cannot be used: {said}") from error
         return context
+
+
+def said_of(error: Exception) -> str:
+    """Why a certificate and its key cannot be used, in words of ours where OpenSSL only tells where it has stopped."""
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key is not that of the certificate"
+        if not error.reason:
+            return (
+                "there is no certificate with its key in PEM, or the key has a passphrase: write it without one, as by "
+                "openssl pkey -in KEY -out PLAIN"
+            )
+    return str(getattr(error, "strerror", None) or error)

@@ -225,12 +225,23 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(place: Pl
     both = place.directory / "both.pem"
     both.write_bytes((place.directory / "cert.pem").read_bytes() + locked)
     (place.directory / "key.pem").write_bytes(locked)
-    with pytest.raises(InvalidUsage):
+    with pytest.raises(InvalidUsage, match="or the key has a passphrase: write it without one"):
         context_of(place.files())
-    with pytest.raises(InvalidUsage, match="certificate_file"):
+    with pytest.raises(InvalidUsage, match=r"certificate_file .* has a passphrase"):
         Trust(None, str(both)).context()
     with pytest.raises(InvalidUsage, match="no regular file"):
         Trust(None, str(place.directory)).context()
+
+
+def test_a_key_of_another_certificate_is_told_as_that(place: Place) -> None:
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    other = ec.generate_private_key(ec.SECP256R1())
+    data = other.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+    (place.directory / "key.pem").write_bytes(data)
+    with pytest.raises(InvalidUsage, match=r"the key is not that of the certificate|another type"):
+        context_of(place.files())
 
 
 @pytest.mark.parametrize(
