@@ -194,8 +194,8 @@ class ArrowFsBlob(Blob):
         check_process(self._pid, self._url)
         try:
             return call()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise BlobNotFound(f"no blob {key} in {self._url}") from error
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise BlobNotFound(f"no blob {key} in {self._url}") from None  # what it says may have secrets, as below
         except PermissionError as error:
             said = said_without(self._whole_url, str(error))
             raise BlobMisconfigured(f"{self._url} refuses; check the credentials and their rights: {said}") from None

@@ -445,7 +445,9 @@ class Retaining(Past):
         return set_policy(self._transport, self.name, wanted, self._settings, Asked(confirm, expected_version))
 
     def run_retention(self, *, dry_run: bool = False) -> RetentionRun:
-        """Do now what the policy asks for. Maintenance does it anyway. Repeating it is safe. Needs the scope `manage`.
+        """Do now what the policy asks for. Maintenance does it anyway. Repeating it is safe.
+
+        Needs the scope `manage` or `maintain`.
 
         Args:
             dry_run: only tell what would go, by the cuts that were taken.
