@@ -27,11 +27,6 @@ def make_directories(path: str | Path, mode: int = DIRECTORY_MODE, top: str = ""
                 raise
 
 
-def opener(path: str, flags: int) -> int:
-    """For `open`: a file that is made is its owner's alone, whatever the umask. One that is there keeps its mode."""
-    return os.open(path, flags, FILE_MODE)
-
-
 def make_file(path: str) -> None:
     """Make an empty file, for its owner alone, where there is none. That it cannot be made is not told.
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from blob import open_blob
-from blob.private import opener
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import check_there, where_of
 from persist.copies.state_file import FILE_BYTES_MAX, exported, imported, read_file
@@ -51,8 +50,7 @@ def _export(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text + "\n")
     else:
         try:
-            with open(arguments.out, "w", encoding="utf-8", opener=opener) as file:  # it has rows in it
-                file.write(text + "\n")
+            Path(arguments.out).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise InvalidUsage(f"{arguments.out} cannot be written: {error.strerror}") from error
     return 0

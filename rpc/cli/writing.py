@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from blob.private import FILE_MODE
 from persist.core.errors import InvalidUsage
 
 NAME_BYTES_KEPT = 200  # of the name in that of the temporary file: file systems take 255, and it has more parts
@@ -23,9 +22,8 @@ _STDOUT = 1
 def replacing(path: Path, *, owner_only: bool = False) -> Iterator[BinaryIO]:
     """A file that takes this name once it is whole; after an error nothing is left of it. Raises InvalidUsage.
 
-    What a symbolic link names is replaced, not the link, and a file keeps its mode and its owner. A new one is its
-    owner's alone. A pipe or a device is written into. `owner_only`: nobody else may read the file, whatever it was
-    before.
+    What a symbolic link names is replaced, not the link, and a file keeps its mode and its owner. A pipe or a device
+    is written into. `owner_only`: nobody else may read the file, whatever it was before.
     """
     if path.is_dir():
         raise InvalidUsage(f"{str(path)!r} is a directory: name a file in it")
@@ -63,10 +61,11 @@ def _direct(path: Path) -> BinaryIO:
 
 @contextmanager
 def _beside(path: Path, there: os.stat_result | None, owner_only: bool) -> Iterator[BinaryIO]:
-    descriptor, made = _made(path)
+    is_private = owner_only or there is not None  # what is there says below who may read it
+    descriptor, made = _made(path, 0o600 if is_private else 0o666)
     try:
         with open(descriptor, "wb") as out:
-            if there is not None and not owner_only:  # what is there says who may read it
+            if there is not None and not owner_only:
                 with suppress(PermissionError):  # only root gives files away
                     os.fchown(descriptor, there.st_uid, there.st_gid)
                 os.fchmod(descriptor, stat.S_IMODE(there.st_mode) & 0o777)
@@ -79,11 +78,11 @@ def _beside(path: Path, there: os.stat_result | None, owner_only: bool) -> Itera
             made.unlink()
 
 
-def _made(path: Path) -> tuple[int, Path]:
+def _made(path: Path, mode: int) -> tuple[int, Path]:
     """A file of a fresh name in the same directory. A process that was killed may have left others."""
     kept = os.fsdecode(os.fsencode(path.name)[:NAME_BYTES_KEPT])
     for _ in range(ATTEMPTS):
         made = path.with_name(f".{kept}.{secrets.token_hex(8)}.part")
         with suppress(FileExistsError):
-            return os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), made
+            return os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), made
     raise FileExistsError(errno.EEXIST, "its temporary names are all taken", str(path))
