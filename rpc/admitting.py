@@ -32,16 +32,11 @@ def check_room(quotas: Quotas, principal: Principal, shard: str, command: c.Comm
 
 def admit(
     quotas: Quotas, principal: Principal, shard: str, command: c.Command, known: Callable[[], State | None]
-) -> Callable[[], None] | None:
-    """Count what a command uses, once it is known that its parts are what it says. Raises QuotaFull.
-
-    The result gives back what was registered, where the command is refused after all.
-    """
+) -> None:
+    """Count what a command uses, once it is known that its parts are what it says. Raises QuotaFull."""
     counts = _COUNTS.get(type(command))
-    if counts is None:
-        return None
-    owners = quotas.owners(principal, shard)
-    return counts(Asked(quotas, owners, shard, known), command) if owners else None
+    if counts is not None and (owners := quotas.owners(principal, shard)):
+        counts(Asked(quotas, owners, shard, known), command)
 
 
 def _written(asked: Asked, command: Any) -> None:
@@ -71,17 +66,16 @@ def _attributes(asked: Asked, command: Any) -> None:
             asked.quotas.adds(asked.owners, asked.shard, "attributes", fresh)
 
 
-def _registered(quota: str, field: str, there: str) -> Callable[[Asked, Any], Callable[[], None] | None]:
+def _registered(quota: str, field: str, there: str) -> Callable[[Asked, Any], None]:
     """Counts what is held under a lease: its id is the command's `field`, and the State has it in `there`."""
 
-    def counted(asked: Asked, command: Any) -> Callable[[], None] | None:
+    def counted(asked: Asked, command: Any) -> None:
         quotas, owners, shard, known = asked
         key = f"{shard}\0{getattr(command, field)}"
         state = known() if any(quota in owner.most and not owner.is_token for owner in owners) else None
         if state is None or getattr(command, field) not in getattr(state, there):
             quotas.adds(owners, shard, quota)
-        is_new = quotas.registers(owners, quota, key, command.lease_ms / 1000)
-        return (lambda: quotas.gives_back(owners, quota, key)) if is_new else None
+        quotas.registers(owners, quota, key, command.lease_ms / 1000)
 
     return counted
 
@@ -107,8 +101,7 @@ def _made(asked: Asked, _: c.Command) -> None:
     asked.quotas.adds(asked.owners, asked.shard, "shards")
 
 
-_Counts = Callable[[Asked, Any], "Callable[[], None] | None"]
-_COUNTS: Mapping[type[c.Command], _Counts] = {
+_COUNTS: Mapping[type[c.Command], Callable[[Asked, Any], None]] = {
     **dict.fromkeys((c.Insert, c.CompareAndAppend, c.Append), _written),
     **dict.fromkeys(c.kinds(c.Rewrite), _written),
     c.UpdateAttributes: _attributes,

@@ -76,6 +76,11 @@ OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
 }
 
 
+ADVANCE_UPPER = "advance-upper"
+# Verbs that say by a parameter up to where the shard is to be complete.
+_UPPERS = {ADVANCE_UPPER: "upper", "append": "upper", "compare-and-append": "new_upper"}
+
+
 def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, dict[str, Any]] | None:
     """What a request, or its command, is called, and what is told of it; None: it has no entry."""
     if DID in scope:
@@ -94,29 +99,30 @@ def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, d
 
 def of_request(method: str, verb: str, path: str, query: bytes, *, is_shard: bool = True) -> tuple[str, bool] | None:
     """What a request is called, and whether its body is told; None: it has no entry."""
-    if verb == "advance-upper" and method == "POST":
-        return (CLOSE if _closes(query, "upper") else MOVE_UPPER), False
-    if (verb, method) in (("append", "POST"), ("compare-and-append", "POST")):
-        return (CLOSE, False) if _closes(query, "upper" if verb == "append" else "new_upper") else None
+    if method == "POST" and verb in _UPPERS:
+        given = dict(parse_qsl(query.decode("latin-1"))).get(_UPPERS[verb])
+        what = CLOSE if given in ("[]", "closed") else MOVE_UPPER if verb == ADVANCE_UPPER else None
+        return None if what is None else (what, False)
     return OF_REQUESTS.get((method, verb or ("" if is_shard else path)))
-
-
-def _closes(query: bytes, name: str) -> bool:
-    return dict(parse_qsl(query.decode("latin-1"))).get(name) in ("[]", "closed")
 
 
 def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
     """What a command is called, and its fields as far as they are told; None: it has no entry."""
-    if isinstance(command, c.AdvanceUpper):
-        return (CLOSE, {}) if command.upper.is_empty else (MOVE_UPPER, {"upper": plain(command.upper)})
-    if isinstance(command, (c.CompareAndAppend, c.Append)):
-        upper = command.upper if isinstance(command, c.Append) else command.new_upper
-        return (CLOSE, {}) if upper.is_empty else None
+    if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)):
+        upper = upper_of(command)
+        if upper.is_empty:
+            return CLOSE, {}
+        return (MOVE_UPPER, {"upper": plain(upper)}) if isinstance(command, c.AdvanceUpper) else None
     what = command.verb if isinstance(command, c.Edit) and command.verb == OVERWRITE else OF_COMMANDS.get(type(command))
     if what is None:
         return None
     found = {name: getattr(command, name) for name in _TOLD if hasattr(command, name)}
     return what, {name: plain(value) for name, value in found.items() if value is not None}
+
+
+def upper_of(command: c.AdvanceUpper | c.CompareAndAppend | c.Append) -> Antichain:
+    """Up to where the shard is complete once the command is done."""
+    return command.new_upper if isinstance(command, c.CompareAndAppend) else command.upper
 
 
 def of_query(verb: str, query: bytes) -> dict[str, Any]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.errors import Forbidden, Indeterminate, PersistError
+from persist.core.errors import Forbidden
 from persist.core.ids import check_shard_name, is_reserved
 from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
 from rpc.admitting import admit, check_room
-from rpc.audited import DID, of_command
+from rpc.audited import DID, of_command, upper_of
 from rpc.auth import Principal
 from rpc.settings import Limits
 from rpc.token_figures import label_of
@@ -63,20 +64,11 @@ async def answer(
 
 
 async def _applied(service: Service, name: str, principal: Principal, command: c.Command, caller: Caller) -> bytes:
-    """Commit it within the quotas; what it registers is given back where it is refused."""
-    machine, given_back = service.location.machine(name), []
+    """Commit it within the quotas."""
+    machine = service.location.machine(name)
     check_room(service.quotas, principal, name, command)
-
-    def admitted() -> None:
-        given_back.append(admit(service.quotas, principal, name, command, lambda: machine.cached))
-
-    try:
-        return encoded(await service.work.apply(machine, command, caller, admitted))
-    except PersistError as error:
-        for give_back in given_back:
-            if give_back is not None and not isinstance(error, Indeterminate):
-                give_back()
-        raise
+    admitted = partial(admit, service.quotas, principal, name, command, lambda: machine.cached)
+    return encoded(await service.work.apply(machine, command, caller, admitted))
 
 
 _LOOKED_AT = ABOUT | {c.CompareAndAppend, c.Append}
@@ -104,7 +96,7 @@ def as_allowed(command: c.Command, principal: Principal, name: str = "") -> c.Co
     if isinstance(command, c.DowngradeSince):
         return c.MoveHold(command.reader, command.since, command.seqno, shard=command.shard)
     if isinstance(command, (c.CompareAndAppend, c.Append)):
-        check_upper(principal, command.upper if isinstance(command, c.Append) else command.new_upper)
+        check_upper(principal, upper_of(command))
     return command
 
 

@@ -14,7 +14,7 @@ from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import Forbidden
 from persist.core.ids import check_shard_name
 from rpc.auth import Principal
-from rpc.joining import CONNECTION
+from rpc.joining import peer_in
 from rpc.service import principal_of, service_of
 
 OPEN = ("GET /healthz", "GET /readyz", "GET /openapi.json")  # to everybody, without a token
@@ -89,9 +89,7 @@ async def allowed(request: Request) -> None:
 def still_allowed(request: Request, scopes: tuple[str, ...]) -> Callable[[], None]:
     """What raises Unauthorized, Forbidden once who asked would not be let in any more, as a token is taken away."""
     tokens, name = service_of(request).tokens, request.scope.get("persist.shard")
-    given = request.headers.get("authorization")
-    connection = request.scope.get(CONNECTION)
-    peer = None if connection is None else connection.peer
+    given, peer = request.headers.get("authorization"), peer_in(request.scope)
 
     def check() -> None:
         if tokens is not None:

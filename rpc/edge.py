@@ -30,7 +30,7 @@ from rpc.bodies import Body, check_declared
 from rpc.bounds import network_of
 from rpc.commanding import answer, bytes_max_of, check_path
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
-from rpc.joining import CONNECTION, REFUSED
+from rpc.joining import CONNECTION, REFUSED, peer_in
 from rpc.quotas import CHARGED, QuotaFull
 from rpc.routes.rows import POSTING, post_directly
 from rpc.saying import said
@@ -229,7 +229,7 @@ class Edge:
             given, is_open = headers.get(b"authorization"), scope["path"] in OPEN_PATHS
             if is_open and given is None:
                 return STRANGER
-            peer = scope[CONNECTION].peer if CONNECTION in scope else None
+            peer = peer_in(scope)
             try:
                 return self._service.tokens.principal(None if given is None else given.decode("latin-1"), peer)
             except Unauthorized:

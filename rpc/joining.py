@@ -10,6 +10,7 @@ uvicorn itself takes a request line and headers of any length, and waits for eve
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -29,6 +30,13 @@ LINGER_S = 1.0  # after a refusal: a client that still sends would otherwise los
 DISCARDED_BYTES_MAX = 1024 * 1024  # of what it sends then
 JOINED_BYTES_MAX = 64 * 1024
 NOTHING, HEAD, BODY = range(3)  # what of a request is coming in
+
+
+def peer_in(scope: Mapping[str, Any]) -> Peer | None:
+    """Who has asked, by the certificate of the connection. None: it has shown none, or is gone."""
+    connection = scope.get(CONNECTION)
+    found: Peer | None = None if connection is None else connection.peer
+    return found
 
 
 class JoiningProtocol(HttpToolsProtocol):

@@ -6,20 +6,18 @@ decode JSON side by side mostly wait for one another. What takes a call of a sto
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import pyarrow as pa
 from starlette.requests import Request
 
-from persist.client.write import WriteHandle
+from persist.client.thin_writer import Making
 from persist.core import commands as c
-from persist.core.batch import Run
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, Overloaded, Unavailable
-from persist.core.ids import Token, WriterId
+from persist.core.ids import Token
 from persist.core.recorded import Caller
 from persist.core.transitions.context import Verdict
+from persist.parts import ShardSchema
 from rpc import rows
 from rpc.allowance import Allowance
 from rpc.quotas import Owner
@@ -28,16 +26,14 @@ from rpc.service import Service
 AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is decoded on the event loop
 AT_ONCE_COLUMNS_MAX = 32  # none of them nested
 AT_ONCE_ROWS_BYTES_MAX = 128 * 1024  # that rows take in memory, however few bytes stand for each
-_Command: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is to become of the rows: the time of those without one, the command, and the call that does it."""
+    """What is to become of the rows: the time of those without one, and the command."""
 
     default_time: int | None
-    command: Callable[[WriterId, Token, tuple[Run, ...]], _Command]
-    call: Callable[[WriteHandle, pa.Table, Token | None], c.Appended]
+    command: Making
 
 
 @dataclass(slots=True)
@@ -77,7 +73,7 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
     handle, command = writers.take(posted.name, state.shard_id, posted.caller), None
     try:
         with service.allowance() as allowed:
-            table = _read(service, posted, data, allowed_by=allowed)
+            table = _read(service, posted, data, schema, allowed)
             command = handle.at_once(table, posted.kind.default_time, posted.kind.command, posted.token)
     except InvalidUsage:
         pass  # or it has another schema by now: who looks at the store knows
@@ -111,16 +107,16 @@ def _as_of_now(service: Service, posted: Posted, data: bytes) -> c.Appended:
 
 
 def _written(service: Service, posted: Posted, data: bytes) -> c.Appended:
+    schema = service.writers.schema(posted.name)[1]
     with service.allowance() as allowed:
-        table = _read(service, posted, data, allowed_by=allowed)
+        table = _read(service, posted, data, schema, allowed)
         with service.writers.writer(posted.name, posted.caller) as handle:
-            return posted.kind.call(handle, table, posted.token)
+            return handle.write(table, posted.kind.default_time, posted.kind.command, posted.token)
 
 
-def _read(service: Service, posted: Posted, data: bytes, *, allowed_by: Allowance) -> pa.Table:
+def _read(service: Service, posted: Posted, data: bytes, schema: ShardSchema, allowed: Allowance) -> pa.Table:
     """The rows of the body, which are counted in the quotas once."""
-    _, schema = service.writers.schema(posted.name)
-    table = rows.read(data, posted.form, schema, service.limits.rows_max, allowed_by, service.decoders)
+    table = rows.read(data, posted.form, schema, service.limits.rows_max, allowed, service.decoders)
     if not posted.are_counted:
         service.quotas.writes(posted.owners, posted.name, table.num_rows, len(data))
         posted.are_counted = True

@@ -21,6 +21,7 @@ from persist.client.regular_file import read_bounded
 from persist.core.errors import InvalidUsage
 from persist.core.ids import is_reserved
 from rpc.changed_files import ChangedFiles
+from rpc.settings import ServerSettings
 
 RATES = ("requests_per_s", "rows_per_s", "bytes_per_s")  # of one server process
 COUNTS = ("shards", "bytes", "leases", "cursors", "attributes", "writers")  # of what there is
@@ -94,6 +95,13 @@ class QuotaFile:
         if self.rules != before and self._binds_nobody:
             _log.warning("the file of quotas has quotas of tokens, which bind nobody: this server knows no token")
         return self.rules != before
+
+
+def quota_file_of(settings: ServerSettings, now_s: Callable[[], float]) -> QuotaFile | None:
+    """That of a server; None: it has none. Raises InvalidUsage."""
+    if settings.quotas is None:
+        return None
+    return QuotaFile(settings.quotas, now_s, has_tokens=settings.tokens_file is not None)
 
 
 def read(path: str) -> Rules:

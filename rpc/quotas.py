@@ -38,6 +38,8 @@ _GIVEN_UP_BY = {
 }
 
 
+_REQUEST = {"requests_per_s": 1}
+_WRITE = {**_REQUEST, "rows_per_s": 0, "bytes_per_s": 0}
 CHARGED: ContextVar[list[Callable[[], None]] | None] = ContextVar("persist.charged", default=None)
 """What gives back each thing that was counted for the request under way: the edge calls it where that is refused."""
 
@@ -146,7 +148,7 @@ class Quotas:
 
         Raises QuotaFull.
         """
-        counts = {"requests_per_s": 1, **({"rows_per_s": 0, "bytes_per_s": 0} if writes else {})}
+        counts = _WRITE if writes else _REQUEST
         self._take([(owner, counts) for owner in self.owners(principal, shard)])  # a request stays one
 
     def rates(self, owners: Iterable[Owner], **counts: int) -> None:
@@ -209,8 +211,8 @@ class Quotas:
         if owners and not self._tally.has(shard):
             self.adds(owners, shard, "shards")
 
-    def registers(self, owners: Iterable[Owner], quota: str, key: str, lease_s: float) -> bool:
-        """Count a lease, or a writer, of the token that registers it; whether it is new. Raises QuotaFull."""
+    def registers(self, owners: Iterable[Owner], quota: str, key: str, lease_s: float) -> None:
+        """Count a lease, or a writer, of the token that registers it. Raises QuotaFull."""
         for owner in owners:
             if not owner.is_token or quota not in owner.most:
                 continue
@@ -221,8 +223,9 @@ class Quotas:
                 if is_new and len(held) >= most and (used := owner.used(quota, now_s, self._tally)) >= most:
                     raise self._full(owner, quota, used, RETRY_AFTER_S)
                 held.take(key, lease_s, now_s)
-                return is_new
-        return False
+            if is_new:
+                self._charged(lambda: self.gives_back(owners, quota, key))
+            return
 
     def renews(self, owners: Iterable[Owner], quota: str, key: str) -> None:
         """What was registered lapses later."""
@@ -232,7 +235,7 @@ class Quotas:
                     owner.held[quota].renew(key, self._clock.monotonic())
 
     def gives_back(self, owners: Iterable[Owner], quota: str, key: str) -> None:
-        """It was given up, or not registered after all."""
+        """It was given up, or was not registered after all."""
         for owner in owners:
             if owner.is_token:
                 with self._lock:

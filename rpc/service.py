@@ -34,7 +34,7 @@ from rpc.bounds import Bounds
 from rpc.decoders import Decoders
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
-from rpc.quota_file import QuotaFile
+from rpc.quota_file import quota_file_of
 from rpc.quotas import Quotas
 from rpc.settings import ServerSettings
 from rpc.slots import Slots, Turns
@@ -66,7 +66,7 @@ class Service:
         self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
         self.bounds = Bounds(settings.limits)
         self.tally = Tally(location)
-        self.quotas = Quotas(_quota_file(settings, location), location.clock, self.tally)
+        self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.tally)
         self.audit = Audit(self.transport, settings.audit_kept)
         self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families)
         self.handles = HandleSettings(
@@ -284,9 +284,3 @@ def shard_of(request: Request) -> str:
     """The shard's name in the path, as `rpc.paths` found it."""
     name: str = request.scope["persist.shard"]
     return name
-
-
-def _quota_file(settings: ServerSettings, location: Location) -> QuotaFile | None:
-    if settings.quotas is None:
-        return None
-    return QuotaFile(settings.quotas, location.clock.monotonic, has_tokens=settings.tokens_file is not None)

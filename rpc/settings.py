@@ -151,9 +151,7 @@ class ServerSettings:
         self._check_region()
         self.limits.check()
         for name in ("tls_certificate", "tls_key", "tls_client_ca", "tokens_file", "quotas"):
-            if (
-                getattr(self, name) == ""
-            ):  # of a variable that another program has left empty: nobody meant to go without
+            if getattr(self, name) == "":  # a variable that another program left empty: nobody meant to go without
                 raise InvalidUsage(f"{name} is empty: name a file, or leave the option or variable out")
         if not self.read_only and bool(self.blob) != bool(self.consensus):
             raise InvalidUsage("give both a blob and a consensus location, or a directory, or none of them")

@@ -7,30 +7,29 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from persist.client.digests import digest_of
 from persist.client.retry import send
-from persist.client.write import WriteHandle
+from persist.client.write import WriteHandle, by_token
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import PersistError
-from persist.core.ids import Token, WriterId, mint, parse, writer_of
+from persist.core.ids import Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.recorded import Caller
-from persist.parts import PartSink, stage_at_once
+from persist.parts import stage_at_once
 
 Append: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
+Making: TypeAlias = Callable[[WriterId, Token, tuple[Run, ...]], Append]
 
 
 class ThinWriter(WriteHandle):
     """As a write handle; and its caller may send what it makes of a few rows by itself."""
 
-    def at_once(
-        self,
-        rows: pa.Table,
-        default_time: int | None,
-        command: Callable[[WriterId, Token, tuple[Run, ...]], Append],
-        token: Token | None,
-    ) -> Append | None:
+    def write(self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None) -> c.Appended:
+        """Commit what `command` makes of rows, those without a time at `default_time`. Raises what `insert` does."""
+        runs = self._parts(rows, default_time, self._inline_bytes_max, digests=token is not None)
+        return self._appended(lambda w, t: command(w, t, runs), token)
+
+    def at_once(self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None) -> Append | None:
         """What `command` makes of a few rows, for a caller who sends it; no call of a store is made.
 
         For who is the only one to use this handle meanwhile. None: a call is needed, as the rows are many, or have a
@@ -39,17 +38,15 @@ class ThinWriter(WriteHandle):
         schema_id, schema = self._schema()
         if (token is None and not self._registered) or not set(rows.schema.names).issubset(schema.updates_schema.names):
             return None
-        transport = self._transport
-        sink = PartSink(
-            schema, schema_id, transport.blob, transport.shard, self.writer_id, transport.ids, token is not None
-        )
+        sink = self._sink(schema_id, schema, digests=token is not None)
         runs = stage_at_once(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
         if runs is None:
             return None
         if token is None:
-            return replace(command(self.writer_id, mint(Token, transport.ids), runs), shard=transport.shard)
-        alone = command(writer_of(parse(Token, token)), token, runs)
-        return replace(alone, digest=digest_of(alone), shard=transport.shard)
+            made = command(self.writer_id, mint(Token, self._transport.ids), runs)
+        else:
+            made = by_token(lambda w, t: command(w, t, runs), token)
+        return replace(made, shard=self._transport.shard)
 
     def resumed(self, command: c.Command, caller: Caller, before: PersistError) -> c.Result:
         """Go on with a command that was sent once and met with `before`. Raises what `settled` raises."""

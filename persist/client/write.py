@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -35,6 +35,7 @@ Updates = Any
 AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
 _Append = c.Insert | c.CompareAndAppend | c.Append | c.Rewrite
 _Write = _Append | c.UpdateAttributes
+_T = TypeVar("_T", bound=_Write)
 Time = int | Antichain | None  # None and Antichain(None) mean closed: no more
 
 
@@ -204,17 +205,20 @@ class WriteHandle(Timeable):
     ) -> tuple[Run, ...]:
         transport = self._transport
         schema_id, schema = self.schema_of(updates)
-        sink = PartSink(schema, schema_id, transport.blob, transport.shard, self.writer_id, transport.ids, digests)
         with translated():
             runs = stage(
                 as_updates(updates, schema),
-                sink,
+                self._sink(schema_id, schema, digests=digests),
                 default_time=default_time,
                 inline_bytes_max=inline_bytes_max,
                 part_bytes_target=self._settings.part_bytes_target,
                 on_part=on_part,
             )
         return transport.vouched(transport.shard, runs)
+
+    def _sink(self, schema_id: int, schema: ShardSchema, *, digests: bool) -> PartSink:
+        transport = self._transport
+        return PartSink(schema, schema_id, transport.blob, transport.shard, self.writer_id, transport.ids, digests)
 
     def schema_of(self, updates: Updates) -> tuple[int, ShardSchema]:
         """The schema, and its id, by which `updates` are written: as of now, if they have a column not known here.
@@ -324,9 +328,8 @@ class WriteHandle(Timeable):
     def _commit(self, command: Callable[[WriterId, Token], _Write], token: Token | None, said: bytes = b"") -> c.Result:
         self._process.check()
         caller = replace(self.caller, info=said) if said else self.caller
-        if token is not None:  # it is remembered by itself, so that whoever repeats it is answered
-            alone = command(writer_of(parse(Token, token)), token)
-            return self._send(replace(alone, digest=digest_of(alone)), caller)
+        if token is not None:  # it is remembered by itself
+            return self._send(by_token(command, token), caller)
         with self._lock:
             token = mint(Token, self._transport.ids)
             if not self._registered:
@@ -344,6 +347,12 @@ class WriteHandle(Timeable):
 
     def _send(self, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         return send(self._transport, self._name, command, self._settings.retry_s, caller)
+
+
+def by_token(command: Callable[[WriterId, Token], _T], token: Token) -> _T:
+    """The command of a token, which stands for what it asks for: whoever repeats it is answered."""
+    alone = command(writer_of(parse(Token, token)), token)
+    return replace(alone, digest=digest_of(alone))
 
 
 def _names(updates: Updates) -> Iterable[Any]:

@@ -31,7 +31,7 @@ from persist.regions.index import open_index
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.auth import Tokens, maintenance_token
-from rpc.quota_file import QuotaFile
+from rpc.quota_file import quota_file_of
 from rpc.serving import bind, local_url_of, serve, url_of
 from rpc.settings import DEFAULT_DIRECTORY, ServerSettings, from_environment
 
@@ -98,8 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings.check()
     if settings.tokens_file is not None:
         Tokens(settings.tokens_file, now_s=time.time)  # before a directory is made: a start that fails leaves none
-    if settings.quotas is not None:
-        QuotaFile(settings.quotas, time.monotonic, has_tokens=settings.tokens_file is not None)
+    quota_file_of(settings, time.monotonic)
     configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     inherited = os.environ.get(_FD)
     if inherited is not None:

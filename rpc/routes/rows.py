@@ -105,31 +105,19 @@ async def post_directly(service: Service, verb: str, request: Request) -> Respon
     return await _posted(service, request, (found.get("format"), found.get("token")), kind)
 
 
-_INSERT = Kind(
-    None,
-    lambda writer, token, runs: c.Insert(writer, token, runs),
-    lambda handle, table, token: handle.insert(table, token=token),
-)
+_INSERT = Kind(None, lambda writer, token, runs: c.Insert(writer, token, runs))
 
 
 def _append(request: Request, lower: str, upper: str) -> Kind:
     since, until = frontier(lower, "lower"), frontier(upper, "upper")
     check_upper(principal_of(request), until)
-    return Kind(
-        since.element,
-        lambda writer, token, runs: c.Append(writer, token, since, until, runs),
-        lambda handle, table, token: handle.append(table, since, until, token=token),
-    )
+    return Kind(since.element, lambda writer, token, runs: c.Append(writer, token, since, until, runs))
 
 
 def _compare_and_append(request: Request, expected_upper: str, new_upper: str) -> Kind:
     lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
     check_upper(principal_of(request), upper)
-    return Kind(
-        lower.element,
-        lambda writer, token, runs: c.CompareAndAppend(writer, token, lower, upper, runs),
-        lambda handle, table, token: handle.compare_and_append(table, lower, upper, token=token),
-    )
+    return Kind(lower.element, lambda writer, token, runs: c.CompareAndAppend(writer, token, lower, upper, runs))
 
 
 PLAIN_CHARS_MAX = 32  # of a parameter that needs no other look: none of those that are known has a lower bound
@@ -138,8 +126,6 @@ _DIRECT: Mapping[str, tuple[tuple[str, ...], Callable[..., Kind]]] = {
     "append": (("lower", "upper"), _append),
     "compare-and-append": (("expected_upper", "new_upper"), _compare_and_append),
 }
-
-
 POSTING = frozenset(_DIRECT)
 
 

@@ -25,6 +25,7 @@ from rpc.client.calls import Call, HttpCalls
 from rpc.client.http_blob import HttpBlob
 from rpc.client.servers import Servers
 from tests.support.answering import Answering, answer, chunked
+from tests.support.of_aws import give_credentials
 from tests.support.waiting import WAIT_S
 
 LOCATION: dict[str, Any] = {
@@ -170,12 +171,7 @@ def hanging() -> Iterator[tuple[str, socket.socket]]:
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of AWS, in the environment of the client, where no endpoint is."""
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    give_credentials(monkeypatch, tmp_path)
 
 
 @pytest.mark.usefixtures("credentials")

@@ -18,6 +18,7 @@ from persist.commit.system import SystemClock
 from rpc.client.http_blob import HttpBlob
 from rpc.client.named_store import place_of
 from rpc.client.transport import _open_blob
+from tests.support.of_aws import give_credentials
 
 AZURE = "account.dfs.core.windows.net"
 
@@ -25,12 +26,7 @@ AZURE = "account.dfs.core.windows.net"
 @pytest.fixture(autouse=True)
 def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A client with credentials, and without an endpoint of its own."""
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    give_credentials(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from persist.core.state import State
 from rpc.admitting import admit
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
 from rpc.quota_file import COUNTS, QUOTAS, RATES, QuotaFile
-from rpc.quotas import SHOWN_MAX, QuotaFull, Quotas
+from rpc.quotas import CHARGED, SHOWN_MAX, QuotaFull, Quotas
 from rpc.rates import BURST_S, Bucket
 from rpc.tally import Tally
 from tests.support.location import TestClock, memory_location
@@ -53,7 +53,11 @@ class House:
     def admit(
         self, command: c.Command, shard: str = "eu/a", principal: Principal = ETL, state: State | None = None
     ) -> Callable[[], None] | None:
-        return admit(self.quotas, principal, shard, command, lambda: state)
+        """What gives back what was counted, where that is possible."""
+        charged: list[Callable[[], None]] = []
+        CHARGED.set(charged)
+        admit(self.quotas, principal, shard, command, lambda: state)
+        return charged[0] if charged else None
 
     def shown(self, principal: Principal = ANYBODY) -> dict[tuple[str, ...], float]:
         families = {family.name: family for family in self.quotas.families(principal)}

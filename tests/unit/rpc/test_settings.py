@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from persist.core.errors import InvalidUsage
@@ -63,3 +65,21 @@ def test_settings_that_make_no_sense_are_refused(settings: ServerSettings) -> No
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
 def test_loopback_needs_no_tokens(host: str) -> None:
     ServerSettings(host=host).check()
+
+
+BAD = [
+    *(
+        ({name: ""}, f"{name} is empty: name a file")
+        for name in ("tls_certificate", "tls_key", "tls_client_ca", "tokens_file", "quotas")
+    ),
+    ({"presigned_s": 0}, r"presigned_s is 0; it must be in \[1, 600\] seconds"),
+    ({"presigned_s": 604_800}, "presigned_s is 604800"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), BAD)
+def test_settings_that_would_make_a_server_less_safe_than_was_meant_are_refused(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidUsage, match=said):
+        ServerSettings(**{"tokens_file": "t.json", **given}).check()
