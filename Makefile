@@ -6,13 +6,16 @@ VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.stamp-dev
 BENCH := $(VENV)/.stamp-bench
-BENCHES := core cost crowd codec history copies regions tables stores maintenance parts sight sight_metrics service spark attributes consolidation walls
+BENCHES := core cost crowd codec history copies model regions tables stores maintenance parts sight sight_metrics service spark speed attributes consolidation walls
 PACKAGES := persist,blob,consensus,rpc,compactor,pyspark_persist
 ARGS ?=
 PARALLEL := -n logical --maxprocesses 4 --dist loadscope
-# Spark waits 10 s for a Python worker to begin, and no setting changes that: its tests run by themselves.
+# Spark waits 10 s for a Python worker to begin, and no setting changes that: its tests have a run of their own.
 SPARK := tests/integration/spark
 BUT_SPARK := --ignore=$(SPARK)
+SPARK_TOLD := .cache/spark-tests.txt
+OTHERS_TOLD := .cache/other-tests.txt
+TOLD_AGAIN := 200 # lines of tests that failed, at the end, where one looks first
 SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
@@ -22,7 +25,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock demo test proof check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
+.PHONY: help venv lock demo test proof full check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +92,16 @@ test: $(DEV) ## run the tests, in minutes (ARGS=...); the output ends with pytes
 proof: $(DEV) ## run the long proofs, and the laws with more examples (ARGS=...); ends like `make test`
 	@$(PY) -m pytest $(PARALLEL) --proof -m "proof or hypothesis" $(if $(ARGS),$(ARGS),$(BUT_SPARK))
 	@$(if $(ARGS),true,$(PY) -m pytest --proof -m "proof or hypothesis" $(SPARK))
+
+# One run of all instead of two: each law once, each real server started once. Spark waits much, so its tests run at the
+# same time; they have the processor whenever they want it, and the other tests what is left.
+full: SHELL := /bin/bash
+full: $(DEV) ## run every test and every proof at once, as CI does; ends with pytest's closing lines
+	@mkdir -p $(dir $(SPARK_TOLD)); \
+	$(PY) -m pytest --proof -m "not sample" $(SPARK) >$(SPARK_TOLD) 2>&1 & spark=$$!; \
+	nice -n 10 $(PY) -m pytest $(PARALLEL) --proof -m "not sample" $(BUT_SPARK) | tee $(OTHERS_TOLD); \
+	others=$${PIPESTATUS[0]}; wait $$spark; spark=$$?; cat $(SPARK_TOLD); \
+	if [ $$others -ne 0 ]; then tail -n $(TOLD_AGAIN) $(OTHERS_TOLD); fi; exit $$((others + spark))
 
 $(BENCHES:%=bench-%): bench-%: $(BENCH)
 	@$(PY) -m bench.$* $(ARGS)

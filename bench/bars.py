@@ -39,3 +39,17 @@ def interleaved(rounds: int, *works: Callable[[], object]) -> list[list[float]]:
 
 def median(samples: Sequence[float]) -> float:
     return statistics.median(samples)
+
+
+class Percentiles:
+    """What is asked of the `latencies` of a run, in seconds."""
+
+    latencies: Sequence[float]
+
+    @property
+    def p50_s(self) -> float:
+        return percentile(self.latencies, 0.5)
+
+    @property
+    def p99_s(self) -> float:
+        return percentile(self.latencies, 0.99)

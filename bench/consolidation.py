@@ -70,7 +70,7 @@ def write_batches(directory: Path, rows: int, batches: int) -> list[Run]:
     runs: list[Run] = []
     for batch in range(batches):
         table = updates(rows // batches, batch, rows * 2 // 5)
-        runs += stage(table, sink(directory), default_time=None, inline_bytes_max=0)
+        runs += stage(table, sink(directory), default_time=batch, inline_bytes_max=0)
     return runs
 
 

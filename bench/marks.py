@@ -40,6 +40,7 @@ DAYS = 30
 KEPT_DAYS = 7
 COMMITS_A_DAY = 24
 ROWS = 100_000
+WHOLE_TRIES = 10  # of a merge of all that others may be in the way of
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("s", pa.string())])
 
 
@@ -197,11 +198,18 @@ def _negated(batch: pa.Table) -> pa.Table:
 
 
 def whole(location: Location, name: str, settings: WorkerSettings | None = None) -> None:
-    """Merge all of a shard into one, as somebody who has nothing else to do would."""
-    state = location.machine(name).refresh()
-    batches = state.trace.batches
-    parts = [part for batch in batches for part in batch.parts()]
-    inputs, size = tuple(part.id for part in parts), sum(part.size for part in parts)
-    lower, upper = batches[0].desc.lower, batches[-1].desc.upper
-    spec = c.MergeSpec(inputs, lower, upper, state.merge_since, state.trace.rows, size)
-    Worker(location, settings).merge(name, spec)
+    """Merge all of a shard into one, as somebody who has nothing else to do would.
+
+    Merges in the background may win the race for some of its batches: then once more.
+    """
+    for _ in range(WHOLE_TRIES):
+        state = location.machine(name).refresh()
+        batches = state.trace.batches
+        if len(batches) == 1:
+            return
+        parts = [part for batch in batches for part in batch.parts()]
+        inputs, size = tuple(part.id for part in parts), sum(part.size for part in parts)
+        lower, upper = batches[0].desc.lower, batches[-1].desc.upper
+        spec = c.MergeSpec(inputs, lower, upper, state.merge_since, state.trace.rows, size)
+        Worker(location, settings).merge(name, spec)
+    raise AssertionError(f"{name} is still not one batch")

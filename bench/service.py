@@ -47,8 +47,8 @@ def small(root: Path, rounds: int) -> None:
         numbers = itertools.count(1)
         works: dict[str, Callable[[], object]] = {
             "raw": lambda: raw.compare_and_set("bench", next(numbers), b"x" * 500),
-            "embedded": _appender(embedded, rows),
-            "http": _appender(http, rows),
+            "embedded": appender(embedded, rows),
+            "http": appender(http, rows),
             "deltalake": lambda: delta.append(rows),
             "pyiceberg": lambda: iceberg.append(rows),
         }
@@ -74,7 +74,7 @@ def small(root: Path, rounds: int) -> None:
     bar("PyIceberg append / HTTP append", p50["pyiceberg"] / p50["http"], ">= 60")
 
 
-def _appender(client: persist.client.connect.Client, rows: pa.Table) -> Callable[[], object]:
+def appender(client: persist.client.connect.Client, rows: pa.Table) -> Callable[[], object]:
     shard = client.create_shard(f"bench-{secrets.token_hex(6)}", rows.schema, KEY, history="none")
     writer = shard.open_writer()
     upper = [0]
@@ -92,8 +92,8 @@ def writers(root: Path, count: int, seconds: float) -> None:
     with ServerProcess(root / "writers") as server:
         with persist.connect(server.url) as client:
             shard = client.create_shard("one", table().schema, KEY, history="none")
-        single = _run_writers(server.url, 1, min(seconds, 3.0))
-        many = _run_writers(server.url, count, seconds)
+        single = run_writers(server.url, 1, min(seconds, 3.0))
+        many = run_writers(server.url, count, seconds)
         with persist.connect(server.url) as client:
             found = client.shard("one").snapshot().to_arrow()
             total = pa.compute.sum(found["__diff"]).as_py() or 0
@@ -113,20 +113,20 @@ def writers(root: Path, count: int, seconds: float) -> None:
     bar("p99 of many / p50 of one", p99 / p50, "<= 20")
 
 
-class _Ran:
+class Ran:
     def __init__(self) -> None:
         self.latencies: list[float] = []
         self.errors = 0
 
 
-def _run_writers(url: str, count: int, seconds: float) -> _Ran:
+def run_writers(url: str, count: int, seconds: float) -> Ran:
     context = multiprocessing.get_context("fork")
     queue: Any = context.Queue()
     barrier: Any = context.Barrier(count)
     processes = [context.Process(target=_writer, args=(url, seconds, barrier, queue)) for _ in range(count)]
     for process in processes:
         process.start()
-    ran = _Ran()
+    ran = Ran()
     for _ in processes:
         latencies, errors = queue.get()
         ran.latencies += latencies

@@ -41,6 +41,10 @@ class ServerProcess:
             self.url = self._process.stdout.readline().decode().strip()
         self.port = int(self.url.rpartition(":")[2])
 
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -48,6 +52,12 @@ class ServerProcess:
         """Resident bytes."""
         with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_s(self) -> float:
+        """Seconds of all its threads' time, in and out of the system, so far."""
+        with open(f"/proc/{self._process.pid}/stat", encoding="ascii") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def statements(self) -> int:
         """How many calls the server has made to the consensus store."""

@@ -193,7 +193,7 @@ class Bench:
     def native(self) -> Any:
         from persist.spark import table
 
-        return table(self.spark, "kept", url=self.url)
+        return table(self.spark, "kept", url=self.url, native="always")
 
     def compare(self, name: str, ours: Callable[[], None], floor: Callable[[], None], want: float) -> list[bool]:
         ours()

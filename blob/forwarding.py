@@ -34,6 +34,9 @@ class ForwardingBlob(Blob):
     def stat(self, key: str) -> BlobStat | None:
         return self._inner.stat(key)
 
+    def put_here(self, key: str) -> int | None:
+        return self._inner.put_here(key)
+
     def delete(self, keys: Sequence[str]) -> None:
         self._inner.delete(keys)
 

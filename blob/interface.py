@@ -136,6 +136,14 @@ class Blob(ABC):
     def stat(self, key: str) -> BlobStat | None:
         """Size and time of a blob, or None if there is none."""
 
+    def put_here(self, key: str) -> int | None:
+        """The size of a blob that this process put within the last minute and has not deleted. Asks nobody.
+
+        None: it is not known here; ask `stat`. For who would ask only whether what was just put is there: a far store
+        that answered the put takes a round trip to say so again. Another process may have deleted it meanwhile.
+        """
+        return None
+
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
         """Delete any number of blobs; missing ones are fine. After an error some may be gone: repeat it."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -22,6 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat, SignedPut, Unfinished, check_key, check_prefix, check_process, check_range
+from blob.recent import RecentPuts
 from blob.s3_errors import Refused, translate
 from blob.s3_settings import S3Settings
 
@@ -40,23 +43,56 @@ PUT_ATTEMPTS_MAX = 3
 UPLOAD_THREADS = 4
 """Parts of one multipart upload that are under way at the same time."""
 
+READ_THREADS = 32
+"""Pieces of long ranges that are under way at the same time, of all readers together, beside the first of each."""
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
+class _Threads:
+    """A pool that is made when it is first needed. Thread-safe."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._lock = threading.Lock()
+        self._made: ThreadPoolExecutor | None = None
+
+    def pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._made is None:
+                self._made = ThreadPoolExecutor(self._count, thread_name_prefix=self._name)
+            return self._made
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        with self._lock:
+            made, self._made = self._made, None
+        if made is not None:
+            made.shutdown()
+
+
 class S3Blob(Blob):
     """A bucket and a prefix. Credentials come by boto3's usual chain unless a session is given."""
 
-    def __init__(self, settings: S3Settings, *, session: Session | None = None) -> None:
+    def __init__(
+        self,
+        settings: S3Settings,
+        *,
+        session: Session | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
+        self._recent = RecentPuts(clock)
         self._pid = os.getpid()
         self._bucket = settings.bucket
         self._base = f"{settings.prefix}/" if settings.prefix else ""
         self._conditional = True
         self._keeps_keys: bool | None = None  # whether the store itself refuses to overwrite; None: not asked yet
-        self._uploads: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._uploads = _Threads(UPLOAD_THREADS, "blob-s3-upload")
+        self._reads = _Threads(min(READ_THREADS, settings.connections), "blob-s3-read")
         try:
             owner = session or boto3.session.Session(profile_name=settings.profile, region_name=settings.region)
             self._opened = owner.client("s3", endpoint_url=settings.endpoint, config=_config(settings))
@@ -82,6 +118,13 @@ class S3Blob(Blob):
     def put(self, key: str, data: bytes | memoryview) -> None:
         name = self._name(check_key(key))
         body = bytes(data)
+        self._put_new(key, name, body)
+        self._recent.add(key, len(body))
+
+    def put_here(self, key: str) -> int | None:
+        return self._recent.size(key)
+
+    def _put_new(self, key: str, name: str, body: bytes) -> None:
         for attempt in range(1, PUT_ATTEMPTS_MAX + 1):
             try:
                 self._put_once(name, body)
@@ -112,9 +155,22 @@ class S3Blob(Blob):
             if found is None or found.size < start:
                 raise BlobNotFound(f"no blob {key} of at least {start} bytes")
             return b""
-        data = self._download(key, f"bytes={start}-{start + length - 1}")
-        if len(data) != length:
-            raise BlobNotFound(f"blob {key} ends at byte {start + len(data)}, before {start + length}")
+        pieces = max(1, round(length / self._settings.range_bytes))
+        if pieces == 1:
+            return self._piece(key, start, start + length)
+        # A connection has its rate: of a long range the pieces come by several. The first one comes by this thread.
+        ends = [start + length * number // pieces for number in range(pieces + 1)]
+        others = [self._reads.pool().submit(self._piece, key, *ends_of) for ends_of in pairwise(ends[1:])]
+        try:
+            return b"".join([self._piece(key, ends[0], ends[1]), *(each.result() for each in others)])
+        finally:
+            for each in others:
+                each.cancel()
+
+    def _piece(self, key: str, start: int, end: int) -> bytes:
+        data = self._download(key, f"bytes={start}-{end - 1}")
+        if len(data) != end - start:
+            raise BlobNotFound(f"blob {key} ends at byte {start + len(data)}, before {end}")
         return data
 
     def stat(self, key: str) -> BlobStat | None:
@@ -127,6 +183,7 @@ class S3Blob(Blob):
 
     def delete(self, keys: Sequence[str]) -> None:
         names = [self._name(check_key(key)) for key in keys]
+        self._recent.forget(keys)
         for start in range(0, len(names), DELETE_BATCH):
             self._delete_batch(names[start : start + DELETE_BATCH])
 
@@ -194,10 +251,8 @@ class S3Blob(Blob):
         return self._keeps_keys
 
     def close(self) -> None:
-        with self._lock:
-            uploads, self._uploads = self._uploads, None
-        if uploads is not None:
-            uploads.shutdown()
+        self._uploads.close()
+        self._reads.close()
         self._opened.close()
 
     def presign_get(self, key: str, expires_s: int) -> str | None:
@@ -253,7 +308,7 @@ class S3Blob(Blob):
             return {"PartNumber": number, "ETag": part["ETag"]}
 
         try:
-            sending = [self._pool().submit(send, number) for number in range(1, -(-len(body) // size) + 1)]
+            sending = [self._uploads.pool().submit(send, number) for number in range(1, -(-len(body) // size) + 1)]
             # All of them have to be over before an abort, or a late part would outlive it.
             wait(sending)
             parts = [each.result() for each in sending]
@@ -275,12 +330,6 @@ class S3Blob(Blob):
             _log.warning(
                 "the parts of %s stay until the bucket's lifecycle rule removes them: %s", target["Key"], error
             )
-
-    def _pool(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._uploads is None:
-                self._uploads = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="blob-s3-upload")
-            return self._uploads
 
     def _exists(self, name: str) -> bool:
         try:

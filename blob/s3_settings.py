@@ -21,6 +21,7 @@ class S3Settings:
     `endpoint`: base URL of a server that is not AWS's. `region`; `profile`: a section of the AWS files.
     `path_style`: bucket in the path and not in the host name; by default exactly with an endpoint.
     `connections`: size of the connection pool. `attempts`: tries per request, the first included.
+    `range_bytes`: a longer range is read by several requests at the same time, of about so many bytes each.
     """
 
     bucket: str
@@ -35,6 +36,7 @@ class S3Settings:
     attempts: int = 4
     multipart_bytes: int = 32 * 2**20
     part_bytes: int = 16 * 2**20
+    range_bytes: int = 8 * 2**20
 
     def __post_init__(self) -> None:
         if not _BUCKET.fullmatch(self.bucket):
@@ -47,7 +49,7 @@ class S3Settings:
             raise BlobMisconfigured(
                 "s3: option endpoint must be a URL such as http://127.0.0.1:9000, without credentials"
             )
-        for name in ("connections", "attempts", "multipart_bytes", "connect_timeout", "read_timeout"):
+        for name in ("connections", "attempts", "multipart_bytes", "connect_timeout", "read_timeout", "range_bytes"):
             if getattr(self, name) <= 0:
                 raise BlobMisconfigured(f"s3: option {name} must be greater than 0")
         if self.part_bytes < 5 * 2**20:

@@ -30,8 +30,10 @@ from persist.parts import (
     sound_schemas,
 )
 from persist.parts.bundles import expanded
+from persist.parts.files import Bound
 
 RANGES_MAX = 10_000
+KEPT_LEAST = 256 * 1024 * 1024  # what row groups that are read together may take, and as much meanwhile
 HEARTBEAT_POLL_S = 1.0
 
 Keep = Callable[[], None]
@@ -169,7 +171,9 @@ class RangeMerger:
         schemas = sound_schemas(job.schemas)
         schema_id, schema = newest(schemas)
         self._sink = PartSink(schema, schema_id, blob, job.shard_id, COMPACTOR, ids)
-        self._reader = PartReader(blob, schemas, schema, use_threads=alone, memory_bytes=reading)
+        # A part of one tenant must not end the maintenance of all.
+        bound = Bound(max(2 * reading, KEPT_LEAST), max(2 * reading, KEPT_LEAST))
+        self._reader = PartReader(blob, schemas, schema, use_threads=alone, memory_bytes=reading, bound=bound)
 
     def ranges(self, range_bytes: int) -> list[KeyRange]:
         """The job's keys from `resume_key` on, in ranges of about `range_bytes` encoded bytes, none of them empty."""

@@ -1,8 +1,8 @@
 """Running maintenance: which shard is looked at when, by how many threads, and how it stops.
 
 A shard is looked at once when the loop begins, whenever it moves (the consensus store's push channel says so), and
-again after the time that a task asked for. Shards that do not move cost nothing. Without a push channel, and as a
-safety net with one, all shards are looked at every so often.
+again after the time that a task asked for. Shards that do not move cost nothing. Without a push channel all shards are
+looked at every so often. With one they are too, as a safety net, but only a few in a second.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from compactor.schedule import FAILED_AGAIN_S, Schedule, Turns
 from persist.commit.durations import Durations
 from persist.commit.location import Location
 from persist.commit.storms import REASON_MAX
@@ -21,67 +22,23 @@ from persist.core.errors import Corruption, PersistError, UnknownShard
 
 log = logging.getLogger("persist.maintenance")
 
-FAILED_AGAIN_S = 5.0
-
 # Looks at one shard; the seconds after which it wants to look again though nothing moves (None: not before it moves).
 Task = Callable[[str], float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """`patterns` are shell patterns of shard names. `rescan_s`: how often all shards are looked at in any case."""
+    """`patterns` are shell patterns of shard names. `rescan_s`: how often all shards are looked at in any case.
+
+    With a push channel that takes longer where there are more than `rescan_per_s` of them for each second of it.
+    """
 
     patterns: tuple[str, ...] = ("*",)
     concurrency: int = 2
     interval_s: float = 0.05
     rescan_s: float = 600.0
+    rescan_per_s: float = 5.0
     rescan_without_push_s: float = 5.0
-
-
-@dataclass
-class _Shard:
-    """When to look next (None: when it moves), and how many threads are at it."""
-
-    due_s: float | None = None
-    running: int = 0
-
-
-@dataclass
-class _Schedule:
-    shards: dict[str, _Shard] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def want(self, name: str, at_s: float) -> None:
-        with self.lock:
-            shard = self.shards.setdefault(name, _Shard())
-            shard.due_s = at_s if shard.due_s is None else min(shard.due_s, at_s)
-
-    def take(self, now_s: float, most: int, per_shard: int) -> list[str]:
-        """Shards that are due, those that waited longest first; each counts as running until `done`."""
-        with self.lock:
-            due = [
-                (shard.due_s, name)
-                for name, shard in self.shards.items()
-                if shard.due_s is not None and shard.due_s <= now_s and shard.running < per_shard
-            ]
-            names = [name for _, name in sorted(due)[:most]]
-            for name in names:
-                self.shards[name].due_s = None
-                self.shards[name].running += 1
-            return names
-
-    def done(self, name: str) -> None:
-        with self.lock:
-            shard = self.shards[name]
-            shard.running -= 1
-            if shard.due_s is None and not shard.running:
-                del self.shards[name]  # nothing to do for it
-
-    def idle_s(self, now_s: float) -> float | None:
-        """Seconds until something is due; None when nothing is."""
-        with self.lock:
-            due = [shard.due_s for shard in self.shards.values() if shard.due_s is not None]
-        return max(0.0, min(due) - now_s) if due else None
 
 
 class Loop:
@@ -97,7 +54,8 @@ class Loop:
         self._task = task
         self._settings = settings or LoopSettings()
         self._per_shard = per_shard
-        self._schedule = _Schedule()
+        self._schedule = Schedule()
+        self._is_owed = False  # the others have left those in turn no room
         self._wake = threading.Event()
         self._stop = threading.Event()
         self.failures = 0
@@ -112,7 +70,7 @@ class Loop:
     @property
     def waiting(self) -> int:
         """Shards that are looked at now, or later without another move."""
-        return len(self._schedule.shards)
+        return len(self._schedule)
 
     def stop(self) -> None:
         """Make `run` finish what is under way and return. From any thread; a signal handler must not call it."""
@@ -140,49 +98,71 @@ class Loop:
         """Look at shards as they move, until `stop`. Errors of one shard are logged and keep no other waiting."""
         clock = self._location.clock
         unsubscribe = self._location.consensus.subscribe(self._moved)
-        rescan_s = self._settings.rescan_without_push_s if unsubscribe is None else self._settings.rescan_s
-        rescanned: float | None = None
+        turns = self._turns(pushed=unsubscribe is not None)
         pool = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="persist-maintain")
         running: set[Future[None]] = set()
         try:
             while not self.stopping:
                 self._wake.clear()
                 now = clock.monotonic()
-                if rescanned is None or now - rescanned >= rescan_s:
-                    rescanned = now if self._rescan(now) else now - rescan_s + FAILED_AGAIN_S
                 running = {future for future in running if not future.done()}
                 self.running = len(running)
-                room = self._settings.concurrency - len(running)
-                for name in self._schedule.take(now, room, self._per_shard) if room else ():
+                for name in self._due(turns, now, self._settings.concurrency - len(running)):
                     future = pool.submit(self._look, name)
                     future.add_done_callback(lambda _: self._wake.set())
                     running.add(future)
                     self.running = len(running)
-                self._pause(now, rescanned + rescan_s, len(running) < self._settings.concurrency)
+                self._pause(now, turns.next_s, len(running) < self._settings.concurrency)
         finally:
             if unsubscribe is not None:
                 unsubscribe()
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _pause(self, now_s: float, rescan_at_s: float, has_room: bool) -> None:
-        """Sleep until something may be due."""
-        wait = rescan_at_s - now_s
-        due = self._schedule.idle_s(now_s) if has_room else None
-        if due is not None:
-            wait = min(wait, max(due, self._settings.interval_s))
-        self._wake.wait(max(0.0, wait))
+    def _pause(self, now_s: float, turn_at_s: float, has_room: bool) -> None:
+        """Sleep until something may be due. Without room for it that is when a look has ended."""
+        wait: float | None = None
+        if has_room:
+            due = self._schedule.idle_s(now_s)
+            wait = max(0.0, turn_at_s - now_s)
+            if due is not None:
+                wait = min(wait, max(due, self._settings.interval_s))
+        self._wake.wait(wait)
         if not self.stopping:
             self._stop.wait(self._settings.interval_s)  # moves come in bursts: let them gather
 
-    def _rescan(self, now_s: float) -> bool:
+    def _turns(self, pushed: bool) -> Turns:
+        """All shards, by which those are found that moved without a word."""
+        settings = self._settings
+        if pushed:
+            return Turns(self._listed, self._matches, settings.rescan_s, settings.rescan_per_s)
+        return Turns(self._listed, self._matches, settings.rescan_without_push_s, None)
+
+    def _listed(self, after: str, limit: int) -> list[str]:
+        page = self._location.names("", after, limit, with_dropped=True)
+        self.round_ms = self._location.clock.now_ms()
+        return page
+
+    def _due(self, turns: Turns, now_s: float, room: int) -> list[str]:
+        """At most so many shards to look at now.
+
+        Those in turn come where the others leave room. Where they leave none, one of them comes every other time: so
+        shards that move all the time keep none at rest from being looked at.
+        """
+        if not room:
+            return []
+        kept = 1 if self._is_owed and now_s >= turns.next_s else 0
+        names = self._schedule.take(now_s, room - kept, self._per_shard)
+        self._is_owed = len(names) == room
+        if self._is_owed:
+            return names
         try:
-            for name in self.names():
-                self._schedule.want(name, now_s)
+            in_turn = turns.draw(now_s, room - len(names))
         except PersistError as error:
             log.warning("cannot list the shards: %s", error)
-            return False
-        self.round_ms = self._location.clock.now_ms()
-        return True
+            return names
+        for name in in_turn:
+            self._schedule.want(name, now_s)
+        return names + self._schedule.take(now_s, max(kept, len(in_turn)), self._per_shard)
 
     def _moved(self, name: str) -> None:
         if self._matches(name):

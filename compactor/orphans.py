@@ -226,9 +226,9 @@ class Sweeper:
                 self._lists[bundle] = listed
             return listed
         except BlobNotFound as error:
-            if bundle not in state.trace.blob_keys:
+            if not state.trace.names(bundle):
                 return []
-            if bundle in self._location.machine(state.name).refresh().trace.blob_keys:
+            if self._location.machine(state.name).refresh().trace.names(bundle):
                 raise Corruption(f"bundle {bundle} of shard {state.name!r} is missing: nothing is swept") from error
             raise Unavailable(f"shard {state.name!r} has moved on while it was swept; sweep it again") from error
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from consensus.interface import Consensus, Entry, Wanted
+from consensus.turns import Had, Letter, Turn
 
 
 class ForwardingConsensus(Consensus):
@@ -42,6 +44,12 @@ class ForwardingConsensus(Consensus):
     def scrub(self) -> str:
         return self._inner.scrub()
 
+    def turn(self, key: str, wait_s: float) -> AbstractContextManager[Turn]:
+        return self._inner.turn(key, wait_s)
+
+    def turn_or_answer(self, key: str, wait_s: float, letter: Letter) -> AbstractContextManager[Had]:
+        return self._inner.turn_or_answer(key, wait_s, letter)
+
     def check(self) -> None:
         self._inner.check()
 
@@ -50,3 +58,6 @@ class ForwardingConsensus(Consensus):
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         return self._inner.subscribe(callback, wanted)
+
+    def follow(self, key: str) -> Callable[[], None]:
+        return self._inner.follow(key)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from consensus.errors import ConsensusUsage
+from consensus.turns import Had, Letter, Turn
 
 KEY_LENGTH_MAX = 256
 """Longest key in characters (all ASCII, so also bytes)."""
@@ -30,6 +32,10 @@ Wanted = Callable[[str], bool]
 
 _KEY = re.compile(r"\x7f?[A-Za-z0-9._/-]+\Z")  # "\x7f" sorts after all the others, and no prefix leads to it
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
+
+
+def _nothing() -> None:
+    """The end of following, where a store tells its subscribers of all keys anyway."""
 
 
 def check_process(opened_by: int, url: str) -> None:
@@ -82,6 +88,12 @@ def check_value(key: str, data: bytes, bytes_max: int) -> bytes:
             "move more of it to the blob store"
         )
     return data
+
+
+@contextmanager
+def _had(turn: AbstractContextManager[Turn]) -> Iterator[Had]:
+    with turn as had:
+        yield Had(had)
 
 
 class Consensus(ABC):
@@ -151,6 +163,20 @@ class Consensus(ABC):
         """
         return ""
 
+    def turn(self, key: str, wait_s: float) -> AbstractContextManager[Turn]:
+        """Have the turn on `key`, a name of any kind, while a `with` lasts, unless others have it for `wait_s` seconds.
+
+        An accelerator only, for processes that would race: it raises nothing, and nobody may rely on it.
+        """
+        return nullcontext(Turn.AT_ONCE)
+
+    def turn_or_answer(self, key: str, wait_s: float, letter: Letter) -> AbstractContextManager[Had]:
+        """As `turn`. Where others have it, they may be left a letter, and answer it in the turn's place.
+
+        The letter may be done although nobody answers it: see `Had`. Whoever takes letters answers each.
+        """
+        return _had(self.turn(key, wait_s))
+
     @abstractmethod
     def check(self) -> None:
         """Probe the store at start-up and make what it needs (its table).
@@ -169,5 +195,13 @@ class Consensus(ABC):
         An accelerator only: calls come from a background thread, late, twice, for nothing, or never. The
         callback must be quick; what it raises is logged and dropped. A key for which `wanted(key)` is false may be
         left out, before any thread is woken for it: asked from any thread, it must be quicker still, and raise nothing.
+        A subscriber with `wanted` may hear of no other keys than those that are followed.
         """
         return None
+
+    def follow(self, key: str) -> Callable[[], None]:
+        """Have subscribers that tell what they want hear of this key, until the function that is returned is called.
+
+        Never blocks, and raises nothing. Who begins to follow a key may have to wait for news a moment longer.
+        """
+        return _nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
@@ -17,7 +17,9 @@ from consensus.errors import (
     ConsensusMisconfigured,
     ConsensusUnavailable,
 )
+from consensus.interface import Wanted
 from consensus.notify import Notifier
+from consensus.postgres_channels import Followed, application_name, older_names
 from consensus.postgres_push import Announcer, Listener
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
 from consensus.watchdog import Watchdog
@@ -75,11 +77,12 @@ class PostgresConsensus(SqlConsensus):
         self._connect_args: dict[str, Any] = {
             "connect_timeout": connect_timeout_s,
             "options": f"{options} {asked}" if isinstance(asked, str) else options,
-            "application_name": "persist",
             "keepalives_idle": 30,
             "tcp_user_timeout": int(statement_timeout_s * 1500),
         }
         self._connect_args.update({k: v for k, v in url.query.items() if k != "options"})
+        named = self._connect_args.get("application_name")
+        self._connect_args["application_name"] = application_name(named)
         self._location = self._location.set(query={})
         engine = sa.create_engine(
             self._location,
@@ -94,7 +97,8 @@ class PostgresConsensus(SqlConsensus):
         sa.event.listen(engine, "checkout", self._checked_out)
         self._suspect = False
         self._watchdog = Watchdog(statement_timeout_s * 1.5)
-        self._announcer = Announcer(self._connect)
+        self._announcer = Announcer(self._connect, older_names(named))
+        self._followed = Followed()
         self._listener: Listener | None = None
         self._listener_lock = threading.Lock()
         super().__init__(
@@ -128,6 +132,21 @@ class PostgresConsensus(SqlConsensus):
         self._announcer.close()
         self._stop_listening()
         self._watchdog.close()
+
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
+        self._set_up()
+        leave = self._followed.follow_all() if wanted is None else None
+        unsubscribe = self._notifier.subscribe(callback, wanted)
+
+        def stop() -> None:
+            unsubscribe()
+            if leave is not None:
+                leave()
+
+        return stop
+
+    def follow(self, key: str) -> Callable[[], None]:
+        return self._followed.follow(key)
 
     def _read(self, compiled: Compiled, values: Mapping[str, Any]) -> list[Any]:
         for attempt in range(1, READ_ATTEMPTS_MAX + 1):
@@ -225,7 +244,7 @@ class PostgresConsensus(SqlConsensus):
 
     def _start_listening(self) -> None:
         with self._listener_lock:
-            self._listener = Listener(self._connect, self._notifier.publish)
+            self._listener = Listener(self._connect, self._notifier.publish, self._followed)
 
     def _stop_listening(self) -> None:
         with self._listener_lock:

@@ -20,6 +20,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -27,10 +28,11 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from consensus.errors import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable
-from consensus.interface import Wanted, check_process
+from consensus.interface import Consensus, Wanted, check_process
 from consensus.notify import Notifier
 from consensus.sql import Compiled, Kind, SqlConsensus, bind
 from consensus.sqlite import EMPTIED, SqliteConsensus
+from consensus.turns import Had, Letter, Turn
 
 TRIES_MAX = 100
 """How often a call is made anew because the file was opened, or written, meanwhile."""
@@ -88,6 +90,12 @@ class ReadingSqlite(SqliteConsensus):
 
     def subscribe(self, callback: Any, wanted: Wanted | None = None) -> None:
         return None
+
+    def turn(self, key: str, wait_s: float) -> AbstractContextManager[Turn]:
+        return Consensus.turn(self, key, wait_s)  # nobody commits here: no file is made for turns
+
+    def turn_or_answer(self, key: str, wait_s: float, letter: Letter) -> AbstractContextManager[Had]:
+        return Consensus.turn_or_answer(self, key, wait_s, letter)
 
     def check(self) -> None:
         """Whether it can be read."""

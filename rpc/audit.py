@@ -1,14 +1,14 @@
 """The audit: who did what, as rows of a shard of the location itself. Written in the background, in batches.
 
-Requests only leave an entry in a queue. It has a bound, and no token may have more than half of it: what finds no room
-is counted, and an entry tells how many others are missing. While the stores refuse writes, what is queued waits.
+Requests only leave an entry in a queue. It has a bound, and no token may have more than half of it. Once it is full,
+the token with the most entries loses its newest one to a token with fewer. What finds no room is counted, and an entry
+tells how many others are missing. While the stores refuse writes, what is queued waits.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -100,7 +100,7 @@ class Audit:
         self._every_s = every_s
         self._changed = threading.Condition()
         self._queue: dict[object, Entry] = {}  # in the order in which they came
-        self._of_token: Counter[str] = Counter()
+        self._of_token: dict[str, dict[object, None]] = {}  # the keys of each token's entries, oldest first
         self._writing = 0  # entries that were taken out of the queue to be written
         self._used: dict[str, tuple[float, int]] = {}  # by token: when it was last told, and requests since
         self._lost_untold = 0
@@ -124,17 +124,44 @@ class Audit:
                 entry.count += known.count
                 self._queue[key] = entry
                 return
-            is_full = len(self._queue) >= self._queued_max or self._of_token[entry.token] * 2 >= self._queued_max
-            if is_full or self._closing:
-                self._lost += 1
-                self._lost_untold += 1
+            if self._closing or not self._has_room(entry.token):
+                self._lose()
                 return
             self._queue[key] = entry
-            self._of_token[entry.token] += 1
+            self._of_token.setdefault(entry.token, {})[key] = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="persist-audit", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+
+    def _has_room(self, token: str) -> bool:
+        """Whether the queue takes one more of this token's, also by taking one of another token out."""
+        mine, tokens = len(self._of_token.get(token, ())), max(1, len(self._of_token))
+        if mine * 2 >= self._queued_max:
+            return False
+        if len(self._queue) < self._queued_max:
+            return True
+        if mine >= self._queued_max // tokens:  # it has its share
+            return False
+        largest = max(self._of_token, key=lambda one: len(self._of_token[one]))
+        if len(self._of_token[largest]) <= mine + 1:
+            return False
+        newest = next(reversed(self._of_token[largest]))
+        self._forget(newest, self._queue.pop(newest))
+        self._lose()
+        return True
+
+    def _lose(self) -> None:
+        """One more entry found no room."""
+        self._lost += 1
+        self._lost_untold += 1
+
+    def _forget(self, key: object, entry: Entry) -> None:
+        """An entry has left the queue."""
+        keys = self._of_token[entry.token]
+        del keys[key]
+        if not keys:
+            del self._of_token[entry.token]
 
     def use(self, token: str, address: str | None) -> None:
         """Count a request by its token: the first one is told, and then once an hour how many there were."""
@@ -187,8 +214,8 @@ class Audit:
             self._changed.wait_for(lambda: self._queue or self._closing)
             keys = [key for key, _ in zip(self._queue, range(BATCH_MAX), strict=False)]
             batch = [self._queue.pop(key) for key in keys]
-            self._of_token.subtract(entry.token for entry in batch)
-            self._of_token = +self._of_token
+            for key, entry in zip(keys, batch, strict=True):
+                self._forget(key, entry)
             if batch and self._lost_untold:
                 batch.append(Entry("", LOST, count=self._lost_untold, at_ms=self._clock.now_ms()))
                 self._lost_untold = 0

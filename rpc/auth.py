@@ -13,14 +13,13 @@ The file is read again when it changes: adding a token, and removing one, need n
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
 import logging
-import os
 import re
 import secrets
-import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from persist.client.arguments import named_once
-from persist.client.regular_file import opens_regular
+from persist.client.regular_file import OTHERS_WRITE, read_with_mode
 from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, SCOPES
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from persist.core.ids import is_reserved
@@ -38,7 +37,7 @@ from rpc.tls import Peer, checked_name
 _log = logging.getLogger("persist.rpc")
 TOKENS_MAX = 10_000
 FILE_BYTES_MAX = 16 * 1024 * 1024
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR, errno.EAGAIN})  # of a read
 _TOKEN = re.compile(r"pt_([A-Za-z0-9-]{1,64})_([A-Za-z0-9_-]{20,200})\Z")
 
 
@@ -133,6 +132,7 @@ class Tokens:
         self._now_s = now_s
         self._lock = threading.Lock()
         self._file = ChangedFiles([path], now_s)
+        self._is_broken = False
         self._by_id: dict[str, Known] = {}
         self._by_certificate: dict[str, Known] = {}
         self._take(_read(path))
@@ -164,6 +164,8 @@ class Tokens:
         # A comparison is made either way, so that the time taken does not tell which ids exist.
         expected = bytes(32) if known is None or known.digest is None else known.digest
         if not hmac.compare_digest(given, expected) or known is None or known.digest is None:
+            if self._is_broken:
+                raise Unauthorized("nobody is let in here until the tokens file is mended: the server's log says how")
             raise Unauthorized("the token is not known here; it may have been replaced")
         return self._in_time(known.principal)
 
@@ -194,8 +196,14 @@ class Tokens:
         try:
             found = _read(self._path)
         except InvalidUsage as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _PASSING:
+                _log.warning("the tokens that were known hold on, and the file is read again: %s", error.message)
+                self._file.again()
+                return
             _log.warning("nobody is let in by a token until this is mended: %s", error.message)
-            found = {}
+            self._is_broken, found = True, {}
+        else:
+            self._is_broken = False
         self._take(found)
 
     def _take(self, found: dict[str, Known]) -> None:
@@ -226,14 +234,12 @@ def tokens_read(path: str) -> bytes:
     Who may write it may mint tokens: such a file is refused where that is anybody but its owner.
     """
     try:
-        with open(path, "rb", opener=opens_regular) as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read(FILE_BYTES_MAX + 1)
+        data, mode = read_with_mode(path, FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
-    if mode & _OTHERS_WRITE:
+    if mode & OTHERS_WRITE:
         raise InvalidUsage(
             f"the tokens file {path} has the mode {mode:04o}, so others may write it and let themselves in: look at "
             f"what it holds, then run chmod go-w {path}"

@@ -10,7 +10,8 @@ from base64 import b64decode, b64encode
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.parts.schema import family
+from persist.parts.column_types import family
+from persist.parts.decimal_text import decimals
 
 _TEXTUAL = frozenset({"binary", "decimal", "date", "time", "timestamp", "instant", "duration"})
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -50,7 +51,7 @@ def from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
         values = [None if v is None else b64decode(v, validate=True) for v in text.to_pylist()]
         return pa.array(values, kind)
     if found == "decimal":
-        return text.cast(kind)
+        return decimals(text, kind)
     is_counted = pc.match_substring_regex(text, _COUNTED)
     iso = _from_iso(pc.if_else(is_counted, None, text), kind)
     if not pc.any(is_counted).as_py():

@@ -29,6 +29,10 @@ class ChangedFiles:
         before, self._stamps = self._stamps, self._stamped()
         return self._stamps != before
 
+    def again(self) -> None:
+        """They could not be read for now: the next look tells that they have changed."""
+        self._stamps = []
+
     def _stamped(self) -> list[tuple[int, int, int, int] | None]:
         return [_stamp(path) for path in self._paths]
 

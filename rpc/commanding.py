@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Forbidden
@@ -13,9 +14,10 @@ from persist.core.ids import check_shard_name, is_reserved
 from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
-from rpc.admitting import admit, check_room
+from rpc.admitting import admit, check_room, check_takes_away, settle
 from rpc.audited import DID, of_command, upper_of
 from rpc.auth import Principal
+from rpc.items import decoded
 from rpc.settings import Limits
 from rpc.token_figures import label_of
 from rpc.token_leases import ABOUT
@@ -47,9 +49,21 @@ async def answer(
 
     What the audit tells of it goes into `told`, whatever becomes of it.
     """
-    command = decode_command(data)
-    if told is not None:
-        told[DID] = of_command(command)
+    with service.allowance() as allowed:
+        command = await decoded(service.work, data, decode_command, allowed)
+        if told is not None:
+            told[DID] = of_command(command)
+        return await _answered(service, name, principal, command, caller, told)
+
+
+async def _answered(
+    service: Service,
+    name: str,
+    principal: Principal,
+    command: c.Command,
+    caller: Caller,
+    told: MutableMapping[str, Any] | None,
+) -> bytes:
     principal.require_any(command.scopes, check_shard_name(name))
     if is_reserved(name):
         check_reserved(type(command), name)
@@ -57,18 +71,25 @@ async def answer(
         command = as_allowed(command, principal, name)
         if told is not None:
             told[DID] = of_command(command)  # what is done: without `manage` a since stays where it is
-    if service.leases is not None and type(command) in ABOUT:
-        with service.leases.counted(label_of(principal), name, command):
-            return await _applied(service, name, principal, command, caller)
-    return await _applied(service, name, principal, command, caller)
-
-
-async def _applied(service: Service, name: str, principal: Principal, command: c.Command, caller: Caller) -> bytes:
-    """Commit it within the quotas."""
     machine = service.location.machine(name)
+    if service.leases is not None and type(command) in ABOUT:
+        with service.leases.counted(label_of(principal), name, command, lambda: machine.cached):
+            return await _applied(service, machine, principal, command, caller)
+    return await _applied(service, machine, principal, command, caller)
+
+
+async def _applied(
+    service: Service, machine: Machine, principal: Principal, command: c.Command, caller: Caller
+) -> bytes:
+    """Commit it within the quotas."""
+    name = machine.name
+    if c.WRITE not in principal.scopes:
+        check_takes_away(command, lambda: machine.cached)
     check_room(service.quotas, principal, name, command)
     admitted = partial(admit, service.quotas, principal, name, command, lambda: machine.cached)
-    return encoded(await service.work.apply(machine, command, caller, admitted))
+    done = await service.work.apply(machine, command, caller, admitted)
+    settle(service.quotas, principal, name, command, lambda: machine.cached)
+    return encoded(done)
 
 
 _LOOKED_AT = ABOUT | {c.CompareAndAppend, c.Append}

@@ -27,6 +27,10 @@ class Held:
         return key in self._leases
 
     def take(self, key: Hashable, lease_s: float, now_s: float) -> None:
+        """It lapses after so long. Who takes it again for less does not shorten it: the shard may keep the longer."""
+        known = self._leases.get(key)
+        if known is not None and known.lapses_s > now_s + lease_s:
+            return
         self._leases[key] = _Lease(now_s + lease_s, lease_s)
 
     def renew(self, key: Hashable, now_s: float) -> bool:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, islice
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ from msgspec.structs import astuple
 from persist.client.arguments import named_once
 from persist.client.plans import differing
 from persist.core.errors import InvalidUsage
-from persist.parts.schema import family
+from persist.parts.column_types import family
 from persist.parts.sizes import fixed_bytes
 from rpc.cell_text import from_text, is_textual, to_text
 
@@ -103,15 +104,15 @@ def read_ndjson(data: bytes, schema: pa.Schema, rows_max: int, spend: Spend | No
     Raises InvalidUsage beyond `rows_max` rows, ValueError or an error of msgspec or Arrow where a line cannot be read,
     and what `spend` does.
     """
-    decoder = _decoder(schema)
+    form = _form(schema)
     batches, count = [], 0
-    for block in _blocks(data, _widest(schema), spend):
+    for block in _blocks(data, form.widest, spend):
         columns = _Columns(spend)
-        rows = decoder.decode_lines(block)
+        rows = form.decoder.decode_lines(block)
         count += len(rows)
         if count > rows_max:
             raise InvalidUsage(f"the body holds more than {rows_max} rows; send at most {rows_max} at once")
-        batches.append(pa.RecordBatch.from_arrays(columns.children(rows, list(schema)), schema=schema))
+        batches.append(pa.RecordBatch.from_arrays(columns.children(rows, form.fields), schema=schema))
         columns.check_names(block)
     return pa.Table.from_batches(batches, schema)
 
@@ -207,9 +208,19 @@ def _widest(fields: pa.Schema | Sequence[pa.Field]) -> int:
     return most
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How lines of JSON are read by a schema."""
+
+    decoder: msgspec.json.Decoder[Any]
+    fields: Sequence[pa.Field]
+    widest: int
+
+
 @lru_cache(DECODERS_MAX)
-def _decoder(schema: pa.Schema) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(_struct([field.with_nullable(True) for field in schema]))
+def _form(schema: pa.Schema) -> _Form:
+    decoder = msgspec.json.Decoder(_struct([field.with_nullable(True) for field in schema]))
+    return _Form(decoder, list(schema), _widest(schema))
 
 
 def _struct(fields: Sequence[pa.Field]) -> Any:
@@ -255,12 +266,14 @@ class _Columns:
     def _child(self, values: tuple[Any, ...], field: pa.Field) -> pa.Array:
         missing = values.count(UNSET)
         self._names += len(values) - missing
+        if missing == len(values):
+            self._count(missing, field.type)
+            return pa.nulls(missing, field.type)
         return self.column([None if v is UNSET else v for v in values] if missing else values, field.type)
 
     def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         types = pa.types
-        if self._spend is not None:
-            self._spend(len(values) * fixed_bytes(kind))  # texts are no longer than the body
+        self._count(len(values), kind)
         if not types.is_nested(kind):
             return _flat(values, kind)
         empty = pa.array([value is None for value in values], pa.bool_())
@@ -279,12 +292,16 @@ class _Columns:
         make, offset = (pa.LargeListArray, pa.int64()) if types.is_large_list(kind) else (pa.ListArray, pa.int32())
         return make.from_arrays(pa.array(ends, offset), self.column(flat, kind.value_type), type=kind, mask=empty)
 
+    def _count(self, values: int, kind: pa.DataType) -> None:
+        if self._spend is not None:
+            self._spend(values * fixed_bytes(kind))  # texts are no longer than the body
+
     def check_names(self, text: bytes) -> None:
         """Refuse objects in `text` that name something twice: msgspec keeps the last one.
 
         No JSON has more names than quotes before colons. Only where it has more than were seen is it read again.
         """
-        if text.translate(None, _BLANKS).count(b'":') > self._names:
+        if text.count(b":") > self._names and text.translate(None, _BLANKS).count(b'":') > self._names:
             decoder, whole, place = json.JSONDecoder(object_pairs_hook=named_once), text.decode().strip(), 0
             while place < len(whole):
                 place = _GAP.match(whole, decoder.raw_decode(whole, place)[1]).end()  # type: ignore[union-attr]

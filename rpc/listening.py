@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 from persist.client.listen import Listen, ListenEvent
@@ -20,6 +22,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import UnknownShard
 from persist.core.ids import ReaderId, SeqNo, ShardId
+from persist.core.keys import is_of_maintenance
 from persist.core.phases import dropped, outlived
 from persist.core.state import State
 from persist.core.view import Seen
@@ -34,6 +37,7 @@ from rpc.work import Work
 SHARED_ROWS_MAX = 20_000  # a step with more updates is made for each listener by itself
 SHARED_STEP_BYTES_MAX = 32 * 1024 * 1024  # so is one with more bytes
 SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that come a little later
+KEPT_MAX = 40 * 1024 * 1024  # bytes of row groups that a step reads together, once they are decoded
 LARGE_STEPS_MAX = 4  # made at a time, and taken by their listeners
 LARGE_STEPS_OF_ONE = 2  # of them, of one caller: a listener that takes nothing holds one until it is cut off
 _Encode = Callable[[ListenEvent], bytes]
@@ -45,14 +49,21 @@ _Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the form, and t
 class Listeners:
     """All listen streams of one server."""
 
-    def __init__(self, transport: Transport, location: Location, work: Work, watcher: Watcher, limits: Limits) -> None:
+    def __init__(
+        self, transport: Transport, location: Location, work: Work, watcher: Watcher, limits: Limits, workers: int = 1
+    ) -> None:
         self._transport = transport
         self._location = location
         self._work = work
         self._watcher = watcher
-        self._settings = ReadSettings(lease_ms=LEASE_MS, memory_bytes=limits.listen_memory_bytes)
+        self._settings = ReadSettings(
+            lease_ms=LEASE_MS,
+            memory_bytes=limits.listen_memory_bytes,
+            bound=replace(location.versions.bound.in_pieces(), kept_max=KEPT_MAX),
+        )
         self._shared: OrderedDict[_Key, asyncio.Future[_Step | None]] = OrderedDict()
         self._shared_bytes = 0
+        self._shared_bytes_max = SHARED_BYTES_MAX // workers
         self._large = Turns(LARGE_STEPS_MAX, LARGE_STEPS_OF_ONE)
         self.leases = Leases(location, work)
 
@@ -88,13 +99,14 @@ class Listeners:
         self, state: State, frontier: Antichain, until: Antichain, form: _Form
     ) -> AsyncIterator[tuple[Antichain, bytes]]:
         """(frontier afterwards, frame) up to exactly `until`, which the State has reached."""
-        rows = size = 0
+        rows, size, is_staged = 0, 0, False
         for batch in reversed(state.trace.batches):
             if batch.desc.upper <= frontier or rows > SHARED_ROWS_MAX or size > SHARED_STEP_BYTES_MAX:
                 break
             rows, size = rows + batch.rows, size + batch.size
+            is_staged = is_staged or any(part.key and not is_of_maintenance(part.key) for part in batch.parts())
         if rows <= SHARED_ROWS_MAX and size <= SHARED_STEP_BYTES_MAX:
-            step = await self._shared_step(state, frontier, until, form)
+            step = await self._shared_step(state, frontier, until, form, is_staged)
             if step is not None:
                 for item in step:
                     yield item
@@ -104,11 +116,19 @@ class Listeners:
             while (made := await self._work.run(next, events, None)) is not None:
                 yield made
 
-    async def _shared_step(self, state: State, frontier: Antichain, until: Antichain, form: _Form) -> _Step | None:
+    async def _shared_step(
+        self, state: State, frontier: Antichain, until: Antichain, form: _Form, is_staged: bool
+    ) -> _Step | None:
+        """A few bytes of what somebody has staged may be many rows (`is_staged`): such a step is made in turn."""
+
+        async def made() -> _Step | None:
+            async with self._large.turn() if is_staged else nullcontext():
+                return await self._work.run(lambda: _bounded(self._events(state, frontier, until, form)))
+
         key = (state.shard_id, form, frontier, until)
         found = self._shared.get(key)
         if found is None:
-            found = asyncio.ensure_future(self._work.run(lambda: _bounded(self._events(state, frontier, until, form))))
+            found = asyncio.ensure_future(made())
             self._shared[key] = found
             found.add_done_callback(lambda done: self._made(key, done))
         return await asyncio.shield(found)
@@ -119,7 +139,7 @@ class Listeners:
             self._shared.pop(key, None)
             return
         self._shared_bytes += _size(done)
-        while self._shared_bytes > SHARED_BYTES_MAX and self._shared:
+        while self._shared_bytes > self._shared_bytes_max and self._shared:
             oldest, made = next(iter(self._shared.items()))
             if not made.done():
                 return

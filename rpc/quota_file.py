@@ -90,8 +90,10 @@ class QuotaFile:
         try:
             self.rules, self.unreadable = read(self._path), ""
         except InvalidUsage as error:
+            self._file.again()  # it may have been out of reach for now
+            if str(error) != self.unreadable:
+                _log.error("the file of quotas is bad: the quotas before it hold", extra={"why": str(error)[:500]})
             self.unreadable = str(error)
-            _log.error("the file of quotas is bad: the quotas before it hold", extra={"why": str(error)[:500]})
         if self.rules != before and self._binds_nobody:
             _log.warning("the file of quotas has quotas of tokens, which bind nobody: this server knows no token")
         return self.rules != before
@@ -106,7 +108,7 @@ def quota_file_of(settings: ServerSettings, now_s: Callable[[], float]) -> Quota
 
 def read(path: str) -> Rules:
     """The rules of a file. Raises InvalidUsage."""
-    return rules_of(read_bounded(f"the quotas file {path}", path, FILE_BYTES_MAX), path)
+    return rules_of(read_bounded(f"the quotas file {path}", path, FILE_BYTES_MAX, own=True), path)
 
 
 def rules_of(data: bytes, path: str) -> Rules:

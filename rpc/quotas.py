@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 
 from persist.commit.system import Clock
+from persist.core.commands import MAINTAIN
 from persist.core.errors import Overloaded
 from persist.core.ids import is_reserved
+from persist.core.keys import is_of_maintenance
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
 from rpc.held import Held
@@ -27,6 +29,8 @@ SHOWN_MAX = 100  # tokens, and prefixes, with series of their own
 RETRY_AFTER_S = 60.0  # where something has to be given up first
 HELD_MAX = 1_000_000  # leases, or writers, that are remembered of one token whatever its quota says
 UPLOADED_MAX = 10_000  # keys of parts that came through this server and are still to be committed
+FREED_TIMES, FREED_BYTES = 2, 1 << 20  # what may be written to take rows away: so often what was there, and some more
+STAGED_S = 24 * 3600.0  # for so long a part that came through this server counts unless it is committed
 OF_OWN = ("leases", "writers")  # of a token: those that it registered itself
 _GIVEN_UP_BY = {
     "shards": "drop some",
@@ -54,7 +58,7 @@ class QuotaFull(Overloaded):
 class Owner:
     """A token, or all shards under a prefix: how much it may use, and what it has used here."""
 
-    __slots__ = ("_buckets", "given", "held", "is_token", "most", "name", "prefixes")
+    __slots__ = ("_buckets", "_freed", "_freed_from", "given", "held", "is_token", "most", "name", "prefixes", "staged")
 
     def __init__(self, name: str, given: tuple[str, ...], most: dict[str, int], now_s: float, is_token: bool):
         self.name = name
@@ -64,6 +68,8 @@ class Owner:
         self.prefixes = tuple(set(given) - within_another) or ("",)  # under which its shards are, each of them once
         self.held = {quota: Held() for quota in OF_OWN}
         self._buckets: dict[str, Bucket] = {}
+        self.staged = Staged()
+        self._freed = self._freed_from = 0  # bytes beyond the quota that took rows away, and what was there before
         self.change(most, now_s)
 
     @property
@@ -89,6 +95,23 @@ class Owner:
         if bucket is not None:
             bucket.take(count)
 
+    def may_free(self, used: float, count: int) -> bool:
+        """Whether so many bytes more may take rows away where `used` leaves no room.
+
+        All that was there can go so, and not more: retractions of rows that are not there are bytes, too.
+        """
+        if not self._freed:
+            self._freed_from = int(used)
+        return self._freed + count <= FREED_TIMES * self._freed_from + FREED_BYTES
+
+    def free(self, count: int) -> None:
+        """Count such bytes, or give them back."""
+        self._freed = max(0, self._freed + count)
+
+    def has_room(self) -> None:
+        """What is used is within the quota of bytes again."""
+        self._freed = 0
+
     def used(self, quota: str, now_s: float, tally: Tally) -> float:
         """How much it uses of a quota that it has."""
         if quota in RATES:
@@ -96,7 +119,49 @@ class Owner:
         if self.is_token and quota in OF_OWN:
             self.held[quota].forget_lapsed(now_s)
             return len(self.held[quota])
-        return sum(tally.used(prefix, quota) for prefix in self.prefixes)
+        found = sum(tally.used(prefix, quota) for prefix in self.prefixes)
+        return found + self.staged.bytes(now_s) if quota == "bytes" else found
+
+
+class Staged:
+    """Parts that came through this server and that nobody has committed yet: their bytes, by key. Not thread-safe.
+
+    They count for STAGED_S. What was never committed then, the orphan sweep takes away. Of more than UPLOADED_MAX the
+    oldest count on without their keys, whatever becomes of them.
+    """
+
+    __slots__ = ("_parts", "_rest", "_rest_until_s", "_sum")
+
+    def __init__(self) -> None:
+        self._parts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._sum = self._rest = 0
+        self._rest_until_s = 0.0
+
+    def bytes(self, now_s: float) -> int:
+        while self._parts and next(iter(self._parts.values()))[1] <= now_s:
+            self._sum -= self._parts.popitem(last=False)[1][0]
+        if self._rest_until_s <= now_s:
+            self._rest = 0
+        return self._sum + self._rest
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._parts
+
+    def of(self, keys: Sequence[str]) -> int:
+        return sum(self._parts[key][0] for key in keys if key in self._parts) if self._parts else 0
+
+    def add(self, key: str, size: int, now_s: float) -> None:
+        self.forget((key,))
+        self._parts[key] = (size, now_s + STAGED_S)
+        self._sum += size
+        if len(self._parts) > UPLOADED_MAX:
+            oldest, self._rest_until_s = self._parts.popitem(last=False)[1]
+            self._sum -= oldest
+            self._rest += oldest
+
+    def forget(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._sum -= self._parts.pop(key, (0, 0.0))[0]
 
 
 class Quotas:
@@ -139,7 +204,8 @@ class Quotas:
                 owner = self._owner(principal)
             if owner.most:
                 found.append(owner)
-        if (prefixes := self._prefixes) and shard is not None and not is_reserved(shard):
+        # Whoever is not let in to a shard uses nothing of its prefixes.
+        if (prefixes := self._prefixes) and shard is not None and not is_reserved(shard) and principal.sees(shard):
             found += [prefixes[prefix] for prefix in within(shard, prefixes.keys())]
         return found
 
@@ -185,25 +251,56 @@ class Quotas:
         if charged is not None:
             charged.append(give_back)
 
-    def adds(self, owners: Iterable[Owner], shard: str, quota: str, count: int = 1) -> None:
-        """Count what is to be added to a shard, of all owners or of none. Raises QuotaFull."""
-        if is_reserved(shard):
-            return
+    def adds(
+        self,
+        owners: Iterable[Owner],
+        shard: str,
+        quota: str,
+        count: int = 1,
+        *,
+        frees: bool = False,
+        staged: Sequence[str] = (),
+    ) -> Callable[[], None]:
+        """Count what is to be added to a shard, of all owners or of none; what gives it back. Raises QuotaFull.
+
+        `frees`: it takes rows away, for which there is some room beyond the quota. `staged`: the keys of parts that it
+        commits, which may be counted already.
+        """
         counted = [owner for owner in owners if quota in owner.most and not (owner.is_token and quota in OF_OWN)]
-        if not counted:
-            return
+        if is_reserved(shard) or not counted:
+            return _nothing
+        beyond: list[Owner] = []
         with self._lock:
             now_s = self._clock.monotonic()
             for owner in counted:
-                used = owner.used(quota, now_s, self._tally)
+                used = owner.used(quota, now_s, self._tally) - owner.staged.of(staged)
+                if quota == "bytes" and used <= owner.most[quota]:
+                    owner.has_room()
                 if used + count > owner.most[quota]:
-                    raise self._full(owner, quota, used, RETRY_AFTER_S)
+                    if not frees or not owner.may_free(used, count):
+                        raise self._full(owner, quota, used, RETRY_AFTER_S)
+                    beyond.append(owner)
+            for owner in beyond:
+                owner.free(count)
             turn = self._tally.admit(shard, quota, count)
-        self._charged(lambda: self._tally.take_back(shard, quota, count, turn))
 
-    def has_room(self, principal: Principal, shard: str) -> None:
-        """Raises QuotaFull where no bytes are left: of what is about to be written nobody knows yet how long it is."""
-        self.adds(self.owners(principal, shard), shard, "bytes", 1)
+        def give_back() -> None:
+            self._tally.take_back(shard, quota, count, turn)
+            with self._lock:
+                for owner in beyond:
+                    owner.free(-count)
+
+        once = _once(give_back)
+        self._charged(once)
+        return once
+
+    def has_room(self, principal: Principal, shard: str, size: int = 1) -> None:
+        """Raises QuotaFull where no such bytes are left. Where nobody knows yet how long it is, it is counted later."""
+        self.adds(self.owners(principal, shard), shard, "bytes", size)
+
+    def bound_bytes(self, principal: Principal, shard: str) -> bool:
+        """Whether some quota is of the bytes that a shard holds."""
+        return any("bytes" in owner.most for owner in self.owners(principal, shard))
 
     def creates(self, principal: Principal, shard: str) -> None:
         """Count a shard that is to be made, unless it is there. Raises QuotaFull."""
@@ -241,28 +338,46 @@ class Quotas:
                 with self._lock:
                     owner.held[quota].give_back(key)
 
-    def writes(self, owners: Sequence[Owner], shard: str, rows: int, size: int, *, frees: bool = False) -> None:
-        """Count rows that are written; `frees`: they take others away, so that no quota of bytes is in their way.
-
-        Raises QuotaFull.
-        """
+    def writes(self, owners: Sequence[Owner], shard: str, rows: int, size: int) -> None:
+        """Count rows that are written. Raises QuotaFull."""
         if owners:
             self.rates(owners, rows_per_s=rows, bytes_per_s=size)
-            if not frees:
-                self.adds(owners, shard, "bytes", size)
+            self.adds(owners, shard, "bytes", size)
 
     def uploads(self, principal: Principal, shard: str | None, key: str, size: int) -> None:
         """Count a part that goes through this server: its commit does not count it again. Raises QuotaFull.
 
-        `shard`: its name, where it is known.
+        Until it is committed it counts as bytes that are there, unless it is of a merge, which makes room. `shard`: its
+        name, where it is known.
         """
         owners = self.owners(principal, shard)
+        if not owners:
+            return
+        merges = MAINTAIN in principal.scopes and is_of_maintenance(key)
+        stored = [owner for owner in owners if "bytes" in owner.most and not merges]
+        with self._lock:
+            now_s = self._clock.monotonic()
+            for owner in stored:
+                used = owner.used("bytes", now_s, self._tally) - owner.staged.of((key,))
+                if used + size > owner.most["bytes"]:
+                    raise self._full(owner, "bytes", used, RETRY_AFTER_S)
+            new = [owner for owner in stored if key not in owner.staged]
+            for owner in stored:
+                owner.staged.add(key, size, now_s)
+        if new:
+            self._charged(lambda: self.committed(new, (key,)))  # it did not get there
         if any("bytes_per_s" in owner.most for owner in owners):
             self.rates(owners, bytes_per_s=size)
             with self._lock:
                 self._uploaded[key] = shard is not None
                 if len(self._uploaded) > UPLOADED_MAX:
                     self._uploaded.popitem(last=False)
+
+    def committed(self, owners: Iterable[Owner], keys: Sequence[str]) -> None:
+        """These parts are what shards hold: they count there."""
+        for owner in owners:
+            with self._lock:
+                owner.staged.forget(keys)
 
     def was_counted(self, key: str, owner: Owner) -> bool:
         """Whether the bytes of a part were counted as it came through this server."""
@@ -295,7 +410,7 @@ class Quotas:
             most, now_s = self._rules.of_token(principal.name), self._clock.monotonic()
             owner = Owner(principal.name, principal.prefixes, most, now_s, is_token=True)
             if (known := self._tokens.get(principal.name)) is not None:
-                owner.held = known.held
+                owner.held, owner.staged = known.held, known.staged
             self._tokens[principal.name] = owner
             if len(self._tokens) > OWNERS_MAX:
                 self._tokens.popitem(last=False)
@@ -341,6 +456,16 @@ class Quotas:
             of=owner.name,
             retry_after_s=retry_after_s,
         )
+
+
+def _nothing() -> None:
+    """Gives back nothing."""
+
+
+def _once(give_back: Callable[[], None]) -> Callable[[], None]:
+    """The same, which does nothing the second time."""
+    left = [give_back]
+    return lambda: left.pop()() if left else None
 
 
 def _knows(principal: Principal, prefix: str) -> bool:

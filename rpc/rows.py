@@ -20,10 +20,11 @@ import pyarrow.parquet
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts.arrow_messages import Declared, check_schema
+from persist.parts.column_types import check_given
 from persist.parts.columns import one_chunk
 from persist.parts.sizes import is_within, row_bytes, working_bytes
 from rpc.allowance import SMALL_BYTES, Allowance
-from rpc.arrow_messages import Declared
 from rpc.cell_text import from_text, is_textual, to_text
 from rpc.decoders import Decoders
 from rpc.json_rows import Spend, encode, names_given, narrowed, ndjson, plain, read_cells, read_ndjson
@@ -91,7 +92,7 @@ def read(
     try:
         table = reader(data, schema, bound)
         bound.check_rows(table.num_rows)
-        if not is_within(table, schema.updates_schema, SMALL_BYTES):
+        if not is_within(table, schema.row_bytes, SMALL_BYTES):
             bound.allowed.reach(working_bytes(table, schema.updates_schema))
     except UNREADABLE as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -133,9 +134,11 @@ def _read_arrow(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
             "the body was read as Arrow and does not end with its end-of-stream mark: it was cut, or has another form, "
             "which its Content-Type must then name, such as application/x-ndjson; nothing was written"
         )
+    check_schema(data)
     _check_declared(data, bound)
     source = pa.BufferReader(data)
     with pa.ipc.open_stream(source) as reader:
+        check_given(reader.schema)
         table = reader.read_all()
     if source.tell() < len(data):
         raise InvalidUsage("the body goes on after the end of its Arrow stream: send one stream; nothing was written")
@@ -158,6 +161,7 @@ def _check_declared(data: bytes, bound: _Bound) -> None:
 def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
     if bound.decoders is not None:
         table = bound.decoders.rows(data, bound.allowed)
+        check_given(table.schema)
         table.validate(full=True)
         return table
     return pa.parquet.read_table(pa.BufferReader(data), partitioning=None)
@@ -169,8 +173,9 @@ def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend)
     if table.column(TIME).null_count == table.num_rows:
         table = table.drop_columns([TIME])
-    index = table.schema.get_field_index(DIFF)
-    return table.set_column(index, DIFF, pa.compute.fill_null(table.column(DIFF), 1))
+    index, given = table.schema.get_field_index(DIFF), table.column(DIFF)
+    is_given = given.null_count < table.num_rows
+    return table.set_column(index, DIFF, pa.compute.fill_null(given, 1) if is_given else pa.repeat(1, table.num_rows))
 
 
 def _read_csv(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:

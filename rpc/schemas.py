@@ -12,6 +12,7 @@ import pyarrow as pa
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema, current_schema
+from persist.parts.arrow_messages import check_schema
 
 TYPE_CHARS_MAX = 1_000
 _DECIMAL = re.compile(r"decimal(128|256)?\((\d{1,2}),\s*(-?\d{1,2})\)\Z")
@@ -29,7 +30,9 @@ def read_schema(value: Any) -> ShardSchema:
         if not isinstance(key, list) or not all(isinstance(name, str) for name in key):
             raise InvalidUsage('"key" must be the list of the key columns\' names')
         try:
-            arrow = pa.ipc.read_schema(pa.py_buffer(b64decode(value["schema"], validate=True)))
+            given = b64decode(value["schema"], validate=True)
+            check_schema(given)
+            arrow = pa.ipc.read_schema(pa.py_buffer(given))
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
             raise InvalidUsage(f'"schema" is not a serialized Arrow schema in base64: {error}') from error
         return ShardSchema(arrow, tuple(key))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -31,7 +31,11 @@ from rpc.audited import BODY, BODY_BYTES_MAX
 from rpc.auth import Principal, Tokens
 from rpc.bodies import Body, check_declared
 from rpc.bounds import Bounds
+from rpc.crew import member
+from rpc.crew.board import Board, Pool
+from rpc.crew.member import Crew
 from rpc.decoders import Decoders
+from rpc.json_rows import body_json
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.quota_file import quota_file_of
@@ -43,6 +47,8 @@ from rpc.token_leases import TokenLeases
 from rpc.watching import Watcher
 from rpc.work import Work
 
+T = TypeVar("T")
+JSON_AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is read on the event loop
 THIN_WRITER_LEASE_MS = 600_000
 THIN_RETRY_S = 15.0  # how long the server retries for a thin client before it answers 429 or 503
 THIN_WRITERS_IDLE_MAX = 1_000
@@ -51,45 +57,55 @@ SHARD_IDS_MAX = 200_000
 
 
 class Service:
-    """Everything that one server process holds. Closing it does not close the location."""
+    """Everything that one server process holds. Closing it does not close the location.
 
-    def __init__(self, location: Location, settings: ServerSettings, proof: str) -> None:
+    `crew`: what it knows of the other worker processes of its server; None: it is the only one.
+    """
+
+    def __init__(self, location: Location, settings: ServerSettings, proof: str, crew: Crew | None = None) -> None:
+        self.crew = crew
+        board = None if crew is None else crew.board
         self.location = location
         self.settings = settings
         self.limits = settings.limits
         self.proof = proof
         self.transport = EmbeddedTransport(location)
-        self.work = Work(settings.limits)
-        self.watcher = Watcher(location, self.work)
+        self.work = Work(settings.limits, settings.linger_ms / 1000, board)
+        self.watcher = Watcher(location, self.work, _pool(board, "waits"))
         self.tokens: Tokens | None = None
         self.leases: TokenLeases | None = None
         self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
-        self.bounds = Bounds(settings.limits)
+        self.bounds = Bounds(settings.limits, board)
         self.tally = Tally(location)
         self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.tally)
         self.audit = Audit(self.transport, settings.audit_kept)
-        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families)
+        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families, self._is_own)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
-            read=ReadSettings(retry_s=THIN_RETRY_S, memory_bytes=settings.limits.snapshot_memory_bytes),
+            read=ReadSettings(
+                retry_s=THIN_RETRY_S,
+                memory_bytes=settings.limits.snapshot_memory_bytes,
+                bound=location.versions.bound.in_pieces(),
+            ),
         )
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
-        self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
-        self.decoders = Decoders(settings.limits)
+        workers = 1 if crew is None else crew.workers
+        self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits, workers)
+        self.decoders = Decoders(settings.limits, board)
         limits = settings.limits
         snapshots, listeners = limits.snapshots_max, limits.listeners_max
-        self.snapshots = Slots(snapshots, "many snapshots under way", limits.share(snapshots))
+        self.snapshots = Slots(
+            snapshots, "many snapshots under way", limits.share(snapshots), _pool(board, "snapshots")
+        )
         streams = limits.share(listeners, limits.streams_share_percent)
-        self.listeners = Slots(listeners, "many listeners", streams)
+        self.listeners = Slots(listeners, "many listeners", streams, _pool(board, "listeners"))
         if settings.tokens_file is not None:
             self.tokens = Tokens(
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
             )
-            limits = settings.limits
-            self.leases = TokenLeases(
-                limits.token_shard_leases_max, limits.token_leases_max, now_s=location.clock.monotonic
-            )
+            most, pool = (limits.token_shard_leases_max, limits.token_leases_max), _pool(board, "token_leases")
+            self.leases = TokenLeases(*most, now_s=location.clock.monotonic, pool=pool)
 
     def _pools(self) -> dict[str, tuple[int, int]]:
         """What is in use at this moment of all that has a limit, and the limits, for /metrics."""
@@ -122,6 +138,11 @@ class Service:
         yield from self.bounds.families()
         yield from self.quotas.families(principal)
         yield from self.audit.families()
+        yield from member.families(self.crew)
+
+    def _is_own(self, name: str) -> bool:
+        """Whether a shard is this worker process's."""
+        return self.crew is None or self.crew.owner(name) == self.crew.index
 
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
@@ -134,6 +155,19 @@ class Service:
             yield data
         finally:
             body.release()
+
+    async def json(self, request: Request, bytes_max: int, read: Callable[[Any], T]) -> T:
+        """What `read` makes of a body in JSON, whose objects are counted: of a large one on another thread.
+
+        Raises BodyTooLarge, Overloaded, InvalidUsage, and as `read` does.
+        """
+
+        def work(data: bytes) -> T:
+            with self.allowance() as allowed:
+                return read(body_json(data, allowed.spend))
+
+        async with self.body(request, bytes_max) as data:
+            return work(data) if len(data) <= JSON_AT_ONCE_BYTES_MAX else await self.work.run(work, data)
 
     def check_home(self, name: str) -> None:
         """Raises ReadOnly where the shard is at home in another region: it is made there.
@@ -266,6 +300,10 @@ class ShardIds:
             if family_of(shard_id_of(name)) == family_of(shard_id):
                 return name
         return None
+
+
+def _pool(board: Board | None, name: str) -> Pool | None:
+    return None if board is None else board.pool(name)
 
 
 def service_of(request: Request) -> Service:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 
 from persist.commit.publishing import EVERY_S_MAX
 from persist.copies.sampling import samples_of
@@ -16,6 +17,7 @@ from persist.core.shard_settings import DEFAULT_HISTORY, NONE, HistoryDefaults, 
 from persist.core.state import Policy
 from persist.regions.fencing import check_fence
 from persist.regions.opening import check_region
+from rpc.levers import BY_NAME, LEVER_PREFIX, LEVERS, Lever, check_levers, policy_with
 from rpc.tls import TlsFiles, context_of
 
 DEFAULT_DIRECTORY = "persist-data"
@@ -24,6 +26,10 @@ DEFAULT_PORT = 8787
 TOKEN_CHARS_MIN = 32
 PRESIGNED_S_MAX = 600  # SECURITY.md promises it
 LIMIT_PREFIX = "PERSIST_LIMIT_"
+# Variables that other parts of persist read; so they are no misspelt settings.
+VARIABLES_OF_OTHERS = frozenset(f"PERSIST_{name}" for name in ("URL", "TOKEN", "CERTIFICATE_FILE", "WORKER"))
+WORKERS_MAX = 64
+SHUTDOWN_S_MAX = 3_600
 DEFAULT_AUDIT = "90d"
 
 
@@ -34,7 +40,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 class Limits:
     """What one server process takes on at once, and how long it waits for a client. See docs/operations.md.
 
-    Nothing here is shared between the processes of `--workers`: each has all of it.
+    With `--workers` all of them are of the server as a whole. What is counted against most of them all workers see
+    (`rpc.crew.board`); of the rest each worker has a part (`of_worker`).
     """
 
     connections_max: int = 20_000  # open connections; fewer where the system lets a process open fewer files
@@ -101,9 +108,28 @@ class Limits:
             if getattr(self, name) > 100:
                 raise InvalidUsage(f"the limit {name} is {getattr(self, name)}; it must be in [1, 100]")
 
+    def of_worker(self, workers: int) -> Limits:
+        """What one of so many worker processes may have."""
+        if workers == 1:
+            return self
+        parts = {name: max(least, getattr(self, name) // workers) for name, least in _DIVIDED.items()}
+        return replace(self, **{name: min(part, getattr(self, name)) for name, part in parts.items()})
+
     def share(self, most: int, percent: int | None = None) -> int:
         """How much of `most` one caller may have: always something."""
         return max(1, most * (self.share_percent if percent is None else percent) // 100)
+
+
+_DIVIDED = {
+    "heads_bytes_max": MIB,
+    "answers_bytes_max": 8 * MIB,
+    "commands_max": 100,
+    "lead_threads": 4,
+    "io_threads": 8,
+    "io_queue_max": 100,
+    "metric_shards_max": 10,
+}
+"""The limits of which each of several worker processes has a part, and the least that it is."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +141,7 @@ class ServerSettings:
     consensus: str | None = field(default=None, repr=False)  # which may hold a password
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
-    workers: int = 1
+    workers: int = 1  # processes that serve; 0: as many as there are cores, where nothing speaks against it
     tokens_file: str | None = None
     quotas: str | None = None  # the file of quotas
     audit: str = ""  # for how long the audit is kept; none: there is none; empty: 90d, where there are tokens
@@ -140,9 +166,11 @@ class ServerSettings:
     verify_sample: str = "1%"  # of the parts, that its own maintenance looks at once a day; 0: none
     presigned_s: int = 600
     shutdown_s: int = 30
+    linger_ms: int = 0  # for which a commit waits for more commands
+    part_mib: int = 128  # as large as its own maintenance makes parts, about
     access_log: bool = False
     traces: bool = False  # whether spans are sent by OpenTelemetry
-    peers: tuple[int, ...] = ()  # ports of all workers of this machine, this one's included
+    peers: tuple[int, ...] = ()  # the ports at which clients may ask: that of this server
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
 
@@ -150,6 +178,7 @@ class ServerSettings:
         """Raises InvalidUsage naming the setting that is wrong."""
         self._check_region()
         self.limits.check()
+        check_levers({lever.name: self.lever(lever) for lever in LEVERS})
         for name in ("tls_certificate", "tls_key", "tls_client_ca", "tokens_file", "quotas"):
             if getattr(self, name) == "":  # a variable that another program left empty: nobody meant to go without
                 raise InvalidUsage(f"{name} is empty: name a file, or leave the option or variable out")
@@ -159,20 +188,21 @@ class ServerSettings:
             raise InvalidUsage("give either a directory, or a blob and a consensus location, not both")
         if not 0 <= self.port < 65536:
             raise InvalidUsage(f"port is {self.port}; it must be in [0, 65535]")
-        if not 1 <= self.workers <= 64:
-            raise InvalidUsage(f"workers is {self.workers}; it must be in [1, 64]")
+        if not 0 <= self.workers <= WORKERS_MAX:
+            raise InvalidUsage(f"workers is {self.workers}; it must be in [0, {WORKERS_MAX}]")
+        if self.workers > 1 and (why := self.why_one_worker):
+            raise InvalidUsage(f"workers is {self.workers}, but {why}: leave --workers out")
         if not 0 <= self.maintenance_metrics_port < 65536:
             port = self.maintenance_metrics_port
             raise InvalidUsage(f"maintenance_metrics_port is {port}; it must be in [0, 65535]")
-        if self.port + self.workers > 65536:
-            most = 65536 - self.workers
-            raise InvalidUsage(f"port is {self.port}; with {self.workers} workers it must be in [0, {most}]")
         if self.maintenance_token is not None and len(self.maintenance_token) < TOKEN_CHARS_MIN:
             raise InvalidUsage(f"the maintenance token is shorter than {TOKEN_CHARS_MIN} characters")
         if not 0 <= self.publish_every <= EVERY_S_MAX:
             raise InvalidUsage(f"publish_every is {self.publish_every}; it must be in [0, {EVERY_S_MAX:.0f}] seconds")
         if not 1 <= self.presigned_s <= PRESIGNED_S_MAX:
             raise InvalidUsage(f"presigned_s is {self.presigned_s}; it must be in [1, {PRESIGNED_S_MAX}] seconds")
+        if not 1 <= self.shutdown_s <= SHUTDOWN_S_MAX:
+            raise InvalidUsage(f"shutdown_s is {self.shutdown_s}; it must be in [1, {SHUTDOWN_S_MAX}] seconds")
         HistoryDefaults(self.history)
         self._check_audit()
         if self.verify_sample.strip() != "0":
@@ -191,12 +221,35 @@ class ServerSettings:
                 "give --tokens FILE (or --insecure, if everybody who reaches it may do everything)"
             )
 
+    def lever(self, lever: Lever) -> int:
+        """What one of the levers is set to."""
+        found: int = getattr(self.policy if lever.of_policy else self, lever.name)
+        return found
+
     def _check_audit(self) -> None:
         if self.audit in ("", NONE):
             return
         policy_of(history_ms(self.audit, "audit", takes_none=False))
         if self.tokens_file is None or self.read_only:
             raise InvalidUsage("an audit tells what each token did, at home: give --tokens FILE, and not --read-only")
+
+    @property
+    def why_one_worker(self) -> str:
+        """Why there can be only one worker process; empty: there can be several."""
+        if self.quotas:
+            return "quotas are counted by one process"
+        return "what is in memory is in one process" if self.in_memory else ""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether a store is in the memory of one process, so that no other one sees it."""
+        return any((url or "").partition(":")[0].lower() == "mem" for url in (self.blob, self.consensus))
+
+    def worker_count(self, cores: int) -> int:
+        """How many worker processes serve, on a machine with so many cores."""
+        if self.workers:
+            return self.workers
+        return 1 if self.why_one_worker else max(1, min(cores, WORKERS_MAX))
 
     @property
     def audit_kept(self) -> str | None:
@@ -255,13 +308,13 @@ def is_local(host: str) -> bool:
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, object]:
     """The settings that `PERSIST_*` variables give, by the field of ServerSettings: PERSIST_PORT, PERSIST_DIRECTORY, …
 
-    Each of the limits has one, too: PERSIST_LIMIT_SNAPSHOTS_MAX, ….
+    Each of the limits has one, too: PERSIST_LIMIT_SNAPSHOTS_MAX, …, and each of the levers: PERSIST_LEVER_LINGER_MS, ….
     Raises InvalidUsage naming a variable that cannot be read.
     """
     environment = os.environ if environment is None else environment
     found: dict[str, object] = {}
     for setting in fields(ServerSettings):
-        if setting.name in ("peers", "limits", "policy"):
+        if setting.name in ("peers", "limits", "policy") or setting.name in BY_NAME:
             continue
         name = f"PERSIST_{setting.name.upper()}"
         if name in environment:
@@ -269,6 +322,35 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
     given = {name: text for name, text in environment.items() if name.startswith(LIMIT_PREFIX)}
     if given:
         found["limits"] = _limits(given)
+    return found | _levers({name: text for name, text in environment.items() if name.startswith(LEVER_PREFIX)})
+
+
+def _levers(given: Mapping[str, str]) -> dict[str, object]:
+    """The settings that variables of levers give: PERSIST_LEVER_ROLLUP_BYTES, …"""
+    values: dict[str, int] = {}
+    for name, text in given.items():
+        lever = name.removeprefix(LEVER_PREFIX).lower()
+        if lever not in BY_NAME:
+            meant = _meant(name, (LEVER_PREFIX + known.upper() for known in BY_NAME))
+            raise InvalidUsage(f"there is no lever for the variable {name}{meant}; docs/levers.md names them")
+        if not re.fullmatch(r"[0-9]{1,16}", text):
+            least, most = BY_NAME[lever].least, BY_NAME[lever].most
+            raise InvalidUsage(f"the variable {name} is {text!r}; it must be a whole number in [{least}, {most}]")
+        values[lever] = int(text)
+    found: dict[str, object] = {name: value for name, value in values.items() if not BY_NAME[name].of_policy}
+    if len(found) < len(values):
+        found["policy"] = policy_with(Policy(), values)
+    return found
+
+
+def environment_of(settings: ServerSettings) -> dict[str, str | None]:
+    """The variables by which `from_environment` gives the same settings, but for limits. None: without that one."""
+    found: dict[str, str | None] = {}
+    for setting in fields(ServerSettings):
+        if setting.name not in ("peers", "limits", "policy"):
+            value = getattr(settings, setting.name)
+            told = int(value) if isinstance(value, bool) else value
+            found[f"PERSIST_{setting.name.upper()}"] = None if told is None else str(told)
     return found
 
 
@@ -278,7 +360,8 @@ def _limits(given: Mapping[str, str]) -> Limits:
     values: dict[str, float] = {}
     for name, text in given.items():
         if name not in kinds:
-            raise InvalidUsage(f"there is no limit for the variable {name}; docs/operations.md names them")
+            meant = _meant(name, kinds)
+            raise InvalidUsage(f"there is no limit for the variable {name}{meant}; docs/operations.md names them")
         limit = kinds[name]
         pattern = r"[0-9]{1,16}" if limit.type == "int" else r"[0-9]{1,16}(\.[0-9]{1,6})?"
         if not re.fullmatch(pattern, text):
@@ -286,6 +369,12 @@ def _limits(given: Mapping[str, str]) -> Limits:
             raise InvalidUsage(f"the variable {name} is {text!r}; it must be {wanted}")
         values[limit.name] = int(text) if limit.type == "int" else float(text)
     return replace(Limits(), **values)  # type: ignore[arg-type]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not known: the known one that is most like it."""
+    close = get_close_matches(name, list(known), 1, 0.85)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _read(name: str, text: str, kind: str) -> object:

@@ -61,6 +61,7 @@ class TlsContext(ssl.SSLContext):
         self._files = files
         self._changed = ChangedFiles(filter(None, (files.certificate, files.key, files.client_ca)), now_s)
         self._current = context_of(files)
+        self._said = ""  # what is wrong with them now
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
         """What asyncio and uvloop call for each connection, on the event loop alone."""
@@ -72,8 +73,12 @@ class TlsContext(ssl.SSLContext):
         try:
             self._current = context_of(self._files)
         except InvalidUsage as error:
-            _log.warning("new connections still get the last good certificate: %s", error.message)
+            self._changed.again()  # they may have been out of reach for now
+            if error.message != self._said:
+                _log.warning("new connections still get the last good certificate: %s", error.message)
+            self._said = error.message
         else:
+            self._said = ""
             _log.info("the TLS files were read again: new connections get the new certificate")
 
 

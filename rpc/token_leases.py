@@ -1,7 +1,8 @@
 """How many leased readers each token has taken through this server: on one shard, and on all of them.
 
 Whoever may only read holds back collection with every lease, and each costs every writer of the shard a little. Another
-server counts for itself; one that has just started knows of no earlier leases until they are renewed.
+server counts for itself; one that has just started knows of no earlier leases until they are renewed. Of several worker
+processes each counts those of its own shards, and `pool` tells what the others count.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Overloaded, PersistError
 from persist.core.ids import ReaderId
+from persist.core.state import State
+from rpc.crew.board import Pool
 from rpc.held import Held
 
 RETRY_AFTER_S = 5.0
@@ -20,6 +23,11 @@ RENEWED_S = 3600.0  # for so long a lease counts of which only the renewal was s
 TAKES = frozenset({c.RegisterReader, c.HoldPoint})
 RENEWS = frozenset({c.HeartbeatReader, c.MoveHold, c.DowngradeSince})
 ABOUT = TAKES | RENEWS | {c.ExpireReader}
+
+
+def is_gone(state: State | None, there: str, holder: str) -> bool:
+    """Whether it is known that a shard has no such reader, or writer, any more."""
+    return state is not None and holder not in getattr(state, there)
 
 
 @dataclass(slots=True)
@@ -33,7 +41,10 @@ class _Taken:
 class TokenLeases:
     """Not thread-safe: it belongs to the event loop."""
 
-    def __init__(self, of_shard_max: int, of_all_max: int, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, of_shard_max: int, of_all_max: int, now_s: Callable[[], float], pool: Pool | None = None
+    ) -> None:
+        self._pool = pool
         self._of_shard_max = of_shard_max
         self._of_all_max = of_all_max
         self._now_s = now_s
@@ -45,18 +56,19 @@ class TokenLeases:
         return 0 if found is None else found.count
 
     @contextmanager
-    def counted(self, token: str, shard: str, command: c.Command) -> Iterator[None]:
+    def counted(
+        self, token: str, shard: str, command: c.Command, known_state: Callable[[], State | None]
+    ) -> Iterator[None]:
         """Count what a command, one of `ABOUT`, takes, renews or gives back. Raises Overloaded where it takes too much.
 
-        A lease that was refused is not counted.
+        A lease that was refused is not counted. One that is given up counts for as long as the shard's State, which
+        `known_state` tells once the command is done, has it: a command for another life of the shard ends nothing.
         """
         reader: ReaderId = command.reader  # type: ignore[attr-defined]
         known = self._taken.get(token)
         is_new = known is None or reader not in known.by_shard.get(shard, ())
         if isinstance(command, (c.RegisterReader, c.HoldPoint)):
             self._take(token, shard, reader, command.lease_ms / 1000, is_new)
-        elif isinstance(command, c.ExpireReader):
-            self._give_back(token, shard, reader)
         try:
             yield
         except Indeterminate:
@@ -67,30 +79,38 @@ class TokenLeases:
             raise
         if type(command) in RENEWS:
             self._renew(token, shard, reader)
+        elif isinstance(command, c.ExpireReader) and is_gone(known_state(), "leased_readers", reader):
+            self._give_back(token, shard, reader)
 
     def _take(self, token: str, shard: str, reader: ReaderId, seconds: float, is_new: bool) -> None:
         taken = self._taken.setdefault(token, _Taken())
-        if is_new and self._is_full(taken, shard):
-            self._forget_lapsed(taken)
-            if self._is_full(taken, shard):
+        if is_new and self._is_full(token, taken, shard):
+            self._forget_lapsed(token, taken)
+            if self._is_full(token, taken, shard):
                 held = len(taken.by_shard.get(shard, ()))
                 raise Overloaded(
                     f"the token {token!r} holds {held} leases on shard {shard!r} and {taken.count} in all; close "
                     f"readers, or wait: it may hold {self._of_shard_max} on one shard and {self._of_all_max} in all",
                     retry_after_s=RETRY_AFTER_S,
                 )
-        taken.count += is_new
+        self._count(token, taken, int(is_new))
         taken.by_shard.setdefault(shard, Held()).take(reader, seconds, self._now_s())
 
-    def _is_full(self, taken: _Taken, shard: str) -> bool:
-        return taken.count >= self._of_all_max or len(taken.by_shard.get(shard, ())) >= self._of_shard_max
+    def _count(self, token: str, taken: _Taken, more: int) -> None:
+        taken.count += more
+        if self._pool is not None:
+            self._pool.add_of(token, more)
+
+    def _is_full(self, token: str, taken: _Taken, shard: str) -> bool:
+        in_all = taken.count if self._pool is None else taken.count + self._pool.of_elsewhere(token)
+        return in_all >= self._of_all_max or len(taken.by_shard.get(shard, ())) >= self._of_shard_max
 
     def _renew(self, token: str, shard: str, reader: ReaderId) -> None:
         taken = self._taken.get(token)
         held = None if taken is None else taken.by_shard.get(shard)
         if held is not None and held.renew(reader, self._now_s()):
             return
-        if taken is None or not self._is_full(taken, shard):  # of another server, or of before this one started
+        if taken is None or not self._is_full(token, taken, shard):  # of another server, or of before this one started
             self._take(token, shard, reader, RENEWED_S, True)
 
     def _give_back(self, token: str, shard: str, reader: ReaderId) -> None:
@@ -99,15 +119,15 @@ class TokenLeases:
             return
         held = taken.by_shard.get(shard)
         if held is not None:
-            taken.count -= held.give_back(reader)
+            self._count(token, taken, -held.give_back(reader))
             if not held:
                 del taken.by_shard[shard]
         if not taken.by_shard:
             del self._taken[token]
 
-    def _forget_lapsed(self, taken: _Taken) -> None:
+    def _forget_lapsed(self, token: str, taken: _Taken) -> None:
         now_s = self._now_s()
         for shard, held in list(taken.by_shard.items()):
-            taken.count -= held.forget_lapsed(now_s)
+            self._count(token, taken, -held.forget_lapsed(now_s))
             if not held:
                 del taken.by_shard[shard]

@@ -19,8 +19,8 @@ pytest_plugins = ["tests.services.plugin"]
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
-EXAMPLES = 25  # of each law
-EXAMPLES_OF_A_PROOF = 60
+EXAMPLES = 15  # of each law
+EXAMPLES_OF_A_PROOF = 30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

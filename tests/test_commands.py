@@ -1,9 +1,10 @@
-"""What `make test` and `make proof` run between them: every test, no proof in both."""
+"""What `make test` and `make proof` run between them: every test, no proof in both. `make full` runs all of it."""
 
 from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,9 +54,33 @@ def test_a_test_that_nobody_runs_would_be_noticed() -> None:
     assert runners(frozenset({"proof"}), {"test": "not slow", "proof": "proof"}) == ["test", "proof"]
 
 
-def test_ci_runs_both() -> None:
+def test_ci_runs_all_of_it() -> None:
     run = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert [line for line in run if line.startswith("make ")] == ["make check", "make test", "make proof"]
+    assert [line for line in run if line.startswith("make ")] == ["make venv", "make -j2 check", "make full"]
+
+
+def recipe(command: str) -> str:
+    """The lines that make runs for it."""
+    return re.findall(rf"^{command}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[0]
+
+
+def test_the_full_run_leaves_out_samples_alone_and_is_a_proof() -> None:
+    ran = re.findall(r"-m pytest (.*?) (?:>|\|)", recipe("full"))
+    assert [" ".join(words.split()) for words in ran] == [
+        '--proof -m "not sample" $(SPARK)',
+        '$(PARALLEL) --proof -m "not sample" $(BUT_SPARK)',
+    ]
+
+
+def test_a_run_that_fails_fails_the_full_run_whichever_it_is() -> None:
+    """As make runs it, with the words for pytest replaced by an exit code."""
+    lines = recipe("full").replace("\\\n", "\n").replace("$$", "$").lstrip("\t@")
+    for spark, others in itertools.product((0, 1), (0, 2)):
+        codes = iter((spark, others))
+        script = re.sub(r"\$\(PY\) -m pytest [^>|]*", lambda _: f"sh -c 'exit {next(codes)}' ", lines)  # noqa: B023
+        script = re.sub(r"\$\(\w+_TOLD\)", "/dev/null", script.replace("$(dir $(SPARK_TOLD))", "."))
+        script = script.replace("$(TOLD_AGAIN)", "1")
+        assert subprocess.run(["bash", "-c", script], check=False).returncode == spark + others
 
 
 def test_a_law_has_more_examples_in_a_proof() -> None:

@@ -7,7 +7,9 @@ A node is a header and then its columns, little-endian:
     index    keys (16 bytes each, ascending: no key of the child or a later one is less), and for each child
              its offset (u64), the lowest offset of any node of its sub-tree (u64), its length (u16)
 
-A key that is less than an index node's first belongs to its first child.
+A key that is less than an index node's first belongs to its first child. In version 1 columns lie there as they are. In
+version 2 each is packed (`packed`), and in place of the lowest offset stands how far it lies before the child's own,
+which is 0 above leaves. Both have the same checksum, and are the same once they are read.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from persist.attributes.packed import packed, packed_bytes_of, unpacked
 from persist.core.attribute import KEY_BYTES
 from persist.core.errors import Corruption, UpgradeNeeded
 
@@ -27,7 +30,8 @@ NODE_BYTES_MAX = 32 * 1024
 LEAF_ENTRIES_MAX = 1_000
 INDEX_ENTRIES_MAX = 960
 VALUE_BYTES = 8
-NODE_VERSION = 1
+PLAIN, PACKED = 1, 2  # format versions
+PACKED_LEVEL = 6  # of a location, from which on nodes are packed
 OVERHEAD_BYTES = 500  # of a node's Python objects, for the cache's account
 
 _HEADER = struct.Struct("<cBHIQ")
@@ -36,6 +40,13 @@ _VALUE = struct.Struct("<q")
 HEADER_BYTES = _HEADER.size
 _LEAF, _INDEX = b"L", b"I"
 _CHILD_BYTES = KEY_BYTES + 8 + 8 + 2
+_ALL = (1 << 64) - 1
+_WIDTHS = {_LEAF: (KEY_BYTES, VALUE_BYTES), _INDEX: (KEY_BYTES, 8, 8, 2)}
+
+
+def version_at(level: int) -> int:
+    """The format version of nodes that are written where the location has this level."""
+    return PACKED if level >= PACKED_LEVEL else PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +133,8 @@ class Leaf:
             for a, b in pairwise(bounds)
         ]
 
-    def encode(self, offset: int) -> bytes:
-        return _encode(_LEAF, len(self), offset, self.keys, self.values)
+    def encode(self, offset: int, version: int = PACKED) -> bytes:
+        return _encode(_LEAF, version, len(self), offset, self.keys, self.values)
 
 
 class Index:
@@ -206,9 +217,10 @@ class Index:
             for a, b in pairwise(bounds)
         ]
 
-    def encode(self, offset: int) -> bytes:
-        columns = [_little(column).tobytes() for column in (self.offsets, self.lows, self.lengths)]
-        return _encode(_INDEX, len(self), offset, self.keys, *columns)
+    def encode(self, offset: int, version: int = PACKED) -> bytes:
+        lows = self.lows if version == PLAIN else _less(self.offsets, self.lows)
+        columns = [_little(column).tobytes() for column in (self.offsets, lows, self.lengths)]
+        return _encode(_INDEX, version, len(self), offset, self.keys, *columns)
 
 
 Node = Leaf | Index
@@ -235,24 +247,31 @@ def decode(data: bytes, offset: int) -> Node:
         raise Corruption(f"a node of the attribute index has only {len(data)} bytes")
     kind, version, entries, checksum, written_at = _HEADER.unpack_from(data)
     body = memoryview(data)[HEADER_BYTES:]
-    width = {_LEAF: KEY_BYTES + VALUE_BYTES, _INDEX: _CHILD_BYTES}.get(kind, -1)
     if (
-        len(body) != entries * width
+        kind not in _WIDTHS
         or written_at != offset
         or zlib.crc32(body, zlib.crc32(_REST.pack(kind, version, entries, written_at))) != checksum
     ):
         raise Corruption(f"the node of the attribute index at offset {offset} fails its checksum or is another")
-    if version != NODE_VERSION:
-        raise UpgradeNeeded(f"a node of the attribute index has version {version}; this persist knows {NODE_VERSION}")
-    keys = bytes(body[: entries * KEY_BYTES])
-    rest = body[entries * KEY_BYTES :]
+    if version not in (PLAIN, PACKED):
+        raise UpgradeNeeded(
+            f"a node of the attribute index has version {version}; this persist knows {PLAIN} and {PACKED}"
+        )
+    if len(body) != _body_bytes(body, 0, kind, version, entries):
+        raise Corruption(f"the node of the attribute index at offset {offset} has another length than its columns")
+    columns, at = [], 0
+    for width in _WIDTHS[kind]:
+        column: bytes | bytearray
+        if version == PLAIN:
+            column, at = bytes(body[at : at + entries * width]), at + entries * width
+        else:
+            column, at = unpacked(body, at, entries, width)
+        columns.append(column)
     if kind == _LEAF:
-        return Leaf(keys, bytes(rest))
+        return Leaf(bytes(columns[0]), bytes(columns[1]))
+    offsets, lows = _column("Q", columns[1]), _column("Q", columns[2])
     return Index(
-        keys,
-        _column("Q", rest[: 8 * entries]),
-        _column("Q", rest[8 * entries : 16 * entries]),
-        _column("H", rest[16 * entries :]),
+        bytes(columns[0]), offsets, lows if version == PLAIN else _less(offsets, lows), _column("H", columns[3])
     )
 
 
@@ -262,19 +281,39 @@ def check_nodes(data: bytes, first: int) -> None:
     while at < len(data):
         if len(data) - at < HEADER_BYTES:
             raise Corruption(f"{len(data) - at} bytes at the end of a chunk of the attribute index are no node")
-        kind, _, entries, _, _ = _HEADER.unpack_from(data, at)
-        length = HEADER_BYTES + entries * {_LEAF: KEY_BYTES + VALUE_BYTES, _INDEX: _CHILD_BYTES}.get(kind, 0)
+        kind, version, entries, _, _ = _HEADER.unpack_from(data, at)
+        body = _body_bytes(data, at + HEADER_BYTES, kind, version, entries) if kind in _WIDTHS else 0
+        length = HEADER_BYTES + body
         decode(data[at : at + length], first + at)
         at += length
 
 
-def _encode(kind: bytes, entries: int, offset: int, *columns: bytes) -> bytes:
+def _body_bytes(data: bytes | memoryview, at: int, kind: bytes, version: int, entries: int) -> int:
+    """How long the columns of a node are that begin at `at`. Raises Corruption when they say what cannot be."""
+    if version == PACKED:
+        return packed_bytes_of(data, at, entries, _WIDTHS[kind])
+    return entries * sum(_WIDTHS[kind])
+
+
+def _encode(kind: bytes, version: int, entries: int, offset: int, *columns: bytes) -> bytes:
+    if version == PACKED:
+        columns = tuple(packed(column, width) for column, width in zip(columns, _WIDTHS[kind], strict=True))
     body = b"".join(columns)
-    checksum = zlib.crc32(body, zlib.crc32(_REST.pack(kind, NODE_VERSION, entries, offset)))
-    return _HEADER.pack(kind, NODE_VERSION, entries, checksum, offset) + body
+    checksum = zlib.crc32(body, zlib.crc32(_REST.pack(kind, version, entries, offset)))
+    return _HEADER.pack(kind, version, entries, checksum, offset) + body
 
 
-def _column(code: str, data: bytes | memoryview) -> array[int]:
+def _less(offsets: array[int], others: array[int]) -> array[int]:
+    """By how much each of the others lies before the offset, modulo 2**64; of what this gives it is the inverse."""
+    nothing = array("Q", bytes(8 * len(offsets)))
+    if offsets == others:  # above leaves, which are most
+        return nothing
+    if others == nothing:
+        return offsets[:]
+    return array("Q", ((offset - other) & _ALL for offset, other in zip(offsets, others, strict=True)))
+
+
+def _column(code: str, data: bytes | bytearray | memoryview) -> array[int]:
     column = array(code)
     column.frombytes(data)
     return _little(column)

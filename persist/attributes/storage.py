@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from blob import Blob, BlobNotFound
-from persist.attributes.nodes import Node, decode
+from persist.attributes.nodes import PACKED, Node, decode
 from persist.core.attribute import IndexChunk
 from persist.core.errors import Corruption
-from persist.core.ids import IdSource, ShardId
-from persist.core.keys import chunk_key
 from persist.formats.store_errors import translated, translated_but_missing
 
 CACHE_BYTES_MAX = 64 * 1024 * 1024
@@ -110,27 +108,33 @@ class ChunkReader:
 
 
 class ChunkWriter:
-    """Appends nodes from the offset `start` on. What was not committed afterwards is orphans."""
+    """Appends nodes of a format version from the offset `start` on. What was not committed afterwards is orphans."""
 
     def __init__(
-        self, blob: Blob, shard: ShardId, ids: IdSource, cache: NodeCache, start: int, chunk_bytes_target: int
+        self,
+        blob: Blob,
+        new_key: Callable[[], str],
+        cache: NodeCache,
+        start: int,
+        chunk_bytes_target: int,
+        version: int = PACKED,
     ) -> None:
         self.chunks: dict[int, IndexChunk] = {}  # those that are written
         self._blob = blob
-        self._shard = shard
-        self._ids = ids
+        self._new_key = new_key
         self._cache = cache
         self._first = start
         self._key = ""
         self._nodes: list[bytes] = []
         self._chunk_bytes_target = chunk_bytes_target
+        self._version = version
         self.end = start
 
     def write(self, node: Node) -> tuple[int, int]:
         if not self._nodes:
-            self._key = chunk_key(self._shard, self._ids)
+            self._key = self._new_key()
         offset = self.end
-        data = node.encode(offset)
+        data = node.encode(offset, self._version)
         self._nodes.append(data)
         self.end += len(data)
         self._cache.put((self._key, offset), node)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from persist.attributes.nodes import Child, Index, Leaf, Node, Shape, Update
@@ -231,7 +232,10 @@ class Flush:
         return self._siblings(key, nodes)
 
     def _siblings(self, key: bytes, nodes: Sequence[Node]) -> list[Child]:
-        return [self._written(node.first if index else min(key, node.first), node) for index, node in enumerate(nodes)]
+        """The nodes, written, in ascending order; `key` bounds the first below."""
+        keys = [min(key, node.first) for node in nodes[:1]]
+        keys += [_between(earlier, later) for earlier, later in pairwise(nodes)]
+        return [self._written(key, node) for key, node in zip(keys, nodes, strict=True)]
 
     def _written(self, key: bytes, node: Node) -> Child:
         offset, length = self._writer.write(node)
@@ -247,6 +251,20 @@ class Flush:
             return IndexRoot(flushes, 0, 0, 0, 0, self._root.end, count)
         [(_, offset, low, length)] = children
         return IndexRoot(flushes, offset, length, height, low, self._root.end, count)
+
+
+def _between(earlier: Node, later: Node) -> bytes:
+    """A key beyond all of the earlier leaf's and not beyond the later one's, with as many zeros at its end as there
+
+    can be: index nodes write them once. Of index nodes it is the later one's first key, which was such a key.
+    """
+    last, first = earlier.keys[-KEY_BYTES:], later.first
+    if isinstance(earlier, Index):
+        return first
+    alike = 0
+    while first[alike] == last[alike]:  # it ends, as keys ascend
+        alike += 1
+    return first[: alike + 1].ljust(KEY_BYTES, b"\0")
 
 
 def _only_last(changed: _Changing) -> bool:

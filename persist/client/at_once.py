@@ -40,7 +40,7 @@ def rows_at_once(
     if as_of == BEFORE_ALL or not view.since.less_equal(as_of) or view.upper.less_equal(as_of):
         return None
     wanted = selection.on(newest(sound_schemas(view.schemas))[1])
-    few = ReadSettings(memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES))
+    few = ReadSettings(memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES), bound=settings.bound)
     _, reader = part_reader(transport, view, few, wanted.keeps)
     runs = contents((run for batch in view.batches for run in batch.runs), view.drops, as_of)
     pieces = reader.read_range(

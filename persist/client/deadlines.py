@@ -161,6 +161,9 @@ class _TimedBlob(Blob):
     def stat(self, key: str) -> BlobStat | None:
         return self._ask(key, lambda: self._store.stat(key))
 
+    def put_here(self, key: str) -> int | None:
+        return self._store.put_here(key)
+
     def delete(self, keys: Sequence[str]) -> None:
         self._ask("of several keys", lambda: self._store.delete(keys))
 

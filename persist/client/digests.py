@@ -11,8 +11,10 @@ import hashlib
 import json
 
 from persist.core import commands as c
+from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.outcomes import DIGEST_BYTES
+from persist.core.record import replace
 from persist.core.transitions.outcomes import Written
 from persist.parts.digest import MODULUS
 
@@ -34,6 +36,15 @@ def digest_of(command: Written) -> bytes:
     if not isinstance(command, c.UpdateAttributes):
         said.append(_rows(command))
     return _digest(said)
+
+
+def standing_for_themselves(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The runs, whose parts a token does not know again where their rows come in other parts."""
+    return tuple(Run(tuple(replace(part, rows_digest=_by_id(part)) for part in run.parts)) for run in runs)
+
+
+def _by_id(part: Part) -> int:
+    return int.from_bytes(hashlib.blake2b(part.id.encode(), digest_size=8).digest()) % MODULUS
 
 
 def _digest(said: list[object]) -> bytes:

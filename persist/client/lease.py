@@ -16,6 +16,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
+from persist.parts.files import Bound
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
 CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
@@ -23,11 +24,16 @@ CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """`memory_bytes` bounds what one split holds while it consolidates, and what a listener takes for one event."""
+    """`memory_bytes` bounds what one split holds while it consolidates, and what a listener takes for one event.
+
+    `bound`: a read of row groups that take more is refused (InvalidUsage). It is for servers, which read parts that
+    anybody may have made.
+    """
 
     lease_ms: int = 900_000
     retry_s: float = 120.0
     memory_bytes: int = 256 * 1024 * 1024
+    bound: Bound | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -8,7 +8,7 @@ from typing import Protocol
 from persist.client.transport import Transport
 from persist.core.state import SchemaRecord
 from persist.parts import PartReader, ShardSchema, newest, sound_schemas
-from persist.parts.files import Keeps
+from persist.parts.files import Bound, Keeps
 
 
 class _Schemas(Protocol):
@@ -24,6 +24,9 @@ class _Memory(Protocol):
     @property
     def memory_bytes(self) -> int: ...
 
+    @property
+    def bound(self) -> Bound | None: ...
+
 
 def part_reader(
     transport: Transport, of: _Schemas, settings: _Memory, keeps: Keeps | None = None
@@ -31,4 +34,6 @@ def part_reader(
     """The current schema of a view or split, and a reader of parts of any of its sound schemas."""
     sound = sound_schemas(of.schemas)
     _, current = newest(sound)
-    return current, PartReader(transport.blob, sound, current, keeps=keeps, memory_bytes=settings.memory_bytes)
+    memory, bound = settings.memory_bytes, settings.bound
+    reader = PartReader(transport.blob, sound, current, keeps=keeps, memory_bytes=memory, bound=bound)
+    return current, reader

@@ -53,9 +53,12 @@ from persist.parts import (
     plan_within,
     sound_schemas,
 )
+from persist.parts.ahead import side_by_side
+from persist.parts.files import WHOLE_BYTES_MAX
 
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
 LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
+SPLITS_AT_ONCE = 4  # that one process reads at the same time: together they have the memory of one
 FEW_BATCH_ROWS = 16_384  # decoded at a time by a read that ends after so many rows
 FEW_MEMORY_BYTES = 16 * 1024 * 1024  # and what it holds: it fetches little ahead of what it gives
 
@@ -145,7 +148,11 @@ class Snapshot(Rows):
         return html_table(f"Snapshot of {self.shard} as of {self.as_of}", [*fields, ("splits", len(self.splits))])
 
     def _tables(self) -> Iterator[pa.Table]:
-        return limited(super()._tables(), self.limit)
+        large = any(part.size > WHOLE_BYTES_MAX for split in self.splits for run in split.runs for part in run.parts)
+        at_once = min(len(self.splits), SPLITS_AT_ONCE) if large else 1  # threads take longer than one small read
+        if at_once == 1 or self.limit is not None or deadlines.current() is not None:  # a deadline bounds one thread
+            return limited(super()._tables(), self.limit)
+        return side_by_side((_with_share(one, at_once).read(self._transport) for one in self.splits), at_once)
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
         """All rows as one table with `__diff`, or, with `expand`, each row as often as `__diff` says.
@@ -157,6 +164,12 @@ class Snapshot(Rows):
 
     def _shown(self) -> pa.Table:
         return self.to_arrow(expand=True)
+
+
+def _with_share(split: SnapshotSplit, readers: int) -> SnapshotSplit:
+    """The same, read with its share of the memory where so many are read at the same time."""
+    memory = max(1, split.settings.memory_bytes // readers)
+    return replace(split, settings=replace(split.settings, memory_bytes=memory))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from persist.client.arguments import check_numbers, checked
-from persist.client.digests import digest_of
+from persist.client.digests import digest_of, standing_for_themselves
 from persist.client.retry import send
 from persist.client.telling import Info, info_bytes
 from persist.client.timed import Timeable
@@ -182,13 +182,17 @@ class WriteHandle(Timeable):
         """
         return self._parts(updates, default_time, 0, on_part, digests=True)
 
-    def stage_for_one_commit(self, updates: Updates, default_time: int | None) -> tuple[Run, ...]:
+    def stage_for_one_commit(
+        self, updates: Updates, default_time: int | None, *, by_rows: bool = True
+    ) -> tuple[Run, ...]:
         """As `stage`, but small `updates` stay inline: for a caller who commits them once, to this shard.
 
-        The shard does not know inline rows again that come with a second command: they would count twice.
-        `default_time` as in `stage`. Raises InvalidUsage (the rows do not fit).
+        The shard does not know inline rows again that come with a second command: they would count twice. Without
+        `by_rows` a token stands for these very parts, not for their rows: for a caller who never stages the rows of a
+        token anew. `default_time` as in `stage`. Raises InvalidUsage (the rows do not fit).
         """
-        return self._parts(updates, default_time, self._inline_bytes_max, digests=True)
+        runs = self._parts(updates, default_time, self._inline_bytes_max, digests=by_rows)
+        return runs if by_rows else standing_for_themselves(runs)
 
     @property
     def _inline_bytes_max(self) -> int:

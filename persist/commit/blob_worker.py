@@ -5,12 +5,13 @@ A blob that is never named, because its command was refused or lost, is an orpha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from blob import Blob, BlobNotFound
 from persist.attributes.index import AttributeIndex
+from persist.attributes.nodes import version_at
 from persist.commit.bundler import Bundler
 from persist.commit.commit_plan import BundleUp, Count, FlushHistory, FlushIndex, FlushTokens, Merge, RollUp, Spill
 from persist.commit.counters import MachineMetrics
@@ -19,13 +20,15 @@ from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
+from persist.core.errors import Corruption
 from persist.core.ids import IdSource
+from persist.core.invariants import check_state
 from persist.core.keys import FLUSHER
 from persist.core.record import replace
 from persist.core.state import Policy, State, kept_below
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts import PartReader, PartSink, PartWriter, newest, sound_schemas, spill_inline
-from persist.parts.files import Files
+from persist.parts.files import Bound, Files
 
 PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
@@ -58,8 +61,12 @@ class BlobWorker:
         self._bundler = Bundler(versions, ids, policy)
         self._metrics = metrics
 
-    def done(self, task: WorkTask, newest: State) -> c.Command | None:
-        """The command in which the task ends; None if there is nothing to do any more. `newest` is the newest State."""
+    def done(self, task: WorkTask, newest: State, refresh: Callable[[], State] | None = None) -> c.Command | None:
+        """The command in which the task ends; None if there is nothing to do any more.
+
+        `newest` is the newest State that this process knows. `refresh` reads what others have committed since, by which
+        a blob may be gone that the task needs.
+        """
         if isinstance(task, Count):
             return self._counted(task)
         if isinstance(task, Spill):
@@ -67,19 +74,25 @@ class BlobWorker:
         if isinstance(task, Merge):
             if newest is not task.state and newest.trace.covering(task.inputs) is None:
                 return None  # another has merged these batches since the task was set
-            merge = merged(task.state, task.batches, self._versions.blob, self._ids)
+            try:
+                merge = merged(task.state, task.batches, self._versions.blob, self._ids, self._versions.bound)
+            except Corruption:
+                if refresh is not None and refresh().trace.covering(task.inputs) is None:
+                    return None  # another process has merged them, and nothing is damaged
+                raise
             outputs = merge.outputs if merge is not None else ()
             self._metrics.upkeep_bytes += sum(part.size for run in outputs for part in run.parts)
             return merge
         if isinstance(task, BundleUp):
             return self._bundler.bundled(task.state, task.batch)
         if isinstance(task, RollUp):
+            check_state(task.state)  # commits have only checked what each of them changed
             return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
         if isinstance(task, FlushTokens):
             return self._files.outcomes.flush(newest, task.policy)
         if isinstance(task, FlushHistory):
             return self._files.entries.flush(newest)
-        return self._files.attributes.flush(newest)
+        return self._files.attributes.flush(newest, version=version_at(self._versions.level))
 
     def _counted(self, task: Count) -> c.Command:
         command, upper = task.command, task.state.upper.element
@@ -109,7 +122,9 @@ class BlobWorker:
         return replace(command, runs=tuple(runs))
 
 
-def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource) -> c.MergeResult | None:
+def merged(
+    state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource, bound: Bound | None = None
+) -> c.MergeResult | None:
     """The merge of these adjacent batches into one part, whose blob is written; None if there is nothing to merge.
 
     Raises Unavailable, and Corruption also when an input is gone because another has merged it.
@@ -120,7 +135,7 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
         return None
     schemas = sound_schemas(state.schemas)
     schema_id, schema = newest(schemas)
-    reader = PartReader(blob, schemas, schema, use_threads=False, memory_bytes=MEMORY_BYTES)
+    reader = PartReader(blob, schemas, schema, use_threads=False, memory_bytes=MEMORY_BYTES, bound=bound)
     sink = PartSink(schema, schema_id, blob, state.shard_id, FLUSHER, ids)
     writer = PartWriter(sink, PART_BYTES_TARGET)
     outputs: list[Part] = []

@@ -35,13 +35,29 @@ class CachedState:
         self._leases = LeaseWatch(clock)
         self._state: State | None = None
         self._lost: HistoryLost | None = None
+        self._heard = 0
         self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
+        self._unfollow: Callable[[], None] | None = None
 
     def state(self) -> State:
-        """The cached State, loaded if there is none. May be stale; `refresh` is not. UnknownShard if there is none."""
+        """The cached State, loaded if there is none. May be stale; `refresh` is not. UnknownShard if there is none.
+
+        It is never older than a commit of which this process was told (`heard`).
+        """
         cached = self._state
-        return cached if cached is not None else self.refresh()
+        return cached if cached is not None and not self.is_behind else self.refresh()
+
+    def heard(self, seqno: int) -> None:
+        """Another process has committed for this one: the shard has that seqno."""
+        with self._lock:
+            self._heard = max(self._heard, seqno)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the cached State is older than what was heard of."""
+        cached = self._state
+        return cached is not None and cached.seqno < self._heard
 
     @property
     def cached(self) -> State | None:
@@ -132,15 +148,25 @@ class CachedState:
         """Whether anybody here waits for the shard to move."""
         return self._waiting > 0 or bool(self._watchers)
 
+    def _follow(self) -> None:
+        """Have the store tell of the shard while somebody waits for it. Under the lock, after each change of that."""
+        if self.is_watched and self._unfollow is None:
+            self._unfollow = self._versions.consensus.follow(self.name)
+        elif not self.is_watched and self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = None
+
     def watch(self, callback: Callable[[State], None]) -> Callable[[], None]:
         """Call `callback(state)` after every move of the cached State, from any thread; returns the way to stop."""
         with self._lock:
             self._watchers.append(callback)
+            self._follow()
 
         def stop() -> None:
             with self._lock:
                 if callback in self._watchers:
                     self._watchers.remove(callback)
+                    self._follow()
 
         return stop
 
@@ -153,6 +179,7 @@ class CachedState:
         deadline = self._clock.monotonic() + timeout_s
         with self._lock:
             self._waiting += 1
+            self._follow()
         try:
             state = self.refresh()
             while not ready(state) and (left := deadline - self._clock.monotonic()) > 0:
@@ -165,3 +192,4 @@ class CachedState:
         finally:
             with self._lock:
                 self._waiting -= 1
+                self._follow()

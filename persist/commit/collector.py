@@ -249,7 +249,7 @@ class Collector:
                 with translated_but_missing():
                     own += keys_in(self._location.blob, bundle)
             except BlobNotFound as error:
-                if bundle in machine.refresh().trace.blob_keys:
+                if machine.refresh().trace.names(bundle):
                     raise Corruption(f"bundle {bundle} of shard {machine.name!r} is missing") from error
         return frozenset(map(compact, own))
 

@@ -21,7 +21,7 @@ from persist.core.errors import InlineBudget, Overloaded, PersistError
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import (
     GARBAGE_PERCENT_MAX,
-    INLINE_ROOM_PART,
+    GROUP_ROOM_PART,
     claimed,
     garbage_due,
     inline_overdue,
@@ -219,14 +219,18 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         following = recorded(following, entries, given.policy)
     gone = state_diff.gone_between(base, following)
     if state is not stepped:  # a merge that this commit takes along may have taken what came only now
-        came = stepped.trace.blob_keys - base.trace.blob_keys
-        gone = tuple(sorted({*gone, *(came - following.trace.blob_keys)}))
+        grown = state_diff.trace_between(base.trace, stepped.trace)
+        came = () if grown is None else [key for batch in grown.batches for key in batch.blob_keys()]
+        missing = [key for key in came if not base.trace.names(key) and not following.trace.names(key)]
+        gone = tuple(sorted({*gone, *missing}))
     # What another process would not read in the log must not stay in the State of this one.
     following = at_level(departed(following, gone, given.policy), given.level)
     moved = moves(base, following, commands)
     invariants.check_step(base, following)
-    if given.check_all or following.trace.batches[: len(base.trace.batches)] != base.trace.batches:
+    if given.check_all:
         invariants.check_state(following)
+    else:
+        invariants.check_batches_replaced(base, following)
     change = state_diff.diff(base, following, given.commit_id, moved.gone(gone), moved.emptied)
     if given.check_all:
         invariants.check_diff(change, base, following)
@@ -320,16 +324,17 @@ def _relief(state: State, added: int, given: Given) -> Sequence[HollowBatch]:
     These are inline rows that find no room, or that are many at once: one blob instead of one for each command. They
     are also what should have been merged long ago, so that what waits for upkeep stays bounded.
     """
-    room = given.policy.inline_shard_bytes_max
-    if state.trace.inline_bytes > room or added * INLINE_ROOM_PART >= room:
-        return inline_stretch(state.trace.batches)
+    policy = given.policy
+    room = policy.inline_shard_bytes_max
+    if state.trace.inline_bytes > room or added * GROUP_ROOM_PART >= room:
+        return inline_stretch(state.trace)
     if given.merging is None or not added:
         return ()
     taken = claimed(state)
     if garbage := garbage_due(state, taken, GARBAGE_PERCENT_MAX):
         return garbage
     taken |= given.merging  # a merge under way would be refused, and its part would never be named
-    return inline_overdue(state.trace, taken) or tier_overdue(state.trace, taken)
+    return inline_overdue(state.trace, policy, taken) or tier_overdue(state.trace, policy, taken)
 
 
 def _inline_bytes(command: c.Command) -> int:

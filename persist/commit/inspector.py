@@ -20,7 +20,8 @@ from persist.core.state import SchemaRecord, State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.store_errors import translate
 from persist.parts.bundles import read_bundle
-from persist.parts.check import PartCheck, check_presence
+from persist.parts.check import PartCheck, check_put
+from persist.parts.files import Bound
 from persist.parts.new_schema import check_added, check_new
 from persist.parts.schema import check_first, check_next, sound_schemas
 
@@ -40,10 +41,11 @@ OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
 class Inspector:
     """Looks at parts of one shard. Thread-safe."""
 
-    def __init__(self, blob: Blob, receipts: Receipts, threads: int) -> None:
+    def __init__(self, blob: Blob, receipts: Receipts, threads: int, bound: Bound) -> None:
         self._blob = blob
         self._threads = threads
         self._receipts = receipts
+        self._bound = bound
         self._checks: tuple[Mapping[int, SchemaRecord], dict[int, PartCheck]] = ({}, {})  # of the newest State
 
     def verdict(self, command: c.Command, state: State) -> Verdict:
@@ -74,7 +76,7 @@ class Inspector:
             self._look(unknown, state)
             if len(present) <= STATS_MAX:
                 for part in present:
-                    check_presence(part, self._blob)
+                    check_put(part, self._blob)
         except PersistError as error:
             is_damage = isinstance(command, OF_MAINTENANCE) and isinstance(error, InvalidUsage)
             kind = Corruption.kind if is_damage else error.kind
@@ -122,7 +124,7 @@ class Inspector:
     def _check_of(self, part: Part, state: State) -> PartCheck:
         schemas, checks = self._checks
         if schemas is not state.schemas:
-            checks = {number: PartCheck(schema) for number, schema in sound_schemas(state.schemas).items()}
+            checks = {number: PartCheck(schema, self._bound) for number, schema in sound_schemas(state.schemas).items()}
             self._checks = state.schemas, checks
         if part.schema_id not in checks:
             raise InvalidUsage(

@@ -40,8 +40,8 @@ class LogWriter:
         self._metrics = metrics
         self.request_id = ""  # of a request that is committed now, for the log
 
-    def write(self, change: StateDiff, deadline: float, long_diff: str = "", ends: bool = False) -> bool:
-        """Whether this state diff is in the log now. False: plan anew, on the State as of now.
+    def write(self, change: StateDiff, deadline: float, long_diff: str = "", ends: bool = False) -> int:
+        """Have this state diff in the log; its bytes there. 0: it is not; plan anew, on the State as of now.
 
         Then another commit has its seqno; or this process has read another State meanwhile, perhaps of another
         history. A diff is written only after the very entry of the State on which it was planned. `ends`: the shard is
@@ -53,7 +53,7 @@ class LogWriter:
         """
         after = self._versions.beginning(self._name, change.parent_id)
         if not after:
-            return False
+            return 0
         data = self._versions.encode(change, ends)
         most = LONG_DIFF_BYTES_MAX if long_diff else self._versions.consensus.value_bytes_max
         if len(data) > most:
@@ -70,8 +70,8 @@ class LogWriter:
         won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after, holds=holds)
         if won or (was_unknown and self.is_ours(change, deadline)):
             self.settled(change.commit_id, data, holds=holds)
-            return True
-        return False
+            return len(data)
+        return 0
 
     def settled(self, commit_id: str, data: bytes, *, holds: bool = False) -> None:
         """This entry is the newest one of the log, and stays there.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 
+from consensus.turns import Turn
 from persist.attributes.index import AttributeIndex
 from persist.attributes.storage import NodeCache, StaleIndex
 from persist.commit.blob_worker import BlobWorker, WorkerFiles
@@ -36,11 +37,13 @@ from persist.commit.counters import MachineMetrics
 from persist.commit.entry_files import EntryFiles
 from persist.commit.group_reads import GroupRead, read_apart
 from persist.commit.inspector import BRINGING, Inspector
+from persist.commit.letters import DECLINED, Post, Settled
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.rollups import dropped
 from persist.commit.store_clock import StoreClock, checked_ms, probed
 from persist.commit.system import System
+from persist.commit.telling import told
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
 from persist.core import commands as c
@@ -52,7 +55,6 @@ from persist.core.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
-    ReadOnly,
     Unavailable,
     UnknownShard,
 )
@@ -104,12 +106,13 @@ class Machine(CachedState):
         self._settings = settings
         self._queue = CommandQueue(name, settings.queue_max, settings.group_max)
         self._nodes = nodes
+        self._post = Post(name, versions)
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
         files = WorkerFiles(self._attributes, self._outcomes, EntryFiles(versions, system.ids, nodes))
         self._blobs = BlobWorker(versions, files, system.ids, self.metrics, policy)
-        self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
+        self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads, versions.bound)
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
         self._upkeep = Upkeep(policy, settings.small_merges)
         self._collect: Callable[[str], object] | None = None
@@ -181,7 +184,8 @@ class Machine(CachedState):
         Calls a store unless `knows(command)` and `is_at_once(command)`.
         """
         if isinstance(command, BRINGING):
-            return self._inspector.verdict(command, self.state() if self.knows(command) else self.refresh())
+            cached = self.cached
+            return self._inspector.verdict(command, cached if cached and self.knows(command) else self.refresh())
         return SOUND
 
     def knows(self, command: c.Command) -> bool:
@@ -260,9 +264,9 @@ class Machine(CachedState):
         try:
             with self._system.sight.commit(self.name, group, self.metrics) as watch:
                 self._log.request_id = watch.request_id
-                commit = self._commit_what_fits(group)
-                watch.ended(commit.following.seqno, commit.diff is not None)
-            outcomes, upkeep = self._told(commit, group), commit.upkeep
+                settled, upkeep = self._commit_what_fits(group)
+                watch.ended(settled.seqno, settled.is_changed)
+            outcomes = settled.outcomes
         except Exception as error:  # even a bug: nobody may be left waiting
             failed = error
             if not isinstance(error, PersistError):
@@ -273,42 +277,7 @@ class Machine(CachedState):
         if upkeep is not None:
             self._begin_upkeep(upkeep)
 
-    def _told(self, commit: Commit, group: Sequence[Pending]) -> list[Outcome]:
-        """The outcomes as callers are told them: a refusal names the home that has taken over.
-
-        A write that landed before, or changes nothing, is no more than tried: another home may not have it.
-        """
-        told = [
-            self._versions.named(one) if isinstance(one, ReadOnly) else one
-            for one in self._unless_copied(commit, group)
-        ]
-        if commit.diff is not None:
-            return told
-        writes = [
-            index
-            for index, (outcome, pending) in enumerate(zip(told, group, strict=False))
-            if isinstance(pending.command, c.WriteCommand) and not isinstance(outcome, Exception)
-        ]
-        if writes:
-            try:
-                self._versions.check_writable()
-            except PersistError as error:
-                for index in writes:
-                    told[index] = error
-        return told
-
-    def _unless_copied(self, commit: Commit, group: Sequence[Pending]) -> Sequence[Outcome]:
-        """What became of the group. Reads of a shard that goes on elsewhere: unless the store has become a copy."""
-        reads = [not isinstance(pending.command, c.WriteCommand) for pending in group[: len(commit.outcomes)]]
-        if not commit.following.handed_over or not any(reads):
-            return commit.outcomes
-        try:
-            self._versions.check_no_copy(if_due=True)
-        except PersistError as copied:
-            return [copied if is_read else one for one, is_read in zip(commit.outcomes, reads, strict=True)]
-        return commit.outcomes
-
-    def _commit_what_fits(self, group: list[Pending]) -> Commit:
+    def _commit_what_fits(self, group: list[Pending]) -> tuple[Settled, State | None]:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
 
         A value that cannot be written is refused only to the command that brings it. So is what would lead to a State
@@ -327,11 +296,36 @@ class Machine(CachedState):
             f"the commit to shard {self.name!r} was interrupted, perhaps by Ctrl-C; retry with the same token"
         )
 
-    def _commit(self, group: Sequence[Pending]) -> Commit:
-        """Commit the commands together, and publish the State. Raises the error that is then the outcome of each."""
+    def _commit(self, group: Sequence[Pending]) -> tuple[Settled, State | None]:
+        """Commit the commands together, and publish the State; the State of which upkeep is to hear, if any.
+
+        Or have another process commit them, which has its turn. Commands that others have left for this one are
+        committed with them. Raises the error that is then the outcome of each command.
+        """
+        cached = self.cached
+        with self._post.turn(group, cached.seqno if cached is not None else 0) as turn:
+            if turn.answered is not None:
+                self.heard(turn.answered.seqno)
+                return turn.answered, None
+            others = turn.others(self._settings.group_max - len(group))
+            # Where others have committed, who plans now would lose.
+            is_fresh = cached is not None and (turn.is_late or bool(others) or self.is_behind)
+            try:
+                commit = self._committed(self.refresh() if is_fresh else cached, [*group, *others], is_fresh)
+            except (InvalidUsage, Corruption):
+                if not others:
+                    raise
+                turn.tell_none(DECLINED)  # each by itself, so that what cannot be written is refused to who brings it
+                others, commit = [], self._committed(self.cached, group)
+            outcomes = told(self._versions, commit, [*group, *others])
+            turn.tell(outcomes[len(group) :], commit.following.seqno)
+        settled = Settled(turn.sure(outcomes[: len(group)]), commit.following.seqno, commit.diff is not None)
+        return settled, commit.upkeep
+
+    def _committed(self, base: State | None, group: Sequence[Pending], is_fresh: bool = False) -> Commit:
+        """As `_commit`, planned on `base` (None: the State as of now), and anew on what has won instead."""
         commands: Sequence[c.Command] = [pending.command for pending in group]
         deadline, commit_id = self._deadline(), self._system.ids.uuid7()
-        base, is_fresh = self.cached, False
         if base is None:
             base, is_fresh = self.refresh(), True
         lost = 0
@@ -362,7 +356,7 @@ class Machine(CachedState):
         assert commit.diff is not None
         ends = commit.following.is_closed
         try:
-            return commit if self._log.write(commit.diff, deadline, ends=ends) else None
+            return self._noted(commit, self._log.write(commit.diff, deadline, ends=ends))
         except TooLarge:
             if len(commit.commands) > 1:
                 raise
@@ -370,7 +364,15 @@ class Machine(CachedState):
         commit = with_long_diff(commit, key)
         assert commit.diff is not None
         self._check_diff(commit, base)
-        return commit if self._log.write(commit.diff, deadline, key, ends) else None
+        return self._noted(commit, self._log.write(commit.diff, deadline, key, ends))
+
+    def _noted(self, commit: Commit, nbytes: int) -> Commit | None:
+        """The commit, whose log entry has so many bytes. None: it has none."""
+        if not nbytes:
+            return None
+        assert commit.diff is not None
+        self._upkeep.committed(commit.following.seqno, nbytes, len(commit.diff.gone))
+        return commit
 
     def _planned(
         self, base: State, commands: Sequence[c.Command], group: Sequence[Pending], commit_id: str, lost: int
@@ -471,8 +473,10 @@ class Machine(CachedState):
 
     def _do(self, duty: Duty) -> None:
         try:
-            with self._system.sight.duty(self.name, duty.kind, self.metrics):
-                self._done(duty)
+            with self._versions.consensus.turn(f"{self.name}#{duty.kind}", 0) as turn:
+                if not self._upkeep.is_left(duty, turn is Turn.NONE):
+                    with self._system.sight.duty(self.name, duty.kind, self.metrics):
+                        self._done(duty)
         except (PersistError, StaleIndex) as error:
             self.metrics.upkeep_failed += 1
             self._system.sight.storms.corrupted(self.name, error, f"upkeep: {duty.kind}")
@@ -485,7 +489,7 @@ class Machine(CachedState):
             if work is not None:
                 work(self.name)
             return
-        command = self._blobs.done(duty.task, self.state())
+        command = self._blobs.done(duty.task, self.state(), self.refresh)
         if command is not None:
             result = self._applied(command, SOUND)  # it has just written the parts itself
             dropped(self._versions, command, result)

@@ -20,7 +20,15 @@ from persist.commit.identity import Identity
 from persist.commit.levels import raise_level, read_level
 from persist.commit.receipts import Receipts
 from persist.core import state_diff
-from persist.core.errors import Corruption, HistoryLost, Indeterminate, InvalidUsage, ReadOnly, Unavailable
+from persist.core.errors import (
+    Corruption,
+    HistoryLost,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    ReadOnly,
+    Unavailable,
+)
 from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
 from persist.core.keys import is_rollup_key, loan_key, rollup_key, rollup_seqno, rollups_prefix
 from persist.core.loans import LentKeys
@@ -38,7 +46,10 @@ from persist.formats.state_frames import (
     level_of,
 )
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.parts.files import Bound
 
+KEPT_MAX = 96 * 1024 * 1024  # bytes of row groups that are read together, whose maker may be anybody
+PASSING_MAX = 160 * 1024 * 1024  # what they take besides, while they are decoded
 FIRST = SeqNo(1)
 SCAN_LIMIT = 1_000  # entries a scan
 LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
@@ -66,6 +77,7 @@ class Versions:
         self.blob = blob
         self.consensus = consensus
         self.receipts = Receipts(consensus, ids)
+        self.bound = Bound(KEPT_MAX, PASSING_MAX)  # of row groups that somebody else may have made
         self._ids = ids
         self.build = build
         self._identity = identity
@@ -265,14 +277,14 @@ class Versions:
         """
         self._identity.check_writable()
         with translated():
-            head = self.consensus.head(state.name)
-            if head is not None:
-                return self._is_begun(state)
-            key = key or rollup_key(state.shard_id, state.seqno, self._ids)
-            named = replace(state, rollups={state.seqno: Rollup(key, 0)})
-            self.blob.put(key, encode_state(named, self.level, self.build))
-            data = self._beginning(named)
-            begun = self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
+            if self.consensus.head(state.name) is not None:
+                begun = self._is_begun(state)
+            else:
+                key = key or rollup_key(state.shard_id, state.seqno, self._ids)
+                named = replace(state, rollups={state.seqno: Rollup(key, 0)})
+                self.blob.put(key, encode_state(named, self.level, self.build))
+                data = self._beginning(named)
+                begun = self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
         if begun:
             self.check_begun(state.name)
         return begun
@@ -285,7 +297,9 @@ class Versions:
         """
         try:
             self._identity.look()
-        except Unavailable as error:
+        except ReadOnly:
+            raise
+        except PersistError as error:  # whatever it is: who heard that nothing happened took back what was lent
             raise Indeterminate(f"shard {name!r} may have been created; look, then retry: {error}") from error
         self._identity.check_writable()
 

@@ -23,6 +23,7 @@ from persist.copies.backup_store import Sums
 from persist.copies.carried import UNKNOWN, Renaming, blobs_of, carried
 from persist.copies.copying import Copying
 from persist.core.antichain import Antichain
+from persist.core.batches import Batches
 from persist.core.cloning import without_policy
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.ids import check_shard_name
@@ -186,7 +187,7 @@ def shown(value: Any) -> Any:
         return {name: shown(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {str(shown(key)): shown(value[key]) for key in value}
-    if isinstance(value, (tuple, list, frozenset)):
+    if isinstance(value, (tuple, list, frozenset, Batches)):
         return [shown(item) for item in value]
     return b64encode(value).decode() if isinstance(value, (bytes, memoryview)) else value
 

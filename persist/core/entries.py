@@ -22,16 +22,25 @@ CHANGES_MIN = 32  # beside the square root of the entries: by then copying the c
 class Entries(Mapping[_K, _V], Generic[_K, _V]):
     """An immutable mapping. `with_changes` makes one from another mapping.
 
-    `due` is for entries that end by themselves: a time before which none of them does. None: not known.
+    `due` is for entries that end by themselves: a time before which none of them does. `held` is for entries that hold
+    a seqno: the least of these. None: not known. Both may be set by whoever has worked them out.
     """
 
-    __slots__ = ("_base", "_changes", "_length", "due")
+    __slots__ = ("_base", "_changes", "_length", "due", "held")
 
-    def __init__(self, base: Mapping[_K, _V], changes: dict[_K, _V], length: int, due: int | None = None) -> None:
+    def __init__(
+        self,
+        base: Mapping[_K, _V],
+        changes: dict[_K, _V],
+        length: int,
+        due: int | None = None,
+        held: int | None = None,
+    ) -> None:
         self._base = base
         self._changes = changes
         self._length = length
         self.due = due
+        self.held = held
 
     def __getitem__(self, key: _K) -> _V:
         found = self._changes.get(key, _SAME)
@@ -89,22 +98,39 @@ class Entries(Mapping[_K, _V], Generic[_K, _V]):
 
 def with_changes(before: Mapping[_K, _V], changed: Mapping[_K, _V], deleted: Iterable[_K] = ()) -> Entries[_K, _V]:
     """The mapping with these entries set and these keys deleted, of which some may be missing."""
-    length, changes = len(before), dict(changed)
+    length, changes, gone = len(before), dict(changed), frozenset(deleted)
     for key in changed:
         length += key not in before
-    for key in frozenset(deleted):
+    for key in gone:
         length -= key in before
         changes[key] = _DELETED
-    base, due = before, None
+    base, due, held = before, None, None
     if isinstance(before, Entries):
-        base, due = before._base, before.due
+        base, due, held = before._base, before.due, _held(before, changed, gone)
         changes = {**before._changes, **changes}
     if len(changes) > CHANGES_MIN + isqrt(len(base)):
         folded = {**base, **changes}
         base, changes = {key: value for key, value in folded.items() if value is not _DELETED}, {}
     if due is not None:
         due = min([due, *(entry.lapses_ms for entry in changed.values())])  # type: ignore[attr-defined]
-    return Entries(base, changes, length, due)
+    return Entries(base, changes, length, due, held)
+
+
+def _held(before: Entries[Any, Any], changed: Mapping[Any, Any], gone: frozenset[Any]) -> int | None:
+    """The least seqno after this change. None: it is not known, or one that held it has moved or gone."""
+    held = before.held
+    if held is None or any(key in before and before[key].seqno == held for key in (*changed, *gone)):
+        return None
+    least: int = min([held, *(entry.seqno for key, entry in changed.items() if key not in gone)])
+    return least
+
+
+def watched(entries: Mapping[_K, _V]) -> Entries[_K, _V]:
+    """The same entries, as a mapping that remembers what was worked out of all of them.
+
+    One that was read from bytes is a plain dict, which remembers nothing.
+    """
+    return entries if isinstance(entries, Entries) else Entries(entries, {}, len(entries))
 
 
 def difference(before: Mapping[_K, _V], after: Mapping[_K, _V]) -> tuple[dict[_K, _V], tuple[_K, ...]]:

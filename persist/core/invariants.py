@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from persist.core.antichain import MINIMUM, Antichain
+from persist.core.batch import HollowBatch
 from persist.core.drops import begins
 from persist.core.errors import Corruption
 from persist.core.ids import shard_id_of
@@ -114,22 +115,61 @@ def check_state(state: State) -> None:
     expected = MINIMUM
     seen: set[str] = set()
     for batch in state.trace.batches:
-        desc = batch.desc
-        if desc.lower != expected or desc.is_empty_interval:
-            raise Corruption(f"batches of shard {state.name!r} do not tile: {desc} follows {expected}")
-        if state.since < desc.since:
-            raise Corruption(f"batch {desc} of shard {state.name!r} was advanced beyond the since {state.since}")
+        _check_batch(state, batch, expected)
         for part in batch.parts():
             if part.id in seen:
                 raise Corruption(f"part {part.id} occurs twice in shard {state.name!r}")
             seen.add(part.id)
-            if begins(part) < state.floor:
-                raise Corruption(f"part {part.id} of shard {state.name!r} has dropped rows, from before {state.floor}")
-            if part.clip is None and part.rows <= 0:
-                raise Corruption(f"part {part.id} of shard {state.name!r} has no rows")
-        expected = desc.upper
+        expected = batch.desc.upper
     if state.trace.inline_bytes != sum(b.inline_size for b in state.trace.batches):
         raise Corruption(f"inline bytes of shard {state.name!r} are miscounted")
+    _check_others(state)
+
+
+def check_batches_replaced(old: State, new: State) -> None:
+    """As `check_state`, of a State that follows one for which it holds, where batches of it were replaced.
+
+    Where they were only added at the end, `check_step` has looked. Raises Corruption. It costs what changed, unless
+    rows were dropped or another life began: then all is looked at.
+    """
+    change = old.trace.difference(new.trace)
+    if change is None or change[0] == len(old.trace.batches):
+        return
+    if old.floor != new.floor or old.incarnation != new.incarnation:
+        check_state(new)
+        return
+    first, count, came = change
+    expected = new.trace.batches[first - 1].desc.upper if first else MINIMUM
+    for batch in came:
+        _check_batch(new, batch, expected)
+        for part in batch.parts():
+            if new.trace.occurs_twice(part.id):
+                raise Corruption(f"part {part.id} occurs twice in shard {new.name!r}")
+        expected = batch.desc.upper
+    end = first + len(came)
+    if end < len(new.trace.batches) and new.trace.batches[end].desc.lower != expected:
+        raise Corruption(f"batches of shard {new.name!r} do not tile: {new.trace.batches[end].desc} follows {expected}")
+    gone = old.trace.batches[first : first + count]
+    added = sum(batch.inline_size for batch in came) - sum(batch.inline_size for batch in gone)
+    if new.trace.inline_bytes != old.trace.inline_bytes + added:
+        raise Corruption(f"inline bytes of shard {new.name!r} are miscounted")
+    _check_others(new)
+
+
+def _check_batch(state: State, batch: HollowBatch, expected: Antichain) -> None:
+    desc = batch.desc
+    if desc.lower != expected or desc.is_empty_interval:
+        raise Corruption(f"batches of shard {state.name!r} do not tile: {desc} follows {expected}")
+    if state.since < desc.since:
+        raise Corruption(f"batch {desc} of shard {state.name!r} was advanced beyond the since {state.since}")
+    for part in batch.parts():
+        if begins(part) < state.floor:
+            raise Corruption(f"part {part.id} of shard {state.name!r} has dropped rows, from before {state.floor}")
+        if part.clip is None and part.rows <= 0:
+            raise Corruption(f"part {part.id} of shard {state.name!r} has no rows")
+
+
+def _check_others(state: State) -> None:
     _check_index(state)
     if state.history_hold < state.since and not state.since.is_empty:
         raise Corruption(f"since {state.since} of shard {state.name!r} is beyond what its own history holds")

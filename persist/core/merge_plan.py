@@ -26,9 +26,10 @@ shard keeps its history by age, the oldest batches are collapsed as rows get old
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, diff_sum_of
@@ -42,11 +43,12 @@ FAN_IN = 4
 # --- the committer's policy
 SMALL_ROWS = 32_768  # a batch beyond either of these two is the workers'
 SMALL_BYTES = 4 * 1024 * 1024
-INLINE_ROOM_PART = 4  # inline rows are moved to a blob when they take this part of their room
-INLINE_BATCHES = 16  # or when so many of the newest batches hold nothing else
-INLINE_BATCHES_MAX = 24  # with so many a commit takes them along, if that comes before the background is done
-BATCHES_MAX = 30  # with so many in all, a commit also takes along the merge of small ones that is due
-BATCHES_URGENT = 32  # or, while merges are under way, the inline ones that came since, once they are FAN_IN
+INLINE_ROOM_PART = 2  # inline rows are moved to a blob when they take this part of their room
+GROUP_ROOM_PART = 4  # or at once, with the commit, when it adds this part
+# In percent of `Policy.inline_batches`, with which inline rows are moved as well:
+INLINE_PERCENT_MAX = 150  # with so many a commit takes them along, if that comes before the background is done
+BATCHES_PERCENT_MAX = 190  # with so many in all, a commit also takes along the merge of small ones that is due
+URGENT_PERCENT = 200  # or, while merges are under way, the inline ones that came since, once they are FAN_IN
 LARGE_BATCHES_MAX = 16  # with more large ones no worker is there to merge them, and haste would be in vain
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
@@ -55,7 +57,7 @@ GARBAGE_GROWTH = 2  # and the rows must have grown by this part of the largest m
 LOOKED_AT_MAX = 256  # newest batches
 
 # --- the worker's policy
-LEFT_BATCHES_MAX = 64  # with more small batches than this the committers do not keep up, or live too briefly to merge
+LEFT_BATCHES_MAX = 128  # with more small batches than this the committers do not keep up, or live too briefly to merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def _passed(batches: Sequence[HollowBatch], since: Antichain) -> int:
     """How many batches, from the first on, since has wholly passed: all their rows may be brought to one time."""
     if since.element is None:
         return 0
-    end = len(batches)
+    end = bisect_right(batches, since, key=lambda batch: batch.desc.lower)  # those that begin beyond it come last
     while end and _is_beyond(batches[end - 1], since.element):
         end -= 1
     return end
@@ -164,10 +166,11 @@ def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -
     trace = state.trace
     if trace.rows > GARBAGE_ROWS:
         return ()
-    first = end = _passed(trace.batches, state.merge_since)
-    while first and end - first < LOOKED_AT_MAX and not _is_taken(trace.batches[first - 1], taken):
-        first -= 1
-    stretch = trace.batches[first:end]
+    end = _passed(trace.batches, state.merge_since)
+    stretch = trace.batches[max(0, end - LOOKED_AT_MAX) : end]
+    if taken:
+        free = sum(1 for _ in takewhile(lambda batch: not _is_taken(batch, taken), reversed(stretch)))
+        stretch = stretch[len(stretch) - free :]
     largest = max((batch.rows for batch in stretch), default=0)
     return stretch if _is_garbage(state, stretch, largest, percent, GARBAGE_GROWTH) else ()
 
@@ -175,24 +178,25 @@ def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -
 def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
     """Batches whose inline rows should leave the State, because they are many or take much of their room."""
     newest = _newest_inline(trace.batches, taken)
-    if _with_rows(newest) >= INLINE_BATCHES:
+    if _with_rows(newest) >= policy.inline_batches:
         return newest
     if trace.inline_bytes * INLINE_ROOM_PART >= policy.inline_shard_bytes_max:
-        return inline_stretch(trace.batches, taken)
+        return inline_stretch(trace, taken)
     return ()
 
 
-def inline_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
+def inline_overdue(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
     """As `inline_due`, when it can wait no longer."""
-    if len(trace.batches) < INLINE_BATCHES_MAX:  # every commit asks, and fewer cannot hold so many
+    most = _percent(policy, INLINE_PERCENT_MAX)
+    if len(trace.batches) < most:  # every commit asks, and fewer cannot hold so many
         return ()
     looked_at = trace.batches[-LOOKED_AT_MAX:]
     newest = _newest_inline(trace.batches, taken)
-    if _with_rows(newest) >= FAN_IN and _are_urgently_many(looked_at):
+    if _with_rows(newest) >= FAN_IN and _are_urgently_many(looked_at, policy):
         return newest
     # All of them count, also those that a merge under way has taken: it may take its time.
     inline = sum(1 for batch in looked_at if batch.runs and _is_inline(batch))
-    return newest if inline >= INLINE_BATCHES_MAX else ()
+    return newest if inline >= most else ()
 
 
 def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
@@ -200,8 +204,8 @@ def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     batches = trace.batches
     due = end = len(batches) - len(_newest_inline(batches, frozenset()))
     rows = largest = 0
-    for index in range(end - 1, max(-1, end - 1 - LOOKED_AT_MAX), -1):
-        batch = batches[index]
+    first = max(0, end - LOOKED_AT_MAX)
+    for index, batch in zip(range(end - 1, first - 1, -1), reversed(batches[first:end]), strict=True):
         if not is_small(batch) or _is_taken(batch, taken):
             break
         rows += batch.rows
@@ -211,28 +215,44 @@ def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     return batches[due:end]
 
 
-def tier_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
+def tier_overdue(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
     """As `tier_due`, when it can wait no longer."""
-    if len(trace.batches) < BATCHES_MAX or _with_rows(trace.batches[-LOOKED_AT_MAX:]) < BATCHES_MAX:
+    most = _percent(policy, BATCHES_PERCENT_MAX)
+    if len(trace.batches) < most or _with_rows(trace.batches[-LOOKED_AT_MAX:]) < most:
         return ()
     return tier_due(trace, taken)
 
 
-def inline_stretch(batches: Sequence[HollowBatch], taken: Set[str] = frozenset()) -> Sequence[HollowBatch]:
-    """Adjacent batches that hold inline rows only (or none): the stretch with the most bytes, or the newest such."""
-    groups = groupby(batches, lambda batch: _is_inline(batch) and not _is_taken(batch, taken))
-    stretches = [tuple(group) for inline, group in groups if inline]
-    return max(reversed(stretches), key=lambda s: sum(batch.inline_size for batch in s), default=())
+def inline_stretch(trace: Trace, taken: Set[str] = frozenset()) -> Sequence[HollowBatch]:
+    """Adjacent batches that hold inline rows only (or none): the stretch with the most bytes, or the newest such.
+
+    Looks from the newest on, no further than where all inline bytes are found.
+    """
+    best: list[HollowBatch] = []
+    stretch: list[HollowBatch] = []
+    most = size = 0
+    left = trace.inline_bytes
+    for batch in reversed(trace.batches):
+        if not _is_inline(batch) or _is_taken(batch, taken):
+            if left <= 0:
+                break
+            stretch, size = [], 0
+        else:
+            stretch.append(batch)
+            size += batch.inline_size
+            if size > most:
+                best, most = stretch, size
+        left -= batch.inline_size
+    return tuple(reversed(best))
 
 
 def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[HollowBatch]:
-    first = len(batches)
-    while first and len(batches) - first < LOOKED_AT_MAX:
-        batch = batches[first - 1]
-        if not _is_inline(batch) or _is_taken(batch, taken):
+    count = 0
+    for batch in reversed(batches):
+        if count == LOOKED_AT_MAX or not _is_inline(batch) or _is_taken(batch, taken):
             break
-        first -= 1
-    return batches[first:]
+        count += 1
+    return batches[len(batches) - count :]
 
 
 def _is_inline(batch: HollowBatch) -> bool:
@@ -244,8 +264,13 @@ def _is_inline(batch: HollowBatch) -> bool:
     return True
 
 
-def _are_urgently_many(batches: Sequence[HollowBatch]) -> bool:
-    if _with_rows(batches) < BATCHES_URGENT:
+def _percent(policy: Policy, percent: int) -> int:
+    """So many percent of the batches with which inline rows are moved; no more than are looked at."""
+    return min(policy.inline_batches * percent // 100, LOOKED_AT_MAX)
+
+
+def _are_urgently_many(batches: Sequence[HollowBatch], policy: Policy) -> bool:
+    if _with_rows(batches) < _percent(policy, URGENT_PERCENT):
         return False
     return sum(1 for batch in batches if not is_small(batch)) <= LARGE_BATCHES_MAX
 

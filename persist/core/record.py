@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from msgspec import Meta, Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, force_setattr, replace
 
 
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -26,4 +26,4 @@ class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, g
     droppable: ClassVar[frozenset[str]] = frozenset()
 
 
-__all__ = ["Meta", "Record", "asdict", "replace"]
+__all__ = ["Meta", "Record", "asdict", "force_setattr", "replace"]

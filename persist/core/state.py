@@ -13,6 +13,7 @@ from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import Part
 from persist.core.drops import RowDrop
+from persist.core.entries import Entries, watched
 from persist.core.erasure import Erasure
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
 from persist.core.loans import Loan
@@ -46,8 +47,12 @@ class Policy(Record, frozen=True):
 
     inline_part_bytes_max: int = 64 * 1024
     inline_shard_bytes_max: int = 1024 * 1024
+    inline_batches: int = 64  # of the newest ones that hold inline rows only, which then are merged into a blob
     batches_max: int = 10_000  # more unmerged batches than this slow writers down (Overloaded)
-    rollup_every: int = 32  # seqnos between rollups, and now and then twice that: so many state diffs opening reads
+    rollup_every: int = 1_024  # seqnos between rollups, and now and then twice that: so many state diffs opening reads
+    rollup_least: int = 32  # so many, where others make them; and never fewer for what follows
+    rollup_bytes: int = 512 * 1024  # of state diffs since the newest rollup, after which one is due
+    rollup_gone: int = 32  # blobs that have left the State since then: they are deleted once a rollup lies beyond
     finalise_batches_per_step: int = 100
     reader_lease_ms_max: int = 24 * 3600 * 1000
     writer_lease_ms_max: int = 24 * 3600 * 1000
@@ -296,8 +301,16 @@ class State(Record, frozen=True):
 
     @property
     def seqno_since(self) -> SeqNo:
-        """The earliest seqno that any leased reader holds; the current one without readers."""
-        return min((reader.seqno for reader in self.leased_readers.values()), default=self.seqno)
+        """The earliest seqno that any leased reader holds; the current one without readers. Every commit asks."""
+        readers = self.leased_readers
+        if not readers:
+            return self.seqno
+        held = readers.held if isinstance(readers, Entries) else None
+        if held is None:
+            held = min(reader.seqno for reader in readers.values())
+            if isinstance(readers, Entries):
+                readers.held = held
+        return SeqNo(held)
 
     def blob_keys(self) -> Iterator[str]:
         """Every blob that this State names."""
@@ -332,6 +345,14 @@ def at_level(state: State, level: int) -> State:
     later = [name for name in State.droppable - {"commit_id"} if State.levels[name] > level]
     changed = {name: blank for name in later if getattr(state, name) != (blank := getattr(_BLANK, name))}
     return replace(state, **changed) if changed else state
+
+
+def remembering(state: State) -> State:
+    """The State as it was read from bytes, with readers and writers that remember what was worked out of all of them.
+
+    Every commit asks when the first of their leases may lapse.
+    """
+    return replace(state, writers=watched(state.writers), leased_readers=watched(state.leased_readers))
 
 
 def held_since(state: State, *more: Antichain) -> Antichain:
@@ -369,6 +390,8 @@ def kept_below(state: State, since: Antichain) -> tuple[int, ...]:
 
 def told_apart(state: State) -> Truncations:
     """The truncations that a readable time comes before. By those a later one tells which rows have gone already."""
+    if not state.truncations:  # every view asks, and what is readable depends on all readers
+        return ()
     earliest = earliest_readable(state)
     return tuple(one for one in state.truncations if earliest < Antichain(one.at))
 

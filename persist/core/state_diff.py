@@ -264,19 +264,8 @@ def apply(change: StateDiff, state: State) -> State:
 
 def trace_between(old: Trace, new: Trace) -> TraceDiff | None:
     """What leads from one trace to the other; None: nothing."""
-    before, after = old.batches, new.batches
-    if before is after or before == after:
-        return None
-    if after[: len(before)] == before:  # the common case, an append, compared by identity in C
-        return TraceDiff(len(before), 0, after[len(before) :])
-    shorter = min(len(before), len(after))
-    first = 0
-    while first < shorter and before[first] is after[first]:
-        first += 1
-    tail = 0
-    while tail < shorter - first and before[-1 - tail] is after[-1 - tail]:
-        tail += 1
-    return TraceDiff(first, len(before) - first - tail, after[first : len(after) - tail])
+    change = old.difference(new)
+    return None if change is None else TraceDiff(*change)
 
 
 def _apply_trace(state: State, change: TraceDiff) -> Trace:
@@ -299,5 +288,5 @@ def gone_between(old: State, new: State) -> tuple[str, ...]:
         gone.update(auxiliary_blob_keys(old))
     if not gone:
         return ()
-    still = new.trace.blob_keys.union(auxiliary_blob_keys(new))
-    return tuple(sorted(gone - still))
+    still = set(auxiliary_blob_keys(new))
+    return tuple(sorted(key for key in gone if key not in still and not new.trace.names(key)))

@@ -54,8 +54,8 @@ class ShardView(Record, frozen=True):
 
 
 def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
-    """The view of a State with the batches that reach beyond `lower`."""
-    batches = tuple(b for b in state.trace.batches if lower < b.desc.upper) if with_batches else ()
+    """The view of a State with the batches that reach beyond `lower`. Costs what is shown, not what is there."""
+    batches = state.trace.beyond(lower) if with_batches else ()
     return ShardView(
         state.name,
         state.shard_id,

@@ -13,6 +13,8 @@ from persist.cost.prices import GB, Prices
 from persist.cost.tally import PUT_KINDS, Puts, Tally
 from persist.inspect.records import Told
 from persist.inspect.usage import LocationUsage, Room, UsageTold
+from persist.parts.files import WHOLE_BYTES_MAX
+from persist.parts.straight import FETCH_BYTES
 
 YEAR_DAYS, MONTHS = 365, 12
 BUDGET = 100.0
@@ -104,7 +106,8 @@ class CompactionTold(Told):
 class RatesTold(Told):
     """What a GB costs. `written` is of what writers add: all PUTs of the window (`puts`) for the bytes added in it.
 
-    `read` is a lower bound, worked out: one request for each live blob. null: there is nothing to work it out of.
+    `read` is a lower bound, worked out of the mean size of a live blob: one request up to 1 MiB; beyond, one for the
+    footer, and one for each 8 MiB. null: there is nothing to work it out of.
     """
 
     written: float | None
@@ -280,8 +283,15 @@ def rates_told(tally: Tally, puts: int, live: Room, prices: Prices) -> RatesTold
     """`puts` are the PUTs of the same stretch of time as the tally, those included that it does not count."""
     cost = did_cost(tally, puts, prices)
     written = told(cost / tally.bytes * GB) if tally.bytes else None
-    read = told(prices.gets(live.blobs, live.bytes) / live.bytes * GB) if live.bytes else None
+    read = told(prices.gets(gets_of(live), live.bytes) / live.bytes * GB) if live.bytes else None
     return RatesTold(written, read)
+
+
+def gets_of(live: Room) -> int:
+    """The requests by which live blobs are read once, as `RatesTold` says."""
+    if live.bytes <= live.blobs * WHOLE_BYTES_MAX:
+        return live.blobs
+    return live.blobs + max(live.blobs, live.bytes // FETCH_BYTES)
 
 
 def did_cost(tally: Tally, puts: int, prices: Prices) -> float:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from persist.core.batches import Batches
 from persist.core.entries import Entries
 from persist.core.errors import InvalidUsage, PersistError, UpgradeNeeded
 from persist.core.record import Record
@@ -17,6 +18,8 @@ _T = TypeVar("_T")
 
 def _plain(value: object) -> object:
     """What msgspec cannot write, as what it can."""
+    if isinstance(value, Batches):
+        return tuple(value)
     if isinstance(value, Entries):
         return value.plain()
     if isinstance(value, Mapping):
@@ -62,7 +65,7 @@ def _at_level(value: Any, level: int) -> Any:
         return kept
     if isinstance(value, Mapping):
         return {key: _at_level(item, level) for key, item in value.items()}
-    return [_at_level(item, level) for item in value] if isinstance(value, tuple) else value
+    return [_at_level(item, level) for item in value] if isinstance(value, Batches | tuple) else value
 
 
 def _made(default: Any) -> Any:

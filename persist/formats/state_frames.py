@@ -24,7 +24,7 @@ from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.loans import LentKeys
 from persist.core.record import Record
 from persist.core.recorded import Block, BlockIndex
-from persist.core.state import State
+from persist.core.state import State, remembering
 from persist.core.state_diff import StateDiff
 from persist.formats.records import decoded, encoded, encoded_at
 
@@ -54,7 +54,7 @@ _BLOCKS = msgspec.msgpack.Decoder(BlockIndex)
 class Build:
     """What a build reads and writes: levels, and the features that a State may name, with the level that each needs."""
 
-    levels: tuple[int, ...] = (2, 3, 4, 5)
+    levels: tuple[int, ...] = (2, 3, 4, 5, 6)
     features: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -69,6 +69,7 @@ class Build:
 THIS_BUILD = Build()
 FIRST_LEVEL = THIS_BUILD.levels[0]  # of a location that was never raised
 NEWEST_LEVEL = THIS_BUILD.newest  # of a new location
+FIELDS_LEVEL = 5  # the last that brought fields of records: from it on they are written as they are
 ENDS_LEVEL = 3  # of a location, from which on a state diff tells that the shard is dropped
 
 
@@ -97,7 +98,7 @@ def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
     """Read a rollup. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
     state = decoded(_STATE, unframe(KIND_ROLLUP, data, "rollup", build), "rollup", Corruption)
     _check_features(state.features, "rollup", build)
-    return state
+    return remembering(state)
 
 
 def encode_listing(listing: Listing, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
@@ -156,7 +157,7 @@ def level_of(data: bytes) -> int:
 
 
 def _body(record: Record, level: int) -> bytes:
-    return encoded(record) if level >= NEWEST_LEVEL else encoded_at(record, level)
+    return encoded(record) if level >= FIELDS_LEVEL else encoded_at(record, level)
 
 
 def frame(kind: bytes, body: bytes, features: Iterable[str], level: int, build: Build) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, Run
+from persist.core.batches import Batches
 from persist.core.errors import InvalidUsage
 from persist.core.phases import phase_of
 from persist.core.record import Record
@@ -146,7 +147,7 @@ def told(value: Any, keys: KeyShower) -> Iterator[str]:
             yield f"{', ' if number else ''}{json.dumps(name)}: "
             yield from told(getattr(value, name), keys)
         yield "}"
-    elif isinstance(value, tuple) and value and isinstance(value[0], (*_LARGE, Part)):
+    elif isinstance(value, (tuple, Batches)) and value and isinstance(value[0], (*_LARGE, Part)):
         yield "["
         for number, item in enumerate(value):
             yield ", " if number else ""
@@ -164,7 +165,7 @@ def shown(value: Any, keys: KeyShower) -> Any:
         return {name: _field(name, getattr(value, name), keys) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {str(shown(key, keys)): shown(value[key], keys) for key in value}
-    if isinstance(value, (tuple, list, frozenset)):
+    if isinstance(value, (tuple, list, frozenset, Batches)):
         return [shown(item, keys) for item in value]
     return b64encode(value).decode() if isinstance(value, (bytes, memoryview)) else value
 

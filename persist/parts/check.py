@@ -16,30 +16,43 @@ from typing import Any
 
 import pyarrow as pa
 
+from blob import Blob
 from blob.errors import BlobNotFound
 from persist.core.antichain import TIME_MAX
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.keys import is_of_maintenance
 from persist.core.record import asdict
-from persist.parts.codec import decode_inline, described_inline, empty_metadata
-from persist.parts.files import WHOLE_BYTES_MAX, BlobReads, Files, PartFile
+from persist.parts.arrow_messages import is_compressed
+from persist.parts.codec import DATA_ERRORS, decode_inline, described_inline, empty_metadata
+from persist.parts.files import WHOLE_BYTES_MAX, BlobReads, Bound, Files, PartFile
 from persist.parts.known import Known, Stats, Teller, firsts_of
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
+TOLD_TWICE, TOLD_BYTES = 2, 64 * 1024  # of the bytes that an index tells: schemas may have longer offsets
+UNREADABLE = (pa.ArrowException, ValueError, KeyError, IndexError, TypeError, OverflowError)
 _SAID = ("rows", "time_min", "time_max", "diff_min", "diff_max", "diff_sum")
 
 
 class PartCheck:
-    """Checks parts of one schema. Thread-safe."""
+    """Checks parts of one schema. Thread-safe.
 
-    def __init__(self, schema: ShardSchema) -> None:
+    `bound`: what a row group may take; large ones are looked at one after the other.
+    """
+
+    def __init__(self, schema: ShardSchema, bound: Bound | None = None) -> None:
         self._schema = schema
+        self._bound = bound
 
     @cached_property
     def _columns(self) -> Any:
         """The columns of every file of this schema, as Parquet has them."""
         return empty_metadata(self._schema).schema
+
+    @cached_property
+    def _arrow(self) -> Any:
+        """The same as Arrow has them."""
+        return self._columns.to_arrow_schema()
 
     def inline(self, part: Part) -> None:
         """Raise InvalidUsage unless the inline part is what `encode_inline` makes of its rows."""
@@ -48,6 +61,7 @@ class PartCheck:
         if part.rows <= 0:
             raise InvalidUsage(f"part {part.id} has no rows; leave it out")
         try:
+            _check_plain(part)
             batch = decode_inline(part, {part.schema_id: self._schema}).to_batches()[0]
         except Corruption as error:
             raise InvalidUsage(f"{error.message}; encode its rows again") from error
@@ -78,28 +92,36 @@ class PartCheck:
             raise InvalidUsage(f"part {part.id} is {part.format}; a blob is one sorted Parquet file")
         check_presence(part, blob)
         try:
-            file = Files(blob, {part.schema_id: self._schema}).open(part)
+            file = Files(blob, {part.schema_id: self._schema}, bound=self._bound, are_foreign=True).open(part)
             self._check_footer(part, file)
             stats, whole = Stats(), whole or part.size <= WHOLE_BYTES_MAX
             names = self._schema.updates_schema.names if whole else [TIME, DIFF]
             teller = Teller(self._schema) if whole else None
             for number, group in enumerate(file.groups):
-                rows = file.read([number], names)
-                if whole:
-                    check_rows(rows, self._schema, part.id)
-                stats.add(rows)
-                if group.known is not None:
-                    firsts = file.firsts([number]) if whole and group.twins is not None else None
-                    _check_known(part, group.known, rows, teller, firsts)
+                file.check_described(number, self._schema.updates_schema.names)
+                with file.reading([number], names) as rows:
+                    if whole:
+                        _check_size(part, group.nbytes, rows)
+                        check_rows(rows, self._schema, part.id)
+                    stats.add(rows)
+                    if group.known is not None:
+                        firsts = file.firsts([number]) if whole and group.twins is not None else None
+                        _check_known(part, group.known, rows, teller, firsts)
+                del rows
         except BlobNotFound:
             raise _missing(part) from None
         except Corruption as error:
             raise InvalidUsage(f"{error.message}; write its rows again") from error
+        except UNREADABLE as error:
+            raise InvalidUsage(
+                f"the file of part {part.id} cannot be decoded: {error}; write its rows again"
+            ) from error
         _check_said(part, stats)
 
     def _check_footer(self, part: Part, file: PartFile) -> None:
         metadata, groups = file.metadata, file.groups
-        if not metadata.schema.equals(self._columns):
+        as_arrow = metadata.schema.to_arrow_schema()  # the file names types of Arrow, too, as which it is read
+        if not metadata.schema.equals(self._columns) or not as_arrow.equals(self._arrow):
             raise InvalidUsage(f"the file of part {part.id} does not have the columns of schema {part.schema_id}")
         if not groups or metadata.num_rows != part.rows or metadata.num_row_groups != len(groups):
             raise InvalidUsage(f"the file of part {part.id} has {metadata.num_rows} rows, not {part.rows}")
@@ -122,6 +144,16 @@ class PartCheck:
             raise InvalidUsage(f"the row groups of part {part.id} are not in the order of their keys")
 
 
+def _check_plain(part: Part) -> None:
+    """Raise Corruption where an inline part is compressed, which it never is: 25 kB of it became a gigabyte."""
+    try:
+        is_plain = not is_compressed(pa.ipc.read_message(pa.py_buffer(part.data or b"")))
+    except DATA_ERRORS as error:
+        raise Corruption(f"inline part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
+    if not is_plain:
+        raise Corruption(f"inline part {part.id} is compressed", part=str(part.id))
+
+
 def check_presence(part: Part, blob: BlobReads) -> None:
     """Raise InvalidUsage unless the blob of the part is there, with its size. Errors of the blob store pass through."""
     found = blob.stat(part.key or "")
@@ -129,6 +161,15 @@ def check_presence(part: Part, blob: BlobReads) -> None:
         raise _missing(part)
     if found.size != part.size:
         raise InvalidUsage(f"the blob of part {part.id} has {found.size} bytes, not {part.size}; write its rows again")
+
+
+def check_put(part: Part, blob: Blob) -> None:
+    """As `check_presence`, for a commit. What this process has just put is there without asking.
+
+    The store has said that it has it, and no sweep takes a blob so soon.
+    """
+    if blob.put_here(part.key or "") != part.size:
+        check_presence(part, blob)
 
 
 def _missing(part: Part) -> InvalidUsage:
@@ -149,6 +190,14 @@ def _check_values(rows: Any, schema: ShardSchema, part_id: str) -> None:
         schema.check_values(rows)
     except InvalidUsage as error:
         raise InvalidUsage(f"the rows of part {part_id} do not fit the schema: {error.message}") from error
+
+
+def _check_size(part: Part, said: int, rows: Any) -> None:
+    """Refuse what the index tells that a row group takes where it takes far more: by that reads are planned."""
+    if rows.nbytes > TOLD_TWICE * said + TOLD_BYTES:
+        raise InvalidUsage(
+            f"the index of part {part.id} tells of {said} bytes of rows, which take {rows.nbytes}; write its rows again"
+        )
 
 
 def _check_said(part: Part, stats: Stats) -> None:

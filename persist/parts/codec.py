@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import json
 import zlib
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,27 +27,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec import UNSET
 
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
-from persist.core.errors import Corruption, UpgradeNeeded
+from persist.core.errors import Corruption
 from persist.core.ids import PartId
 from persist.core.state import SchemaRecord
+from persist.parts.arrow_messages import check_schema
+from persist.parts.checksums import Checksums
 from persist.parts.columns import extremes, is_bytes, one_chunk
 from persist.parts.consolidate import join
+from persist.parts.footers import check_footer
 from persist.parts.keycodec import SortedKeys, lower_bound, successor, upper_bound
 from persist.parts.known import Known, Stats, Teller, known_of
+from persist.parts.part_index import FORMAT_VERSION, MAGIC, GroupTold, decode_index
 from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.parts.sizes import by_itself
 
-FORMAT_VERSION = 1
 _T = TypeVar("_T")
 ROW_GROUP_ROWS = 64 * 1024
 ROW_GROUP_BYTES = 16 * 1024 * 1024  # in memory; wide rows make smaller row groups
 STATISTICS_BYTES = 4096  # of a value, beyond which Parquet keeps no statistics of it
 SAMPLES = 16  # keys a row group that its index names, for planning splits
-_INDEX_MAGIC = b"PRSTIDX1"
 _SAMPLE_ROWS = 4096
 _DICTIONARY_SHARE = 0.25  # a column whose sample has fewer distinct values than this is dictionary-encoded
-_DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError)
+DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +97,8 @@ def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id:
     if table.column(0).num_chunks != 1:
         table = join([table])
     batch = table.to_batches()[0] if table.schema.equals(schema.updates_schema) else _as_batch(table, schema)
-    batch = _by_itself(batch)
+    batch = by_itself(batch)
     return _inline(batch, schema, schema_id, part_id, batch.serialize().to_pybytes())
-
-
-def _by_itself(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows in buffers of their own. Those of a slice hold its neighbours too, and the IPC format fills a buffer up
-    to 64 bytes with what lies beyond it: bytes of rows that the part does not have, which an erasure would not find.
-    """
-    if all(map(_fills_its_buffers, batch.columns)):
-        return batch
-    return batch.take(pa.array(np.arange(batch.num_rows)))
-
-
-def _fills_its_buffers(column: pa.Array) -> bool:
-    """Whether they hold these values and nothing else. Of texts Arrow does not count the last offset as a byte."""
-    kind, types = column.type, pa.types
-    end = 4 if types.is_string(kind) or types.is_binary(kind) else 0
-    return bool(column.get_total_buffer_size() == column.nbytes + end)
 
 
 def described_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
@@ -134,7 +123,7 @@ def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.updates_schema)
         batch.validate(full=True)  # offsets too: a reader must not follow one that leads out of the buffer
-    except _DATA_ERRORS as error:
+    except DATA_ERRORS as error:
         raise Corruption(f"inline part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
     if batch.num_rows != part.rows:
         raise Corruption(f"inline part {part.id} has {batch.num_rows} rows, not {part.rows}", part=str(part.id))
@@ -248,7 +237,9 @@ class ParquetEncoder:
         footer = self._sink.tail.getvalue()
         body = self._sink.getbuffer()
         groups = self._groups or [_Group(0, 0, b"", b"", ())]  # bounds of a part without rows
-        index = _encode_index(_read_metadata(footer), self._groups, body, stats.time_min == stats.time_max)
+        sums = Checksums(body)
+        index = _encode_index(_read_metadata(footer), self._groups, sums, stats.time_min == stats.time_max)
+        checksum = zlib.crc32(index + footer, sums.whole())
         body.release()
         self._sink.tail = None
         self._sink.seek(0, io.SEEK_END)
@@ -256,7 +247,7 @@ class ParquetEncoder:
         data = self._sink.getvalue()
         part = Part(
             id=part_id, key=key, data=None, format=FORMAT_PARQUET, schema_id=schema_id, rows=self.rows,
-            size=len(data), checksum=zlib.crc32(data), footer_size=len(data) - body_size,
+            size=len(data), checksum=checksum, footer_size=len(data) - body_size,
             footer_checksum=zlib.crc32(index + footer), key_lower=groups[0].key_lower,
             key_upper=groups[-1].key_upper,
             time=None, time_min=self._stats.time_min, time_max=self._stats.time_max,
@@ -271,40 +262,45 @@ def row_group_rows(table: pa.Table) -> int:
     return int(max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // per_row)))
 
 
-def decode_footer(part: Part, tail: bytes) -> Footer:
-    """Read the last `footer_size` bytes of a part. Raises Corruption, UpgradeNeeded when a newer build wrote it."""
+def decode_footer(part: Part, tail: bytes, *, is_foreign: bool = False) -> Footer:
+    """Read the last `footer_size` bytes of a part. Raises Corruption, UpgradeNeeded when a newer build wrote it.
+
+    `is_foreign`: nobody knows yet who made it, so that it is looked at before Arrow is asked what it says.
+    """
     if len(tail) != part.footer_size or zlib.crc32(tail) != part.footer_checksum:
         raise Corruption(f"the footer of {named(part)} does not match its checksum", part=str(part.id))
     try:
-        if tail[:8] != _INDEX_MAGIC:
-            raise ValueError("no index")
-        size = int.from_bytes(tail[8:12], "little")
-        index = json.loads(tail[12 : 12 + size])
-        if index["version"] != FORMAT_VERSION:
-            raise UpgradeNeeded(f"part {part.id} has version {index['version']!r}; this persist knows {FORMAT_VERSION}")
-        metadata = _read_metadata(tail[12 + size :])
-        row_groups = tuple(
-            RowGroup(
-                group["rows"],
-                group["nbytes"],
-                bytes.fromhex(group["lower"]),
-                None if group["upper"] is None else bytes.fromhex(group["upper"]),
-                tuple(bytes.fromhex(sample) for sample in group["samples"]),
-                tuple(Chunk(*chunk) for chunk in group["chunks"]),
-                known_of(group["known"]) if "known" in group else None,
-                Chunk(*group["twins"]) if "twins" in group else None,
-            )
-            for group in index["row_groups"]
-        )
-        has_one_time = bool(index["has_one_time"])
+        told, footer = decode_index(part.id, tail, is_foreign=is_foreign)
+        chunks = [len(group.chunks) for group in told.row_groups]
+        if is_foreign:
+            check_footer(footer[:-8], chunks)
+        metadata = _read_metadata(footer)
+        if is_foreign:
+            check_footer(footer[:-8], chunks, metadata.schema)
+            if (arrow := (metadata.metadata or {}).get(b"ARROW:schema")) is not None:
+                check_schema(b64decode(arrow))
+        row_groups = tuple(map(_row_group, told.row_groups))
         leaves = _leaves(metadata.schema.to_arrow_schema())
         if TIME not in leaves or DIFF not in leaves:
             raise ValueError(f"the columns {TIME} and {DIFF} are not both there")
-    except _DATA_ERRORS as error:
+    except DATA_ERRORS as error:
         raise Corruption(f"the footer of {named(part)} cannot be decoded: {error}", part=str(part.id)) from error
     if sum(group.rows for group in row_groups) != part.rows:
         raise Corruption(f"{named(part)} does not have the {part.rows} rows it should have", part=str(part.id))
-    return Footer(metadata, row_groups, leaves, has_one_time)
+    return Footer(metadata, row_groups, leaves, told.has_one_time)
+
+
+def _row_group(told: GroupTold) -> RowGroup:
+    return RowGroup(
+        told.rows,
+        told.nbytes,
+        bytes.fromhex(told.lower),
+        None if told.upper is None else bytes.fromhex(told.upper),
+        tuple(bytes.fromhex(sample) for sample in told.samples),
+        tuple(Chunk(*chunk) for chunk in told.chunks),
+        None if told.known is UNSET else known_of(told.known),
+        None if told.twins is UNSET else Chunk(*told.twins),
+    )
 
 
 def empty_metadata(schema: ShardSchema) -> Any:
@@ -326,7 +322,7 @@ def decode_row_groups(
         # By position, because names with dots would be ambiguous.
         positions = [position for name in columns for position in footer.leaves[name]]
         return file.reader.read_row_groups(list(groups), column_indices=positions, use_threads=False)
-    except _DATA_ERRORS as error:
+    except DATA_ERRORS as error:
         raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
 
 
@@ -338,7 +334,7 @@ def decode_batches(
         file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
         positions = [position for name in columns for position in footer.leaves[name]]
         yield from file.reader.iter_batches(rows, row_groups=list(groups), column_indices=positions, use_threads=False)
-    except _DATA_ERRORS as error:
+    except DATA_ERRORS as error:
         raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
 
 
@@ -403,13 +399,13 @@ def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
         if distinct <= max(1, len(sample) * _DICTIONARY_SHARE):
             dictionary.append(field.name)
         elif is_bytes(kind):
-            encodings[field.name] = "DELTA_BYTE_ARRAY" if field is table.schema[0] else "DELTA_LENGTH_BYTE_ARRAY"
+            encodings[field.name] = "DELTA_LENGTH_BYTE_ARRAY"
         elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
             encodings[field.name] = "DELTA_BINARY_PACKED"
     return dictionary or False, encodings
 
 
-def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has_one_time: bool) -> bytes:
+def _encode_index(metadata: Any, groups: Sequence[_Group], sums: Checksums, has_one_time: bool) -> bytes:
     described = []
     for number, group in enumerate(groups):
         row_group = metadata.row_group(number)
@@ -420,7 +416,7 @@ def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has
             if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
                 start = min(start, chunk.dictionary_page_offset)
             size = chunk.total_compressed_size
-            chunks.append((start, size, zlib.crc32(body[start : start + size])))
+            chunks.append((start, size, sums.of(start, size)))
         entry: dict[str, Any] = {
             "rows": group.rows,
             "nbytes": group.nbytes,
@@ -436,7 +432,7 @@ def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has
         described.append(entry)
     document = {"version": FORMAT_VERSION, "has_one_time": has_one_time, "row_groups": described}
     index = json.dumps(document, separators=(",", ":")).encode()
-    return _INDEX_MAGIC + len(index).to_bytes(4, "little") + index
+    return MAGIC + len(index).to_bytes(4, "little") + index
 
 
 def _read_metadata(footer: bytes) -> Any:

@@ -12,8 +12,10 @@ same words, so they cannot disagree.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +35,8 @@ _SIGN64 = np.uint64(1 << 63)
 _GATHERED_BYTES = 1024 * 1024
 _COPIED_BYTES_MAX = 4 * 1024 * 1024  # of the rest of strings, beyond which they are ordered where they are
 _LEVELS_MAX = 16  # words of a string that are compared one by one; the rest is ranked at once
+FEW_BYTES = 16 * 1024  # of texts whose extremes are taken in Python: calls of Arrow take longer
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_TAIL_MASKS = np.array([0] + [(2**64 - 1) ^ (2 ** (8 * (8 - n)) - 1) for n in range(1, 9)], dtype=np.uint64)
 
 
 class Column(Protocol):
@@ -76,23 +78,46 @@ def _terminated(raw: bytes) -> bytes:
     return VALID + raw.replace(b"\x00", ESCAPE) + END
 
 
-class BytesColumn:
-    """Byte strings: `data[offsets[row]:offsets[row] + lengths[row]]`."""
+class Width(NamedTuple):
+    """Byte strings of one width that lie one after the other: `rows` of them, from number `first` on."""
 
-    def __init__(
-        self, data: npt.NDArray[np.uint8], offsets: Rows, lengths: Rows, valid: Mask | None, fixed: bool
-    ) -> None:
-        if valid is not None:
-            lengths = np.where(valid, lengths, 0)
+    width: int
+    first: int
+    rows: int
+
+
+class BytesColumn:
+    """Byte strings: `data[ends[row]:ends[row + 1]]`, or those that a `Width` tells."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[Any] | Width, valid: Mask | None) -> None:
         self._data = data if len(data) >= 8 else np.concatenate([data, np.zeros(8, np.uint8)])
-        # Every position of the data as the big-endian word that starts there.
-        self._at = np.ndarray((len(self._data) - 7,), dtype=">u8", buffer=self._data, strides=(1,))
-        self._offsets = offsets
-        self._lengths = lengths
+        # Every position of the data as the word that starts there, in the machine's order of bytes.
+        self._at = np.ndarray((len(self._data) - 7,), dtype=np.uint64, buffer=self._data, strides=(1,))
+        self._ends = ends
         self._valid = valid
-        self._fixed = fixed
-        self._length_max = int(lengths.max()) if len(lengths) else 0
-        self._length_min = int(lengths.min()) if len(lengths) else 0
+
+    @cached_property
+    def _offsets(self) -> Rows:
+        if isinstance(self._ends, Width):
+            return (np.arange(self._ends.rows, dtype=np.int64) + self._ends.first) * self._ends.width
+        return self._ends[:-1].astype(np.int64)
+
+    @cached_property
+    def _lengths(self) -> Rows:
+        ends = self._ends
+        if isinstance(ends, Width):
+            lengths = np.full(ends.rows, ends.width, np.int64)
+        else:
+            lengths = (ends[1:] - ends[:-1]).astype(np.int64)
+        return lengths if self._valid is None else np.where(self._valid, lengths, 0)
+
+    @cached_property
+    def _length_max(self) -> int:
+        return int(self._lengths.max(initial=0))
+
+    @cached_property
+    def _length_min(self) -> int:
+        return int(self._lengths.min()) if len(self._lengths) else 0
 
     def word(self, level: int, rows: Rows | None) -> Words | None:
         if self._valid is not None:
@@ -111,30 +136,39 @@ class BytesColumn:
         return None
 
     def encode(self, row: int) -> bytes:
+        """Without a look at other rows."""
         if self._valid is not None and not self._valid[row]:
             return NULL
-        start = int(self._offsets[row])
-        raw = self._data[start : start + int(self._lengths[row])].tobytes()
-        return VALID + raw if self._fixed else _terminated(raw)
+        if isinstance(self._ends, Width):
+            start = (self._ends.first + row) * self._ends.width
+            return VALID + self._data[start : start + self._ends.width].tobytes()
+        return _terminated(self._data[int(self._ends[row]) : int(self._ends[row + 1])].tobytes())
 
     def _piece(self, skip: int, rows: Rows | None) -> Words:
         """Eight bytes from `skip` on, zeros past the end of the value."""
-        if rows is None and self._valid is None and self._length_min == self._length_max >= skip + 8:
-            first = int(self._offsets[0]) + skip  # values of one length lie one after the other
-            return self._at[first :: self._length_max][: len(self._offsets)].astype(np.uint64)
-        offsets = self._offsets if rows is None else self._offsets[rows]
-        lengths = self._lengths if rows is None else self._lengths[rows]
-        starts = offsets + skip
+        length = self._length_max
+        if rows is None and self._valid is None and self._length_min == length >= 8:
+            over = max(0, skip + 8 - length)  # bytes beyond the value: the word that ends with it has the others
+            first = int(self._offsets[0]) + skip - over  # values of one length lie one after the other
+            found = _big_endian(self._at[first::length][: len(self._offsets)].copy())
+            return found << np.uint64(8 * over) if over else found
+        starts = (self._offsets if rows is None else self._offsets[rows]) + skip
         last = len(self._at) - 1
         if len(starts) and int(starts.max()) > last:
-            clipped = np.minimum(starts, last)
-            shift = np.minimum((starts - clipped) * 8, 63).astype(np.uint64)
-            words = self._at[clipped].astype(np.uint64) << shift
+            late = np.flatnonzero(starts > last)  # those that begin so late are few
+            shift = np.minimum((starts[late] - last) * 8, 63).astype(np.uint64)
+            starts[late] = last
+            words = _big_endian(self._at[starts])
+            words[late] <<= shift
         else:
-            words = self._at[starts].astype(np.uint64)
+            words = _big_endian(self._at[starts])
         if skip + 8 <= self._length_min:
             return words
-        return words & _TAIL_MASKS[np.clip(lengths - skip, 0, 8)]
+        lengths = self._lengths if rows is None else self._lengths[rows]
+        beyond = np.clip(8 * (skip + 8) - 8 * lengths, 0, 64).view(np.uint64)  # bits of what follows the value
+        words >>= beyond
+        words <<= beyond
+        return words
 
     def _tail_rank(self, skip: int, rows: Rows | None) -> Words:
         """Dense rank, among `rows`, of what follows the first `skip` bytes (few rows tie so far)."""
@@ -176,10 +210,17 @@ def column(array: pa.Array) -> Column:
 def extremes(array: pa.Array) -> tuple[bytes, bytes]:
     """The least and the greatest of `array`'s values (at least one), encoded."""
     if array.null_count == 0 and is_bytes(array.type):
+        if array.get_total_buffer_size() <= FEW_BYTES:  # Python compares texts as we do: by their code points
+            values = array.to_pylist()
+            return _terminated(_as_bytes(min(values))), _terminated(_as_bytes(max(values)))
         low, high = (value.as_buffer().to_pybytes() for value in pc.min_max(array).values())
         return _terminated(low), _terminated(high)
     order = column(array)
     return order.encode(_first(order, len(array), np.min)), order.encode(_first(order, len(array), np.max))
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
 
 
 def _first(order: Column, count: int, best: Callable[[Words], np.uint64]) -> int:
@@ -218,16 +259,17 @@ def one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 def _bytes_column(array: pa.Array, valid: Mask | None) -> BytesColumn:
     kind = array.type
-    count = len(array)
     if pa.types.is_fixed_size_binary(kind):
-        width = kind.byte_width
         data = _values(array.buffers()[1], np.uint8, 0, None)
-        offsets = (np.arange(count, dtype=np.int64) + array.offset) * width
-        return BytesColumn(data, offsets, np.full(count, width, np.int64), valid, fixed=True)
+        return BytesColumn(data, Width(kind.byte_width, array.offset, len(array)), valid)
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    ends = _values(array.buffers()[1], np.int64 if wide else np.int32, array.offset, count + 1).astype(np.int64)
-    data = _values(array.buffers()[2], np.uint8, 0, None)
-    return BytesColumn(data, ends[:-1], np.diff(ends), valid, fixed=False)
+    ends = _values(array.buffers()[1], np.int64 if wide else np.int32, array.offset, len(array) + 1)
+    return BytesColumn(_values(array.buffers()[2], np.uint8, 0, None), ends, valid)
+
+
+def _big_endian(words: Words) -> Words:
+    """Words that were taken from bytes, with the first byte as the most significant one. Changes them in place."""
+    return words.byteswap(inplace=True) if sys.byteorder == "little" else words
 
 
 def _values(buffer: pa.Buffer | None, dtype: Any, offset: int, count: int | None) -> npt.NDArray[Any]:

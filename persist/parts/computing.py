@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
+from persist.parts.column_types import conform_column
 from persist.parts.digest import digest_of_rows
 from persist.parts.given import column_of
-from persist.parts.schema import DIFF, conform_column
+from persist.parts.schema import DIFF
 
 PICKLED = 5  # the protocol of pickle: that of what is asked is the same in every process
 TOLD_BYTES = 16

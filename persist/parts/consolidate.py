@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts.columns import Column, Mask, Rows, Words, column, one_chunk
+from persist.parts.columns import Column, Mask, Rows, Words, column, is_bytes, one_chunk
+from persist.parts.packing import ROWS_MIN, lies_in_runs, packed, sort_words
+from persist.parts.picking import is_constant, picked
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
 Ints = npt.NDArray[np.int64]
+FEW = 1 << 16  # numbers that lie so close together are ordered by counting
+SAMPLED = 1024  # rows of which it is looked first whether they are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +149,12 @@ def sort_groups(table: pa.Table, schema: ShardSchema) -> tuple[Rows | None, Mask
 
     The order is None when the rows have it already.
     """
-    orders = (column(one_chunk(table.column(name))) for name in (*schema.key, *schema.value, TIME))
-    return _refine(orders, len(table))
+    return _refine((one_chunk(table.column(name)) for name in (*schema.key, *schema.value, TIME)), len(table))
 
 
 def twins(table: pa.Table, schema: ShardSchema) -> Mask:
     """Which rows share key and value with the row before, whatever their times. The rows are in order."""
-    orders = (column(one_chunk(table.column(name))) for name in schema.order)
-    _, starts = _refine(orders, len(table))
+    _, starts = _refine((one_chunk(table.column(name)) for name in schema.order), len(table))
     return ~starts
 
 
@@ -162,22 +165,20 @@ def pick(table: pa.Table, perm: Rows | None, starts: Mask, names: Sequence[str] 
     if perm is None and len(rows) == len(table):
         return table.select(names)
     taken = pa.array(rows)
-    columns = [pa.array(sums) if name == DIFF else one_chunk(table.column(name)).take(taken) for name in names]
+    columns = [pa.array(sums) if name == DIFF else picked(one_chunk(table.column(name)), taken) for name in names]
     return pa.Table.from_arrays(columns, schema=table.select(names).schema)
 
 
 def summed(perm: Rows | None, starts: Mask, diffs: Ints) -> tuple[Ints, Ints]:
     """One row of each group, in order, and the sum of the group's diffs, without those of sum zero."""
-    ordered = diffs if perm is None else diffs[perm]
+    ordered = diffs if perm is None else (diffs[: len(perm)] if is_constant(diffs) else diffs[perm])
     if bool(starts.all()):
-        firsts, sums = np.arange(len(ordered), dtype=np.int64), ordered
+        rows, sums = (np.arange(len(ordered), dtype=np.int64) if perm is None else perm), ordered
     else:
         firsts = np.flatnonzero(starts)
-        sums = _sums(ordered, firsts)
+        rows, sums = (firsts if perm is None else perm[firsts]), _sums(ordered, firsts)
     nonzero = sums != 0
-    if not nonzero.all():
-        firsts, sums = firsts[nonzero], sums[nonzero]
-    return (firsts if perm is None else perm[firsts]), sums
+    return (rows, sums) if nonzero.all() else (rows[nonzero], sums[nonzero])
 
 
 def folded(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> pa.Table:
@@ -225,7 +226,7 @@ def _at_times(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> 
     return table, fresh
 
 
-def _refine(orders: Iterator[Column], count: int) -> tuple[Rows | None, Mask]:
+def _refine(arrays: Iterator[pa.Array], count: int) -> tuple[Rows | None, Mask]:
     """Sort `count` rows by the columns in turn; see the module's note."""
     perm: Rows | None = None
     starts = np.zeros(count, dtype=np.bool_)
@@ -233,23 +234,34 @@ def _refine(orders: Iterator[Column], count: int) -> tuple[Rows | None, Mask]:
     if count < 2:
         return None, starts
     tied: Rows | None = None  # positions that share their group with a neighbour; None: all of them
-    for order in orders:
-        level = 0
+    left: Iterator[tuple[pa.Array, Column | None, int]] = ((array, None, 0) for array in arrays)
+    if count >= ROWS_MIN:
+        found = packed(map(column, arrays), count)
+        perm, starts, tied = found.perm, found.starts, _still_tied(found.starts, None)
+        if not len(tied):
+            return perm, starts
+        tied = tied if len(tied) < count else None
+        if found.last is not None:
+            left = chain([(None, found.last, found.level)], left)
+    for array, order, level in left:
         while True:
             rows = perm if tied is None else (tied if perm is None else perm[tied])
+            if order is None:
+                if _are_alike(array, rows, starts, tied):
+                    break
+                order = column(array)
             words = order.word(level, rows)
             if words is None:
                 break
             level += 1
-            inner = starts if tied is None else starts[tied]
-            moved = _sort_within(words, inner)
+            moved = _sort_within(words, starts if tied is None else starts[tied])
             if moved is not None:
                 words = words[moved]
                 if perm is None:
-                    perm = np.arange(count, dtype=np.int64)
-                if tied is None:
+                    perm = moved if tied is None else np.arange(count, dtype=np.int64)
+                elif tied is None:
                     perm = perm[moved]
-                else:
+                if tied is not None:
                     perm[tied] = perm[tied][moved]
             changed = words[1:] != words[:-1]
             if not changed.any():
@@ -264,22 +276,73 @@ def _refine(orders: Iterator[Column], count: int) -> tuple[Rows | None, Mask]:
     return perm, starts
 
 
+def _are_alike(array: pa.Array, rows: Rows | None, starts: Mask, tied: Rows | None) -> bool:
+    """Whether each of the rows has the value of the one before it in its group, as far as that is told at once.
+
+    Of texts that is sooner compared than put in order. Where some differ in a sample of them, nothing is told.
+    """
+    if tied is None or len(tied) < SAMPLED or not is_bytes(array.type) or array.null_count:
+        return False
+
+    def differ(first: int, end: int) -> bool:
+        places = tied[first:end]
+        values = array.take(pa.array(places if rows is None else rows[first:end]))
+        equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(zero_copy_only=False)
+        return not bool((equal | starts[places[1:]]).all())
+
+    return not differ(0, SAMPLED) and not differ(SAMPLED - 1, len(tied))
+
+
 def _sort_within(words: Words, starts: Mask) -> Rows | None:
-    """The order that sorts `words` inside each group, stably; None when they are sorted already."""
+    """An order that sorts `words` inside each group; None when they are sorted already. Equal ones come in any order.
+
+    A number that also holds the row's place is sorted by itself where there is room for it, which is the fastest.
+    """
     falls = words[1:] < words[:-1]
     falls &= ~starts[1:]
     if not falls.any():
         return None
-    groups = np.cumsum(starts, dtype=np.uint64) - np.uint64(1)
-    last = int(groups[-1])
-    if last == 0:
-        return np.argsort(words, kind="stable")
     low = words.min()
-    bits = int(words.max() - low).bit_length()
-    if bits + last.bit_length() <= 64:
-        return np.argsort((groups << np.uint64(bits)) | (words - low), kind="stable")
-    first = np.argsort(words, kind="stable")
-    return first[np.argsort(groups[first], kind="stable")]
+    bits, place = int(words.max() - low).bit_length(), (len(words) - 1).bit_length()
+    last = int(np.count_nonzero(starts)) - 1
+    if bits + last.bit_length() > 64:
+        first = np.argsort(words, kind="stable")
+        return first[np.argsort(np.cumsum(starts)[first], kind="stable")]
+    packed = words - low
+    if last:
+        groups: Words = np.cumsum(starts, dtype=np.uint64)
+        groups -= np.uint64(1)
+        groups <<= np.uint64(bits)
+        packed |= groups
+    if bits + last.bit_length() + place > 64:
+        return np.argsort(packed, kind="stable" if lies_in_runs(packed) else None)
+    return _placed(packed, place)
+
+
+def stable_order(numbers: Ints) -> Rows | None:
+    """The order that sorts numbers, in which equal ones stay as they are; None where they are sorted."""
+    if (numbers[1:] >= numbers[:-1]).all():
+        return None
+    low, place = int(numbers.min()), (len(numbers) - 1).bit_length()
+    span = int(numbers.max()) - low
+    if span < FEW:  # so many are counted, not compared
+        return np.argsort((numbers - low).astype(np.uint16), kind="stable")
+    if span.bit_length() + place > 63:
+        return np.argsort(numbers, kind="stable")
+    return _placed((numbers - low).view(np.uint64), place)
+
+
+def _placed(words: Words, place: int) -> Rows:
+    """The order that sorts words, in which equal ones stay as they are. `place` bits hold any of their places.
+
+    Each word is sorted with its place below it, for which it has room. Changes them in place.
+    """
+    words <<= np.uint64(place)
+    words |= np.arange(len(words), dtype=np.uint64)
+    sort_words(words)
+    words &= np.uint64((1 << place) - 1)
+    found: Rows = words.view(np.int64)
+    return found
 
 
 def _still_tied(starts: Mask, tied: Rows | None) -> Rows:

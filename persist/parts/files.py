@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import io
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from blob.errors import BlobNotFound
 from persist.core.batch import Part
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, InvalidUsage
 from persist.core.keys import is_of_maintenance
+from persist.parts.ahead import in_order
 from persist.parts.codec import (
+    DATA_ERRORS,
     Chunk,
     Footer,
     decode_batches,
@@ -28,11 +35,18 @@ from persist.parts.codec import (
 from persist.parts.columns import Mask
 from persist.parts.keycodec import KeyRange
 from persist.parts.known import Known, firsts_of
+from persist.parts.levels import Fixed, check_sizes, fixed_lists
+from persist.parts.pages import Decoded, decoded_bytes_max, levels_of
 from persist.parts.schema import TIME, ShardSchema
+from persist.parts.sizes import fixed_bytes
 
 WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
+NOT_FETCHED = "these bytes were not fetched"
+TOLD_TIMES, TOLD_BYTES = 4, 4 * 1024 * 1024  # of what an index tells that rows take: by that reads are planned
+LARGE_BYTES = 32 * 1024 * 1024  # of rows, and of what is there meanwhile, beyond which they are decoded alone
 GAP_BYTES_MAX = 256 * 1024  # a hole between wanted bytes up to this size is fetched along
 FOOTERS_MAX = 1024  # footers kept by one `Files`
+FOOTER_READERS = 8  # footers that are read at the same time where many parts are opened one after the other
 
 
 # Whether a row group may have rows that are wanted, by Parquet's statistics of its flat columns.
@@ -47,19 +61,52 @@ class BlobReads(Protocol):
     def stat(self, key: str) -> Any: ...
 
 
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """What row groups that are read together may take: their rows, and what is there only while they are decoded.
+
+    Those that take more than LARGE_BYTES are decoded one after the other, in `turn`.
+    """
+
+    kept_max: int
+    passing_max: int
+    told_times: int = 40  # so much as the index tells; lists of lists of flags count for more than they take
+    in_batches: bool = False  # whether what may be large is read some rows at a time
+    turn: AbstractContextManager[object] = field(default_factory=threading.Lock)
+
+    def in_pieces(self) -> Bound:
+        """The same for who reads for many callers at once."""
+        return replace(self, told_times=TOLD_TIMES, in_batches=True)
+
+
 class Files:
     """Opens parts; keeps at most `FOOTERS_MAX` footers. Not thread-safe: one per thread.
 
     Errors of the blob store pass through (BlobNotFound when the part is gone); bytes that do not match their
-    checksums raise Corruption.
+    checksums raise Corruption. With a `bound` what would take more raises InvalidUsage before it is decoded: for who
+    reads files that others made. `are_foreign`: no commit has looked at them yet (`persist.parts.footers`).
     """
 
-    def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema], keeps: Keeps | None = None) -> None:
+    def __init__(
+        self,
+        blob: BlobReads,
+        schemas: Mapping[int, ShardSchema],
+        keeps: Keeps | None = None,
+        bound: Bound | None = None,
+        *,
+        are_foreign: bool = False,
+    ) -> None:
         self._blob = blob
         self.keeps = keeps
+        self.bound = bound
+        self._are_foreign = are_foreign
         self.schemas = schemas
         self._footers: dict[str, Footer] = {}
         self._whole: tuple[str, bytes] = ("", b"")  # the small part that was opened last, which is opened again soon
+
+    def doubts(self, part: Part) -> bool:
+        """Whether nobody has decoded all rows of the part yet: a commit has done so with a small one."""
+        return self._are_foreign or part.size > WHOLE_BYTES_MAX
 
     def is_small(self, part: Part) -> bool:
         """Whether the part is fetched by one read."""
@@ -69,19 +116,44 @@ class Files:
         whole = self._whole[1] if self._whole[0] == part.id else None
         footer = self._footers.get(part.id)
         if footer is None:
-            if self.is_small(part):
-                whole = self.fetch(part, 0, part.size)
-                if zlib.crc32(whole) != part.checksum:
-                    raise Corruption(f"{named(part)} does not match its checksum", part=str(part.id))
-                tail = whole[part.size - part.footer_size :]
+            footer, whole = self._read(part)
+            if whole is not None:
                 self._whole = (part.id, whole)
-            else:
-                tail = self.fetch(part, part.size - part.footer_size, part.footer_size)
-            footer = decode_footer(part, tail)
-            if len(self._footers) >= FOOTERS_MAX:
-                self._footers.pop(next(iter(self._footers)))
-            self._footers[part.id] = footer
+            self._keep(part, footer)
         return PartFile(self, part, footer, whole)
+
+    def open_ahead(self, parts: Sequence[Part]) -> Iterator[PartFile | None]:
+        """Each part opened, in order, their footers read on several threads; None: it is damaged, or missing."""
+
+        def read(part: Part) -> Footer | None:
+            try:
+                return self._footers.get(part.id) or self._read(part)[0]
+            except (Corruption, BlobNotFound):
+                return None
+
+        large = sum(not self.is_small(part) for part in parts)  # small ones are fetched by one read anyway
+        readers = max(1, min(FOOTER_READERS, large))
+        for part, footer in zip(parts, in_order(read, parts, readers), strict=True):
+            if footer is None:
+                yield None
+                continue
+            self._keep(part, footer)
+            yield PartFile(self, part, footer, None)
+
+    def _read(self, part: Part) -> tuple[Footer, bytes | None]:
+        """The verified footer of a part, and all its bytes where it is small."""
+        if not self.is_small(part):
+            tail = self.fetch(part, part.size - part.footer_size, part.footer_size)
+            return decode_footer(part, tail, is_foreign=self._are_foreign), None
+        whole = self.fetch(part, 0, part.size)
+        if zlib.crc32(whole) != part.checksum:
+            raise Corruption(f"{named(part)} does not match its checksum", part=str(part.id))
+        return decode_footer(part, whole[part.size - part.footer_size :], is_foreign=self._are_foreign), whole
+
+    def _keep(self, part: Part, footer: Footer) -> None:
+        if part.id not in self._footers and len(self._footers) >= FOOTERS_MAX:
+            self._footers.pop(next(iter(self._footers)))
+        self._footers[part.id] = footer
 
     @property
     def blob(self) -> BlobReads:
@@ -132,11 +204,26 @@ class PartFile:
         if not names:
             # No column is wanted of this part, but its row count is.
             return pa.table({"": pa.nulls(sum(self.groups[group].rows for group in groups))})
-        source = self._source(groups, names)
-        table = decode_row_groups(self.part, self._footer, groups, names, source)
-        if len(table) != sum(self.groups[group].rows for group in groups):
-            raise Corruption(f"{named(self.part)} lacks rows", part=str(self.part.id))
-        return table
+        with self._decoding(groups, names) as table:
+            return table
+
+    def reading(self, groups: Sequence[int], columns: Sequence[str]) -> AbstractContextManager[pa.Table]:
+        """The same of some columns, for a `with` in which large rows are used in turn."""
+        return self._decoding(groups, self._names(columns))
+
+    @contextmanager
+    def _decoding(self, groups: Sequence[int], names: Sequence[str]) -> Iterator[pa.Table]:
+        source, decoded = self._source(groups, names)
+        with self._turn_of(decoded):
+            table = decode_row_groups(self.part, self._footer, groups, names, source)
+            if len(table) != sum(self.groups[group].rows for group in groups):
+                raise Corruption(f"{named(self.part)} lacks rows", part=str(self.part.id))
+            yield table
+
+    @cached_property
+    def _fixed(self) -> Sequence[tuple[Fixed, ...]]:
+        """The lists of a fixed size around each leaf."""
+        return fixed_lists(self.schema.updates_schema)
 
     def known(self, group: int) -> Known | None:
         """What the index tells of the rows of a row group, where it can be believed.
@@ -183,8 +270,8 @@ class PartFile:
 
     def _statistics(self, number: int) -> dict[str, Any]:
         group = self._footer.metadata.row_group(number)
-        columns = (group.column(position) for position in range(group.num_columns))
-        return {column.path_in_schema: column.statistics for column in columns if column.statistics is not None}
+        named = ((self._footer.metadata.schema.column(at).path, group.column(at)) for at in range(group.num_columns))
+        return {path: column.statistics for path, column in named if column.statistics is not None}
 
     @property
     def metadata(self) -> Any:
@@ -198,7 +285,7 @@ class PartFile:
 
     def source(self, groups: Sequence[int], columns: Sequence[str]) -> Any:
         """The verified bytes of columns of row groups, for `batches`: fetch them here, decode them there."""
-        return self._source(groups, self._names(columns))
+        return self._source(groups, self._names(columns))[0]
 
     def batches(
         self, groups: Sequence[int], columns: Sequence[str], rows: int, source: Any = None
@@ -212,7 +299,7 @@ class PartFile:
             return
         seen = 0
         if source is None:
-            source = self._source(groups, names)
+            source, _ = self._source(groups, names)
         for batch in decode_batches(self.part, self._footer, groups, names, source, rows):
             seen += batch.num_rows
             yield pa.Table.from_batches([batch])
@@ -223,15 +310,84 @@ class PartFile:
         wanted = set(columns)
         return [name for name in self._footer.leaves if name in wanted]
 
-    def _source(self, groups: Sequence[int], names: Sequence[str]) -> Any:
+    def _source(self, groups: Sequence[int], names: Sequence[str]) -> tuple[Any, Decoded]:
+        """The verified bytes of columns of row groups, and the most that they take once they are decoded."""
         if self._whole is not None:
-            return pa.BufferReader(self._whole)
+            return pa.BufferReader(self._whole), self._check_decoded(groups, names, [(0, self._whole)])
+        chunks = sorted(self._chunks(groups, names), key=lambda chunk: chunk.start)
+        segments = list(self._verified(chunks))
+        decoded = self._check_decoded(groups, names, segments)
+        return pa.PythonFile(_Sparse(segments, self.part.size), mode="r"), decoded
+
+    def _turn_of(self, decoded: Decoded) -> AbstractContextManager[object]:
+        bound = self._files.bound
+        return nullcontext() if bound is None or sum(decoded) <= LARGE_BYTES else bound.turn
+
+    def check_described(self, group: int, columns: Sequence[str]) -> None:
+        """Raise Corruption where Parquet refuses what the footer says of columns of a row group. Nothing is fetched.
+
+        Only a read tells so by an error: who asks pyarrow for the metadata of such a column ends the process.
+        """
+        for name in self._names(columns):
+            for position in self._footer.leaves[name]:
+                _check_column(self.part, self._footer, group, position, pa.PythonFile(_Sparse([], self.part.size), "r"))
+
+    def encoded_bytes(self, groups: Sequence[int], columns: Sequence[str]) -> list[int]:
+        """How many bytes of the file these columns take, for each of the row groups."""
+        names = self._names(columns)
+        return [sum(chunk.size for chunk in self._chunks((group,), names)) for group in groups]
+
+    def _chunks(self, groups: Sequence[int], names: Sequence[str]) -> list[Chunk]:
         positions = [position for name in names for position in self._footer.leaves[name]]
-        chunks = sorted(
-            (self.groups[group].chunks[position] for group in groups for position in positions),
-            key=lambda chunk: chunk.start,
-        )
-        return pa.PythonFile(_Sparse(list(self._verified(chunks)), self.part.size), mode="r")
+        return [self.groups[group].chunks[position] for group in groups for position in positions]
+
+    def _check_decoded(
+        self, groups: Sequence[int], names: Sequence[str], segments: Sequence[tuple[int, bytes]]
+    ) -> Decoded:
+        """The most bytes that these columns of these row groups may take. Raises InvalidUsage beyond the bound."""
+        bound = self._files.bound
+        if bound is None or not self._files.doubts(self.part):
+            return Decoded(0, 0)
+        said = bound.told_times * sum(self.groups[group].nbytes for group in groups) + TOLD_BYTES
+        kept, passing, kept_max = 0, 0, min(bound.kept_max, said)
+        for group in groups:
+            rows = self.groups[group].rows
+            for name in names:
+                # A list of a fixed size takes its room also where it is null.
+                least, found = rows * fixed_bytes(self.schema.updates_schema.field(name).type), 0
+                for position in self._footer.leaves[name]:
+                    decoded = self._decoded(
+                        group, position, segments, Decoded(kept_max - kept - found, bound.passing_max)
+                    )
+                    found, passing = found + decoded.kept, max(passing, decoded.passing)
+                kept += max(found, least)
+                if kept > kept_max or passing > bound.passing_max:
+                    raise InvalidUsage(
+                        f"row groups of {named(self.part)} may take more than {kept_max} bytes once they are decoded, "
+                        f"or {bound.passing_max} meanwhile, the most that is read at once here: write smaller row "
+                        "groups or values, or read it by a client that reaches the stores"
+                    )
+        return Decoded(kept, passing)
+
+    def _decoded(self, group: int, position: int, segments: Sequence[tuple[int, bytes]], most: Decoded) -> Decoded:
+        """What one column chunk takes. Raises Corruption, also where the footer means other bytes than the index."""
+        chunk, metadata = self.groups[group].chunks[position], self._footer.metadata
+        told = metadata.row_group(group).column(position)
+        start = told.data_page_offset
+        if told.has_dictionary_page and told.dictionary_page_offset is not None:
+            start = min(start, told.dictionary_page_offset)
+        try:
+            if (start, told.total_compressed_size) != (chunk.start, chunk.size):
+                raise ValueError("its footer and its index name other bytes for a column")
+            data, rows, column = _bytes_of(chunk, segments), self.groups[group].rows, metadata.schema.column(position)
+            found = decoded_bytes_max(data, told, column, rows, most)
+            lists = self._fixed[position]
+            if lists and found.kept <= most.kept and found.passing <= most.passing:
+                with self._turn_of(found):
+                    check_sizes(*levels_of(data, told, column), lists)
+            return found
+        except ValueError as error:
+            raise Corruption(f"{named(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
 
     def _verified(self, chunks: Sequence[Chunk]) -> Iterator[tuple[int, bytes]]:
         """The bytes that hold these chunks, which are in order, and where they begin. Raises Corruption."""
@@ -251,6 +407,25 @@ class PartFile:
                         part=str(self.part.id),
                     )
             yield start, data
+
+
+def _check_column(part: Part, footer: Footer, group: int, position: int, empty: Any) -> None:
+    """Raise Corruption where the footer tells of a column what Parquet refuses. `empty` says NOT_FETCHED to a read."""
+    try:
+        pq.ParquetFile(empty, metadata=footer.metadata, pre_buffer=False).reader.read_row_groups(
+            [group], column_indices=[position], use_threads=False
+        )
+    except DATA_ERRORS as error:
+        if NOT_FETCHED not in str(error):
+            raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
+
+
+def _bytes_of(chunk: Chunk, segments: Sequence[tuple[int, bytes]]) -> memoryview:
+    """The bytes of a chunk, which lies in one of the segments: of one that ends too early as many as there are."""
+    for start, data in segments:
+        if start <= chunk.start < start + len(data):
+            return memoryview(data)[chunk.start - start : chunk.start - start + chunk.size]
+    return memoryview(b"")
 
 
 def _later(rows: pa.Table, time: int) -> int:
@@ -291,10 +466,11 @@ class _Sparse(io.RawIOBase):
         self._position = base + offset
         return self._position
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> memoryview:
+        """Arrow takes what is here as it is: nothing is copied."""
         for start, data in self._segments:
             if start <= self._position and self._position + size <= start + len(data):
-                piece = data[self._position - start : self._position - start + size]
+                piece = memoryview(data)[self._position - start : self._position - start + size]
                 self._position += len(piece)
                 return piece
-        raise OSError(f"bytes {self._position} to {self._position + size} were not fetched")
+        raise OSError(NOT_FETCHED)

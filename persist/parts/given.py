@@ -15,7 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts.schema import ShardSchema, family
+from persist.parts.column_types import family
+from persist.parts.decimal_text import decimals
+from persist.parts.schema import ShardSchema
+
+KEYS_MAX = 100_000  # of one request: each is looked at by itself
 
 _USUAL = {  # the types whose values fit a column of this family as they are, or are refused by Arrow
     "integer": int,
@@ -73,6 +77,8 @@ def keys_of_json(schema: ShardSchema, keys: Any) -> Any:
     """
     if not isinstance(keys, list):
         return keys
+    if len(keys) > KEYS_MAX:
+        raise InvalidUsage(f"there are {len(keys)} keys; give at most {KEYS_MAX} at once")
     in_bytes = [family(schema.arrow.field(name).type) == "binary" for name in schema.key]
 
     def value(given: object, is_bytes: bool) -> object:
@@ -98,7 +104,10 @@ def keys_of_json(schema: ShardSchema, keys: Any) -> Any:
 
 def _of_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:
     try:
-        return pa.scalar(value).cast(kind)
+        text = pa.scalar(value)
+        if pa.types.is_decimal(kind):
+            return decimals(text, kind)
+        return text.cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(f"{value!r} is no {kind}, the type of {name!r}") from error
 

@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from persist.core.errors import Corruption, InvalidUsage
+from persist.parts.column_types import family
 from persist.parts.columns import END, ESCAPE, NULL, VALID, Column, column, one_chunk
-from persist.parts.schema import ShardSchema, family
+from persist.parts.schema import ShardSchema
 
 BOUND_BYTES_MAX = 256
 
@@ -68,7 +69,7 @@ class SortedKeys:
     def _columns(self) -> list[Column]:
         return [column(array) for array in self._arrays]
 
-    @property
+    @cached_property
     def last(self) -> bytes:
         """The key of the last row, without a look at the others."""
         return b"".join(column(array.slice(self._rows - 1)).encode(0) for array in self._arrays)
@@ -93,9 +94,12 @@ class SortedKeys:
 
 def clip_rows(table: pa.Table, keys: SortedKeys, key_range: KeyRange) -> pa.Table:
     """The rows of a key-ordered table whose keys lie in the range."""
-    start = 0 if key_range.lower is None else keys.bisect(key_range.lower)
-    end = len(table) if key_range.upper is None else keys.bisect(key_range.upper, start)
-    return table.slice(start, end - start)
+    if not len(table):
+        return table
+    start = 0 if key_range.lower is None or key_range.lower <= keys[0] else keys.bisect(key_range.lower)
+    upper = key_range.upper
+    end = len(table) if upper is None or keys.last < upper else keys.bisect(upper, start)
+    return table if end - start == len(table) else table.slice(start, end - start)
 
 
 def encode_key(schema: ShardSchema, values: Mapping[str, Any] | tuple[Any, ...]) -> bytes:

@@ -7,10 +7,12 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from persist.parts.columns import Mask, one_chunk
 from persist.parts.consolidate import join, twins
+from persist.parts.picking import is_constant
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
 TWINS_SHARE = 4  # of the rows of a row group at most one in so many is told to be a twin of the row before
@@ -76,9 +78,11 @@ class Stats:
             self.diff_sum += sum(diffs)
             return
         times, diffs = one_chunk(rows.column(TIME)).to_numpy(), one_chunk(rows.column(DIFF)).to_numpy()
-        low, high = int(diffs.min()), int(diffs.max())
-        self._widen(int(times.min()), int(times.max()), low, high)
-        if max(abs(low), abs(high)) * len(diffs) < 2**63:
+        low, high = _span(diffs)
+        self._widen(*_span(times), low, high)
+        if low == high:  # most rows are there once
+            self.diff_sum += low * len(diffs)
+        elif max(abs(low), abs(high)) * len(diffs) < 2**63:
             self.diff_sum += int(diffs.sum())
         else:
             self.diff_sum += (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFFFFFF).sum())
@@ -94,6 +98,13 @@ class Stats:
     def known_sum(self) -> int | None:
         """The sum of the diffs, or None where it takes more than 64 bits: a record holds no such number."""
         return self.diff_sum if -(2**63) <= self.diff_sum < 2**63 else None
+
+
+def _span(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """The least and the greatest of them (at least one)."""
+    if is_constant(numbers):
+        return int(numbers[0]), int(numbers[0])
+    return int(numbers.min()), int(numbers.max())
 
 
 class Teller:

@@ -9,10 +9,11 @@ inside the key, by (key, value, time).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeAlias
+from heapq import heapify, heappop, heapreplace
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +30,20 @@ BATCH_ROWS_MIN = 1024
 AHEAD = 2  # tables of the longest cursor that are read ahead where there are threads for it
 CHUNK_BYTES_MAX = 64 * 1024 * 1024  # what a merge holds loaded at most: more only leaves the caches
 
-Prepare = Callable[[pa.Table, Part], pa.Table]
 Taken: TypeAlias = list[tuple[pa.Table, bool]]  # rows of each cursor, and whether no two of them become one
 Window: TypeAlias = Taken | pa.Table  # rows to be merged, or merged already
+
+
+class Prepare(Protocol):
+    """What a cursor reads of parts, and what it makes of it."""
+
+    def columns(self, part: Part) -> list[str]:
+        """Those to be read."""
+        ...
+
+    def rows(self, table: pa.Table, part: Part) -> pa.Table:
+        """Whole rows, in their order, of what was read."""
+        ...
 
 
 @dataclass(slots=True)
@@ -53,12 +65,12 @@ class Cursor:
         files: Files,
         schema: ShardSchema,
         key_range: KeyRange,
-        prepare: Prepare,
+        prepare: Prepare | None,
         settled: bool,
     ) -> None:
         """`parts` come with the row groups that are read of them; None: those that the read wants.
 
-        `settled`: no two rows become one.
+        `settled`: no two rows become one. `prepare` is there where there are parts.
         """
         self._parts = list(parts)
         self.rows = sum(part.rows for part, _ in parts)
@@ -79,14 +91,14 @@ class Cursor:
     @classmethod
     def of_table(cls, rows: pa.Table, files: Files, schema: ShardSchema, settled: bool) -> Cursor:
         """A cursor over consolidated rows that are in memory."""
-        cursor = cls([], files, schema, KeyRange(), lambda table, part: table, settled)
+        cursor = cls([], files, schema, KeyRange(), None, settled)
         cursor.push(rows)
         return cursor
 
     @classmethod
     def of_tables(cls, tables: Iterator[pa.Table], files: Files, schema: ShardSchema, settled: bool = True) -> Cursor:
         """A cursor over tables of rows that come in order, and are consolidated where they are `settled`."""
-        cursor = cls([], files, schema, KeyRange(), lambda table, part: table, settled=settled)
+        cursor = cls([], files, schema, KeyRange(), None, settled)
         cursor._batches = tables
         return cursor
 
@@ -114,7 +126,7 @@ class Cursor:
             if table is None:
                 self._batches = None
             else:
-                self._push(table if self._file is None else self._prepare(table, self._file.part))
+                self._push(table if self._file is None else self._prepared(table, self._file))
             return
         if self._file is None or not self._groups:
             self._open()
@@ -124,17 +136,17 @@ class Cursor:
         first = file.groups[self._groups[0]]
         if not self._ahead and first.nbytes > 2 * nbytes and first.rows > BATCH_ROWS_MIN:
             rows = max(BATCH_ROWS_MIN, first.rows * nbytes // first.nbytes)
-            self._batches = file.batches([self._groups.pop(0)], self._columns(), rows)
+            self._batches = file.batches([self._groups.pop(0)], self._columns(file), rows)
             return
         if self._ahead:
             taken, read = self._ahead.popleft()
             table = read.result()
         else:
             taken = self._following(file, 0, nbytes)
-            table = file.read(taken, self._columns())
+            table = file.read(taken, self._columns(file))
         del self._groups[: len(taken)]
         self._read_ahead(file, nbytes)
-        self._push(self._prepare(table, file.part))
+        self._push(self._prepared(table, file))
 
     def read_ahead_in(self, pool: ThreadPoolExecutor) -> None:
         """Have the pool's threads read the next row groups of a part, while this thread does something else."""
@@ -144,7 +156,7 @@ class Cursor:
         start = sum(len(taken) for taken, _ in self._ahead)
         while self._pool is not None and len(self._ahead) < AHEAD and start < len(self._groups):
             taken = self._following(file, start, nbytes)
-            self._ahead.append((taken, self._pool.submit(file.read, taken, self._columns())))
+            self._ahead.append((taken, self._pool.submit(file.read, taken, self._columns(file))))
             start += len(taken)
 
     def _following(self, file: PartFile, start: int, nbytes: int) -> list[int]:
@@ -198,8 +210,13 @@ class Cursor:
             if self._groups:
                 return
 
-    def _columns(self) -> list[str]:
-        return list(self._schema.updates_schema.names)
+    def _columns(self, file: PartFile) -> list[str]:
+        assert self._prepare is not None
+        return self._prepare.columns(file.part)
+
+    def _prepared(self, table: pa.Table, file: PartFile) -> pa.Table:
+        assert self._prepare is not None
+        return self._prepare.rows(table, file.part)
 
 
 def merge_cursors(
@@ -229,12 +246,8 @@ def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iter
     carry: Cursor | None = None
     active = list(cursors)
     while True:
-        bounds = [(bound, cursor) for cursor in active if (bound := cursor.bound()) is not None]
-        low = min((bound for bound, _ in bounds), default=None)
-        laggards = [cursor for bound, cursor in bounds if bound == low]
-        if laggards and sum(cursor.nbytes for cursor in active) < limit:
-            laggards[0].load(share)
-            continue
+        laggards = _load(active, limit, share)
+        low = laggards[0].bound() if laggards else None
         taken = [(rows, cursor.settled) for cursor in active if (rows := cursor.take(low)) is not None]
         if taken:
             yield taken
@@ -249,6 +262,28 @@ def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iter
             carry = Cursor.of_table(rest, laggards[0].files, schema, settled=True)
             active.append(carry)
         active = [cursor for cursor in active if not cursor.is_empty or cursor.bound() is not None]
+
+
+def _load(active: Sequence[Cursor], limit: int, share: int) -> list[Cursor]:
+    """Load the next rows of the cursors that are furthest behind, until `limit` bytes of rows are loaded.
+
+    The cursors that are furthest behind then: none where all rows of all of them are loaded.
+    """
+    waiting = [(bound, number) for number, cursor in enumerate(active) if (bound := cursor.bound()) is not None]
+    heapify(waiting)
+    held = sum(cursor.nbytes for cursor in active)
+    while waiting and held < limit:
+        number = waiting[0][1]
+        cursor = active[number]
+        held -= cursor.nbytes
+        cursor.load(share)
+        held += cursor.nbytes
+        bound = cursor.bound()
+        if bound is None:
+            heappop(waiting)
+        else:
+            heapreplace(waiting, (bound, number))
+    return [active[number] for bound, number in waiting if bound == waiting[0][0]]
 
 
 def _merged(window: Taken, schema: ShardSchema, names: Sequence[str]) -> pa.Table:

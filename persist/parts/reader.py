@@ -6,39 +6,55 @@ already are read straight through, only the columns asked for; everything else g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, auto
+from itertools import groupby
+from operator import call, itemgetter
+from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.antichain import Antichain
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
-from persist.parts.ahead import in_order
+from persist.parts.ahead import cores, in_order
 from persist.parts.bundles import expanded
-from persist.parts.codec import RowGroup, at_part_time, at_time
-from persist.parts.columns import Mask, one_chunk
-from persist.parts.consolidate import Times, folded, join, merge, negated
-from persist.parts.files import BlobReads, Files, Keeps, PartFile
+from persist.parts.codec import RowGroup, at_part_time
+from persist.parts.columns import one_chunk
+from persist.parts.consolidate import Times, join, merge, negated, stable_order
+from persist.parts.files import BlobReads, Bound, Files, Keeps, PartFile
 from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
-from persist.parts.schema import DIFF, TIME, ShardSchema, as_type
-from persist.parts.stretches import Item, Loose, Piece, Stretch, bounds_of, is_settled, overlapping, stretches
+from persist.parts.picking import picked
+from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.parts.straight import Filled, Straight
+from persist.parts.stretches import Item, Loose, Piece, Stretch, is_settled, overlapping, stretches
 
-DECODERS = 2  # tables that are fetched and decoded at the same time where a part is read straight through
-FETCHERS = 2  # pieces of a part that are fetched ahead where the caller decodes them batch by batch
+DECODERS_MAX = 8  # threads that fetch and decode what is read straight through: as many as there are cores
+DECODERS_BOUND = 2  # of a read that has a bound, whose process has other things to do
 MEMORY_BYTES = 512 * 1024 * 1024
-STREAM_BYTES_MAX = 64 * 1024 * 1024  # memory of one table of a part that is read straight through
+STREAM_BYTES_MAX = 64 * 1024 * 1024  # memory of all tables that are read straight ahead of their caller
 LOOSE_BYTES_MAX = 8 * 1024 * 1024  # encoded bytes of small blobs that are taken into memory, to lie among large ones
 LOOSE_SHARE = 64  # and of the memory of the read: rows take several times their encoded bytes
+
+
+Finish: TypeAlias = Callable[[pa.Table], pa.Table]
+
+
+class _Way(Enum):
+    """How a stretch is read: straight, in large tables or in small ones; or merged."""
+
+    WHOLE = auto()
+    BATCHED = auto()
+    MERGED = auto()
 
 
 class PartReader:
     """Reads parts of any of `schemas` as rows of the schema `current`. Not thread-safe: one per thread.
 
-    A read holds about `memory_bytes` of memory.
+    A read holds about `memory_bytes` of memory. `bound`: see `Files`. `use_threads`: whether it decodes on threads of
+    its own, as many as there are cores, at most DECODERS_MAX; DECODERS_BOUND where it has a bound.
 
     Row groups of which `keeps` says no are left out: it must look at columns of the user's only, and say no only where
     none of their values is wanted, so that all updates of a row are kept or none.
@@ -46,7 +62,7 @@ class PartReader:
     A part that is gone raises the blob store's BlobNotFound; bytes that contradict their checksums Corruption.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - how much it takes, each by its name
         self,
         blob: BlobReads,
         schemas: Mapping[int, ShardSchema],
@@ -55,9 +71,11 @@ class PartReader:
         use_threads: bool = True,
         keeps: Keeps | None = None,
         memory_bytes: int = MEMORY_BYTES,
+        bound: Bound | None = None,
     ) -> None:
-        self._files = Files(blob, schemas, keeps)
-        self._decoders = DECODERS if use_threads else 1
+        self._files = Files(blob, schemas, keeps, bound)
+        decoders = max(2, min(DECODERS_MAX, cores())) if bound is None else DECODERS_BOUND
+        self._decoders = decoders if use_threads else 1
         self._memory_bytes = memory_bytes
         self.schema = current
 
@@ -116,7 +134,7 @@ class PartReader:
         upto = None if upper.element is None else upper.element - 1
         runs = [Run((part,)) for part in parts]
         times = Times(after=lower.element - 1, upto=upto, advance=since)
-        return (_by_time(table) for table in self._read(runs, times, key_range, columns))
+        return self._read(runs, times, key_range, columns, finish=_by_time)
 
     def read_changes(
         self,
@@ -133,7 +151,7 @@ class PartReader:
         is negative where they have less, and at least one row; they come in key order.
         """
         names = [*self.schema.columns(columns), DIFF]
-        return self._stretches(runs, Times(after=after, upto=upto, advance=upto), key_range, names, None)
+        return self._stretches(runs, Times(after=after, upto=upto, advance=upto), key_range, names)
 
     def read_changes_at(
         self,
@@ -154,7 +172,7 @@ class PartReader:
         names = [*self.schema.columns(None), TIME, DIFF]
 
         def read(are_named: bool) -> Iterator[pa.Table]:
-            for table in self._stretches(runs, apart, key_range, names, None):
+            for table in self._stretches(runs, apart, key_range, names):
                 is_named = pc.is_in(table.column(TIME), value_set=named)
                 yield table.filter(is_named if are_named else pc.invert(is_named))
 
@@ -193,6 +211,11 @@ class PartReader:
         """The row groups of a Parquet part, from its footer."""
         return self._files.open(part).groups
 
+    def row_groups_of(self, parts: Sequence[Part]) -> Iterator[Sequence[RowGroup] | None]:
+        """The same of each part, in order, some read at the same time; None where it is damaged or missing."""
+        for file in self._files.open_ahead(parts):
+            yield None if file is None else file.groups
+
     def _read(
         self,
         runs: Iterable[Run],
@@ -200,11 +223,12 @@ class PartReader:
         key_range: KeyRange,
         columns: Sequence[str] | None,
         batch_rows: int | None = None,
+        finish: Finish | None = None,
     ) -> Iterator[pa.Table]:
         # A snapshot is as of one time, which its reader knows; changes have theirs, even where all are at one time.
         is_snapshot = times.after is None and times.upto is not None and times.upto == times.advance
         names = [*self.schema.columns(columns), *([DIFF] if is_snapshot else [TIME, DIFF])]
-        return self._stretches(runs, times, key_range, names, batch_rows)
+        return self._stretches(runs, times, key_range, names, batch_rows, finish)
 
     def _stretches(
         self,
@@ -212,24 +236,54 @@ class PartReader:
         times: Times,
         key_range: KeyRange,
         names: list[str],
-        batch_rows: int | None,
+        batch_rows: int | None = None,
+        finish: Finish | None = None,
     ) -> Iterator[pa.Table]:
+        """The rows, table by table; what `finish` makes of each table, on the thread that made it."""
         limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // 4))
-        for items in overlapping(runs, times, key_range, self._files):
-            loose, others = self._loose(items, times, key_range)
-            for stretch in stretches(others, loose, times, key_range, self._files):
+
+        def ways() -> Iterator[tuple[_Way, Any]]:
+            for stretch, is_large in self._planned(runs, times, key_range):
                 if stretch.part is None:
-                    cursors = self._cursors(stretch, times, key_range)
-                    large = any(not self._files.is_small(item.part) for item in others)
-                    threaded = large and self._decoders > 1
-                    yield from merge_cursors(cursors, self.schema, names, self._memory_bytes, threaded=threaded)
+                    yield _Way.MERGED, (self._cursors(stretch, times, key_range), is_large)
                     continue
                 file = self._files.open(stretch.part)
-                plain = _Straight(file, stretch, self.schema, times, key_range, names)
-                if batch_rows is None:
-                    yield from plain.tables(limit, self._decoders)
+                plain = Straight(file, stretch, self.schema, times, key_range, names)
+                rows = batch_rows or self._few(file, limit)
+                yield (_Way.WHOLE, plain) if rows is None else (_Way.BATCHED, (plain, rows))
+
+        for way, some in groupby(ways(), itemgetter(0)):
+            if way is _Way.WHOLE:  # pieces of all parts that follow one another, so that no thread waits at their ends
+                waiting = self._decoders if self._decoders > 1 else 0
+                size = max(1, limit // (self._decoders + waiting))
+                pieces = (piece for _, plain in some for piece in plain.pieces(size, self._decoders))
+                work = call if finish is None else lambda piece: finish(piece())
+                yield from filter(len, in_order(work, pieces, self._decoders, waiting))
+                continue
+            for _, (found, how) in some:
+                if way is _Way.BATCHED:
+                    tables = found.batches(limit, how)
                 else:
-                    yield from plain.batches(limit, batch_rows)
+                    threaded = how and self._decoders > 1
+                    tables = merge_cursors(found, self.schema, names, self._memory_bytes, threaded=threaded)
+                yield from tables if finish is None else map(finish, tables)
+
+    def _planned(self, runs: Iterable[Run], times: Times, key_range: KeyRange) -> Iterator[tuple[Stretch, bool]]:
+        """What is to be read, in key order, and whether a part that it overlaps with is large."""
+        for items in overlapping(runs, times, key_range, self._files):
+            loose, others = self._loose(items, times, key_range)
+            is_large = any(not self._files.is_small(item.part) for item in others)
+            for stretch in stretches(others, loose, times, key_range, self._files):
+                yield stretch, is_large
+
+    def _few(self, file: PartFile, limit: int) -> int | None:
+        """As how many rows at a time a part is to be read that may take far more than `limit`; None: as a whole."""
+        bound = self._files.bound
+        if bound is None or not bound.in_batches or not file.groups:
+            return None
+        if not self._files.doubts(file.part) and max(group.nbytes for group in file.groups) <= 2 * limit:
+            return None
+        return max(1, min(group.rows * limit // max(1, group.nbytes) for group in file.groups))
 
     def _loose(self, items: Sequence[Item], times: Times, key_range: KeyRange) -> tuple[Loose | None, list[Item]]:
         """The rows of inline parts, and of small blobs among large ones, in memory; and the parts that are not there.
@@ -285,132 +339,45 @@ class PartReader:
         # A time that the commit chose may have made rows equal that differed in their times.
         chosen = any(part.time is not None for part, _ in parts)
         settled = (not chosen and not times.merges(first, last)) or is_settled(pieces)
-        return Cursor(
-            parts, self._files, self.schema, key_range, lambda t, p: self._prepare(t, p, times), settled=settled
-        )
-
-    def _prepare(self, table: pa.Table, part: Part, times: Times) -> pa.Table:
-        """Whole rows of a part as rows of the current schema, at the times that the read gives them."""
-        table = self._whole(table, part)
-        time = _only_time(part, times)
-        return times.apply(table) if time is None else at_time(table, time)
+        return Cursor(parts, self._files, self.schema, key_range, _AtTimes(self.schema, times), settled=settled)
 
     def _whole(self, table: pa.Table, part: Part) -> pa.Table:
-        """Whole rows of a part as rows of the current schema, at the times that they were committed with."""
-        table = self.schema.migrate(table)
-        table = at_part_time(table, part)
-        if part.clip is not None:
-            table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
-        return table
+        return _as_committed(self.schema, table, part)
 
 
-class _Straight:
-    """Row groups that nothing overlaps and that need no consolidation: only the columns asked for are read."""
+class _AtTimes:
+    """Whole rows of parts, as rows of a schema, at the times that a read gives them: what a cursor does with them.
 
-    def __init__(
-        self,
-        file: PartFile,
-        stretch: Stretch,
-        schema: ShardSchema,
-        times: Times,
-        key_range: KeyRange,
-        names: Sequence[str],
-    ) -> None:
-        part = file.part
-        self._file = file
-        groups = stretch.groups
-        self._groups = list(file.wanted(key_range)) if groups is None else groups
-        self._folds = stretch.folds
+    Columns that are known to be the same in all rows of a part are not read.
+    """
+
+    def __init__(self, schema: ShardSchema, times: Times) -> None:
         self._schema = schema
         self._times = times
-        self._range = key_range
-        self._names = list(names)
-        span, diffs = bounds_of(file, self._groups)
-        self._filters = not times.keeps_all(*span) or part.clip is not None
-        time, diff = _constants(span, diffs, times)
-        self._constants: dict[str, int] = {}
-        if time is not None and not self._filters:
-            self._constants[TIME] = time
-        if diff is not None and not self._folds:
-            self._constants[DIFF] = diff
-        self._needs_time = self._filters or (self._folds and TIME not in self._constants)
-        self._stored = frozenset(file.schema.updates_schema.names)
-        self._schemas = {edge: pa.schema(self._fields(edge)) for edge in (False, True)}
-        self._filled: dict[str, pa.Array] = {}  # of each constant column: the longest yet, for slices of it
+        self._filled = Filled()
 
-    def tables(self, limit: int, decoders: int) -> Iterator[pa.Table]:
-        """The rows in large tables, decoded on `decoders` threads, which hold about `limit` bytes together."""
+    def columns(self, part: Part) -> list[str]:
+        same = self._same(part)
+        return [name for name in self._schema.updates_schema.names if name not in same]
 
-        def read(piece: tuple[list[int], bool]) -> pa.Table:
-            groups, edge = piece
-            table = self._file.read(groups, self._columns(edge))
-            return self._finished(table, edge, self._file.firsts(groups) if self._folds else None)
+    def rows(self, table: pa.Table, part: Part) -> pa.Table:
+        same = self._same(part)
+        if TIME not in same:
+            return self._times.apply(_as_committed(self._schema, table, part))
+        return self._filled.completed(table, self._schema.updates_schema, same, table.schema.names)
 
-        pieces = _batches(self._file, self._groups, self._range, max(1, limit // decoders))
-        for table in in_order(read, pieces, decoders):
-            if len(table):
-                yield table
+    def _same(self, part: Part) -> dict[str, int]:
+        """The values of these columns; none where the time is not among them."""
+        time = _only_time(part, self._times)
+        if time is None:
+            return {}
+        return {TIME: time} if part.diff_min != part.diff_max else {TIME: time, DIFF: part.diff_min}
 
-    def batches(self, limit: int, rows: int) -> Iterator[pa.Table]:
-        """The rows in tables of at most `rows` rows, decoded by the caller, their encoded bytes fetched ahead."""
 
-        def fetch(piece: tuple[list[int], bool]) -> tuple[list[int], bool, Any]:
-            groups, edge = piece
-            return groups, edge, self._file.source(groups, self._columns(edge))
-
-        if self._folds:  # rows that become one may lie in two batches
-            for table in self.tables(limit, 1):
-                yield from (table.slice(start, rows) for start in range(0, len(table), rows))
-            return
-        fetchers = 1 if self._file.is_whole else FETCHERS
-        pieces = _batches(self._file, self._groups, self._range, max(1, limit // FETCHERS))
-        for groups, edge, source in in_order(fetch, pieces, fetchers):
-            for batch in self._file.batches(groups, self._columns(edge), rows, source):
-                table = self._finished(batch, edge)
-                if len(table):
-                    yield table
-
-    def _fields(self, edge: bool) -> list[pa.Field]:
-        """What is needed of every row: the columns asked for, and those by which rows are left out."""
-        wanted = {*self._names, *(self._schema.key if edge else ()), *([TIME] if self._needs_time else ())}
-        return [field for field in self._schema.updates_schema if field.name in wanted]
-
-    def _columns(self, edge: bool) -> list[str]:
-        return [field.name for field in self._fields(edge) if field.name not in self._constants]
-
-    def _finished(self, table: pa.Table, edge: bool, firsts: Mask | None = None) -> pa.Table:
-        """The rows that are wanted of what was read: at the times of the read, within the key range."""
-        clip = self._file.part.clip
-        table = self._complete(table, self._schemas[edge])
-        if firsts is not None:
-            table = folded(table, firsts, self._times, clip)
-        else:
-            if clip is not None:
-                table = table.filter(pc.greater_equal(table.column(TIME), clip))
-            if TIME in table.column_names and TIME not in self._constants:
-                table = self._times.apply(table)
-        if edge:
-            table = clip_rows(table, SortedKeys(table, self._schema.key), self._range)
-        return table if table.column_names == self._names else table.select(self._names)
-
-    def _complete(self, table: pa.Table, target: pa.Schema) -> pa.Table:
-        """The columns read, in the current schema, with columns that are the same in every row filled in."""
-        arrays = []
-        for field in target:
-            if field.name in self._constants:
-                arrays.append(self._constant(field.name, len(table)))
-            elif field.name in self._stored:
-                arrays.append(as_type(table.column(field.name), field.type))
-            else:
-                arrays.append(pa.nulls(len(table), field.type))
-        return pa.Table.from_arrays(arrays, schema=target)
-
-    def _constant(self, name: str, rows: int) -> pa.Array:
-        filled = self._filled.get(name)
-        if filled is None or len(filled) < rows:
-            filled = pa.repeat(pa.scalar(self._constants[name], pa.int64()), rows)
-            self._filled[name] = filled
-        return filled.slice(0, rows)
+def _as_committed(schema: ShardSchema, table: pa.Table, part: Part) -> pa.Table:
+    """Whole rows of a part as rows of a schema, at the times that they were committed with."""
+    table = at_part_time(schema.migrate(table), part)
+    return table if part.clip is None else table.filter(pc.greater_equal(table.column(TIME), part.clip))
 
 
 def _only_time(part: Part, times: Times) -> int | None:
@@ -422,34 +389,11 @@ def _only_time(part: Part, times: Times) -> int | None:
 
 
 def _by_time(table: pa.Table) -> pa.Table:
-    times = one_chunk(table.column(TIME)).to_numpy()
-    if (times[1:] >= times[:-1]).all():
+    order = stable_order(one_chunk(table.column(TIME)).to_numpy())
+    if order is None:
         return table
-    return table.take(pa.array(np.argsort(times, kind="stable")))
-
-
-def _constants(span: tuple[int, int], diffs: tuple[int, int], times: Times) -> tuple[int | None, int | None]:
-    """The time that every row gets and the diff that every row has, where there is only one."""
-    low, high = (times.moved(time) for time in span)
-    return (low if low == high else None), (diffs[0] if diffs[0] == diffs[1] else None)
-
-
-def _batches(
-    file: PartFile, groups: Sequence[int], key_range: KeyRange, limit: int
-) -> Iterator[tuple[list[int], bool]]:
-    """Row groups to read together, and whether they stick out of the key range."""
-    taken: list[int] = []
-    size = 0
-    for number in groups:
-        group = file.groups[number]
-        edge = not key_range.covers(group.key_lower, group.key_upper)
-        if taken and (edge or size + group.nbytes > limit):
-            yield taken, False
-            taken, size = [], 0
-        if edge:
-            yield [number], True
-            continue
-        taken.append(number)
-        size += group.nbytes
-    if taken:
-        yield taken, False
+    rows = pa.array(order)
+    columns = [picked(one_chunk(column), rows) for column in table.columns]
+    if any(column.type != field.type for column, field in zip(columns, table.schema, strict=True)):
+        return table.take(rows)  # more text than one array holds
+    return pa.Table.from_arrays(columns, schema=table.schema)

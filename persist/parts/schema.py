@@ -7,7 +7,7 @@ ones. Keys are flat columns; values may be nested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,17 +18,15 @@ import pyarrow.compute as pc
 from persist.core.antichain import TIME_MAX, TIME_MIN
 from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.state import SchemaRecord
+from persist.parts.arrow_messages import check_schema
+from persist.parts.column_types import as_type, check_storable, conform_column, is_picky, none_of, stored
 from persist.parts.sizes import row_bytes
 
 TIME = "__time"
 DIFF = "__diff"
 COLUMNS_MAX = 2000
-NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
 SCHEMAS_KEPT_MAX = 256  # that were read back, in a process
-FAMILIES_MAX = 1_000  # types of which is remembered what they hold
 _RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
-_DAY_MS = 86_400_000
-_DAYS_MAX = 2**31 - 1  # Parquet has dates as days of 32 bits
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class ShardSchema:
                 raise InvalidUsage(f"column name {name!r} is reserved; rename the column")
             if names.count(name) > 1:
                 raise InvalidUsage(f"column {name!r} occurs twice; column names must be unique")
-        fields = [pa.field(f.name, _stored(f.name, f.type), f.nullable) for f in self.arrow]
+        fields = [pa.field(f.name, stored(f.name, f.type), f.nullable) for f in self.arrow]
         object.__setattr__(self, "arrow", pa.schema(fields))
         if not self.key:
             raise InvalidUsage("a shard needs at least one key column")
@@ -75,6 +73,16 @@ class ShardSchema:
     def _targets(self) -> dict[str, pa.Field]:
         """The fields of `updates_schema` by name, in order."""
         return {field.name: field for field in self.updates_schema}
+
+    @cached_property
+    def _plain(self) -> frozenset[str]:
+        """The columns that hold any value of their type."""
+        fields = self._targets.values()
+        return frozenset(
+            field.name
+            for field in fields
+            if field.nullable and not is_picky(field.type) and not pa.types.is_nested(field.type)
+        )
 
     @cached_property
     def value(self) -> tuple[str, ...]:
@@ -135,7 +143,7 @@ class ShardSchema:
     @cached_property
     def _picky(self) -> tuple[tuple[int, pa.Field, bool], ...]:
         """The columns that do not take every value of their type, with their places; and whether Parquet does not."""
-        picky = ((place, field, _is_picky(field.type)) for place, field in enumerate(self.updates_schema))
+        picky = ((place, field, is_picky(field.type)) for place, field in enumerate(self.updates_schema))
         return tuple(one for one in picky if one[2] or not one[1].nullable)
 
     @cached_property
@@ -155,12 +163,12 @@ class ShardSchema:
 
     def check_values(self, rows: Any) -> None:
         """Raise InvalidUsage where rows in `updates_schema` hold a null that is not allowed, or what Parquet cannot."""
-        for place, field, is_picky in self._picky:
+        for place, field, may_not_fit in self._picky:
             column = rows.column(place)
             if not field.nullable and column.null_count:
                 raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
-            if is_picky:
-                _check_storable(column, field)
+            if may_not_fit:
+                check_storable(column, field)
 
     def migrate(self, table: pa.Table) -> pa.Table:
         """Rows of an older schema (all or some of its columns) in this one; added columns are null."""
@@ -190,7 +198,9 @@ class ShardSchema:
         for name, field in self._targets.items():
             if name in names:
                 column = rows.column(name)
-                columns.append(conform_column(column, field) if len(column) else _empty(column, field))
+                if name not in self._plain or column.type != field.type:
+                    column = conform_column(column, field) if len(column) else none_of(column, field)
+                columns.append(column)
             elif name == DIFF:
                 columns.append(pa.repeat(1, rows.num_rows))
             elif name == TIME and default_time is not None:
@@ -212,6 +222,7 @@ class ShardSchema:
 def _read(record: SchemaRecord) -> ShardSchema:
     """See `from_record`. Every commit and every read asks for the schemas of its shard, which hardly ever change."""
     try:
+        check_schema(record.arrow)
         return ShardSchema(pa.ipc.read_schema(pa.py_buffer(record.arrow)), record.key)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Corruption(f"the shard's schema cannot be read: {error}") from error
@@ -277,195 +288,3 @@ def _times(time: int, count: int) -> pa.Array:
 def _check_times(low: int, high: int) -> None:
     if low < TIME_MIN or high > TIME_MAX:
         raise InvalidUsage(f"{TIME} is outside [{TIME_MIN}, {TIME_MAX}]: {low} to {high}")
-
-
-def _empty(column: Any, field: pa.Field) -> pa.Array:
-    if not _castable(column.type, field.type):
-        raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}")
-    return pa.array([], field.type)
-
-
-def as_type(column: Any, kind: Any) -> Any:
-    """The column in a type, with its names of list items: Parquet says `element`, and Arrow deems that equal."""
-    is_same = column.type == kind and (not pa.types.is_nested(kind) or str(column.type) == str(kind))
-    return column if is_same else column.cast(kind)
-
-
-def conform_column(column: Any, field: pa.Field) -> Any:
-    """`column` as `field.type`, value for value. Raises InvalidUsage: it has another type, or would lose something."""
-    if column.type != field.type:
-        if not _castable(column.type, field.type):
-            raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}; cast it first")
-        try:
-            cast = column.cast(field.type)
-            exact = _round_trips(column, cast)
-        except (pa.ArrowException, ValueError) as error:
-            raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
-        if not exact:
-            raise InvalidUsage(f"column {field.name!r} loses precision as {field.type}; round it first")
-        column = cast
-    column = as_type(column, field.type)
-    if not field.nullable and column.null_count:
-        raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
-    _check_storable(column, field)
-    return column
-
-
-def _check_storable(column: Any, field: pa.Field) -> None:
-    """Refuse what Parquet cannot hold: dates with a time of day or beyond 32 bits, seconds beyond milliseconds."""
-    kind = field.type
-    if not _is_picky(kind):
-        return
-    if pa.types.is_nested(kind):
-        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-            for child in _within(chunk):
-                _check_storable(child, pa.field(field.name, child.type))
-    if pa.types.is_date64(kind):
-        days = column.cast(pa.int64())
-        whole = pc.multiply(pc.divide(days, _DAY_MS), _DAY_MS)
-        if pc.any(pc.not_equal(days, whole)).as_py():
-            raise InvalidUsage(f"column {field.name!r} is date64 but holds times of day; use timestamp('ms')")
-        least, most = pc.min_max(days).as_py().values()
-        if least is not None and (least < -(_DAYS_MAX + 1) * _DAY_MS or most > _DAYS_MAX * _DAY_MS):
-            raise InvalidUsage(f"column {field.name!r} holds a day beyond 32 bits, which wraps in Parquet")
-    if pa.types.is_timestamp(kind) and kind.unit == "s":
-        try:
-            column.cast(pa.timestamp("ms", kind.tz))
-        except pa.ArrowInvalid as error:
-            raise InvalidUsage(f"column {field.name!r} does not fit timestamp('ms'): {error}") from error
-
-
-def _is_picky(kind: pa.DataType) -> bool:
-    """Whether Parquet does not hold every value of this type, or of one within it."""
-    if pa.types.is_nested(kind):
-        return any(_is_picky(one.type) for one in _children(kind))
-    return bool(pa.types.is_date64(kind) or (pa.types.is_timestamp(kind) and kind.unit == "s"))
-
-
-def _within(column: pa.Array) -> list[pa.Array]:
-    """What is within the values of a nested column, without what a null hides."""
-    kind = column.type
-    if pa.types.is_struct(kind):
-        return list(column.flatten())
-    if pa.types.is_map(kind):
-        pairs = pa.struct([pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)])
-        column = column.cast(pa.list_(pairs))
-    return [column.flatten()]
-
-
-def _round_trips(column: Any, cast: Any) -> bool:
-    """Whether no float changed its value, nor a whole number as a half (what a safe cast does not refuse)."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    half = pa.types.is_float16(cast.type) and pa.types.is_integer(kind)
-    if not (half or (pa.types.is_floating(kind) and pa.types.is_floating(cast.type))):
-        return True
-    plain = column.cast(pa.float64() if half else kind)
-    same = pc.or_(pc.equal(cast.cast(plain.type), plain), pc.is_nan(plain))
-    return bool(pc.all(same).as_py() in (True, None))
-
-
-@lru_cache(FAMILIES_MAX)
-def family(kind: Any) -> str | None:
-    """The kind of thing that a flat type holds; None for a type that no shard can store."""
-    types = pa.types
-    if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
-        return "string"
-    if types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view():
-        return "binary"
-    if types.is_timestamp(kind):
-        return "timestamp" if kind.tz is None else "instant"
-    tests = {
-        "binary": types.is_fixed_size_binary,
-        "boolean": types.is_boolean,
-        "integer": types.is_integer,
-        "float": types.is_floating,
-        "decimal": types.is_decimal,
-        "date": types.is_date,
-        "time": types.is_time,
-        "duration": types.is_duration,
-    }
-    return next((name for name, test in tests.items() if test(kind)), None)
-
-
-_WIDENINGS = {("integer", "float"), ("integer", "decimal"), ("string", "binary"), ("binary", "string")}
-
-
-def _castable(source: Any, target: Any) -> bool:
-    """Whether a cast keeps the meaning; whether it keeps every value is checked on the values."""
-    types = pa.types
-    if source == target or types.is_null(source):
-        return True
-    if types.is_dictionary(source):
-        return _castable(source.value_type, target)
-    if types.is_map(source) or types.is_map(target):
-        return (
-            types.is_map(source)
-            and types.is_map(target)
-            and _castable_child(source.key_type, target.key_type)
-            and _castable_child(source.item_type, target.item_type)
-        )
-    if _is_list(source) and _is_list(target):
-        sizes = {kind.list_size for kind in (source, target) if types.is_fixed_size_list(kind)}
-        return len(sizes) <= 1 and _castable_child(source.value_type, target.value_type)
-    if types.is_struct(source) and types.is_struct(target):
-        return [f.name for f in source] == [f.name for f in target] and all(
-            _castable_child(s.type, t.type) for s, t in zip(source, target, strict=True)
-        )
-    if types.is_decimal(source) and types.is_integer(target):
-        return bool(source.scale == 0)  # whole numbers, as Spark has those of 64 bits without a sign
-    pair = (family(source), family(target))
-    return (pair[0] is not None and pair[0] == pair[1]) or pair in _WIDENINGS
-
-
-def _castable_child(source: Any, target: Any) -> bool:
-    """Inside nested columns nothing narrows to a float: the loss could not be told cheaply."""
-    types = pa.types
-    narrows = types.is_floating(source) and types.is_floating(target) and source.bit_width > target.bit_width
-    half = types.is_float16(target) and types.is_integer(source)
-    return not narrows and not half and _castable(source, target)
-
-
-def _is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _children(kind: Any) -> Iterator[Any]:
-    for index in range(kind.num_fields):
-        yield kind.field(index)
-
-
-def _stored(name: str, kind: Any, levels: int = NESTING_MAX) -> Any:
-    """The type that a column is stored as: itself, dictionaries decoded and views made large. Raises InvalidUsage.
-
-    At most `levels` of types may lie in it.
-    """
-    types, inner = pa.types, levels - 1
-    if levels < 0:
-        raise InvalidUsage(f"column {name!r} is nested more than {NESTING_MAX} levels deep; flatten it")
-    if kind == pa.string_view():
-        return pa.large_string()
-    if kind == pa.binary_view():
-        return pa.large_binary()
-    if types.is_dictionary(kind):
-        return _stored(name, kind.value_type, inner)
-    if types.is_map(kind):
-        key, item = _stored(name, kind.key_type, inner), _stored(name, kind.item_type, inner)
-        return pa.map_(key, pa.field(kind.item_field.name, item, kind.item_field.nullable))
-    if types.is_struct(kind):
-        if kind.num_fields == 0:
-            raise InvalidUsage(f"column {name!r} is a struct without fields, which Parquet cannot hold")
-        return pa.struct([pa.field(f.name, _stored(name, f.type, inner), f.nullable) for f in _children(kind)])
-    if _is_list(kind):
-        item = pa.field(kind.value_field.name, _stored(name, kind.value_type, inner), kind.value_field.nullable)
-        if types.is_fixed_size_list(kind):
-            if kind.list_size == 0:
-                raise InvalidUsage(f"column {name!r} is a list of size 0, which Parquet cannot hold")
-            return pa.list_(item, kind.list_size)
-        return pa.large_list(item) if types.is_large_list(kind) else pa.list_(item)
-    if types.is_fixed_size_binary(kind) and kind.byte_width == 0:
-        raise InvalidUsage(f"column {name!r} is a binary of width 0, which Parquet cannot hold")
-    if types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
-        raise InvalidUsage(f"column {name!r} is {kind}, a scale that Parquet cannot hold")
-    if family(kind) is None:
-        raise InvalidUsage(f"column {name!r} has type {kind}, which a shard cannot store; cast it first")
-    return kind

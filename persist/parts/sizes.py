@@ -24,6 +24,7 @@ SLICE_ROWS = 256 * 1024  # of which sums are taken at once
 TYPES_MAX = 1_000  # of which is remembered what they are
 
 
+@lru_cache(TYPES_MAX)
 def fixed_bytes(kind: Any) -> int:
     """The bytes that a value of this type takes whatever it is, also if it is null."""
     types = pa.types
@@ -54,12 +55,15 @@ def table_bytes(table: pa.Table | pa.RecordBatch, schema: pa.Schema | None = Non
     return total
 
 
-def is_within(table: pa.Table, schema: pa.Schema, most: int) -> bool:
-    """Whether `working_bytes` is at most `most`, as far as that is seen at a glance. False: it may be."""
+def is_within(table: pa.Table, each_bytes: int, most: int) -> bool:
+    """Whether `working_bytes` is at most `most`, as far as that is seen at a glance. False: it may be.
+
+    `each_bytes` are the `row_bytes` of the schema.
+    """
     if not all(_is_plain(field.type) for field in table.schema):
         return False
-    each = SORTED_ROW_BYTES + FLAT_COPIES * (row_bytes(schema) + OFFSET_BYTES * table.num_columns)
-    return bool(each * table.num_rows + 2 * FLAT_COPIES * table.nbytes <= most)
+    each = SORTED_ROW_BYTES + FLAT_COPIES * (each_bytes + OFFSET_BYTES * table.num_columns)
+    return bool(each * table.num_rows + 2 * FLAT_COPIES * table.get_total_buffer_size() <= most)
 
 
 @lru_cache(TYPES_MAX)
@@ -165,3 +169,20 @@ def _is_flat(kind: Any) -> bool:
     """Whether all values of the type take the same bytes, and lie in one buffer."""
     types = pa.types
     return bool(types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind))
+
+
+def by_itself(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in buffers of their own. Those of a slice hold its neighbours too, and the IPC format fills a buffer up
+    to 64 bytes with what lies beyond it: bytes of rows that the part does not have, which an erasure would not find.
+    """
+    if all(map(_fills_its_buffers, batch.columns)):
+        return batch
+    return batch.take(pa.array(np.arange(batch.num_rows)))
+
+
+def _fills_its_buffers(column: pa.Array) -> bool:
+    """Whether they hold these values and nothing else. Of texts Arrow does not count the last offset as a byte."""
+    kind, types, size = column.type, pa.types, column.get_total_buffer_size()
+    end = 4 if types.is_string(kind) or types.is_binary(kind) else 0
+    is_told = types.is_integer(kind) and size * 8 == len(column) * kind.bit_width  # at once, and most are such
+    return bool(is_told or size == column.nbytes + end)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from blob.errors import BlobNotFound
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, InvalidUsage
+from persist.parts.codec import RowGroup
 from persist.parts.keycodec import KeyRange, is_key
 from persist.parts.reader import PartReader
 from persist.parts.schema import ShardSchema
@@ -16,6 +18,7 @@ from persist.parts.schema import ShardSchema
 SPLITS_MAX = 100_000
 PIECES_PER_SPLIT = 4  # parts larger than this share of a split are looked into
 FOOTERS_READ_MAX = 256  # parts that one plan looks into
+SLACK_SHARE = 8  # a boundary moves by at most this share of a split, to where no row group lies on both sides
 
 
 def plan_splits(
@@ -35,21 +38,25 @@ def plan_splits(
         with suppress(BlobNotFound, Corruption):  # told to who reads that range: the others can be read
             runs = reader.expanded(runs)
     parts = sorted((part for run in runs for part in run.parts if part.rows), key=lambda part: part.key_lower)
-    within = _coarse(parts, num_splits) if reader is not None else set()
+    found: dict[str, Sequence[RowGroup] | None] = {}
+    if reader is not None:
+        within = _coarse(parts, num_splits)
+        looked = [part for part in parts if part.id in within]
+        found = dict(zip((part.id for part in looked), reader.row_groups_of(looked), strict=True))
     pieces: list[tuple[bytes, float]] = []
+    spans: list[tuple[bytes, bytes | None]] = []  # of what is fetched as a whole
     for part in parts:
-        if reader is None or part.id not in within:
+        groups = found.get(part.id)
+        if groups is None:  # also of what is damaged or missing: told to who reads that range
             pieces.extend(_ends(part, schema))
-            continue
-        try:
-            groups = reader.row_groups(part)
-        except (BlobNotFound, Corruption):  # as above
-            pieces.extend(_ends(part, schema))
+            if not part.is_inline:
+                spans.append((part.key_lower, part.key_upper))
             continue
         for group in groups:
             size = sum(chunk.size for chunk in group.chunks) / len(group.samples)
             pieces.extend((sample, size) for sample in group.samples)
-    boundaries = _boundaries(sorted(pieces), num_splits)
+            spans.append((group.key_lower, group.key_upper))
+    boundaries = _boundaries(sorted(pieces), num_splits, _gaps(spans))
     return [KeyRange(lower, upper) for lower, upper in pairwise([None, *boundaries, None])]
 
 
@@ -96,18 +103,43 @@ def _ends(part: Part, schema: ShardSchema) -> list[tuple[bytes, float]]:
     return [(part.key_lower, part.size / 2), (upper, part.size / 2)]
 
 
-def _boundaries(pieces: list[tuple[bytes, float]], num_splits: int) -> list[bytes]:
-    """`num_splits - 1` ascending keys; each is the key of a piece."""
+def _gaps(spans: list[tuple[bytes, bytes | None]]) -> list[bytes]:
+    """Where a span begins that none before it reaches, ascending: a boundary there has nothing fetched twice."""
+    found: list[bytes] = []
+    end: bytes | None = b""
+    for lower, upper in sorted(spans, key=lambda span: span[0]):
+        if end is None:
+            break
+        if lower > end:
+            found.append(lower)
+        end = None if upper is None else max(end, upper)
+    return found
+
+
+def _boundaries(pieces: list[tuple[bytes, float]], num_splits: int, gaps: list[bytes]) -> list[bytes]:
+    """`num_splits - 1` ascending keys; each is the key of a piece, or a gap where one is near enough."""
     if not pieces:
         return [b""] * (num_splits - 1)
-    total = sum(size for _, size in pieces)
+    keys = [key for key, _ in pieces]
+    before = list(accumulate((size for _, size in pieces), initial=0.0))
+    bytes_before = [before[bisect_left(keys, gap)] for gap in gaps]
+    share = before[-1] / num_splits
     boundaries: list[bytes] = []
-    before = 0.0
-    for lower, size in pieces:
+    piece = 0
+    for number in range(1, num_splits):
+        target = share * number
         # A boundary goes where the bytes before it come closest to its share.
-        while len(boundaries) < num_splits - 1 and (before + size / 2) * num_splits >= total * (len(boundaries) + 1):
-            boundaries.append(lower)
-        before += size
-    while len(boundaries) < num_splits - 1:
-        boundaries.append(pieces[-1][0])
+        while piece < len(pieces) - 1 and before[piece] + pieces[piece][1] / 2 < target:
+            piece += 1
+        gap = _nearest(bytes_before, target)
+        is_near = gap is not None and abs(bytes_before[gap] - target) <= share / SLACK_SHARE
+        boundary = gaps[gap] if gap is not None and is_near else keys[piece]
+        boundaries.append(max([boundary, *boundaries[-1:]]))
     return boundaries
+
+
+def _nearest(ascending: list[float], target: float) -> int | None:
+    """The place of the value that is closest to the target; None: there is no value."""
+    above = bisect_left(ascending, target)
+    around = range(max(0, above - 1), min(len(ascending), above + 1))
+    return min(around, key=lambda place: abs(ascending[place] - target), default=None)

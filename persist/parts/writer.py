@@ -23,6 +23,9 @@ from persist.parts.schema import TIME, ShardSchema
 
 PART_BYTES = 64 * 1024 * 1024  # rows in memory that a writer buffers for a part
 COMPACTED_BYTES = 128 * 1024 * 1024  # encoded bytes of a compacted part
+GATHERED_BYTES = 4 * 1024 * 1024  # of small batches that are conformed together
+GATHERED_SHARE = 16  # and of a part, so that its rows are not held twice
+SMALL_BYTES = 64 * 1024  # of rows that are not counted more closely
 UNASSIGNED_TIME = 0  # what rows carry whose time the service chooses at commit
 
 Updates: TypeAlias = Any  # pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]
@@ -92,6 +95,7 @@ def stage(
             if on_part is not None and found:
                 on_part(found[0].parts[0])
             return found
+        rows = join([rows])  # the pieces are given back before anything else is made of them
         sorted_rows = consolidate([rows], schema)
         if not len(sorted_rows):
             continue
@@ -111,7 +115,7 @@ def stage_at_once(
     rows: pa.Table, sink: PartSink, *, default_time: int | None, inline_bytes_max: int
 ) -> tuple[Run, ...] | None:
     """As `stage`, where that takes no call of the blob store: None where it does. Raises InvalidUsage as that does."""
-    if rows.nbytes > inline_bytes_max:
+    if rows.get_total_buffer_size() > inline_bytes_max and rows.nbytes > inline_bytes_max:
         return None
     for conformed, nbytes, is_all in _buffers(rows, sink.schema, default_time, PART_BYTES):
         return _inline_runs(conformed, nbytes, sink, inline_bytes_max) if is_all else None
@@ -240,7 +244,7 @@ def _buffers(
     pending: list[pa.Table] = []
     size = 0
     flushed = False
-    for piece in pieces(updates):
+    for piece in _gathered(pieces(updates), min(GATHERED_BYTES, target // GATHERED_SHARE)):
         if default_time is None and TIME in piece.schema.names:
             raise InvalidUsage(
                 f"rows of an insert have a column {TIME}, but the service chooses the time of an insert; leave the "
@@ -248,17 +252,42 @@ def _buffers(
             )
         for rows, nbytes in _slices(schema.conform(piece, default_time or UNASSIGNED_TIME), target):
             if pending and size + nbytes > target:
-                yield pa.concat_tables(pending), size, False
-                pending, size, flushed = [], 0, True
+                full, pending = pa.concat_tables(pending), []
+                flushed = True
+                yield full, size, False
+                size = 0
             pending.append(rows)
             size += nbytes
     if pending:
         yield pending[0] if len(pending) == 1 else pa.concat_tables(pending), size, not flushed
 
 
+def _gathered(given: Iterator[pa.Table | pa.RecordBatch], most: int) -> Iterator[pa.Table | pa.RecordBatch]:
+    """The same rows: batches of less than `most` bytes that follow one another as tables of about so many bytes.
+
+    What is done for each table takes about as long for a few rows as for some thousand.
+    """
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for piece in given:
+        is_small = isinstance(piece, pa.RecordBatch) and piece.nbytes < most
+        if held and not (is_small and size < most and piece.schema.equals(held[0].schema)):
+            yield held[0] if len(held) == 1 else pa.Table.from_batches(held)
+            held, size = [], 0
+        if is_small:
+            held.append(piece)
+            size += piece.nbytes
+        else:
+            yield piece
+    if held:
+        yield held[0] if len(held) == 1 else pa.Table.from_batches(held)
+
+
 def _slices(rows: pa.Table, target: int) -> Iterator[tuple[pa.Table, int]]:
     """The rows in slices of about `target` bytes, and the bytes of each."""
-    nbytes = rows.nbytes
+    nbytes = rows.get_total_buffer_size()  # also what lies beside the rows of a slice, and told at once
+    if nbytes > SMALL_BYTES:
+        nbytes = rows.nbytes
     if nbytes <= target:
         yield rows, nbytes
         return

@@ -125,7 +125,7 @@ class Job:
             handle = self.handle()
             names_it = self.replaces == REPLACE_ALL or self.options.restores is not None  # the commit names the time
             time = None if names_it else self.options.expected_upper
-            runs = handle.stage_for_one_commit(rows, time)
+            runs = handle.stage_for_one_commit(rows, time, by_rows=False)
             return Staged(self.shard_id, handle.receipted(runs), (), self.base, query, telling.task_tells())
         assert self.base is not None
         handle = self.handle()

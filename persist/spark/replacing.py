@@ -164,7 +164,7 @@ class Replacement:
                 pieces += [_negated(semi_join(old, keys, keyed)) for old in _rows_of(held, points)]
             else:
                 left.extend(claim)
-            found.extend(self.handle.stage_for_one_commit(_batches(pieces), None))
+            found.extend(self.handle.stage_for_one_commit(_batches(pieces), None, by_rows=False))
         return Replaced(tuple(found), tuple(claims), tuple(left))
 
     def publish(
@@ -197,7 +197,7 @@ class Replacement:
                 return
             lease.check()
             whole = _batches(map(_negated, _rows_of(self.base.held(target), ALL_KEYS)))
-            runs = (*runs, *self.handle.stage_for_one_commit(whole, None))
+            runs = (*runs, *self.handle.stage_for_one_commit(whole, None, by_rows=False))
         else:
             self._check_claims(claims)
             lease.check()
@@ -261,7 +261,7 @@ class Replacement:
         for keys in _gathered(self._claim_reader().read_range(left), KEYS_AT_ONCE) if left else ():
             points = KeyPoints.of(keys, keyed)
             opposite = (_negated(semi_join(old, keys, keyed)) for old in _rows_of(held, points))
-            found.extend(self.handle.stage_for_one_commit(_batches(opposite), None))
+            found.extend(self.handle.stage_for_one_commit(_batches(opposite), None, by_rows=False))
         return tuple(found)
 
     def _check_erased(self, lower: int) -> None:
@@ -287,7 +287,7 @@ class Replacement:
             self.target.connection.handles.write,
             self.handle.writer_id,
         )
-        return staging.stage_for_one_commit(keys, 0)
+        return staging.stage_for_one_commit(keys, 0, by_rows=False)
 
     def _claim_reader(self) -> PartReader:
         claimed = key_schema(self.schema)
@@ -320,7 +320,7 @@ class Replacement:
             updates = chain(updates, retracted(reader, whole_view(transport, self.target.shard, view), drops))
         pieces = kept(updates, lease)
         opposite = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
-        return self.handle.stage_for_one_commit(_batches(opposite), None)
+        return self.handle.stage_for_one_commit(_batches(opposite), None, by_rows=False)
 
     def _claimed(self, rows: pa.Table, claims: Runs | None) -> Iterator[pa.Table]:
         """The rows that the job replaces."""

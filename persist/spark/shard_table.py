@@ -28,6 +28,8 @@ from persist.parts.pruning import Filter
 from persist.spark import executors, jobs, past
 from persist.spark.batch_read import MULTIPLICITY
 from persist.spark.merging import RETRIES, Condition, Merge, Values, as_condition, begun, deleted, quoted, updated
+from persist.spark.native import NativeRead
+from persist.spark.native_choice import AUTO, NEVER, checked_choice
 from persist.spark.options import WAIT_S, Options, Target
 from persist.spark.plainly import plainly
 from persist.spark.saving import FORMAT, save
@@ -90,6 +92,7 @@ class ShardTable:
         tag: str | None = None,
         where: Condition = None,
         columns: Sequence[str] | None = None,
+        native: str = AUTO,
     ) -> Fixed:
         """The contents as of a time that is fixed now, and that time: give it to a write as `read_time`.
 
@@ -99,10 +102,12 @@ class ShardTable:
             tag: the name of a tag, in the place of a time.
             where: the rows, as SQL or as an expression of columns. SQL that the option `where` knows is pushed down.
             columns: those to read; None is all.
+            native: "auto" is Spark's own Parquet reader where that gives exactly these rows, else `format("persist")`;
+                "always" is Spark's own or an error; "never" is `format("persist")`.
         Returns: the DataFrame and its time. A shard to which nothing was written is empty, as of -1.
         Raises: InvalidUsage (no such column or time), NotReadable (the time was forgotten), Unavailable.
         """
-        return self._fixed(as_of, tag=tag, where=where, columns=columns)[0]
+        return self._fixed(as_of, tag=tag, where=where, columns=columns, native=checked_choice(native))[0]
 
     def df(
         self,
@@ -111,12 +116,10 @@ class ShardTable:
         tag: str | None = None,
         where: Condition = None,
         columns: Sequence[str] | None = None,
+        native: str = AUTO,
     ) -> DataFrame:
-        """The DataFrame of `read`, whose time is fixed now. `as_of`, `tag`, `where` and `columns` are as `read` says.
-
-        Raises what `read` raises.
-        """
-        return self.read(as_of, tag=tag, where=where, columns=columns).df
+        """The DataFrame of `read`, whose time is fixed now. What it takes is as `read` says, and what it Raises."""
+        return self.read(as_of, tag=tag, where=where, columns=columns, native=native).df
 
     def count(self, as_of: int | datetime | None = None, *, where: Condition = None) -> int:
         """How many rows there are, each as often as it occurs. `as_of` and `where`, and what it Raises, as `read`."""
@@ -390,6 +393,7 @@ class ShardTable:
         tag: str | None = None,
         where: Condition = None,
         columns: Sequence[str] | None = None,
+        native: str = NEVER,
         rewrites: bool = False,
     ) -> tuple[Fixed, ReadLease | None]:
         """With the lease that holds the time until Spark has planned the read; it lapses by itself.
@@ -409,6 +413,11 @@ class ShardTable:
         at = self._time("as_of", as_of) if tag is None else Tagged(check_tag_name(tag))
         one = OneShard(executors.transport(target.connection), view.shard_id)
         with holding(one, self.name, at, "spark table", WAIT_S, settings) as held:
+            given = Options({**self._options, "path": self.name})
+            found = NativeRead(self._spark, one, held, given).frame(native)
+            if found is not None:
+                found = found if where is None else found.where(as_condition(where))
+                return Fixed(found.select(*(F.col(quoted(one)) for one in chosen)), held.as_of), None
             options = {"asOf": str(held.as_of)}
             if rewrites:
                 options["multiplicity"] = "column"

@@ -7,19 +7,18 @@ import importlib
 import importlib.util
 import logging
 import os
-import select
 import socket
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from persist.cli.process import LEVELS, announce, configure_logs, end_with_parent, on_signals
+from persist.attributes.storage import CACHE_BYTES_MAX
+from persist.cli.process import LEVELS, configure_logs, end_with_parent
+from persist.cli.where import STORES, check_given, where_of
 from persist.cli.where import add_arguments as add_where
-from persist.cli.where import check_given, where_of
 from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
@@ -31,25 +30,29 @@ from persist.regions.index import open_index
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.auth import Tokens, maintenance_token
+from rpc.cli.keeping import Keeper
+from rpc.cli.supervising import CHILD_STOP_EXTRA_S, WORKER, Supervisor, stop, worker_command
+from rpc.config_file import in_force, misspelt, put_into, read_config
+from rpc.crew.member import Crew, join
 from rpc.quota_file import quota_file_of
 from rpc.serving import bind, local_url_of, serve, url_of
-from rpc.settings import DEFAULT_DIRECTORY, ServerSettings, from_environment
+from rpc.settings import DEFAULT_DIRECTORY, ServerSettings, environment_of, from_environment
 
-RESTART_PAUSE_S = 0.5
 HOME_TIMEOUT_S = 5.0  # of one request for a hold
-CHILD_STOP_EXTRA_S = 5.0  # beyond the children's own shutdown time
-_FD = "PERSIST_LISTEN_FD"
-_PEERS = "PERSIST_PEER_PORTS"
-_PARENT = "PERSIST_PARENT_PID"
 _log = logging.getLogger("persist.rpc")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings, limits and levers; see docs/levers.md")
+    parser.add_argument("--check", action="store_true", help="show what is in force, from where, and end")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port (default 8787; 0 takes a free one); the URL is the first line")
     parser.add_argument(
-        "--workers", type=int, help="server processes, on ports of their own from --port on (default 1)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes behind the port, each with its part of the shards (default 1; 0: one for each core)",
     )
     parser.add_argument("--tokens", metavar="FILE", help="file of hashed bearer tokens; see docs/http.md")
     parser.add_argument("--quotas", metavar="FILE", help="how much each token may use; read again when it changes")
@@ -92,32 +95,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments.config) if arguments.config is not None else {}
+    environment = frozenset(os.environ)
+    put_into(os.environ, config)
     settings = settings_of(arguments)
+    if arguments.check:
+        _check(settings)
+        print("\n".join(in_force(settings, _given(arguments), config, environment)))
+        print("".join(f"# {_misspelt(name, meant)}\n" for name, meant in misspelt(environment)), end="")
+        return 0
     if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
         settings = replace(settings, maintenance_token=maintenance_token())
+    _check(settings)
+    configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
+    told = os.environ.get(WORKER)
+    for name, meant in misspelt(environment) if told is None else ():
+        _log.warning("%s", _misspelt(name, meant))
+    if told is not None:
+        crew, own = join(told)
+        end_with_parent(own.parent, settings.shutdown_s + CHILD_STOP_EXTRA_S)
+        listener = socket.socket(fileno=own.listener)
+        settings = replace(settings, limits=settings.limits.of_worker(crew.workers))
+        return _serve(arguments, _at(listener, settings), listener, crew)
+    listener = bind(settings.host, settings.port)
+    workers = settings.worker_count(_cores())
+    if workers == 1:
+        return _serve(arguments, _at(listener, settings), listener)
+    return _supervise(arguments, settings, listener, workers)
+
+
+def _check(settings: ServerSettings) -> None:
+    """Raises InvalidUsage: what the settings say cannot be served, or a file that they name cannot be used.
+
+    No store is opened and no directory made: a start that fails here leaves none.
+    """
     settings.check()
     if settings.tokens_file is not None:
-        Tokens(settings.tokens_file, now_s=time.time)  # before a directory is made: a start that fails leaves none
+        Tokens(settings.tokens_file, now_s=time.time)
     quota_file_of(settings, time.monotonic)
-    configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
-    inherited = os.environ.get(_FD)
-    if inherited is not None:
-        listener = socket.socket(fileno=int(inherited))
-        peers = tuple(int(port) for port in os.environ[_PEERS].split(","))
-        end_with_parent(int(os.environ[_PARENT]), settings.shutdown_s + CHILD_STOP_EXTRA_S)
-        return _serve(arguments, replace(settings, peers=peers), listener, maintains=False)
-    ports = [settings.port + n if settings.port else 0 for n in range(settings.workers)]
-    listeners = [bind(settings.host, port) for port in ports]
-    if settings.workers == 1:
-        port = listeners[0].getsockname()[1]
-        return _serve(arguments, replace(settings, peers=(port,)), listeners[0])
-    return _supervise(arguments, settings, listeners)
+
+
+def _misspelt(name: str, meant: str) -> str:
+    return f"nothing reads the variable {name}: did you mean {meant}?"
+
+
+def _at(listener: socket.socket, settings: ServerSettings) -> ServerSettings:
+    """The settings, with the port that there is."""
+    return replace(settings, peers=(listener.getsockname()[1],))
 
 
 def settings_of(arguments: argparse.Namespace) -> ServerSettings:
     """Arguments over environment over defaults. Raises InvalidUsage: one of them is empty, or cannot be read."""
     check_given(arguments, "region", "of", "home", "index")
+    found: dict[str, Any] = {**from_environment(), **_given(arguments)}
+    where = where_of(arguments)
+    return ServerSettings(**{**found, "directory": where.directory, "blob": where.blob, "consensus": where.consensus})
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that options give."""
     given: dict[str, Any] = {
+        "directory": arguments.dir,
+        "blob": arguments.blob,
+        "consensus": arguments.consensus,
         "host": arguments.host,
         "port": arguments.port,
         "workers": arguments.workers,
@@ -141,14 +181,11 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "maintenance": False if arguments.no_maintenance else None,
         "maintenance_metrics_port": arguments.maintenance_metrics_port,
     }
-    found: dict[str, Any] = from_environment()
-    found.update({name: value for name, value in given.items() if value is not None})
-    where = where_of(arguments)
-    return ServerSettings(**{**found, "directory": where.directory, "blob": where.blob, "consensus": where.consensus})
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _serve(
-    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, *, maintains: bool = True
+    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, crew: Crew | None = None
 ) -> int:
     """Serve until a signal comes. Its URL goes to standard output once it answers."""
     publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
@@ -159,6 +196,7 @@ def _serve(
         publish=publish,
         shows_no_copy=True,
         tracer=open_tracer("persist") if settings.traces else None,
+        attribute_cache_bytes_max=CACHE_BYTES_MAX // (1 if crew is None else crew.workers),
     )
     try:
         location = _opened(arguments, settings, served)
@@ -168,22 +206,25 @@ def _serve(
     for path in open_places(location.blob.url, location.consensus.url):
         _log.warning("every user of this machine may read %s, whatever tokens say: run chmod -R o-rwx on it", path)
     watch = _watch(location, settings)
-    children: list[subprocess.Popen[bytes]] = []
+    keeper = Keeper(lambda: _maintenance(arguments, settings, listener))
 
     def ready() -> None:
         if watch is not None:
             watch.start()
         print(url_of(listener, settings), flush=True)
-        if maintains:
-            children.extend(_maintenance(arguments, settings, listener))
+        if crew is None:  # else the supervisor does
+            keeper.begin()
 
     try:
-        serve(location, settings, listener, ready)
+        serve(location, settings, listener, ready, crew)
     finally:
-        _stop(children, settings)
+        keeper.end()
+        stop(keeper.children, settings.shutdown_s)
         if watch is not None:
             watch.close()
         location.close()
+        if crew is not None:
+            crew.close()
     return 0
 
 
@@ -220,10 +261,14 @@ def _maintenance(
     """
     if settings.read_only or not settings.maintenance or importlib.util.find_spec("compactor.supervise") is None:
         return []
+    if settings.in_memory:  # another process would find other stores there
+        return []
     supervise = importlib.import_module("compactor.supervise")
     where = where_of(arguments)
     url = None if settings.tls_certificate else local_url_of(listener, settings)
     extra = [f"--{name}={value}" for name in ("region", "index") if (value := getattr(settings, name))]
+    if settings.part_mib != ServerSettings.part_mib:
+        extra.append(f"--part-size={settings.part_mib}")
     if settings.maintenance_metrics_port:
         extra.append(f"--metrics-port={settings.maintenance_metrics_port}")
     command = supervise.child_command(
@@ -244,11 +289,8 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     return {**kept, **{name: value for name, value in found.items() if value}}
 
 
-def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listeners: list[socket.socket]) -> int:
-    """Run one child for each listener, and start a child that died again, until a signal comes.
-
-    The parent keeps the listening sockets: while a child is away its connections wait.
-    """
+def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, workers: int) -> int:
+    """Run so many workers behind one port until a signal comes."""
     location = _opened(
         arguments, settings, LocationSettings(shows_no_copy=True)
     )  # what is wrong with the stores is said once, by us
@@ -256,69 +298,18 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
         location.check()
     finally:
         location.close()
-    stopping = threading.Event()
-    on_signals(stopping.set)
-    ports = ",".join(str(listener.getsockname()[1]) for listener in listeners)
-    children: list[subprocess.Popen[bytes]] = []
-    maintenance: list[subprocess.Popen[bytes]] = []
-    try:
-        for listener in listeners:
-            children.append(_spawn(arguments, settings, listener, ports))
-        _wait_until_ready(children, stopping)
-        maintenance = _maintenance(arguments, settings, listeners[0])
-        print(url_of(listeners[0], settings), flush=True)
-        while not stopping.wait(RESTART_PAUSE_S):
-            for index, child in enumerate(children):
-                if child.poll() is not None:
-                    announce("a worker ended; it is started again", exit_code=child.returncode)
-                    children[index] = _spawn(arguments, settings, listeners[index], ports)
-    finally:
-        _stop([*children, *maintenance], settings)
+    told = environment_of(replace(settings, workers=workers))
+    told |= dict.fromkeys(STORES)  # which are told as they were given
+    environment = {name: value for name, value in os.environ.items() if name not in told}
+    environment |= {name: value for name, value in told.items() if value is not None}
+    environment |= {name: value for name, value in _environment(arguments).items() if name in STORES}
+    command = worker_command(arguments.log_level)
+    supervisor = Supervisor(listener, workers, command, environment, settings.shutdown_s)
+    keeper = Keeper(lambda: _maintenance(arguments, settings, listener))
+    supervisor.run(lambda: print(url_of(listener, settings), flush=True), keeper)
     return 0
 
 
-def _wait_until_ready(children: list[subprocess.Popen[bytes]], stopping: threading.Event) -> None:
-    """Wait until each child has told its URL, or ended, or a signal has come."""
-    for child in children:
-        assert child.stdout is not None
-        while not stopping.is_set() and not select.select([child.stdout], [], [], RESTART_PAUSE_S)[0]:
-            pass
-
-
-def _spawn(
-    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, ports: str
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "persist.cli", "serve", "--log-level", arguments.log_level]
-    for name in ("host", "tokens", "tls_certificate", "tls_key", "tls_client_ca"):
-        value = getattr(arguments, name)
-        if value is not None:
-            command += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("insecure", "access_log", "traces"):
-        if getattr(arguments, name):
-            command.append(f"--{name.replace('_', '-')}")
-    own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}
-    own |= {f"PERSIST_{name.upper()}": getattr(settings, name) for name in ("region", "of", "home", "index")}
-    own |= {"PERSIST_AUDIT": settings.audit, **({"PERSIST_QUOTAS": settings.quotas} if settings.quotas else {})}
-    own |= {
-        "PERSIST_SELF_FENCE": str(settings.self_fence),
-        "PERSIST_READ_ONLY": str(int(settings.read_only)),
-        "PERSIST_HOLDS": str(int(settings.holds)),
-    }
-    if settings.maintenance_token is not None:
-        own["PERSIST_MAINTENANCE_TOKEN"] = settings.maintenance_token
-    environment = {**_environment(arguments), **own}
-    return subprocess.Popen(command, pass_fds=(listener.fileno(),), env=environment, stdout=subprocess.PIPE)
-
-
-def _stop(children: list[subprocess.Popen[bytes]], settings: ServerSettings) -> None:
-    """Ask the children to end, wait for as long as they may take, then make them."""
-    for child in children:
-        if child.poll() is None:
-            child.terminate()
-    deadline = time.monotonic() + settings.shutdown_s + CHILD_STOP_EXTRA_S
-    for child in children:
-        try:
-            child.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+def _cores() -> int:
+    """Of how many cores this process may have time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,15 +14,13 @@ from persist.client.arguments import names
 from persist.client.cut import SHARDS_MAX, TEXT_CHARS_MAX, Cut
 from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, Wanted, take, truncate
 from persist.client.rewriting import RETRIES_MAX
-from persist.client.transport import AsCaller
 from persist.client.wall_clock import read_instant
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_not_reserved
 from rpc.audited import MANY
 from rpc.auth import Principal
-from rpc.json_rows import body_json
-from rpc.routes.parameters import caller_of
+from rpc.routes.parameters import asking_for
 from rpc.service import principal_of, service_of
 
 router = APIRouter(prefix="/v1", tags=["history"])
@@ -44,9 +42,7 @@ _CUT = _body({"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upp
 async def cut(request: Request) -> Response:
     """Changes nothing. Give `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
     service, principal = service_of(request), principal_of(request)
-    async with service.body(request, TEXT_CHARS_MAX) as data:
-        asked = _asked(body_json(data))
-    asked.check()
+    asked = await service.json(request, TEXT_CHARS_MAX, _asked)
     for name in asked.names or ():
         principal.require(READ, name)
     if asked.prefix is not None:
@@ -66,11 +62,10 @@ async def truncate_all(
     Refused as a whole, before anything is written, unless the token may write to every shard of the cut.
     """
     service, principal = service_of(request), principal_of(request)
-    async with service.body(request, TEXT_CHARS_MAX) as data:
-        given = Cut.of(body_json(data))
+    given = await service.json(request, TEXT_CHARS_MAX, Cut.of)
     _require(principal, given)
     request.scope[MANY] = [] if dry_run else sorted(given.shards)
-    asking = AsCaller(service.transport, caller_of(request))
+    asking = asking_for(request)
     work = partial(truncate, asking, given, service.handles, Wanted(dry_run, retries))
     service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one
     try:
@@ -95,7 +90,9 @@ def _asked(wanted: Any) -> Asked:
     if isinstance(given, list) and len(given) > SHARDS_MAX:
         raise InvalidUsage(f"a cut has at most {SHARDS_MAX} shards, not {len(given)}")
     shards = None if given is None else names("shards", given)
-    return Asked(shards, wanted.get("prefix"), _at(wanted.get("at")), names("cursors", wanted.get("cursors", ())))
+    asked = Asked(shards, wanted.get("prefix"), _at(wanted.get("at")), names("cursors", wanted.get("cursors", ())))
+    asked.check()
+    return asked
 
 
 def _at(given: object) -> datetime | None:

@@ -18,7 +18,6 @@ from persist.core.recorded import PAGE_MAX
 from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
-from rpc.json_rows import body_json
 from rpc.routes.parameters import IF_MATCH, Frontier, caller_of, frontier, version_of
 from rpc.service import service_of, shard_of
 
@@ -74,8 +73,7 @@ async def configure(request: Request) -> Response:
     """What is left out has its default. 409 where the settings have another version than If-Match says."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     version = version_of(request)
-    async with service.body(request, SETTINGS_BYTES_MAX) as data:
-        kept_ms, every_ms = _read(data)
+    kept_ms, every_ms = await service.json(request, SETTINGS_BYTES_MAX, _read)
     known = await service.apply(name, c.ReadShardSettings())
     assert isinstance(known, c.SettingsAre)
     # Settings of that version have that policy of rows; of another version the command is refused.
@@ -112,9 +110,8 @@ async def history(
     return _json({"entries": [entry_json(entry_shown(told)) for told in page.told], "following": following})
 
 
-def _read(data: bytes) -> tuple[int | None, int]:
+def _read(wanted: Any) -> tuple[int | None, int]:
     """`history_ms` and `mark_every_ms` of a body. Raises InvalidUsage."""
-    wanted = body_json(data)
     if not isinstance(wanted, dict) or "history" not in wanted:
         raise InvalidUsage('the body must be a JSON object such as {"history": "7d"}')
     if unknown := sorted(wanted.keys() - {"history", "mark_every_ms"}):

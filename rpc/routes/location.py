@@ -13,14 +13,14 @@ from rpc.service import service_of
 router = APIRouter(prefix="/v1", tags=["location"])
 
 
-@router.get("/location", summary="Where blobs are, the inline limits, and the ports of all workers")
+@router.get("/location", summary="Where blobs are, the inline limits, and the port")
 async def location(request: Request) -> dict[str, Any]:
     """`blob.url` is without secrets. A client that opens it and finds `blob.proof` may use the store itself.
 
     `id` and `epoch` tell this location from others; cuts have them. `copy`: it shows a copy of it, and only reads;
     `home` has the servers at home. `regions`: it tells an index of regions.
 
-    `ports` are those of the workers of this machine; a client that knows them sends each shard to the same one.
+    `ports` has the port of this server, behind which all its worker processes are.
     """
     service = service_of(request)
     binding = await service.work.run(service.location.identity.check)

@@ -14,6 +14,7 @@ from fastapi.dependencies.models import Dependant
 
 from persist.client.arguments import columns_of, named_once
 from persist.client.reading import LIMIT_MAX, selection_of
+from persist.client.transport import Transport
 from persist.client.wall_clock import read_instant
 from persist.core import antichain
 from persist.core.antichain import EMPTY, Antichain
@@ -28,6 +29,8 @@ from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.selection import KEY_CHARS_MAX, Values, read_values
 from rpc import rows
 from rpc.saying import INFO, PURPOSE, said
+from rpc.service import principal_of, service_of
+from rpc.within_quotas import WithinQuotas
 
 KEY_LENGTH_MAX = 200
 SEEN = "Persist-Seen"
@@ -79,6 +82,12 @@ SAID_PARAMETERS = [
 def caller_of(request: Request) -> Caller:
     """Who sends the request, and what they say for the commit history. Raises InvalidUsage."""
     return said(request.scope["persist.principal"], request.headers)
+
+
+def asking_for(request: Request) -> Transport:
+    """By what a handle writes for who sends the request: in their name, and within their quotas."""
+    service = service_of(request)
+    return WithinQuotas(service.transport, caller_of(request), service.quotas, principal_of(request))
 
 
 IF_MATCH = {

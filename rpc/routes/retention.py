@@ -10,12 +10,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from persist.client.retaining import Asked, RowRetention, read_policy, read_retention, run_retention, set_policy
-from persist.client.transport import AsCaller, OneShard
+from persist.client.transport import OneShard
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.row_policy import RowPolicy
-from rpc.json_rows import body_json
-from rpc.routes.parameters import IF_MATCH, caller_of, version_of
+from rpc.routes.parameters import IF_MATCH, asking_for, version_of
 from rpc.service import service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
@@ -46,8 +45,7 @@ async def configure(
     """`null` keeps all rows. 409 where the settings have another version than If-Match says."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     asked = Asked(confirm, version_of(request))
-    async with service.body(request, BODY_BYTES_MAX) as data:
-        policy = _read(data)
+    policy = await service.json(request, BODY_BYTES_MAX, _read)
     with service.snapshots:  # to see how much would go
         return _shown(await _with_shard(request, lambda shard: set_policy(shard, name, policy, service.handles, asked)))
 
@@ -67,7 +65,7 @@ async def run(
 async def _with_shard(request: Request, work: Callable[[OneShard], _T]) -> _T:
     """What the work on the shard comes to. Raises UnknownShard."""
     service, name = service_of(request), shard_of(request)
-    asking = AsCaller(service.transport, caller_of(request))
+    asking = asking_for(request)
 
     def done() -> _T:
         return work(OneShard(asking, service.location.machine(name).state().shard_id))
@@ -75,9 +73,8 @@ async def _with_shard(request: Request, work: Callable[[OneShard], _T]) -> _T:
     return await service.work.run(done)
 
 
-def _read(data: bytes) -> RowPolicy | None:
+def _read(wanted: Any) -> RowPolicy | None:
     """The policy of a body. Raises InvalidUsage."""
-    wanted = body_json(data)
     if wanted is None:
         return None
     if not isinstance(wanted, dict):

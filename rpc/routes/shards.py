@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from persist.client.arguments import named_once
 from persist.client.arguments import names as listed
 from persist.client.bulk import PAGE_MAX, Chosen, drop_all, page
 from persist.client.embedded import EmbeddedTransport
@@ -19,17 +19,18 @@ from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, check_not_reserved, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
-from persist.core.state import State
+from persist.core.state import SchemaRecord, State
 from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.admitting import admit
 from rpc.audited import MANY
 from rpc.commanding import answer
-from rpc.json_rows import body_json
+from rpc.items import decoded
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
 from rpc.schemas import read_schema, write_schema
 from rpc.service import Service, principal_of, service_of, shard_of
+from rpc.tally import held_by
 
 router = APIRouter(prefix="/v1", tags=["shards"])
 NAMES_MAX = 1_000
@@ -113,9 +114,7 @@ async def names(
 async def delete_many(request: Request) -> Response:
     """`shards` or `prefix`; without `confirm`, the number of them, it only tells which. An outcome for each."""
     service, principal = service_of(request), principal_of(request)
-    async with service.body(request, SCHEMA_BYTES_MAX) as data:
-        chosen = _chosen(data)
-    chosen.check()
+    chosen = await service.json(request, SCHEMA_BYTES_MAX, _chosen)
     for name in chosen.names or ():
         principal.require(ADMIN, name)
     if chosen.prefix is not None:
@@ -126,14 +125,15 @@ async def delete_many(request: Request) -> Response:
     return _json(done.to_json())
 
 
-def _chosen(data: bytes) -> Chosen:
+def _chosen(wanted: Any) -> Chosen:
     """What a body asks to drop. Raises InvalidUsage."""
-    wanted = body_json(data)
     if not isinstance(wanted, dict) or wanted.keys() - {"shards", "prefix", "confirm", "force"}:
         raise InvalidUsage("the body must be a JSON object with shards or prefix, confirm and force")
     given = wanted.get("shards")
     shards = None if given is None else listed("shards", given)
-    return Chosen(shards, wanted.get("prefix"), wanted.get("confirm"), wanted.get("force", False))
+    chosen = Chosen(shards, wanted.get("prefix"), wanted.get("confirm"), wanted.get("force", False))
+    chosen.check()
+    return chosen
 
 
 @router.put("/shards/{name}", summary="Create a shard, unless it exists with this schema", openapi_extra=_CREATE_BODY)
@@ -148,13 +148,7 @@ async def create(
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     service.check_home(name)
-    async with service.body(request, SCHEMA_BYTES_MAX) as data:
-        try:
-            wanted = json.loads(data, object_pairs_hook=named_once)
-            schema = read_schema(wanted).to_record()
-        except (ValueError, RecursionError) as error:
-            raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
-    settings = ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
+    schema, settings = await service.json(request, SCHEMA_BYTES_MAX, _new)
     if follows:
         parse(ShardId, follows)
     caller = caller_of(request)
@@ -165,6 +159,15 @@ async def create(
     return _view(request, view)
 
 
+def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
+    """The schema, and the settings if there are any, of a shard that is made. Raises InvalidUsage."""
+    try:
+        schema = read_schema(wanted).to_record()
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
+    return schema, ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
+
+
 @router.post(
     "/clones",
     summary="Make a shard with the contents of another one, as of now; no row is copied",
@@ -172,8 +175,23 @@ async def create(
 )
 async def clone(request: Request) -> Response:
     service = service_of(request)
-    async with service.body(request, CLONE_BYTES_MAX) as data:
-        wanted = body_json(data)
+    source, name, keep_policies = await service.json(request, CLONE_BYTES_MAX, _cloned)
+    for one in (source, name):
+        principal_of(request).require(WRITE, one)
+        check_not_reserved(one)
+    service.check_home(name)
+    service.quotas.creates(principal_of(request), name)
+    if service.quotas.bound_bytes(principal_of(request), name):
+        held = await service.work.run(lambda: held_by(service.location.machine(source).state())["bytes"])
+        service.quotas.has_room(principal_of(request), name, held)
+    clone = EmbeddedTransport.clone
+    view = await service.work.run(clone, service.transport, source, name, keep_policies, caller_of(request))
+    service.shard_ids.learn(name)
+    return _view(request, view)
+
+
+def _cloned(wanted: Any) -> tuple[str, str, bool]:
+    """The source of a clone, its name, and whether policies go on. Raises InvalidUsage."""
     asked = {"source", "name"}
     if not isinstance(wanted, dict) or not asked <= wanted.keys() <= asked | {"keep_policies"}:
         raise InvalidUsage("the body must be a JSON object with source, name and perhaps keep_policies")
@@ -181,16 +199,7 @@ async def clone(request: Request) -> Response:
     keep_policies = wanted.get("keep_policies", False)
     if not isinstance(keep_policies, bool):
         raise InvalidUsage("keep_policies must be true or false")
-    for one in (source, name):
-        principal_of(request).require(WRITE, one)
-        check_not_reserved(one)
-    service.check_home(name)
-    service.quotas.creates(principal_of(request), name)
-    service.quotas.has_room(principal_of(request), name)
-    clone = EmbeddedTransport.clone
-    view = await service.work.run(clone, service.transport, source, name, keep_policies, caller_of(request))
-    service.shard_ids.learn(name)
-    return _view(request, view)
+    return source, name, keep_policies
 
 
 @router.get("/shards/{name}", summary="Frontiers and schemas; waits for a time to be complete if asked to")
@@ -205,7 +214,7 @@ async def view(
     service, name = service_of(request), check_shard_name(shard_of(request))
     from_time = frontier(lower, "lower")
     wait_s = min(timeout, service.limits.wait_s_max)
-    if service.watcher.waiting >= service.limits.waits_max:
+    if service.watcher.waiting_in_all >= service.limits.waits_max:
         wait_s = 0.0
     wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches)
     state = await service.watcher.state(name, wanted)
@@ -250,8 +259,9 @@ async def receipts(request: Request) -> Response:
     """The parts with receipts, by which a later commit through this server believes them. Changes nothing."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     async with service.body(request, service.limits.command_bytes_max) as data:
-        runs = decode_staged(data, InvalidUsage)
-        found = await service.work.run(service.location.machine(name).receipted, runs)
+        with service.allowance() as allowed:
+            runs = await decoded(service.work, data, partial(decode_staged, bad=InvalidUsage), allowed)
+            found = await service.work.run(service.location.machine(name).receipted, runs)
         return Response(encoded(Staged(found)), media_type=RECORD)
 
 

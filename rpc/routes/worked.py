@@ -10,10 +10,9 @@ from fastapi import Request
 from starlette.responses import Response
 
 from persist.client.shard import Shard
-from persist.client.transport import AsCaller
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
-from rpc.routes.parameters import caller_of
+from rpc.routes.parameters import asking_for
 from rpc.service import principal_of, service_of, shard_of
 
 FREEING = ("delete", "erasures")  # verbs that take rows away: possible where no bytes are left
@@ -26,7 +25,7 @@ class Told(Protocol):
 async def worked(request: Request, work: Callable[[Shard], Told]) -> Response:
     """Do it on the shard of the request, in the name of who asks, and tell what it came to."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    asking = AsCaller(service.transport, caller_of(request))
+    asking = asking_for(request)
 
     def done() -> Told:
         view = asking.view(name, ViewRequest(with_batches=False))  # of a dropped shard too: it knows its tokens
@@ -41,6 +40,8 @@ async def worked_with_body(request: Request, bytes_max: int, work: Callable[[Sha
     """The same with the body of the request, which is held meanwhile."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     async with service.body(request, bytes_max) as data:
-        owners = service.quotas.owners(principal_of(request), name)
-        service.quotas.writes(owners, name, 0, len(data), frees=request.url.path.rsplit("/", 1)[-1] in FREEING)
+        principal = principal_of(request)
+        service.quotas.rates(service.quotas.owners(principal, name), rows_per_s=0, bytes_per_s=len(data))
+        if request.url.path.rsplit("/", 1)[-1] not in FREEING:
+            service.quotas.has_room(principal, name)
         return await worked(request, lambda shard: work(shard, data))

@@ -280,16 +280,35 @@ def test_a_subscriber_is_not_told_of_what_it_does_not_want(place: Place) -> None
 
     unsubscribe = store.subscribe(heard.put, wanted)
     assert unsubscribe is not None
+    assert _first_heard(heard, store, "wanted") == {"wanted"}
+    assert "other" in asked
+    unsubscribe()
+
+
+def test_a_key_that_is_followed_is_heard_of_when_another_process_commits_it(place: Place) -> None:
+    mine, other = place.open(), place.open()
+    mine.check()
+    heard: queue.Queue[str] = queue.Queue()
+    unsubscribe = mine.subscribe(heard.put, lambda key: key == "followed")
+    assert unsubscribe is not None
+    unfollow, unfollow_again = mine.follow("followed"), mine.follow("followed")
+    unfollow()
+    unfollow()
+    assert _first_heard(heard, other, "followed") == {"followed"}
+    unfollow_again()
+    unsubscribe()
+
+
+def _first_heard(heard: queue.Queue[str], store: Consensus, key: str) -> set[str]:
+    """What is heard first, as this key and another one are committed again and again, for a while."""
     found: set[str] = set()
     seqno = 0
     while not found and seqno < 500:
         seqno += 1
         assert store.compare_and_set("other", seqno, b"")
-        assert store.compare_and_set("wanted", seqno, b"")
+        assert store.compare_and_set(key, seqno, b"")
         found |= _drain(heard)
-    assert found == {"wanted"}
-    assert "other" in asked
-    unsubscribe()
+    return found
 
 
 def _drain(heard: queue.Queue[str]) -> set[str]:

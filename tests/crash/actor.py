@@ -241,8 +241,8 @@ def _ranges(names: Iterable[str]) -> Ranges:
     return found
 
 
-def main() -> None:
-    role, path, seed, point, clock, *connection = sys.argv[1:]
+def main(words: Sequence[str]) -> None:
+    role, path, seed, point, clock, *connection = words
     journal = Journal(path, f"{role} {seed}")
     set_clock(clock, journal.say)
     client = connected(connection, Fuse.of(point))
@@ -254,4 +254,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

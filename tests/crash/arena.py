@@ -12,8 +12,6 @@ import json
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from tests.crash.fuses import NEVER
 from tests.crash.small import LEASES_S
 from tests.services.fault_proxy import ENDS, FaultProxy
 from tests.services.process import free_ports
+from tests.support.forked import Module
 
 SERVERS = 2
 # Commands of maintenance, and whether they commit through the servers.
@@ -58,7 +57,7 @@ STOPPED = "stopped beyond its leases"
 FIRST = {"ok", "read", "listened"}
 CLOCKS = (clocks.AHEAD, clocks.BEHIND, clocks.JUMPED)
 TRIED = ("ok", "read", "listened", "view")  # what clients did or were told
-Maker = Callable[[str], list[str]]  # the command line of a process, by its number
+Maker = Callable[[str], tuple[str, list[str]]]  # the module of a process and what it is told, by its number
 _LOOPBACK = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 
 
@@ -79,9 +78,8 @@ class Arena:
         self._alive: set[str] = set()  # everybody who ever said something
         self._read_bytes = 0
         self._who: dict[str, str] = {}  # as what each of the running is known in the journal
-        self._output = self.log.open("ab")
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._stopped: tuple[str, subprocess.Popen[bytes], float] | None = None  # who, and since when
+        self._running: dict[str, Module] = {}
+        self._stopped: tuple[str, Module, float] | None = None  # who, and since when
         self._makers = {
             **{f"serve {n}": self._serving(n) for n in range(SERVERS)},
             **{f"{command} {n}": self._maintaining(command, served) for n, (command, served) in enumerate(COMMANDS)},
@@ -137,7 +135,6 @@ class Arena:
         self._running.clear()
         for proxy in self._proxies:
             proxy.close()
-        self._output.close()
 
     def _tries(self) -> int:
         return sum(self._seen[what] for what in TRIED)
@@ -220,11 +217,11 @@ class Arena:
                 continue
             number = str(next(self._numbers))
             self._who[name] = f"{name.split()[0]} {number}"
-            self._running[name] = subprocess.Popen(make(number), stdout=subprocess.DEVNULL, stderr=self._output)
+            self._running[name] = Module(*make(number), said=self.log)
 
-    def _note_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def _note_end(self, name: str, process: Module) -> None:
         kind = name.split()[0]
-        self.struck[f"{kind} at a named point" if process.returncode == -signal.SIGKILL else f"{kind} gave up"] += 1
+        self.struck[f"{kind} at a named point" if process.poll() == -signal.SIGKILL else f"{kind} gave up"] += 1
 
     def _weather(self) -> None:
         """Do what was done least so far to one of the networks."""
@@ -258,10 +255,10 @@ class Arena:
     def _fuse(self, role: str) -> str:
         return f"{self.pick.choice(POINTS[role])}:{self.pick.randrange(*CALLS)}"
 
-    def _command(self, number: str, command: str, *arguments: str) -> list[str]:
+    def _command(self, number: str, command: str, *arguments: str) -> tuple[str, list[str]]:
         stores = ["--blob", self._stores[0], "--consensus", self._stores[1]]
         own = [str(self.journal), number, self._fuse(command), clocks.chosen(self.pick)]
-        return [sys.executable, "-m", "tests.crash.command", *own, command, *arguments, *stores]
+        return "tests.crash.command", [*own, command, *arguments, *stores]
 
     def _serving(self, index: int) -> Maker:
         return lambda number: self._command(number, "serve", "--port", str(self._ports[index]), "--no-maintenance")
@@ -272,9 +269,9 @@ class Arena:
     def _client(self, role: str, served: bool) -> Maker:
         connection = [self._urls()] if served else self._stores
 
-        def make(number: str) -> list[str]:
+        def make(number: str) -> tuple[str, list[str]]:
             own = [str(self.journal), number, NEVER if served else self._fuse(role), clocks.chosen(self.pick)]
-            return [sys.executable, "-m", "tests.crash.actor", role, *own, *connection]
+            return "tests.crash.actor", [role, *own, *connection]
 
         return make
 

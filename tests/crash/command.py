@@ -6,6 +6,7 @@ python -m tests.crash.command JOURNAL NUMBER POINT:CALLS CLOCK serve --blob URL 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +19,7 @@ from blob import open_blob
 from compactor.loop import LoopSettings
 from compactor.tasks import gc_task
 from consensus import open_consensus
-from persist.cli.__main__ import main
+from persist.cli.__main__ import main as persist_command
 from tests.crash.actor import Journal
 from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
@@ -50,11 +51,15 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
         patch.object(compactor.cli.gc, "LoopSettings", loop),
         patch.object(compactor.cli.gc, "gc_task", partial(gc_task, every_s=LOOK_EVERY_S)),
     ):
-        return main(arguments)
+        return persist_command(arguments)
+
+
+def main(words: Sequence[str]) -> int:
+    path, number, point, clock, *arguments = words
+    journal = Journal(path, f"{arguments[0]} {number}")
+    set_clock(clock, journal.say)
+    return run(journal, Fuse.of(point), arguments)
 
 
 if __name__ == "__main__":
-    path, number, point, clock, *arguments = sys.argv[1:]
-    journal = Journal(path, f"{arguments[0]} {number}")
-    set_clock(clock, journal.say)
-    sys.exit(run(journal, Fuse.of(point), arguments))
+    sys.exit(main(sys.argv[1:]))

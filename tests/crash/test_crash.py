@@ -11,7 +11,9 @@ from tests.crash.rounds import run_rounds
 FEW, MANY = 2, 8  # rounds; `python -m tests.crash --rounds 50` runs as many as asked
 
 
-@pytest.mark.parametrize("rounds", [FEW, pytest.param(MANY, marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(FEW, marks=pytest.mark.sample), pytest.param(MANY, marks=pytest.mark.proof)]
+)
 def test_every_promise_is_kept_over_sqlite_and_files(tmp_path: Path, rounds: int) -> None:
     print(run_rounds(tmp_path, f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db", rounds))
 

@@ -98,7 +98,7 @@ def test_random_damage_gives_right_rows_or_corruption(copy: Path, healthy: Path,
         except Exception as error:
             wrong.append(f"damage {seed}: {type(error).__name__}: {error}")
     assert not wrong
-    assert told > DAMAGES / 4
+    assert told > DAMAGES / 5, "of what lies before the newest rollup nobody needs anything"
 
 
 def test_half_a_file_is_corruption_at_once_and_says_what_to_do(copy: Path) -> None:

@@ -30,6 +30,7 @@ from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.errors import PersistError
+from persist.core.state import Policy
 from persist.formats.exposition import exposition
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
@@ -277,7 +278,7 @@ def test_upkeep_that_cannot_write(tmp_path: Path) -> None:
     with troubled(blob=blob) as server:
         before = server.scrape()
         blob.is_full = True
-        for number in range(60):
+        for number in range(2 * Policy().inline_batches):
             server.insert(number)
         after = server.scrape()
     check(tmp_path, before, after, "PersistUpkeepFailing")
@@ -311,7 +312,7 @@ def _maintained(work: Callable[[Location, Metrics, FaultPlan], Loop], rounds: in
         for _ in range(rounds):
             with suppress(PersistError):
                 loop._attempt("orders")
-        loop._rescan(0.0)
+        loop._due(loop._turns(pushed=True), 0.0, 1)
         server.plan.heal()
         return before, read()
 

@@ -259,8 +259,11 @@ def test_an_import_that_is_ended_leaves_no_file_and_no_row(number: signal.Signal
         ran.stdin.write(b"id,state,amount\n9,new,1\n")
         ran.stdin.flush()
         wait_until(lambda: any(kept.iterdir()), "a temporary file")
-        ran.send_signal(number)
-        assert ran.wait(WAIT_S) == 130
+        try:
+            ran.send_signal(number)
+            assert ran.wait(WAIT_S) == 130
+        finally:
+            ran.kill()
         assert ran.stdout is not None
         assert ran.stdout.read() == b""
     assert list(kept.iterdir()) == []

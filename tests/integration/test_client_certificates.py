@@ -145,3 +145,4 @@ def test_certificates_of_the_server_and_of_clients_change_while_it_runs(place: P
             shard.insert([{"id": "a"}])
         place.entries = kept
         place.write_tokens()
+        wait_until(lambda: place.asked(server, place.etl)[0] == 200, "the entry is there again, for the tests to come")

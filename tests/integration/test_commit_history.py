@@ -41,7 +41,7 @@ from tests.support.server import Server
 
 NAME = "orders"
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
-SMALL = Policy(entries_flush_at=4, rollup_every=4, info_flush_at=1_000)
+SMALL = Policy(entries_flush_at=4, rollup_every=4, info_flush_at=1_000, inline_batches=16)
 
 
 @pytest.fixture

@@ -16,8 +16,10 @@ import persist
 from persist.cli.__main__ import main
 from persist.cli.cost_table import money
 from persist.cost import published
+from persist.cost.priced import gets_of
 from persist.cost.prices import EXAMPLE, GB, built_in
 from persist.inspect import looking
+from persist.inspect.usage import Room
 from tests.support.inspected import NOW_MS, ROLLUP, FixedClock, copied, everything
 from tests.support.server import Server
 
@@ -250,3 +252,11 @@ def test_what_a_process_counts_is_told_by_the_kinds_that_a_store_bills(
 def test_money_is_told_with_figures_and_never_as_a_power_of_ten() -> None:
     sums = {0.0: "$0.00", 1234.5: "$1,234.50", 0.0123: "$0.0123", 0.0000001234: "$0.000000123", -0.5: "$-0.500"}
     assert {value: money(value, built_in()) for value in sums} == sums
+
+
+@pytest.mark.parametrize(
+    ("blobs", "size", "gets"),
+    [(0, 0, 0), (3, 3 * 2**20, 3), (3, 3 * 2**20 + 1, 6), (2, 32 * 2**20, 6), (1, 100 * 2**20, 13)],
+)
+def test_what_a_read_takes_goes_by_the_mean_size_of_a_blob(blobs: int, size: int, gets: int) -> None:
+    assert gets_of(Room(blobs, size)) == gets

@@ -201,3 +201,26 @@ def test_sigterm_ends_the_loop_of_maintenance_at_any_line() -> None:
     """Also where the loop holds the lock of the event by which it is told to stop."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED.replace("{wait}", str(WAIT_S))], capture_output=True)
     assert done.stdout == b"ended\n", done.stderr.decode()
+
+
+def children_of(process: subprocess.Popen[bytes]) -> list[int]:
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    every = [int(pid) for task in path.parent.parent.glob("*/children") for pid in task.read_text().split()]
+    return [pid for pid in every if b"compactor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_maintenance_that_was_killed_is_started_again(workers: str, tmp_path: Path) -> None:
+    """Nobody did: from then on no shard of the location was merged or collected."""
+    command = [*SERVE, "--workers", workers, "--dir", f"{tmp_path}/x"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"http://")
+    wait_until(lambda: bool(children_of(process)), "maintenance is started")
+    (first,) = children_of(process)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: children_of(process) not in ([], [first]), "it is started again")
+    process.terminate()
+    _, said = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, said
+    assert b"maintenance ended; it is started again" in said

@@ -57,7 +57,12 @@ class House:
     def __init__(self, directory: Path) -> None:
         self.tokens: dict[str, str] = {}
         entries = []
-        for name, scope, prefixes in (("admin", "admin", []), ("etl", "admin", ["eu/"]), ("other", "admin", ["us/"])):
+        for name, scope, prefixes in (
+            ("admin", "admin", []),
+            ("etl", "admin", ["eu/"]),
+            ("other", "admin", ["us/"]),
+            ("upkeep", "maintain", []),
+        ):
             self.tokens[name], digest = mint(name)
             entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
         tokens, self.path = directory / "tokens.json", directory / "quotas.json"
@@ -90,6 +95,8 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     with found.client:
         for name in ("eu/a", "us/a"):
             assert found.ask("admin", "PUT", f"/v1/shards/{name}", FIELDS).status_code == 200
+            # A clone of an empty shard holds no byte: nothing would be counted.
+            assert found.ask("admin", "POST", f"/v1/shards/{name}/insert", ROW).status_code == 200
         yield found
     found.location.close()
 

@@ -359,6 +359,20 @@ def test_count_is_the_sum_of_how_often_rows_are_there(shard: Shard) -> None:
     assert (shard.count(), shard.count("n = 1"), shard.count("n = 1", 0), shard.count(as_of=0)) == (3, 2, 5, 6)
 
 
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+def test_splits_that_one_process_reads_come_in_key_order(in_blobs: Shard, timeout_s: float | None) -> None:
+    filled(in_blobs)
+    shard = in_blobs if timeout_s is None else in_blobs.with_timeout(timeout_s)  # then one after the other
+    whole = shard.snapshot().to_arrow()
+    with shard.snapshot(num_splits=9) as snapshot:
+        assert pa.concat_tables(snapshot.batches()).to_pylist() == whole.to_pylist()
+    with shard.snapshot(num_splits=9) as given_up:
+        pieces = given_up.batches()
+        assert len(next(pieces)) > 0
+        pieces.close()  # type: ignore[attr-defined]
+    assert not any(thread.name == "persist-ahead" for thread in threading.enumerate())
+
+
 # --- a shard to which nothing was written
 
 

@@ -12,6 +12,7 @@ from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
 from persist import InvalidUsage
 from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.batch import Part, Run
 from persist.core.record import replace
@@ -36,6 +37,21 @@ class Counting(ForwardingBlob):
     def stat(self, key: str) -> object:
         self.reads += [key] if key.endswith(".parquet") else []
         return super().stat(key)
+
+
+class Recalling(Counting):
+    """Knows the sizes of what was put by it, as a far store does for a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put_sizes: dict[str, int] = {}
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        super().put(key, data)
+        self.put_sizes[key] = len(data)
+
+    def put_here(self, key: str) -> int | None:
+        return self.put_sizes.get(key)
 
 
 @pytest.fixture
@@ -77,6 +93,24 @@ def test_parts_with_receipts_are_committed_without_another_look(location: Locati
     assert location.blob.reads == []
     assert len(client.shard("orders").snapshot().to_arrow()) == 40
     assert writer.receipted(receipted) is receipted, "nobody is asked twice"
+
+
+def test_a_commit_does_not_ask_for_what_its_own_process_has_just_put() -> None:
+    blob = Recalling()
+    location = memory_location(blob=blob, policy=Policy(inline_part_bytes_max=0), small_merges=False)
+    with Client(EmbeddedTransport(location)) as client:
+        client.create_shard("orders", SCHEMA, ["id"])
+        writer = client.shard("orders").open_writer()
+        writer.insert(pa.table({"id": [1]}))
+        assert blob.reads == []
+        [gone, there] = staged(client, 2)
+        blob.put_sizes.clear()  # a minute later
+        writer.commit_insert((there,))
+        assert blob.reads == [part.key for part in there.parts]
+        blob.inner.delete([part.key or "" for part in gone.parts])
+        with pytest.raises(InvalidUsage, match="is not there"):
+            writer.commit_insert((gone,))
+        assert client.shard("orders").count() == 2
 
 
 def test_without_receipts_every_part_is_looked_at(location: Location, client: Client) -> None:

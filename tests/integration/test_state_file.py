@@ -181,7 +181,7 @@ def older(place: Place) -> list[str]:
     other = place.root / "older"
     with persist.connect(f"persist://{other}") as client:
         client.create_shard("x", SCHEMA, ["id"])
-    open_blob(f"file://{other}/blob").delete(["level/4", "level/5"])
+    open_blob(f"file://{other}/blob").delete(["level/4", "level/5", "level/6"])
     return ["state", "import", str(place.file), "--as", "copy", "--dir", str(other), "--from", place.blobs]
 
 

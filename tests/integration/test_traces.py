@@ -33,7 +33,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from rpc.app import create_app
 from rpc.serving import bind
-from tests.support.location import InlineBackground
+from tests.support.location import EAGER, InlineBackground
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -60,7 +60,7 @@ class Traced:
         return [span for span in self.spans if span.name.startswith(start)]
 
     def location(self, consensus: MemoryConsensus | None = None) -> Location:
-        settings = LocationSettings(tracer=self.tracer)
+        settings = LocationSettings(EAGER, tracer=self.tracer)
         log = consensus or MemoryConsensus("mem:")
         return Location(MemoryBlob("mem:"), log, settings=settings, background=InlineBackground())
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from blob import Blob, BlobUnavailable
 from blob.memory import MemoryBlob
-from persist.attributes.nodes import Shape
+from persist.attributes.nodes import PACKED, PLAIN, Shape
 from persist.attributes.storage import ChunkReader
 from persist.attributes.tree import LEAVES_A_MOVE
+from persist.copies.tree_checks import TreeCheck
 from persist.core.errors import Unavailable
 from tests.conftest import SeededIds
 from tests.support.examples import examples
@@ -21,7 +22,7 @@ from tests.support.indexed import Indexed, key_of
 
 # Tiny nodes and chunks make deep trees and many chunks of few attributes.
 SHAPE = Shape(leaf_entries_max=4, index_entries_max=5, chunk_bytes_target=400, chunks_max=30)
-LEAF_BYTES, NODE_BYTES = 16 + 24 * SHAPE.leaf_entries_max, 16 + 34 * SHAPE.index_entries_max
+LEAF_BYTES, NODE_BYTES = 20 + 24 * SHAPE.leaf_entries_max, 24 + 34 * SHAPE.index_entries_max  # the longer format's
 
 BATCH_MAX = 25
 
@@ -46,10 +47,11 @@ class Dying(MemoryBlob):
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, object]]:
-    """Flushes, crashed flushes, commits that lost a race, reopenings and collections."""
+    """Flushes, crashed flushes, commits that lost a race, reopenings, collections, and flushes of an older build."""
     crash = st.tuples(st.just("crash"), st.tuples(batches, st.integers(0, 6), st.booleans()))
     steps = st.one_of(
         *[st.tuples(st.just("flush"), batches)] * 5,
+        st.tuples(st.just("old"), batches),
         crash,
         st.tuples(st.just("race"), st.tuples(batches, batches)),
         st.tuples(st.just("reopen"), st.none()),
@@ -88,8 +90,9 @@ def test_the_index_is_a_dict_whatever_happens(history: list[tuple[str, object]])
     indexed = reopened(Indexed(blob, SeededIds(0)), blob, next(origin))
     model: dict[bytes, int] = {}
     for what, argument in history:
-        if what == "flush":
-            indexed.flush(values_of(argument))  # type: ignore[arg-type]
+        if what in ("flush", "old"):
+            version = PLAIN if what == "old" else PACKED
+            indexed.flush(values_of(argument), version=version)  # type: ignore[arg-type]
             update(model, values_of(argument))  # type: ignore[arg-type]
         elif what == "crash":
             batch, blob.left, blob.lands = argument  # type: ignore[misc]
@@ -106,6 +109,7 @@ def test_the_index_is_a_dict_whatever_happens(history: list[tuple[str, object]])
         else:
             indexed.collect()
         assert indexed.contents() == model
+        TreeCheck(indexed.state, blob).run()
         assert indexed.state.attribute_root.count == len(model)
         assert indexed.get(*range(0, 150, 7)) == [model.get(key_of(number)) for number in range(0, 150, 7)]
         assert len(indexed.state.attribute_chunks) <= 60
@@ -121,7 +125,8 @@ def long_history(seed: int, batch: int, flushes: int, compact: bool) -> Iterator
     indexed = reopened(Indexed(MemoryBlob(), SeededIds(seed)), MemoryBlob(), seed)
     indexed.flush({key_of(number): number for number in range(150)})
     for _ in range(flushes):
-        indexed.flush({key_of(generator.randrange(75, 150)): 1 for _ in range(batch)}, compact=compact)
+        values = {key_of(generator.randrange(75, 150)): 1 for _ in range(batch)}
+        indexed.flush(values, version=PLAIN, compact=compact)
         yield indexed
 
 

@@ -48,7 +48,11 @@ class Played:
 
     def __init__(self, inline: bool) -> None:
         bytes_max = 64 * 1024 if inline else 0
-        self.world = World(policy=Policy(inline_part_bytes_max=bytes_max, inline_shard_bytes_max=4_000, rollup_every=8))
+        self.world = World(
+            policy=Policy(
+                inline_part_bytes_max=bytes_max, inline_shard_bytes_max=4_000, rollup_every=8, inline_batches=16
+            )
+        )
         self.upper = 0
         self.since = 0
 

@@ -24,6 +24,8 @@ LIVE_ROWS = 100
 SINCE_EVERY = 50
 BLOBS_MAX = 60
 ENTRIES_MAX = 4 * Policy().rollup_every
+ROLLUP = Policy().rollup_least  # commits that bring LARGE rows, after which one is due
+LARGE = "x" * 20_000
 QUIET_S = 20.0
 
 PROGRAM = f"""
@@ -90,9 +92,9 @@ def test_a_program_that_only_writes_keeps_its_location_small(tmp_path: Path) -> 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     with persist.connect(f"persist://{tmp_path}/data", collect=False) as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
-        for number in range(3 * Policy().rollup_every):
-            shard.insert([{"k": number, "v": "value"}])
-        assert kept(client)[1] > 3 * Policy().rollup_every
+        for number in range(3 * ROLLUP):
+            shard.insert([{"k": number, "v": LARGE}])
+        assert kept(client)[1] > 3 * ROLLUP
 
 
 def test_a_reader_keeps_what_it_reads(tmp_path: Path) -> None:
@@ -100,11 +102,11 @@ def test_a_reader_keeps_what_it_reads(tmp_path: Path) -> None:
         shard = client.create_shard("orders", SCHEMA, ["k"])
         shard.insert(pa.table({"k": range(5_000), "v": ["before"] * 5_000}))
         snapshot = shard.snapshot()
-        for number in range(5 * Policy().rollup_every):
-            shard.insert([{"k": number, "v": "after"}])
+        for number in range(5 * ROLLUP):
+            shard.insert([{"k": number, "v": LARGE}])
             shard.downgrade_since(number)
         assert snapshot.to_arrow().num_rows == 5_000
-        assert kept(client)[1] > 5 * Policy().rollup_every, "the snapshot held the log back"
+        assert kept(client)[1] > 5 * ROLLUP, "the snapshot held the log back"
 
 
 def test_a_dropped_shard_is_deleted_by_who_dropped_it(tmp_path: Path) -> None:
@@ -143,9 +145,9 @@ def test_collections_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(location.consensus, "truncate", truncate)
         try:
-            for number in range(5 * Policy().rollup_every):
-                shard.insert([{"k": number, "v": "value"}])
+            for number in range(5 * ROLLUP):
+                shard.insert([{"k": number, "v": LARGE}])
             assert begun.is_set()
-            assert shard.upper().element == 5 * Policy().rollup_every
+            assert shard.upper().element == 5 * ROLLUP
         finally:
             stuck.set()

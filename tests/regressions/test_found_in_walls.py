@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import urllib3
 
 from persist.core import commands as c
+from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.ids import Token, WriterId
+from persist.core.ids import PartId, ReaderId, Token, WriterId, shard_id_of
+from persist.core.keys import part_key
+from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts.codec import encode_inline, encode_parquet
+from persist.parts.given import KEYS_MAX
 from rpc.auth import mint
 from tests.integration.test_quotas import FIELDS, FIVE, House
 from tests.support.server import Server
@@ -157,3 +164,142 @@ def write_tokens(path: Path, entries: list[dict[str, Any]]) -> None:
     made.write_text(json.dumps({"tokens": entries}))
     made.chmod(0o600)
     made.replace(path)
+
+
+# --- bytes, leases, rows under another name
+
+RANDOM = random.Random(1)
+MANY = b"".join(b'{"id": %d}\n' % RANDOM.getrandbits(62) for _ in range(20_000))  # 160 kB, which nothing compresses
+
+
+def test_deleting_and_restoring_in_turn_went_past_the_quota_of_bytes(house: House) -> None:
+    """84.7 MB at a quota of 20 MB: only what came in was counted, not what the verbs wrote."""
+    assert house.ask("admin", "POST", "/v1/shards/eu/a/insert", MANY).status_code == 200
+    tally = house.client.app.state.service.tally  # type: ignore[attr-defined]
+    house.says(prefixes={"eu/": {"bytes": 300_000}})
+    tally.look()
+    statuses = []
+    for _ in range(40):
+        deleted = house.ask("etl", "POST", "/v1/shards/eu/a/delete", {"where": "id >= 0"})
+        statuses += [deleted.status_code, house.ask("etl", "POST", "/v1/shards/eu/a/restore?as_of=0").status_code]
+    assert set(statuses) == {200, 429}
+    state = house.location.machine("eu/a").state()
+    assert sum(part.size for part in state.trace.parts()) < 3 * 300_000 + (1 << 20)
+
+
+def test_a_clone_counts_what_it_names_at_once(house: House) -> None:
+    assert house.ask("admin", "POST", "/v1/shards/eu/a/insert", MANY).status_code == 200
+    house.says(prefixes={"eu/": {"bytes": 200_000}})
+    house.client.app.state.service.tally.look()  # type: ignore[attr-defined]
+    done = [
+        house.ask("etl", "POST", "/v1/clones", {"source": "eu/a", "name": f"eu/c{number}"}).status_code
+        for number in range(20)
+    ]
+    assert done.count(200) < 6
+    assert set(done) <= {200, 429}
+
+
+@pytest.mark.parametrize("how", ["another life", "a shorter lease"])
+def test_leases_were_no_longer_counted_while_the_shard_had_them(how: str, house: House) -> None:
+    """One token that may only read held 10,000, and shut all other readers out of the shard."""
+    house.says(default={"leases": 3})
+    statuses = []
+    for number in range(9):
+        reader = ReaderId(f"r{number:032x}")
+        taken = house.ask("etl", "POST", "/v1/shards/eu/a/commands", c.RegisterReader(reader, None, 60_000))
+        statuses.append(taken.status_code)
+        if taken.status_code == 200:
+            ends: c.Command = c.ExpireReader(reader, shard=shard_id_of("eu/a", 7))
+            again = c.RegisterReader(reader, None, 1) if how == "a shorter lease" else ends
+            house.ask("etl", "POST", "/v1/shards/eu/a/commands", again)
+            house.clock.more_s += 1.0
+    assert statuses == [200] * 3 + [429] * 6
+    assert len(house.location.machine("eu/a").state().leased_readers) == 3
+
+
+def test_who_may_not_write_added_rows_by_a_truncation(house: House) -> None:
+    assert house.ask("admin", "POST", "/v1/shards/eu/a/insert", FIVE).status_code == 200
+    house.ask("etl", "POST", "/v1/shards/eu/a/commands", c.RegisterWriter(WRITER, 60_000))
+    schema = ShardSchema(pa.schema([pa.field("id", pa.int64())]), ("id",))
+    for diff, status in ((1, 403), (-1, 200)):
+        rows = pa.table({"id": [0], TIME: [0], DIFF: [diff]}, schema=schema.updates_schema)
+        runs = (Run((encode_inline(rows, schema, 1, PartId(f"p{1:032x}")),)),)
+        truncate = c.Truncate(WRITER, TOKEN, Antichain(1), 0, runs)
+        done = house.ask("upkeep", "POST", "/v1/shards/eu/a/commands", truncate)
+        assert done.status_code == status, done.text
+    assert house.ask("etl", "GET", "/v1/shards/eu/a/count").json()["count"] == 4
+
+
+def test_parts_that_were_never_committed_counted_for_no_bytes(house: House) -> None:
+    house.says(prefixes={"eu/": {"bytes": 10_000}})
+    keys = [part_key(shard_id_of("eu/a"), WRITER, PartId(f"p{number:032x}")) for number in range(40)]
+    done = [house.ask("etl", "PUT", f"/v1/blobs/{key}", b"x" * 1_000).status_code for key in keys]
+    assert done == [204] * 10 + [429] * 30
+    again = house.ask("etl", "PUT", f"/v1/blobs/{keys[0]}", b"x" * 1_000)
+    assert again.status_code == 204, "the same again is no more than it was"
+
+
+def test_a_part_that_an_append_dropped_counted_no_more(house: House) -> None:
+    """Of an interval that the shard has already nothing is committed: the part's blob stays, and counts."""
+    house.ask("etl", "POST", "/v1/shards/eu/a/commands", c.RegisterWriter(WRITER, 600_000))
+    assert house.ask("etl", "POST", "/v1/shards/eu/a/advance-upper?upper=1").status_code == 200
+    house.says(prefixes={"eu/": {"bytes": 100_000}})
+    schema = ShardSchema(pa.schema([pa.field("id", pa.int64())]), ("id",))
+    done = []
+    for number in range(1, 30):
+        part_id = PartId(f"p{number:032x}")
+        ids = pa.array(sorted(RANDOM.getrandbits(62) for _ in range(1_000)))
+        rows = pa.table({"id": ids, TIME: [0] * 1_000, DIFF: [1] * 1_000}, schema=schema.updates_schema)
+        part, data = encode_parquet(rows, schema, 1, part_id, part_key(shard_id_of("eu/a"), WRITER, part_id))
+        done.append(house.ask("etl", "PUT", f"/v1/blobs/{part.key}", data).status_code)
+        if done[-1] == 204:
+            append = c.Append(WRITER, Token(f"i{number:032x}"), Antichain(0), Antichain(1), (Run((part,)),))
+            answer = house.ask("etl", "POST", "/v1/shards/eu/a/commands", append)
+            assert answer.status_code == 200, answer.text
+            house.client.app.state.service.tally.look()  # type: ignore[attr-defined]
+    assert 5 < done.count(204) < 15
+    assert set(done) == {204, 429}
+
+
+DECIMALS = {
+    "fields": [
+        {"name": "id", "type": "decimal128(10, 2)", "key": True},
+        {"name": "l", "type": "list<decimal128(9, 1)>"},
+    ]
+}
+INSERTS = [{"when": "not matched", "then": "insert"}]
+FAR = ["1e-999999999", "1E-0999999999", "1e+999999999", "-3.5e-77777"]
+
+
+@pytest.mark.parametrize("far", FAR)
+def test_a_decimal_written_with_a_far_exponent_ended_the_server(far: str, house: House) -> None:
+    """A reader could do so by the key with which a snapshot begins."""
+    assert house.ask("admin", "PUT", "/v1/shards/eu/d", DECIMALS).status_code == 200
+    shard = "/v1/shards/eu/d"
+    row = {"id": far, "l": []}
+    asked = [
+        house.ask("etl", "POST", f"{shard}/insert", json.dumps(row).encode()),
+        house.ask("etl", "POST", f"{shard}/insert", json.dumps({"id": "1", "l": [far]}).encode()),
+        house.ask("etl", "POST", f"{shard}/insert?format=csv", f"id,l\n{far},[]\n".encode()),
+        house.ask("etl", "POST", f"{shard}/delete", {"keys": [[far]]}),
+        house.ask("etl", "POST", f"{shard}/delete", {"where": f"id = {far}"}),
+        house.ask("etl", "POST", f"{shard}/merge", {"rows": [row], "clauses": INSERTS}),
+        house.ask("etl", "POST", f"{shard}/erasures", ('{"keys": [[' + far + "]]}").encode()),
+        house.ask("etl", "GET", f"{shard}/snapshot?start_key=" + json.dumps([far])),
+        house.ask("etl", "GET", f"{shard}/snapshot?key=" + json.dumps([far])),
+    ]
+    assert {answer.status_code for answer in asked} <= {400, 503}, [answer.text for answer in asked]
+
+
+def test_who_is_not_let_in_used_up_the_requests_of_a_prefix(house: House) -> None:
+    house.says(prefixes={"eu/": {"requests_per_s": 5}})
+    for _ in range(100):
+        assert house.ask("other", "GET", "/v1/shards/eu/a").status_code == 403
+    assert house.ask("etl", "GET", "/v1/shards/eu/a").status_code == 200
+
+
+def test_more_keys_than_a_request_may_have_are_refused(house: House) -> None:
+    """Two requests with 800,000 keys took 800 MB and a minute."""
+    refused = house.ask("etl", "POST", "/v1/shards/eu/a/delete", {"keys": [[number] for number in range(KEYS_MAX + 1)]})
+    assert refused.status_code == 400
+    assert f"give at most {KEYS_MAX} at once" in refused.json()["detail"]

@@ -128,6 +128,22 @@ def test_a_token_tells_other_rows_also_where_they_were_staged(connect: Callable[
         assert shard.snapshot().to_arrow().column("n").to_pylist() == [1, 2]
 
 
+def test_a_token_may_stand_for_the_very_parts_that_came_with_it(connect: Callable[[], persist.Client]) -> None:
+    """As in a job that makes a token for itself: its parts are known again, their rows in other parts are not."""
+    with connect() as client:
+        shard, token = client.create_shard("orders", VALUES, ["k"]), client.new_token()
+        many = pa.table({"k": [f"k{number}" for number in range(20_000)], "n": range(20_000)})
+        for rows in ([{"k": "a", "n": 1}], many):  # an inline part, and a blob
+            writer, token = shard.open_writer(), client.new_token()
+            runs = writer.receipted(writer.stage_for_one_commit(rows, None, by_rows=False))
+            landed = writer.commit_insert(runs, token=token)
+            assert shard.open_writer().commit_insert(runs, token=token) == landed
+            for staged in (rows, [{"k": "z", "n": 9}]):
+                with pytest.raises(TokenReused, match="was used before"):
+                    writer.commit_insert(writer.stage_for_one_commit(staged, None, by_rows=False), token=token)
+        assert shard.snapshot().to_arrow().num_rows == 20_001
+
+
 def test_a_retry_is_answered_however_it_brings_its_rows(connect: Callable[[], persist.Client]) -> None:
     """A retry of an insert that staged its rows first was told that its rows are other ones."""
     small_parts = HandleSettings(WriteSettings(part_bytes_target=2_000))

@@ -170,6 +170,8 @@ class CommitInterpreter:
             inline_part_bytes_max=args.number("part", 64 * 1024),
             inline_shard_bytes_max=args.number("room", 1 << 20),
             rollup_every=args.number("rollup-every", 1_000),
+            rollup_least=args.number("rollup-every", 1_000),
+            inline_batches=args.number("inline-batches", 16),
         )
         settings = MachineSettings(
             retry_s=float(args.named("retry", "5")),

@@ -51,7 +51,7 @@ class MeteringProxy(FaultProxy):
     def __init__(self, target: int, *, host: str = "127.0.0.1") -> None:
         self._lock = threading.Lock()
         self._counts = Counts()
-        super().__init__(target, host=host, watch=lambda: _Connection(self))
+        super().__init__(target, host=host, watch=self.connection)
 
     @property
     def endpoint(self) -> str:
@@ -62,6 +62,10 @@ class MeteringProxy(FaultProxy):
         with self._lock:
             found = self._counts
             return Counts(Counter(found.requests), Counter(found.sent), Counter(found.received))
+
+    def connection(self) -> MeteringConnection:
+        """What hears a connection that begins."""
+        return MeteringConnection(self)
 
     def add(self, kind: str, *, requests: int = 0, sent: int = 0, received: int = 0) -> None:
         with self._lock:
@@ -76,10 +80,11 @@ class MeteringProxy(FaultProxy):
         self.close()
 
 
-class _Connection:
-    """Reads the requests of one connection as they pass."""
+class MeteringConnection:
+    """Reads the requests of one connection as they pass. `requests`: how many have begun."""
 
     def __init__(self, proxy: MeteringProxy) -> None:
+        self.requests = 0
         self._proxy = proxy
         self._head = b""
         self._left = 0  # bytes of the body that are still to come
@@ -98,6 +103,7 @@ class _Connection:
                 assert len(self._head) <= HEAD_BYTES_MAX, "a head that does not end"
                 return
             self._kind, self._left = request_of(head)
+            self.requests += 1
             self._proxy.add(self._kind, requests=1, sent=len(head) + len(end))
             self._head, data = b"", rest
 

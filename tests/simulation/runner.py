@@ -21,7 +21,9 @@ import persist.commit.location
 import persist.commit.looks
 import persist.commit.receipts
 import persist.commit.versions
+import persist.parts.files
 import persist.parts.reader
+import persist.parts.straight
 import tests.simulation.oracle
 from consensus.memory import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
@@ -64,7 +66,9 @@ LOCKING = (
     persist.commit.location,
     persist.commit.looks,
     persist.commit.receipts,
+    persist.parts.files,
     persist.parts.reader,
+    persist.parts.straight,
     persist.client.pipelined,
     persist.client.write,
 )

@@ -322,7 +322,7 @@ class _Thread:
             self._scheduler.sleep(JOIN_LOOK_S)
 
 
-def one_by_one(work: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
+def one_by_one(work: Callable[[Any], Any], items: Iterable[Any], workers: int, waiting: int = 0) -> Iterator[Any]:
     """Stands in for work on several threads: the same results in the same order."""
     return map(work, items)
 

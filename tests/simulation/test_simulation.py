@@ -16,7 +16,7 @@ from tests.simulation.mutations import MUTATIONS, RARE, mutated
 from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
 
-FEW = range(15)
+FEW = range(10)
 MANY = [range(160)]  # `python -m tests.simulation 0:20000` runs more
 COPIED = range(CLONES_FROM, CLONES_FROM + 120)
 QUICK = ("merge_beyond_since", "splits_overlap", "tokens_made_anew")  # mutations that the first seed shows
@@ -97,6 +97,7 @@ COPY_PATHS = (
 )
 
 
+@pytest.mark.sample
 def test_a_few_seeds_keep_every_promise() -> None:
     totals = run_here(FEW)
     assert not totals.failures, "\n\n".join(totals.failures)

@@ -16,7 +16,7 @@ def existence_not_checked() -> Broken:
     """Nobody looks whether a blob is there, nor what is in it."""
     real = Inspector._look
     return every(
-        patch.object(persist.commit.inspector, "check_presence", lambda part, blob: None),
+        patch.object(persist.commit.inspector, "check_put", lambda part, blob: None),
         patch.object(Inspector, "_look", lambda self, parts, state: real(self, [p for p in parts if not p.key], state)),
     )
 

@@ -28,7 +28,7 @@ from persist.core.ids import ReaderId, WriterId
 from persist.core.state import Policy
 from persist.doctor.beside import Beside, look_at_backups, served_by
 from persist.doctor.examining import Report, examined
-from persist.doctor.limits import Limits
+from persist.doctor.limits import ROLLUP_ENTRIES_MAX, Limits
 from persist.inspect.looking import Look, look_at_directory
 from rpc.auth import read_ending
 from rpc.ending_tokens import tokens_seen
@@ -457,10 +457,10 @@ def never_merged(place: Path) -> Told:
     world = World()
     location = bare(world, Policy(inline_part_bytes_max=0))
     shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
-    for number in range(70):
+    for number in range(140):
         shard.insert([{"id": number, "note": "x"}])
     world.pass_ms(2 * DAY_MS)
-    return Told(examine(world), ("on a shard of 70 batches", "nobody has committed for 2 days"))
+    return Told(examine(world), ("on a shard of 140 batches", "nobody has committed for 2 days"))
 
 
 @of("claim-stuck")
@@ -478,9 +478,9 @@ def worker_killed(place: Path) -> Told:
 @of("rollup-old")
 def no_rollups(place: Path) -> Told:
     world = World()
-    location = bare(world, Policy(rollup_every=100_000))
+    location = bare(world, Policy(rollup_every=100_000, rollup_bytes=1 << 40))
     shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
-    for upper in range(1, 260):
+    for upper in range(1, ROLLUP_ENTRIES_MAX + 4):
         shard.advance_upper(upper)
     return Told(examine(world), ("who opens the shard reads", "the newest rollup is v1"))
 

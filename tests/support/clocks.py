@@ -13,7 +13,7 @@ from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
-from tests.support.location import InlineBackground
+from tests.support.location import EAGER, InlineBackground
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -28,7 +28,7 @@ class World:
         self.true_ms = START_MS
         self.store_off_ms = 0
         self.build = build
-        self.policy = policy or Policy()
+        self.policy = policy or EAGER
         self.machines = 0
         self.blob = MemoryBlob("mem:", now_ms=lambda: self.true_ms + self.store_off_ms)
         self.consensus = MemoryConsensus("mem:")

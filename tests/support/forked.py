@@ -5,40 +5,38 @@ What runs is the whole command in a process of its own, with pipes, signals and 
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import BinaryIO
 
-from persist.cli.__main__ import ARROW_ALLOCATOR, main
+from persist.cli.__main__ import ARROW_ALLOCATOR, COMMANDS, main
 from tests.support.waiting import WAIT_S
 
-LOADED = ["persist.cli.replicate", "rpc.cli.serve", "rpc.serving", "compactor.cli.compactor", "compactor.cli.gc"]
+LOADED = [
+    *sorted({module for module, _ in COMMANDS.values()}),
+    "rpc.serving",
+    "consensus.sqlite",  # by the scheme of a URL, and by nothing above: SQLAlchemy takes longer than a command does
+    "tests.crash.command",
+]
 os.environ.setdefault(*ARROW_ALLOCATOR)  # for the process that forks: it has loaded Arrow before a command says so
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload([*LOADED, __name__])
 
 
-class Forked:
-    """`persist WORDS` as a process, begun when made. Close its `stdout` and `stderr` after its end.
+class _Started:
+    """A process of which somebody holds the end."""
 
-    Who reads neither says `unread`: a full pipe would stop the process.
-    """
-
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], *, unread: bool = False) -> None:
-        out, its_out = _FORKING.Pipe(duplex=False)
-        err, its_err = _FORKING.Pipe(duplex=False)
-        with out, its_out, err, its_err:
-            pipes = None if unread else (its_out, its_err)
-            self._process = _FORKING.Process(target=_command, args=(list(words), dict(environment), os.getcwd(), pipes))
-            self._process.start()
-            self.stdout: BinaryIO = os.fdopen(os.dup(out.fileno()), "rb")
-            self.stderr: BinaryIO = os.fdopen(os.dup(err.fileno()), "rb")
+    def __init__(self, target: Callable[..., None], *given: object) -> None:
+        self._process = _FORKING.Process(target=target, args=given)
+        self._process.start()
 
     @property
     def pid(self) -> int:
@@ -67,6 +65,22 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+
+class Forked(_Started):
+    """`persist WORDS` as a process, begun when made. Close its `stdout` and `stderr` after its end.
+
+    Who reads neither says `unread`: a full pipe would stop the process.
+    """
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], *, unread: bool = False) -> None:
+        out, its_out = _FORKING.Pipe(duplex=False)
+        err, its_err = _FORKING.Pipe(duplex=False)
+        with out, its_out, err, its_err:
+            pipes = None if unread else (its_out, its_err)
+            super().__init__(_command, list(words), dict(environment), os.getcwd(), pipes)
+            self.stdout: BinaryIO = os.fdopen(os.dup(out.fileno()), "rb")
+            self.stderr: BinaryIO = os.fdopen(os.dup(err.fileno()), "rb")
+
     def communicate(self) -> tuple[str, str]:
         """What it prints until its end, of which it is waited for; both streams are closed."""
         with self.stdout, self.stderr, ThreadPoolExecutor(1) as pool:
@@ -79,6 +93,13 @@ class Forked:
         """Send that signal, and wait until it has ended; both streams are closed."""
         self.send_signal(number)
         self.communicate()
+
+
+class Module(_Started):
+    """`main(WORDS)` of a module as a process, begun when made. What it says goes to the end of a file."""
+
+    def __init__(self, name: str, words: Sequence[str], *, said: Path) -> None:
+        super().__init__(_module, name, list(words), dict(os.environ), os.getcwd(), str(said))
 
 
 def ran(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -94,9 +115,7 @@ def _command(
     words: list[str], environment: dict[str, str], directory: str, pipes: tuple[Connection, Connection] | None
 ) -> None:
     """What the process does: it takes its pipes, and is the command from there on."""
-    os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environment)
+    _move(directory, environment)
     if pipes is None:
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
@@ -106,3 +125,16 @@ def _command(
                 os.dup2(pipe.fileno(), number)
     sys.argv = ["persist", *words]
     sys.exit(main())
+
+
+def _module(name: str, words: list[str], environment: dict[str, str], directory: str, said: str) -> None:
+    _move(directory, environment)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    sys.exit(importlib.import_module(name).main(words))
+
+
+def _move(directory: str, environment: dict[str, str]) -> None:
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)

@@ -14,6 +14,9 @@ from persist.commit.machine import MachineSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
 
+EAGER = Policy(rollup_every=32, inline_batches=16)
+"""Upkeep has something to do after fewer commits than by default."""
+
 
 class TestClock:
     """Time that stands still until it is moved; sleeping moves it."""
@@ -84,7 +87,7 @@ def memory_location(
         blob if blob is not None else MemoryBlob("mem:"),
         consensus if consensus is not None else MemoryConsensus("mem:"),
         settings=LocationSettings(
-            policy or Policy(),
+            policy or EAGER,
             MachineSettings(retry_s, True, small_merges),
             build=build,
             compares_clock=False,

@@ -47,7 +47,7 @@ class Rivals:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.story = Story()
-        policy = Policy(inline_part_bytes_max=self.rng.choice([0, 4096]), rollup_every=8)
+        policy = Policy(inline_part_bytes_max=self.rng.choice([0, 4096]), rollup_every=8, inline_batches=16)
         self.clock = TestClock()
         self.location = memory_location(policy=policy, clock=self.clock)
         self.depth = 0

@@ -20,7 +20,7 @@ RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way emp
 RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer by leases that lapse or by merges
 
 
-NEWEST_LEVEL = 5  # of which the core knows
+NEWEST_LEVEL = 6  # of which the core knows
 OUTCOMES_LEVEL = 3  # from which on a State keeps outcomes
 SWEEPS_LEVEL = 3  # from which on it says what may have been swept
 LIVES_LEVEL = 3  # from which on a name has more than one life

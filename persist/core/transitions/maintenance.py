@@ -129,7 +129,7 @@ def _check_since(state: State, since: Antichain) -> None:
 
 
 def _merged(
-    state: State, inputs: frozenset[str], command: c.MergeResult, batches: tuple[HollowBatch, ...], context: Context
+    state: State, inputs: frozenset[str], command: c.MergeResult, batches: Sequence[HollowBatch], context: Context
 ) -> HollowBatch:
     taken = [part for batch in batches for part in batch.parts() if part.id in inputs]
     outputs = [part for run in command.outputs for part in run.parts]

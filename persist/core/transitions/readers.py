@@ -96,7 +96,7 @@ def move_hold(
             f"reader {command.reader} of shard {state.name!r} holds {known.since} alone; open another one for {since}"
         )
     seqno = max(known.seqno, min(command.seqno, state.seqno))
-    held = since == known.since and seqno - known.seqno < context.policy.rollup_every
+    held = since == known.since and seqno - known.seqno < min(context.policy.rollup_every, context.policy.rollup_least)
     if held and _is_fresh(command.reader, known, context):
         return state, c.SinceDowngraded(since, state.since)
     moved = replace(known, since=since, seqno=seqno, heartbeat_ms=heartbeat_ms(known, context))

@@ -284,7 +284,8 @@ def test_a_view_and_a_cache_outlive_their_lease(spark: Any, client: Any, load: A
 
 @pytest.mark.proof
 def test_a_tag_reads_as_it_did_when_since_has_passed_it(spark: Any, client: Any, load: Any, url: str) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
+    """Columns by which Spark groups as the shard does: maintenance has merged the batches by then, or it has not."""
+    shard = client.create_shard("orders", pa.schema([("k", pa.string()), ("n", pa.int64())]), ["k"])
     for number in range(5):
         old = [{"k": "a", "n": number - 1, "__diff": -1}] if number else []
         shard.insert([*old, {"k": "a", "n": number}])

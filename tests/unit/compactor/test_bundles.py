@@ -208,7 +208,7 @@ def test_splits_are_planned_as_without_bundles() -> None:
 
 
 def test_a_native_read_takes_the_parts_that_bundles_list() -> None:
-    native = pytest.importorskip("persist.spark.native")
+    native = pytest.importorskip("persist.spark.native_plan")
     world = bundled(10)
     schemas = {number: ShardSchema.from_record(record) for number, record in world.state().schemas.items()}
     runs = [run for batch in world.state().trace.batches for run in batch.runs]

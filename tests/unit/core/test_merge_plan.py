@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
-from persist.core.merge_plan import LEFT_BATCHES_MAX, SMALL_ROWS, MergePolicy, garbage_due, plan
+from persist.core.merge_plan import LEFT_BATCHES_MAX, LOOKED_AT_MAX, SMALL_ROWS, MergePolicy, garbage_due, plan
 from persist.core.record import replace
 from persist.core.state import Claim, State
 from persist.core.tags import Tag
@@ -346,3 +346,37 @@ def test_larger_batches_and_what_lies_before_them_are_the_workers() -> None:
     specs = beside(shape)
     assert specs
     assert all(newest.isdisjoint(spec.inputs) for spec in specs)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(-2, 3)), max_size=12),
+    st.integers(0, 50),
+    st.sets(st.integers(1, 12), max_size=3),
+)
+def test_garbage_is_looked_for_in_what_since_has_passed_and_nobody_is_at_work_on(
+    shapes: list[tuple[int, int, int]], since: int, numbers: set[int]
+) -> None:
+    """As told by a look at every batch. Of each: its rows, how many times it spans beyond one, and its diffs."""
+    held, upper, part = [], 0, 0
+    for rows, more, diff in shapes:
+        lower, upper = upper, upper + 1 + more
+        desc = Description(Antichain(lower), Antichain(upper), Antichain(0))
+        part += rows > 0
+        fields = {"time_min": lower, "time_max": upper - 1, "diff_sum": rows * diff}
+        runs = (Run((replace(make_part(part, rows=rows), **fields),)),) if rows else ()  # type: ignore[arg-type]
+        held.append(batch_of(desc, runs))
+    taken = {make_part(number).id for number in numbers}
+    state = replace(Shard().state, trace=trace_of(held), since=Antichain(since))
+    found = garbage_due(state, taken)
+
+    ids = [batch.desc for batch in held]
+    if found:
+        assert ids[ids.index(found[0].desc) :][: len(found)] == [batch.desc for batch in found], "neighbours"
+    passed = [b for b in held if b.desc.lower.element <= since and all(p.time_max <= since for p in b.parts())]  # type: ignore[operator]
+    assert passed == held[: len(passed)]
+    newest: list[HollowBatch] = []
+    for batch in reversed(passed[-LOOKED_AT_MAX:]):
+        if any(one.id in taken for one in batch.parts()):
+            break
+        newest.insert(0, batch)
+    assert list(found) in ([], newest)

@@ -45,6 +45,11 @@ def test_covering_finds_the_batches_that_hold_the_parts(trace: Trace, data: st.D
     assert trace.covering(wanted | {"p-gone"}) is None
 
 
+@given(traces(), st.integers(0, 40).map(Antichain) | st.just(EMPTY))
+def test_what_reaches_beyond_a_time_is_at_the_end(trace: Trace, lower: Antichain) -> None:
+    assert trace.beyond(lower) == tuple(batch for batch in trace.batches if lower < batch.desc.upper)
+
+
 def test_the_upper_of_nothing_is_zero() -> None:
     assert EMPTY_TRACE.upper == Antichain(0)
     assert EMPTY_TRACE.covering(frozenset()) is None

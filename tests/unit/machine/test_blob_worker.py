@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.commit_plan import Merge
 from persist.commit.location import Location
 from persist.core import commands as c
+from persist.core.errors import Corruption
 from tests.support.flushing import flushed
 from tests.support.location import memory_location
 
@@ -79,3 +82,23 @@ def test_there_is_nothing_to_flush_in_a_shard_without_inline_rows(location: Loca
     assert command is not None
     machine.apply(command)
     assert flushed(machine.state(), location.blob, location.ids) is None
+
+
+def test_what_another_process_has_merged_and_deleted_is_no_damage(location: Location) -> None:
+    """A process that was stopped told of a corrupt shard, as the blobs that it wanted to merge were gone."""
+    shard = Client(EmbeddedTransport(location)).create_shard("big", SCHEMA, ["id"])
+    random = Random(0)
+    for _ in range(2):
+        shard.insert([{"id": random.randbytes(100).hex(), "amount": 1} for _ in range(2_000)])
+    machine = location.machine("big")
+    task = Merge(machine.state(), [batch for batch in machine.state().trace.batches if batch.runs])
+    command = machine._blobs.done(task, machine.state())
+    assert command is not None
+    for part in [part for batch in task.batches for part in batch.parts()]:
+        assert part.key is not None
+        assert not part.is_inline
+        location.blob.delete([part.key])
+    with pytest.raises(Corruption):
+        machine._blobs.done(task, task.state, machine.refresh)
+    assert machine.apply(command) == c.MergeApplied(True)
+    assert machine._blobs.done(task, task.state, machine.refresh) is None

@@ -102,3 +102,31 @@ def test_a_waiter_is_woken_by_commits_of_its_own_process(machines: tuple[Machine
     advance(here, 6)
     waiter.join(WAIT_S)
     assert [state.upper for state in found] == [Antichain(6)]
+
+
+class Following(MemoryConsensus):
+    """A store that tells which keys are followed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.followed: list[str] = []
+
+    def follow(self, key: str) -> Callable[[], None]:
+        self.followed.append(key)
+        return lambda: self.followed.remove(key)
+
+
+def test_the_store_is_told_which_shards_are_followed_while_somebody_waits() -> None:
+    store = Following()
+    machine = memory_location(consensus=store).machine(NAME)
+    machine.create(initial_state(NAME, SCHEMA, 0))
+    assert store.followed == []
+    first, second = machine.watch(lambda _: None), machine.watch(lambda _: None)
+    machine.wait_for(lambda _: store.followed == [NAME], 0.0, 1.0)
+    first()
+    first()
+    assert store.followed == [NAME]
+    second()
+    assert store.followed == []
+    machine.wait_for(lambda _: store.followed == [NAME], WAIT_S, 1.0)
+    assert store.followed == []

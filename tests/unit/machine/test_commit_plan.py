@@ -11,7 +11,6 @@ from persist.core.antichain import EMPTY, Antichain
 from persist.core.drops import RowDrop
 from persist.core.errors import Expired, InlineBudget, Overloaded, Unavailable, UpperMismatch
 from persist.core.ids import ReaderId, Token, WriterId
-from persist.core.merge_plan import INLINE_BATCHES_MAX
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy, State
@@ -19,7 +18,8 @@ from persist.core.transitions.context import NOTHING_INDEXED, SOUND
 from tests.support.shard import Shard, make_part, make_run, numbered
 
 ROOM = 1_000
-POLICY = Policy(inline_shard_bytes_max=ROOM, inline_part_bytes_max=600, batches_max=100)
+INLINE_BATCHES_MAX = 24
+POLICY = Policy(inline_shard_bytes_max=ROOM, inline_part_bytes_max=600, batches_max=100, inline_batches=16)
 WRITER = WriterId(numbered("w", 1))
 Tasks = list[Spill | Merge]
 

@@ -9,12 +9,14 @@ import pytest
 from blob.memory import MemoryBlob
 from compactor.orphans import Sweeper, SweepSettings
 from consensus.memory import MemoryConsensus
+from persist.attributes.nodes import PACKED, PLAIN
 from persist.cli.__main__ import main
 from persist.commit.levels import raise_level, read_level
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeKey, AttributeUpdate
 from persist.core.errors import InvalidUsage, UpgradeNeeded
 from persist.core.ids import Token, WriterId, mint, token_of_key, writer_of
 from persist.core.record import replace
@@ -153,11 +155,11 @@ def test_a_feature_waits_for_its_level_and_stops_builds_that_do_not_know_it(worl
 
 
 def test_raising_goes_through_every_level_and_may_be_repeated(world: World) -> None:
-    later = Build(levels=(2, 3, 4, 5, 6))
+    later = Build(levels=(2, 3, 4, 5, 6, 7))
     world.blob.put("level/3", b"")  # another administrator is at it
-    assert raise_level(world.blob, later) == (3, 6)
-    assert raise_level(world.blob, later) == (6, 6)
-    assert read_level(world.blob, later) == 6
+    assert raise_level(world.blob, later) == (3, 7)
+    assert raise_level(world.blob, later) == (7, 7)
+    assert read_level(world.blob, later) == 7
     with pytest.raises(UpgradeNeeded):
         raise_level(world.blob, NEXT)
 
@@ -175,9 +177,44 @@ def test_the_command_says_what_it_did(
 ) -> None:
     where = ["upgrade", "--dir", str(tmp_path)]
     assert main(where) == 0
-    assert capsys.readouterr().out == "level 2 raised to 5\n"
+    assert capsys.readouterr().out == "level 2 raised to 6\n"
     assert main(where) == 0
-    assert capsys.readouterr().out == "level 5: nothing to do\n"
+    assert capsys.readouterr().out == "level 6: nothing to do\n"
     monkeypatch.setattr("persist.cli.upgrade.THIS_BUILD", OLD)
     assert main(where) == 1
-    assert "this location has level 5; this persist knows level 2: upgrade it" in capsys.readouterr().err
+    assert "this location has level 6; this persist knows level 2: upgrade it" in capsys.readouterr().err
+
+
+def test_the_attribute_index_is_packed_once_the_location_is_raised() -> None:
+    """Both builds read each other's nodes until then; what lies there is read afterwards."""
+    before = Build(levels=(2, 3, 4, 5))
+    world = Timed(before, Policy(attributes_flush_at=10))
+    first = world.machine().location.machine(NAME)
+    first.create(initial_state(NAME, SCHEMA, world.true_ms))
+    world.build = Build(levels=(2, 3, 4, 5, 6))
+    ours = world.machine().location
+    assert ours.versions.level == 5
+
+    def change(machine: Machine, first: int) -> set[int]:
+        """Change a flush's worth of attributes; the versions of all nodes that the shard then names."""
+        token = token_of_key(f"{first}")
+        updates = tuple(
+            AttributeUpdate.replace(number.to_bytes(16, "big"), first)
+            for number in range(first << 64, (first << 64) + 12)
+        )
+        machine.apply(c.UpdateAttributes(writer_of(token), token, updates))
+        assert not machine.state().attributes
+        chunks = machine.state().attribute_chunks.values()
+        return {ours.blob.get(chunk.key)[1] for chunk in chunks}
+
+    assert change(ours.machine(NAME), 100) == {PLAIN}
+    assert change(first, 200) == {PLAIN}
+    raise_level(ours.blob, world.build)
+    raised = world.machine().location.machine(NAME)
+    assert PACKED in change(raised, 300)
+    keys = tuple(AttributeKey(number.to_bytes(16, "big").hex()) for number in (100 << 64, 200 << 64, (300 << 64) + 11))
+    answer = raised.apply(c.ReadAttributes(keys))
+    assert isinstance(answer, c.AttributeValues)
+    assert list(answer.values.values()) == [100, 200, 300]
+    with pytest.raises(UpgradeNeeded):
+        first.refresh()

@@ -14,13 +14,15 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.merge_plan import INLINE_BATCHES, INLINE_BATCHES_MAX, SMALL_ROWS, garbage_due, is_small, tier_due
+from persist.core.merge_plan import SMALL_ROWS, garbage_due, is_small, tier_due
 from persist.core.record import replace
-from persist.core.state import State
+from persist.core.state import Policy, State
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
 NAME = "orders"
+INLINE_BATCHES, INLINE_BATCHES_MAX = 16, 24
+POLICY = Policy(inline_batches=INLINE_BATCHES, rollup_every=32)
 
 
 class LateBackground:
@@ -55,7 +57,7 @@ class FailingBlob(MemoryBlob):
 
 @pytest.fixture
 def location() -> Iterator[Location]:
-    opened = memory_location()
+    opened = memory_location(policy=POLICY)
     yield opened
     opened.close()
 
@@ -116,7 +118,7 @@ def test_a_shard_that_is_updated_for_ever_stays_at_its_live_size(location: Locat
 
 
 def test_with_nobody_in_the_background_a_commit_merges_itself() -> None:
-    location = memory_location()
+    location = memory_location(policy=POLICY)
     location.background = LateBackground()
     shard, machine = shard_of(location), location.machine(NAME)
     for n in range(3 * INLINE_BATCHES_MAX):
@@ -131,7 +133,7 @@ def test_with_nobody_in_the_background_a_commit_merges_itself() -> None:
 
 
 def test_while_a_merge_takes_its_time_what_comes_after_it_is_merged_by_the_commits() -> None:
-    location = memory_location()
+    location = memory_location(policy=POLICY)
     location.background = LateBackground()
     shard, machine = shard_of(location), location.machine(NAME)
     sizes = [SMALL_ROWS + 1] * 14 + [20_000] * 3 + [4_000] * 3  # large ones, and small ones that are not due
@@ -144,7 +146,7 @@ def test_while_a_merge_takes_its_time_what_comes_after_it_is_merged_by_the_commi
 
 
 def test_where_no_worker_merges_large_batches_commits_do_not_hurry() -> None:
-    location = memory_location()
+    location = memory_location(policy=POLICY)
     location.background = LateBackground()
     shard, machine = shard_of(location), location.machine(NAME)
     for _ in range(40):
@@ -156,7 +158,7 @@ def test_where_no_worker_merges_large_batches_commits_do_not_hurry() -> None:
 
 def test_a_commit_leaves_a_merge_under_way_to_the_background() -> None:
     """Else the one in the background would be refused, and what it wrote would lie about as an orphan."""
-    location, background = memory_location(), LateBackground()
+    location, background = memory_location(policy=POLICY), LateBackground()
     location.background = background
     shard, machine = shard_of(location), location.machine(NAME)
     for n in range(INLINE_BATCHES_MAX + 1):
@@ -170,7 +172,7 @@ def test_a_commit_leaves_a_merge_under_way_to_the_background() -> None:
 
 def test_a_writer_sees_no_error_while_nothing_can_be_merged() -> None:
     blob = FailingBlob("mem:")
-    location = memory_location(blob=blob)
+    location = memory_location(blob=blob, policy=POLICY)
     shard, machine = shard_of(location), location.machine(NAME)
     blob.away = True
     for n in range(2 * INLINE_BATCHES_MAX):
@@ -199,7 +201,7 @@ def test_what_a_worker_has_claimed_is_left_to_it(location: Location) -> None:
 
 
 def test_a_process_of_maintenance_leaves_small_merges_to_its_plan() -> None:
-    location = memory_location(small_merges=False)
+    location = memory_location(small_merges=False, policy=POLICY)
     shard = shard_of(location)
     for n in range(2 * INLINE_BATCHES_MAX):
         shard.insert([{"id": "k", "amount": n}])

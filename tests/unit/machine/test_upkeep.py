@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from persist.commit.commit_plan import FlushHistory, FlushIndex, Merge, RollUp
-from persist.commit.upkeep import Duty, Upkeep
+from persist.commit.upkeep import TURNS_LEFT_MAX, Duty, Upkeep
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM
 from persist.core.attribute import AttributeUpdate
+from persist.core.batch import HollowBatch, Run
 from persist.core.ids import SeqNo, Token, WriterId
-from persist.core.merge_plan import INLINE_BATCHES
 from persist.core.record import replace
 from persist.core.recorded import Committed, Entry, EntryFile
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, Rollup, State
+from persist.core.transitions.bundling import BUNDLES_LEVEL
 from tests.scripts.verbs import parse_attribute_key
 from tests.support.shard import Shard, make_part, make_run, numbered
 
-POLICY = Policy(rollup_every=8, attributes_flush_at=3)
+INLINE_BATCHES = 16
+POLICY = Policy(rollup_every=8, attributes_flush_at=3, inline_batches=INLINE_BATCHES)
 WRITER = WriterId(numbered("w", 1))
 
 
@@ -197,3 +201,100 @@ def test_a_file_and_rollups_come_to_as_many_commits_as_rollups_alone() -> None:
         return done
 
     assert upkept(KEEPING) == upkept(replace(KEEPING, history_ms=0))
+
+
+# --- rollups by what was written
+
+RARE = Policy(rollup_every=100, rollup_least=10, rollup_bytes=1_000, rollup_gone=5)
+
+
+def rollups_of(commits: list[tuple[int, int]], others: int = 0, policy: Policy = RARE) -> list[int]:
+    """After which of these commits, each of so many bytes and blobs that are gone, rollups were made at once."""
+    upkeep, state = Upkeep(policy, merges=False), at_version(1, 0, rollup=1)
+    state = replace(state, seqno=SeqNo(1 + others))
+    made = []
+    for number, (nbytes, gone) in enumerate(commits, 1):
+        state = replace(state, seqno=SeqNo(state.seqno + 1))
+        upkeep.committed(state.seqno, nbytes, gone)
+        for duty in upkeep.due(state):
+            assert isinstance(duty.task, RollUp)
+            upkeep.ended(duty)
+            made.append(number)
+            state = replace(state, rollups={state.seqno: Rollup("key", 1)})
+    return made
+
+
+def test_a_rollup_is_due_after_many_commits_that_write_little() -> None:
+    assert rollups_of([(1, 0)] * 250) == [100, 200]
+
+
+def test_a_rollup_is_due_after_fewer_commits_that_write_much() -> None:
+    assert rollups_of([(50, 0)] * 45) == [20, 40]
+    assert rollups_of([(5_000, 0)] * 25) == [10, 20], "and never after fewer than the least"
+
+
+def test_a_rollup_is_due_once_there_is_something_to_delete() -> None:
+    assert rollups_of([(1, 1 if number % 4 == 0 else 0) for number in range(40)]) == [17, 37]
+
+
+def test_the_commits_of_others_weigh_most() -> None:
+    """What they wrote is not known here."""
+    assert rollups_of([(1, 0)] * 30, others=9) == []
+    assert rollups_of([(1, 0)] * 30, others=10) == [1]
+
+
+def test_what_was_written_before_the_newest_rollup_does_not_count() -> None:
+    upkeep, state = Upkeep(RARE, merges=False), at_version(1, 0, rollup=1)
+    for seqno in range(2, 21):
+        upkeep.committed(SeqNo(seqno), 1_000, 0)
+    late = replace(state, seqno=SeqNo(20), rollups={SeqNo(15): Rollup("key", 1)})
+    assert upkeep.due(late) == []
+    assert [duty.kind for duty in upkeep.due(replace(late, rollups={SeqNo(10): Rollup("key", 1)}))] == ["rollup"]
+
+
+def test_upkeep_that_another_process_is_at_is_left_to_it_for_a_while() -> None:
+    """That process may have been stopped."""
+    upkeep, duty = Upkeep(POLICY, merges=False), Duty("rollup", RollUp(shard_of(1).state))
+    assert [upkeep.is_left(duty, is_others=True) for _ in range(TURNS_LEFT_MAX + 1)] == [True] * TURNS_LEFT_MAX + [
+        False
+    ]
+    assert not upkeep.is_left(duty, is_others=False)
+    assert upkeep.is_left(duty, is_others=True)
+
+
+def test_a_large_state_is_written_once_the_log_has_grown_by_as_much() -> None:
+    upkeep, state = Upkeep(RARE, merges=False), at_version(1, 0, rollup=1)
+    state = replace(state, rollups={SeqNo(1): Rollup("key", 5_000)})
+    for seqno in range(2, 60):
+        upkeep.committed(SeqNo(seqno), 100, 0)
+        found = [duty.kind for duty in upkeep.due(replace(state, seqno=SeqNo(seqno)))]
+        assert found == (["rollup"] if seqno == 51 else []), seqno
+
+
+def test_only_batches_that_came_are_looked_at_for_bundles() -> None:
+    policy = replace(POLICY, plain_parts_max=2)
+    upkeep, shard, looked = Upkeep(policy, merges=False), Shard(policy), []
+    shard.state = replace(shard.state, rollups={SeqNo(1): Rollup("key", 1)})
+    shard.one(c.RegisterWriter(WRITER, 60_000))
+
+    def to_bundle(batch: HollowBatch, *_: object) -> tuple[Run, ...]:
+        looked.append(batch)
+        return batch.runs if batch.part_count > 2 else ()
+
+    def appended(number: int, parts: int) -> list[Duty]:
+        runs = tuple(make_run(make_part(10 * number + n)) for n in range(parts))
+        shard.one(c.Insert(WRITER, Token(numbered("i", number)), runs))
+        return upkeep.due(rolled_up(shard.state), BUNDLES_LEVEL)
+
+    with patch("persist.commit.upkeep.to_bundle", to_bundle):
+        assert [appended(number, 1) for number in (1, 2, 3)] == [[], [], []]
+        assert len(looked) == 3
+        [duty] = appended(4, 3)
+        assert (duty.kind, duty.inputs) == ("bundles", frozenset(p.id for p in shard.state.trace.batches[-1].parts()))
+        upkeep.ended(duty)
+        [again] = appended(5, 1)
+        assert again.inputs == duty.inputs
+        upkeep.ended(again)
+        whole = shard.state.trace
+        shard.state = replace(shard.state, trace=whole.splice(0, len(whole.batches), [whole.batches[0]]))
+        assert upkeep.due(rolled_up(shard.state), BUNDLES_LEVEL) == []

@@ -106,6 +106,11 @@ def arrays(kind: Any, min_size: int = 0, max_size: int = 12) -> st.SearchStrateg
     return picked.map(lambda found: array_of(kind, found))
 
 
+def plain(scalar: Any) -> Any:
+    """The value for Python; of times that lie beyond those of Python's the number."""
+    return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()
+
+
 def canonical(value: Any) -> Any:
     """Python values that are equal exactly when the shard takes them for equal."""
     if isinstance(value, float):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema, consolidate
+from persist.parts.consolidate import SAMPLED, stable_order
 from tests.support.examples import examples
-from tests.unit.parts.strategies import ALL, KEYED, arrays, as_dict, canonical, naive, updates
+from tests.unit.parts.strategies import ALL, KEYED, arrays, as_dict, canonical, naive, plain, updates
 
 INT64_MAX = 2**63 - 1
 
@@ -44,15 +47,11 @@ def test_every_type_groups_by_value(kind: Any, data: st.DataObject) -> None:
     found = consolidate([table.slice(0, 3), table.slice(3)], schema)
     expected: dict[Any, int] = {}
     for scalar in values:
-        value = canonical(_plain(scalar))
+        value = canonical(plain(scalar))
         expected[value] = expected.get(value, 0) + 1
-    counts = {canonical(_plain(v)): d.as_py() for v, d in zip(found["v"], found["__diff"], strict=True)}
+    counts = {canonical(plain(v)): d.as_py() for v, d in zip(found["v"], found["__diff"], strict=True)}
     assert counts == expected
     assert len(found) == len(expected)
-
-
-def _plain(scalar: Any) -> Any:
-    return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()
 
 
 @given(st.lists(st.binary(max_size=300) | st.sampled_from([b"x" * 290, b"x" * 290 + b"\0", b"x" * 289]), max_size=12))
@@ -90,3 +89,38 @@ def test_sums_beyond_int64_are_refused(diffs: list[int], total: int | None) -> N
             consolidate([table], schema)
     else:
         assert consolidate([table], schema)["__diff"].to_pylist() == [total]
+
+
+@pytest.mark.parametrize("differs_at", [None, 3, 2 * SAMPLED, 5 * SAMPLED - 1])
+def test_many_texts_that_are_alike_are_one_update_each_and_others_are_told_apart(differs_at: int | None) -> None:
+    """So many that they are compared with one another before any is put in order."""
+    schema = ShardSchema(pa.schema([("k", pa.int64()), ("s", pa.string())]), ("k",))
+    count = 5 * SAMPLED
+    texts = [f"the text of key {key} is rather long" for key in range(count)]
+    others = [text + "." if key == differs_at else text for key, text in enumerate(texts)]
+    both = [
+        pa.table(
+            {"k": range(count), "s": some, "__time": [1] * count, "__diff": [diff] * count},
+            schema=schema.updates_schema,
+        )
+        for some, diff in ((texts, 1), (others, 2))
+    ]
+    found = consolidate(both, schema)
+    if differs_at is None:
+        assert found.column("s").to_pylist() == texts
+        assert set(found.column("__diff").to_pylist()) == {3}
+        return
+    apart = found.filter(pc.equal(found.column("k"), differs_at))
+    assert apart.select(["s", "__diff"]).to_pylist() == [
+        {"s": texts[differs_at], "__diff": 1},
+        {"s": others[differs_at], "__diff": 2},
+    ]
+    assert len(found) == count + 1
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3), max_size=50))
+def test_a_stable_order_is_that_of_a_stable_sort(numbers: list[int]) -> None:
+    values = np.array(numbers, np.int64)
+    found = stable_order(values)
+    expected = sorted(range(len(numbers)), key=numbers.__getitem__)
+    assert (list(range(len(numbers))) if found is None else found.tolist()) == expected

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts import KeyRange, ShardSchema, consolidate, decode_key, encode_key
+from persist.parts.columns import FEW_BYTES, extremes
 from persist.parts.keycodec import BOUND_BYTES_MAX, SortedKeys, lower_bound, upper_bound
 from tests.support.examples import examples
 from tests.unit.parts.strategies import FLAT, arrays
@@ -103,3 +104,15 @@ def test_key_ranges_are_half_open() -> None:
     assert key_range.covers(b"\x01a", b"\x01b") is True
     assert key_range.covers(b"\x01a", b"\x01c") is False
     assert KeyRange(b"b", b"b").overlaps(b"a", b"z") is False
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1), st.booleans())
+def test_the_extremes_of_a_few_texts_are_those_of_many(texts: list[str], is_binary: bool) -> None:
+    few: Any = pa.array([text.encode() for text in texts] if is_binary else texts)
+    many = pa.concat_arrays([few] * (2 + FEW_BYTES // 4 // len(texts)))  # each value takes four bytes at least
+    assert few.get_total_buffer_size() <= FEW_BYTES < many.get_total_buffer_size()
+    assert extremes(few) == extremes(many) == (encoded(min(texts)), encoded(max(texts)))
+
+
+def encoded(text: str) -> bytes:
+    return b"\x01" + text.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"

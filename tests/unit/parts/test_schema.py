@@ -14,7 +14,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import PartId
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema, decode_inline, encode_inline
-from persist.parts.schema import NESTING_MAX
+from persist.parts.column_types import NESTING_MAX
 
 PLAIN = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int32())]), ("k",))
 

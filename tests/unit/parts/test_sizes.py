@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.parts.sizes import is_within, working_bytes
+from persist.parts.sizes import is_within, row_bytes, working_bytes
 
 TEXTS = st.lists(st.none() | st.text(max_size=300), max_size=40)
 TYPES: dict[str, tuple[Any, Any]] = {
@@ -46,12 +46,12 @@ def table_of(texts: list[str | None], kinds: list[str]) -> tuple[pa.Table, pa.Sc
 def test_what_is_seen_at_a_glance_is_never_too_little(texts: list[str | None], kinds: list[str]) -> None:
     table, schema = table_of(texts, kinds)
     exact = working_bytes(table, schema)
-    assert not is_within(table, schema, exact - 1)
+    assert not is_within(table, row_bytes(schema), exact - 1)
 
 
 def test_small_rows_of_plain_types_are_seen_at_a_glance() -> None:
     table, schema = table_of(["a"] * 100, ["text", "bytes"])
-    assert is_within(table, schema, 64 * 1024)
+    assert is_within(table, row_bytes(schema), 64 * 1024)
 
 
 def test_a_few_bytes_that_stand_for_many_are_looked_at() -> None:
@@ -59,4 +59,4 @@ def test_a_few_bytes_that_stand_for_many_are_looked_at() -> None:
     many = pa.table(
         {"id": table["id"].take(pa.array([0] * 10_000)), "names0": table["names0"].take(pa.array([0] * 10_000))}
     )
-    assert not is_within(many, schema, 256 * 1024)
+    assert not is_within(many, row_bytes(schema), 256 * 1024)

@@ -337,3 +337,34 @@ def test_an_index_that_tells_what_cannot_be_is_damage() -> None:
     for told in ([], [0, 0, 1], "known"):
         with pytest.raises((ValueError, TypeError)):
             known_module.known_of(told)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("memory_bytes", [100_000, 1 << 28])
+def test_threads_give_the_rows_of_all_parts_in_the_same_order(memory_bytes: int) -> None:
+    """Pieces of several parts are made at the same time, also where only one column is read, and by their times."""
+    rows, parts = 60, 5
+    shard = Shard(SCHEMA)
+    found = [
+        shard.part(
+            table_of([(float(part * rows + row), f"v{row}", row % 7, 1) for row in range(rows)]), inline_bytes_max=0
+        )
+        for part in range(parts)
+    ]
+    maintained = PartWriter(replaced(shard.sink, writer=COMPACTOR), part_bytes_target=1)
+    merged = []
+    for table in shard.reader().read_range([Run((part,)) for part in found], since=0):
+        merged += maintained.write(table)
+    run = Run((*merged, *maintained.finish()))
+    alone = shard.reader(memory_bytes=memory_bytes)
+    threaded = PartReader(shard.blob, {1: SCHEMA}, SCHEMA, use_threads=True, memory_bytes=memory_bytes)
+    for columns in (None, ["v"], []):
+        read = [
+            pa.concat_tables(reader.read_range([run], as_of=6, columns=columns)).combine_chunks()
+            for reader in (alone, threaded)
+        ]
+        assert len(read[1]) == rows * parts
+        assert read[1].equals(read[0])
+    for table in threaded.read_updates(run.parts, Antichain(2), Antichain(5)):
+        times = table.column("__time").to_pylist()
+        assert times == sorted(times)
+        assert set(times) <= {2, 3, 4}

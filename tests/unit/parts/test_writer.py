@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ import pytest
 
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
-from persist.parts import ahead, consolidate, plan_splits, spill_inline
+from persist.parts import ahead, codec, consolidate, plan_splits, spill_inline
+from persist.parts.ahead import side_by_side
 from tests.support.waiting import WAIT_S
 from tests.unit.parts.strategies import KEYED, SHARD, Shard, joined
 
@@ -115,6 +118,20 @@ def test_splits_are_balanced_where_parts_overlap() -> None:
     assert max(sizes) < 2 * min(sizes)
 
 
+def test_splits_begin_where_row_groups_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "ROW_GROUP_ROWS", 5_000)
+    shard = Shard()
+    table = rows(40_000)
+    runs = [run for start in range(0, 40_000, 10_000) for run in shard.stage(table.slice(start, 10_000))]
+    reader = shard.reader()
+    splits = plan_splits(runs, 4, KEYED, reader)
+    assert [one.lower for one in splits[1:]] == sorted(part.key_lower for run in runs for part in run.parts)[1:]
+    firsts = {group.key_lower for run in runs for part in run.parts for group in reader.row_groups(part)}
+    assert {one.lower for one in plan_splits(runs, 8, KEYED, reader)[1:]} < firsts
+    finer = {one.lower for one in plan_splits(runs, 16, KEYED, reader)[1:]}  # every other one lies within a row group
+    assert (len(finer & firsts), len(finer)) == (7, 15)
+
+
 @pytest.mark.parametrize("count", [0, 100_001])
 def test_the_number_of_splits_is_bounded(count: int) -> None:
     with pytest.raises(InvalidUsage, match="num_splits"):
@@ -130,6 +147,30 @@ def test_working_ahead_keeps_order_and_errors() -> None:
     assert [next(found) for _ in range(5)] == list(range(5))
     with pytest.raises(InvalidUsage, match="the end"):
         next(found)
+
+
+def test_sources_side_by_side_keep_their_order_and_errors() -> None:
+    begun: list[int] = []
+
+    def items(number: int) -> Iterator[tuple[int, int]]:
+        begun.append(number)
+        yield from ((number, item) for item in range(5))
+        if number == 7:
+            raise ValueError("the eighth")
+
+    found = side_by_side((items(number) for number in range(5)), 3)
+    assert list(found) == [(number, item) for number in range(5) for item in range(5)]
+    found = side_by_side((items(number) for number in range(6, 9)), 2)
+    assert [next(found) for _ in range(10)][-1] == (7, 4)
+    with pytest.raises(ValueError, match="the eighth"):
+        next(found)
+    assert list(side_by_side([], 3)) == []
+    begun.clear()
+    found = side_by_side((items(number) for number in range(100)), 3)
+    assert next(found) == (0, 0)
+    found.close()
+    assert max(begun) < 3  # and all their threads have ended
+    assert not any(thread.name == "persist-ahead" for thread in threading.enumerate())
 
 
 def test_working_ahead_stops_when_nobody_listens() -> None:

@@ -238,3 +238,20 @@ def test_the_end_of_a_server_waits_for_no_store_that_is_away(stores: Stores) -> 
 
 def figures(audit: Audit) -> dict[str, float]:
     return {family.name: float(family.samples[0][1]) for family in audit.families()}  # type: ignore[arg-type]
+
+
+def test_tokens_that_fill_the_queue_push_out_no_others(stores: Stores) -> None:
+    """Refused requests with made-up names each have an entry: two tokens left others 66 of 101."""
+    stores.open.clear()
+    with audit(stores) as found:
+        for number in range(500):
+            for token in ("evil-1", "evil-2"):
+                found.note(Entry(token, "drop", f"x/{number}", 404))
+        for number in range(20):
+            found.note(Entry("good", "drop", f"good/{number}"))
+        lost = figures(found)["persist_audit_lost_total"]
+        stores.open.set()
+    rows = stores.rows()
+    assert {row["shard"] for row in rows if row["token"] == "good"} == {f"good/{number}" for number in range(20)}
+    assert sum(row["count"] for row in rows if row["what"] == LOST) == lost
+    assert sum(row["what"] == "drop" for row in rows) == 1_020 - lost

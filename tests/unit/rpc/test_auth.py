@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 from pathlib import Path
@@ -120,6 +121,24 @@ def test_a_file_that_breaks_while_serving_lets_nobody_in(file: File) -> None:
         tokens.principal(f"Bearer {token}")
     file.write()
     tokens.principal(f"Bearer {token}")
+
+
+def test_a_file_that_cannot_be_opened_for_now_is_read_again(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no descriptor was free everybody was locked out, until somebody touched the file."""
+    token = file.add("etl", "read")
+    tokens = file.open()
+    later = file.add("later", "read")
+
+    def none_free(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("persist.client.regular_file.opens_regular", none_free)
+        file.now += LOOK_AGAIN_S
+        tokens.principal(f"Bearer {token}")
+    file.now += LOOK_AGAIN_S
+    for one in (token, later):
+        tokens.principal(f"Bearer {one}")
 
 
 def test_a_file_that_was_away_and_comes_back_damaged_lets_nobody_in(file: File) -> None:

@@ -129,3 +129,10 @@ def test_what_was_written_before_the_end_of_a_connection_is_sent() -> None:
     last = b"GET /1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     transport = talk(JoiningProtocol, last, ends=1)
     assert (len(transport.sent), transport.closed) == (1, True)
+
+
+def test_a_body_that_still_comes_is_that_of_the_last_request() -> None:
+    """The answer to the one before ended the connection: the last one was never answered."""
+    behind = b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab"
+    transport = talk(JoiningProtocol, GET % b"1" + behind, b"cd", ends=2)
+    assert b"".join(transport.sent).count(BODY) == 2

@@ -60,6 +60,15 @@ def test_what_is_no_regular_file_holds_nobody_up(tmp_path: Path) -> None:
             read(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_is_refused(mode: int, tmp_path: Path) -> None:
+    """They would give themselves what they like."""
+    path = written(tmp_path / "quotas.json", {"default": {"shards": 1}})
+    os.chmod(path, mode)
+    with pytest.raises(InvalidUsage, match=f"the mode {mode:04o}, so others may write it: run chmod go-w {path}"):
+        read(path)
+
+
 def test_a_token_has_the_defaults_but_for_what_its_entry_says(tmp_path: Path) -> None:
     every = dict.fromkeys(QUOTAS, 5)
     found = read(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import socket
 from typing import Any
 
 import pytest
 
 from persist.core.errors import InvalidUsage
-from rpc.settings import Limits, ServerSettings, from_environment
+from rpc.cli.serve import _maintenance
+from rpc.settings import Limits, ServerSettings, environment_of, from_environment
 
 
 def test_variables_are_named_after_the_settings() -> None:
@@ -48,8 +51,10 @@ def test_a_limit_that_makes_no_sense_is_named(limits: Limits) -> None:
         ServerSettings(blob="mem:"),
         ServerSettings(directory="d", blob="mem:", consensus="mem:"),
         ServerSettings(port=70_000),
-        ServerSettings(workers=0),
-        ServerSettings(port=65_535, workers=2),
+        ServerSettings(workers=-1),
+        ServerSettings(workers=65),
+        ServerSettings(workers=2, quotas="quotas.json"),
+        ServerSettings(workers=2, blob="mem:", consensus="mem:"),
         ServerSettings(tls_certificate="missing.pem", tls_key="missing.pem"),
         ServerSettings(tls_certificate=__file__, tls_key=__file__),
         ServerSettings(tls_key="key.pem"),
@@ -60,6 +65,25 @@ def test_a_limit_that_makes_no_sense_is_named(limits: Limits) -> None:
 def test_settings_that_make_no_sense_are_refused(settings: ServerSettings) -> None:
     with pytest.raises(InvalidUsage):
         settings.check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_in_memory"),
+    [
+        (ServerSettings(blob="mem:x", consensus="mem:x"), True),
+        (ServerSettings(blob="MEM:", consensus="sqlite:///d.db"), True),
+        (ServerSettings(blob="file:///mem:", consensus="sqlite:///d.db"), False),
+        (ServerSettings(directory="mem:"), False),
+    ],
+)
+def test_maintenance_of_its_own_is_not_started_for_stores_in_memory(
+    settings: ServerSettings, is_in_memory: bool
+) -> None:
+    """Another process finds other stores there: it ended at once, and was started again for ever."""
+    assert settings.in_memory == is_in_memory
+    if is_in_memory:
+        with socket.socket() as listener:
+            assert _maintenance(argparse.Namespace(), settings, listener) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
@@ -83,3 +107,36 @@ def test_settings_that_would_make_a_server_less_safe_than_was_meant_are_refused(
 ) -> None:
     with pytest.raises(InvalidUsage, match=said):
         ServerSettings(**{"tokens_file": "t.json", **given}).check()
+
+
+def test_a_worker_is_told_all_settings_by_its_environment() -> None:
+    settings = ServerSettings(
+        workers=3, history="30d", tokens_file="t", insecure=True, maintenance=False, presigned_s=7, quotas=None
+    )
+    told = {name: value for name, value in environment_of(settings).items() if value is not None}
+    assert ServerSettings(**from_environment(told)) == settings  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        (ServerSettings(), 1),
+        (ServerSettings(workers=3), 3),
+        (ServerSettings(workers=0), 8),
+        (ServerSettings(workers=0, quotas="quotas.json"), 1),
+        (ServerSettings(workers=0, blob="mem:", consensus="mem:"), 1),
+    ],
+)
+def test_how_many_workers_there_are_on_eight_cores(settings: ServerSettings, count: int) -> None:
+    assert settings.worker_count(8) == count
+
+
+def test_workers_have_parts_of_the_limits_that_they_do_not_count_together() -> None:
+    limits = Limits()
+    part = limits.of_worker(4)
+    assert (part.commands_max, part.lead_threads, part.io_threads) == (2_500, 4, 8)
+    assert part.heads_bytes_max * 4 == limits.heads_bytes_max
+    assert part.connections_max == limits.connections_max
+    assert Limits(commands_max=3).of_worker(4).commands_max == 3
+    part.check()
+    assert limits.of_worker(1) is limits

@@ -8,9 +8,12 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Indeterminate, NotReadable, Overloaded
 from persist.core.ids import ReaderId, SeqNo
+from persist.core.record import replace
+from persist.core.state import LeasedReader, State, blank_state
 from rpc.token_leases import RENEWED_S, TokenLeases
 
 LEASE_MS = 60_000
+NO_READERS = blank_state("orders")
 
 
 def reader(number: int) -> ReaderId:
@@ -24,8 +27,11 @@ class Counting:
         self.now_s = 1_000.0
         self.leases = TokenLeases(3, 4, now_s=lambda: self.now_s)
 
-    def send(self, command: c.Command, shard: str = "orders", token: str = "evil") -> None:
-        with self.leases.counted(token, shard, command):
+    def send(
+        self, command: c.Command, shard: str = "orders", token: str = "evil", state: State | None = NO_READERS
+    ) -> None:
+        """`state`: what the shard is known to be after the command."""
+        with self.leases.counted(token, shard, command, lambda: state):
             pass
 
     def take(self, number: int, shard: str = "orders", token: str = "evil") -> None:
@@ -71,7 +77,7 @@ def test_what_was_refused_is_not_counted_and_what_may_have_happened_is(counting:
     for error, count in ((NotReadable("gone", as_of=None), 0), (Indeterminate("no answer"), 1)):
         with (
             pytest.raises(type(error)),
-            counting.leases.counted("evil", "orders", c.RegisterReader(reader(1), None, 1)),
+            counting.leases.counted("evil", "orders", c.RegisterReader(reader(1), None, 1), lambda: None),
         ):
             raise error
         assert counting.leases.count("evil") == count
@@ -93,3 +99,22 @@ def test_nothing_is_kept_of_a_token_without_leases(counting: Counting) -> None:
     counting.send(c.ExpireReader(reader(1)))
     counting.send(c.ExpireReader(reader(2)), token="good")
     assert counting.leases._taken == {}
+
+
+def test_a_lease_that_the_shard_still_has_is_not_given_back(counting: Counting) -> None:
+    """A command for another life of the shard was answered, and ended nothing: one token held 10,000 leases."""
+    counting.take(1)
+    held = replace(NO_READERS, leased_readers={reader(1): LeasedReader(Antichain(0), SeqNo(1), 0, LEASE_MS, "")})
+    for state in (held, None):
+        counting.send(c.ExpireReader(reader(1)), state=state)
+        assert counting.leases.count("evil") == 1
+
+
+def test_taking_one_again_for_less_does_not_shorten_it(counting: Counting) -> None:
+    """The shard keeps the lease that it gave first: with 1 ms the count lapsed while the lease lived."""
+    for number in range(3):
+        counting.take(number)
+        counting.send(c.RegisterReader(reader(number), None, 1))
+    counting.now_s += LEASE_MS / 2000
+    with pytest.raises(Overloaded):
+        counting.take(3)

@@ -37,7 +37,7 @@ def test_a_location_is_its_owners_alone(tmp_path: Path) -> None:
         shard.insert(pa.table({"id": range(20_000), "note": [f"note {n}" for n in range(20_000)]}))
         found = modes(tmp_path / "new")
     assert {name for name in found if name.startswith("place/consensus.db")} == {
-        "place/consensus.db", "place/consensus.db-wal", "place/consensus.db-shm"
+        "place/consensus.db", "place/consensus.db-wal", "place/consensus.db-shm", "place/consensus.db-turns"
     }  # fmt: skip
     assert any(name.startswith("place/blob/") for name in found)
     for name, mode in found.items():

@@ -1,0 +1,191 @@
+"""Taking turns: whoever wants to commit on a key waits for who does so now, where the store can tell.
+
+Only the compare-and-set decides who wins; a turn only saves the work of those who would lose. So nothing depends on
+it: it may be had by two at once, and who has waited for long enough goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import fcntl
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from blob.private import make_file
+
+WAITERS_MAX = 16  # threads that wait for turns; who finds none goes on without
+DISTRUST_S = 3.0  # who has waited in vain, perhaps for a process that was stopped, does not wait again for so long
+_BUSY = {errno.EACCES, errno.EAGAIN}
+
+
+class Turn(enum.Enum):
+    """How a turn was had."""
+
+    AT_ONCE = 0  # or the store knows no turns
+    WAITED = 1  # others have had theirs meanwhile
+    NONE = 2  # somebody has it still
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """What to leave for who has the turn, where it is not free.
+
+    `data` is asked for only then. None: it cannot be left. `seen` is the larger the more of the key is known here.
+    """
+
+    data: Callable[[], bytes | None]
+    seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A letter of somebody else that was taken, and how to answer it. `is_again`: it was taken before, by another."""
+
+    data: bytes
+    is_again: bool
+    answer: Callable[[bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Had:
+    """How a turn was had by who left a letter.
+
+    `answer`: the letter was answered, and there is nothing left to do. `is_doubtful`: somebody took it who may still do
+    what it asks for, also after this turn. `letters` takes those of others, at most so many; each of them is to be
+    answered before the turn ends.
+    """
+
+    turn: Turn
+    answer: bytes | None = None
+    is_doubtful: bool = False
+    letters: Callable[[int], list[Left]] = lambda _: []
+
+
+class FileTurns:
+    """Turns of the processes of one machine: locks on bytes of the file `path`, one byte for each key.
+
+    The system gives back what an ended process had. Two threads of a process may have the same turn. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._monotonic = monotonic
+        self._lock = threading.Lock()  # guards the three below
+        self._waiters = 0
+        self._file: int | None = None
+        self._is_closed = False
+        self._distrusted_until = 0.0
+
+    @contextlib.contextmanager
+    def turn(self, key: str, wait_s: float) -> Iterator[Turn]:
+        """Have the turn of a key while the `with` lasts. Waits for at most `wait_s` seconds; raises nothing."""
+        place = zlib.crc32(key.encode())
+        found = self._take(place, wait_s)
+        try:
+            yield found
+        finally:
+            if found is not Turn.NONE:
+                self._unlock(place)
+
+    def _take(self, place: int, wait_s: float) -> Turn:
+        if self._try(place):
+            return Turn.AT_ONCE
+        if wait_s <= 0 or self._monotonic() < self._distrusted_until:
+            return Turn.NONE
+        waiter = self._waiter(place)
+        if waiter is not None and waiter.wait(wait_s):
+            return Turn.WAITED
+        self._distrusted_until = self._monotonic() + DISTRUST_S
+        return Turn.NONE
+
+    def _waiter(self, place: int) -> _Waiter | None:
+        """A thread that waits for the turn: no call of the system that waits for a lock can be told to give up."""
+        file = self._opened()
+        with self._lock:
+            if file is None or self._waiters == WAITERS_MAX:
+                return None
+            self._waiters += 1
+        return _Waiter(file, place, self._ended)
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._waiters -= 1
+
+    def _try(self, place: int) -> bool:
+        """Whether nobody has it any more. Where the file cannot be opened or locked, all have it at once."""
+        try:
+            file = self._opened()
+        except OSError:  # another user's, perhaps: that it may not be opened does not say that somebody has the turn
+            return True
+        try:
+            if file is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        except OSError as error:
+            return error.errno not in _BUSY
+        return True
+
+    def _unlock(self, place: int) -> None:
+        with contextlib.suppress(OSError):
+            file = self._opened()
+            if file is not None:
+                fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+
+    def _opened(self) -> int | None:
+        """The file, made where it is not there; None once this is closed."""
+        if self._file is None:
+            with self._lock:
+                if self._file is None and not self._is_closed:
+                    make_file(self._path)
+                    self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        return self._file
+
+    def close(self) -> None:
+        with self._lock:
+            file, self._file, self._is_closed = self._file, None, True
+        if file is not None:
+            os.close(file)
+
+
+class _Waiter:
+    """Waits for the lock on a byte, on a thread of its own. Whoever has waited longest gets it first."""
+
+    def __init__(self, file: int, place: int, ended: Callable[[], None]) -> None:
+        self._file = file
+        self._place = place
+        self._ended = ended
+        self._lock = threading.Lock()  # guards the two below
+        self._is_had = False
+        self._is_wanted = True
+        self._told = threading.Event()
+        threading.Thread(target=self._run, name="consensus-turn", daemon=True).start()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the lock was had in time. If not, it is given back at once where it comes later."""
+        self._told.wait(seconds)
+        with self._lock:
+            self._is_wanted = self._is_had
+            return self._is_had
+
+    def _run(self) -> None:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self._place)
+            with self._lock:
+                self._is_had = self._is_wanted
+            if not self._is_had:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._place)
+        except OSError:  # the file was closed, or the system knows no more locks
+            pass
+        finally:
+            self._ended()
+            self._told.set()

@@ -1,0 +1,88 @@
+"""How many items a record in MessagePack has. They are counted before it is decoded, since each becomes an object.
+
+A command of 16 MiB may consist of eight million empty runs, which take half a gigabyte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from rpc.allowance import Allowance
+from rpc.errors import BodyTooLarge
+
+if TYPE_CHECKING:
+    from rpc.work import Work
+
+T = TypeVar("T")
+ITEMS_MAX = 500_000  # of one record: about 20,000 parts
+ITEM_BYTES = 64  # of what an item becomes at most, besides its own bytes
+ITEMS_AT_ONCE_MAX = 500  # of a record that is decoded on the event loop
+BYTES_AT_ONCE_MAX = 128 * 1024  # of such a record
+BYTES_FEW = 16 * 1024  # of a record that is decoded without a count
+
+
+async def decoded(work: Work, data: bytes, decode: Callable[[bytes], T], allowed: Allowance) -> T:
+    """The record that `decode` makes of a body: on another thread where it may have many items, counted in `allowed`.
+
+    Raises BodyTooLarge, Overloaded, and as `decode` does.
+    """
+    if len(data) <= BYTES_FEW or (len(data) <= BYTES_AT_ONCE_MAX and count(data, ITEMS_AT_ONCE_MAX) is not None):
+        return decode(data)
+    return await work.run(_counted, data, decode, allowed)
+
+
+def _counted(data: bytes, decode: Callable[[bytes], T], allowed: Allowance) -> T:
+    items = count(data, ITEMS_MAX)
+    if items is None:
+        raise BodyTooLarge(f"the record has more than {ITEMS_MAX} items; send fewer at once", bytes_max=len(data))
+    allowed.spend(items * ITEM_BYTES)
+    return decode(data)
+
+
+def count(data: bytes, most: int) -> int | None:
+    """The items of the first MessagePack value of `data` at every depth; None: they are more than `most`.
+
+    Of data that is cut short it is the number up to the end. See https://github.com/msgpack/msgpack/blob/master/spec.md
+    """
+    found, awaited, at, end = 0, 1, 0, len(data)
+    while awaited and at < end:
+        if found + awaited > most:
+            return None
+        kind = data[at]
+        head, length_bytes, fixed, children = _KINDS[kind]
+        length = int.from_bytes(data[at + 1 : at + 1 + length_bytes], "big") if length_bytes else fixed
+        at += head
+        found, awaited = found + 1, awaited - 1
+        if children:
+            awaited += children * length
+        else:
+            at += length
+    return found
+
+
+def _kind(first: int) -> tuple[int, int, int, int]:
+    """Of a value that begins with this byte: the bytes before its contents, of which so many tell the length; else the
+    length; and how many items one of its elements is, where these are items and not bytes.
+    """
+    if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):  # small numbers, nil, booleans
+        return 1, 0, 0, 0
+    if first < 0x90:
+        return 1, 0, first & 15, 2  # map
+    if first < 0xA0:
+        return 1, 0, first & 15, 1  # array
+    if first < 0xC0:
+        return 1, 0, first & 31, 0  # text
+    numbers = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+    if first in numbers:
+        return 1, 0, numbers[first], 0
+    if 0xD4 <= first <= 0xD8:  # extensions of a fixed length
+        return 2, 0, 1 << (first - 0xD4), 0
+    told = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+    if first in told:  # bytes, extensions, texts
+        return 1 + told[first] + (0xC7 <= first <= 0xC9), told[first], 0, 0
+    wide = 2 if first in (0xDC, 0xDE) else 4
+    return 1 + wide, wide, 0, 1 if first <= 0xDD else 2  # arrays, maps
+
+
+_KINDS = tuple(map(_kind, range(256)))

@@ -1,0 +1,136 @@
+"""A process hears of the keys that it follows, on channels of their own, and of all that older builds tell."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from consensus import Consensus, open_consensus
+from consensus.postgres_channels import (
+    ALL_CHANNELS,
+    CHANNELS,
+    LINGER_S,
+    OLD_CHANNEL,
+    Followed,
+    application_name,
+    channel_of,
+    older_names,
+)
+from tests.services.postgres import Postgres
+
+TRIES = 100
+WAIT_S = 0.05
+
+
+def test_channels_of_keys_are_the_same_in_every_build() -> None:
+    assert [channel_of(key) for key in ("orders", "eu/orders")] == ["consensus_moved_238", "consensus_moved_137"]
+    assert len(ALL_CHANNELS) == CHANNELS
+    assert len({channel_of(f"s{n}") for n in range(20 * CHANNELS)}) == CHANNELS
+
+
+def test_what_is_followed_tells_the_channels_and_one_that_was_left_lingers() -> None:
+    followed, pokes = Followed(), list[int]()
+    followed.changed = lambda: pokes.append(1)
+    first, second = followed.follow("a"), followed.follow("a")
+    assert (followed.wanted((), 0.0), followed.keys_of([channel_of("a")]), len(pokes)) == ({channel_of("a")}, ["a"], 1)
+    first()
+    first()
+    listening = followed.wanted((), 1.0)
+    second()
+    assert followed.keys_of(ALL_CHANNELS) == []
+    assert followed.wanted(listening, 2.0) == listening
+    assert followed.wanted(listening, 1.9 + LINGER_S) == listening
+    assert followed.wanted(listening, 2.0 + LINGER_S) == frozenset()
+    every = followed.follow_all()
+    assert followed.wanted((), 0.0) == ALL_CHANNELS
+    every()
+    assert followed.wanted((), 0.0) == frozenset()
+
+
+def test_sessions_of_this_build_have_names_of_their_own() -> None:
+    assert application_name(None) == "persist (channels)"
+    assert older_names("mine") == ["mine", "persist"]
+    assert len(application_name("x" * 80)) == len(older_names("x" * 80)[1]) == 63
+
+
+pytest_services = pytest.mark.services
+
+
+@pytest.fixture
+def url(postgres_server: Postgres, request: pytest.FixtureRequest) -> str:
+    return postgres_server.create_database(f"channels_{abs(hash(request.node.name)) % 10**9}")
+
+
+@contextmanager
+def session(url: str, name: str, channel: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session of that name that listens as an older build does, or as a build of channels."""
+    with psycopg.connect(url, application_name=name, autocommit=True) as connection:
+        connection.execute(f"LISTEN {channel}")
+        yield connection
+
+
+def told(connection: psycopg.Connection[Any]) -> set[str]:
+    return {notice.payload for notice in connection.notifies(timeout=WAIT_S)}
+
+
+def until_heard(store: Consensus, key: str, heard: Callable[[], set[str]]) -> None:
+    """Commit until the news of it has come: hints may be lost."""
+    head = store.head(key)
+    first = 1 if head is None else head.seqno + 1
+    for seqno in range(first, first + TRIES):
+        assert store.compare_and_set(key, seqno, b"")
+        if key in heard():
+            return
+    raise AssertionError(f"nobody heard of {key}")
+
+
+@pytest_services
+def test_an_older_build_hears_of_commits_and_is_heard(url: str) -> None:
+    with closing(open_consensus(url)) as store, session(url, "persist", OLD_CHANNEL) as older:
+        store.check()
+        until_heard(store, "k", lambda: told(older))
+        heard: queue.Queue[str] = queue.Queue()
+        unsubscribe = store.subscribe(heard.put, lambda key: key == "theirs")
+        assert unsubscribe is not None
+        for _ in range(TRIES):
+            older.execute("SELECT pg_notify(%s, %s)", (OLD_CHANNEL, "theirs"))
+            try:
+                assert heard.get(timeout=WAIT_S) == "theirs"
+                break
+            except queue.Empty:
+                continue
+        else:
+            raise AssertionError("what an older build told was not heard")
+        unsubscribe()
+
+
+@pytest_services
+def test_without_older_builds_a_commit_is_told_on_the_channel_of_its_key_alone(url: str) -> None:
+    with (
+        closing(open_consensus(url)) as store,
+        session(url, "psql", OLD_CHANNEL) as on_old,
+        session(url, "psql", channel_of("k")) as on_own,
+        session(url, "psql", channel_of("another")) as on_other,
+    ):
+        store.check()
+        until_heard(store, "k", lambda: told(on_own))
+        assert (told(on_old), told(on_other)) == (set(), set())
+
+
+@pytest_services
+def test_who_begins_to_follow_a_key_is_told_of_it_once_it_listens(url: str) -> None:
+    with closing(open_consensus(url)) as mine, closing(open_consensus(url)) as other:
+        mine.check()
+        heard: queue.Queue[str] = queue.Queue()
+        unsubscribe = mine.subscribe(heard.put, lambda _: True)
+        assert unsubscribe is not None
+        assert other.compare_and_set("k", 1, b"before anybody listened")
+        unfollow = mine.follow("k")
+        assert heard.get(timeout=20) == "k"
+        unfollow()
+        unsubscribe()

@@ -1,0 +1,131 @@
+"""Shards that are due come by a heap, and all the others in turn: a bounded number of them in a second."""
+
+from __future__ import annotations
+
+import pytest
+
+from compactor.loop import Loop, LoopSettings
+from compactor.schedule import FAILED_AGAIN_S, NAMES_PAGE, STALE_MIN, Schedule, Turns
+from persist.core.errors import Unavailable
+from tests.support.location import memory_location
+
+
+def names_of(count: int) -> list[str]:
+    return [f"s{n:05d}" for n in range(count)]
+
+
+class Names:
+    """A location that lists these names, and how many pages of them were read."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names, self.pages, self.fails = names, 0, False
+
+    def __call__(self, after: str, limit: int) -> list[str]:
+        if self.fails:
+            raise Unavailable("the store is away")
+        self.pages += 1
+        return [name for name in self.names if name > after][:limit]
+
+
+def test_those_that_waited_longest_come_first_and_only_when_they_are_due() -> None:
+    schedule = Schedule()
+    for name, at_s in (("b", 2.0), ("a", 1.0), ("c", 9.0), ("a", 5.0)):
+        schedule.want(name, at_s)
+    assert schedule.idle_s(0.5) == 0.5
+    assert schedule.take(3.0, 1, 1) == ["a"]
+    assert schedule.take(3.0, 5, 1) == ["b"]
+    assert schedule.idle_s(3.0) == 6.0
+    for name in ("a", "b"):
+        schedule.done(name)
+    assert len(schedule) == 1
+
+
+def test_one_at_which_enough_are_at_work_comes_when_one_of_them_has_ended() -> None:
+    schedule = Schedule()
+    schedule.want("a", 1.0)
+    assert schedule.take(1.0, 5, 1) == ["a"]
+    schedule.want("a", 1.0)
+    assert schedule.take(2.0, 5, 1) == []
+    assert schedule.idle_s(2.0) is None
+    schedule.done("a")
+    assert schedule.take(2.0, 5, 1) == ["a"]
+    schedule.want("a", 3.0)
+    assert schedule.take(3.0, 5, 2) == ["a"]
+
+
+def test_an_earlier_time_replaces_a_later_one_and_the_heap_stays_small() -> None:
+    schedule = Schedule()
+    for at_s in range(10 * STALE_MIN, 0, -1):
+        schedule.want("a", float(at_s))
+    assert len(schedule._heap) <= STALE_MIN + 2
+    assert schedule.take(1.0, 5, 1) == ["a"]
+    schedule.done("a")
+    assert schedule.take(1e9, 5, 1) == []
+
+
+def test_the_first_round_is_as_fast_as_it_is_asked_for() -> None:
+    turns = Turns(Names(names_of(2_500)), lambda _: True, 600.0, 5.0)
+    found: list[str] = []
+    while len(found) < 2_500:
+        found += turns.draw(0.0, 400)
+    assert found == names_of(2_500)
+    assert turns.next_s == 600.0
+
+
+def test_a_later_round_gives_so_many_a_second_and_goes_on_for_longer_than_its_period() -> None:
+    names = Names(names_of(100))
+    turns = Turns(names, lambda _: True, 10.0, 5.0)
+    assert len(turns.draw(0.0, 1_000)) == 100
+    found, seconds = [], 0
+    while len(found) < 100:
+        more = turns.draw(10.0 + seconds, 1_000)
+        assert len(more) <= 10  # with what a second before could have had
+        found += more
+        seconds += 1
+    assert found == names_of(100)
+    assert seconds >= 19
+    assert names.pages == 2
+
+
+def test_a_round_without_a_pace_begins_when_its_time_has_come() -> None:
+    turns = Turns(Names(names_of(3)), lambda _: True, 5.0, None)
+    assert (turns.draw(0.0, 9), turns.draw(4.9, 9), turns.draw(5.0, 9)) == (names_of(3), [], names_of(3))
+
+
+def test_names_that_are_not_wanted_cost_a_page_at_a_time() -> None:
+    names = Names(names_of(3 * NAMES_PAGE))
+    turns = Turns(names, lambda name: name == "s02999", 600.0, 5.0)
+    found = [turns.draw(0.0, 2) for _ in range(4)]
+    assert (found, names.pages) == ([[], [], ["s02999"], []], 4)
+
+
+def test_a_round_goes_on_where_the_names_could_not_be_read() -> None:
+    names = Names(names_of(2 * NAMES_PAGE))
+    turns = Turns(names, lambda _: True, 600.0, None)
+    assert len(turns.draw(0.0, NAMES_PAGE)) == NAMES_PAGE
+    names.fails = True
+    with pytest.raises(Unavailable):
+        turns.draw(1.0, 1)
+    names.fails = False
+    assert turns.draw(2.0, 1) == []
+    assert turns.draw(1.0 + FAILED_AGAIN_S, 1) == [names_of(NAMES_PAGE + 1)[-1]]
+
+
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_shards_that_move_all_the_time_keep_none_at_rest_from_being_looked_at(room: int) -> None:
+    """There are more of them than can be looked at, and all of them are due again at once."""
+    location = memory_location()
+    loop = Loop(location, lambda _: None, LoopSettings(concurrency=room))
+    turns = Turns(Names(names_of(20)), lambda _: True, 600.0, 5.0)
+    found: list[str] = []
+    for now in range(200):
+        for busy in range(room + 3):
+            loop._schedule.want(f"busy{busy}", float(now))
+        looked = loop._due(turns, float(now), room)
+        assert len(looked) == room
+        found += looked
+        for name in looked:
+            loop._schedule.done(name)
+    assert set(names_of(20)) <= set(found)
+    assert sum(name.startswith("busy") for name in found) > len(found) / 2
+    location.close()

@@ -1,0 +1,255 @@
+"""The file of a server's settings: what it may say, what is refused and how, and what it comes before."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.core import commands as c
+from persist.core.errors import InvalidUsage
+from persist.core.ids import WriterId
+from persist.core.state import Policy
+from rpc.cli import serve
+from rpc.config_file import RANGES, in_force, keys, misspelt, put_into, read_config
+from rpc.levers import LEVERS
+from rpc.settings import Limits, ServerSettings, from_environment
+from rpc.work import Work
+from tests.support.location import memory_location
+from tests.support.shard import numbered
+
+GOOD = """
+# of a server behind a balancer
+host = "0.0.0.0"
+port = 9000
+insecure = true
+history = "30d"
+
+[limits]
+snapshots_max = 16
+headers_s = 1.5
+
+[levers]
+linger_ms = 2
+rollup_bytes = 1_048_576
+"""
+
+BAD = {
+    "prot = 9000": r"line 1: prot is no setting of the part before the first table; did you mean port\?",
+    "nonsense = 1": r"line 1: nonsense is no setting of the part before the first table$",
+    "linger_ms = 1": r"line 1: linger_ms is no setting .*; it belongs to \[levers\]",
+    "[levers]\n\nport = 1": r"line 3: levers.port is no setting of \[levers\]; it belongs to the part before",
+    "[limit]\nrows_max = 1": r"line 1: limit is no table that it may have; did you mean limits\?",
+    "limits = 3": r"line 1: limits is 3 and must be a table",
+    'port = "9000"': r"line 1: port is '9000' and must be a whole number in \[0, 65535\]",
+    "port = 9000.0": r"line 1: port is 9000.0 and must be a whole number",
+    "port = " + 5_000 * "9": r"has a value that cannot be read: ",
+    "port = true": r"line 1: port is true and must be a whole number",
+    "port = 65536": r"line 1: port is 65536 and must be in \[0, 65535\]",
+    "insecure = 1": r"line 1: insecure is 1 and must be true or false",
+    "host = 1": r"line 1: host is 1 and must be a text",
+    'host = ""': r"line 1: host is empty: give a value, or leave it out",
+    'host = ["a"]': r"line 1: host is \['a'\] and must be a text",
+    "host = 1979-05-27": r"line 1: host is .* and must be a text",
+    "[host]\na = 1": r"line 1: host is .* and must be a text",
+    'home_token = "x"': r"line 1: home_token is a secret: give it by the variable PERSIST_HOME_TOKEN",
+    "[limits]\nrows_max = 0": r"line 2: limits.rows_max is 0 and must be in \[1, ",
+    "[limits]\nshare_percent = 101": r"line 2: limits.share_percent is 101 and must be in \[1, 100\]",
+    '[limits]\nheaders_s = "soon"': r"line 2: limits.headers_s is 'soon' and must be a number in",
+    "[limits]\nheaders_s = nan": r"line 2: limits.headers_s is nan and must be in",
+    "[limits]\nsnapshot_max = 1": r"line 2: limits.snapshot_max is no setting of .*; did you mean snapshots_max\?",
+    "limits.rows_max = -1": r"line 1: limits.rows_max is -1 and must be in",
+    "levers = { linger_ms = -1 }": r"line 1: levers.linger_ms is -1 and must be in \[0, 1000\]",
+    "port = 1\nport = 2\n": r"is no TOML: .*\(at line 2",
+    "port 1": r"is no TOML: .*\(at line 1",
+}
+BAD |= {
+    f"[levers]\n{lever.name} = {value}": rf"line 2: levers.{lever.name} is {value} and must be in \[{lever.least}, "
+    for lever in LEVERS
+    for value in (lever.least - 1, lever.most + 1)
+}
+
+
+def written(directory: Path, text: str) -> str:
+    path = directory / "persist.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_what_a_file_says_is_what_variables_say(tmp_path: Path) -> None:
+    settings = ServerSettings(**from_environment(read_config(written(tmp_path, GOOD))))  # type: ignore[arg-type]
+    assert settings == ServerSettings(
+        host="0.0.0.0",
+        port=9000,
+        insecure=True,
+        history="30d",
+        limits=Limits(snapshots_max=16, headers_s=1.5),
+        linger_ms=2,
+        policy=Policy(rollup_bytes=2**20),
+    )
+    settings.check()
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_not_allowed_is_refused_with_file_line_and_key(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(InvalidUsage) as refused:
+        read_config(path)
+    assert str(refused.value).startswith(path)
+    assert re.search(BAD[text], str(refused.value)), str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(b"\xff", "is not UTF-8"), (b"#" * (2**20 + 1), "is longer than"), (None, "cannot be read")]
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes | None, said: str) -> None:
+    path = tmp_path / "persist.toml"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(InvalidUsage, match=said):
+        read_config(str(path))
+
+
+def test_every_setting_but_secrets_can_stand_in_a_file_and_is_read_back(tmp_path: Path) -> None:
+    shown = "\n".join(in_force(ServerSettings(), (), (), ()))
+    assert read_config(written(tmp_path, shown)).keys() == {
+        key.variable for table, of in keys().items() for name, key in of.items() if f"# {name} is not set" not in shown
+    }
+
+
+def test_a_file_comes_before_the_environment_and_its_location_takes_the_place_of_another() -> None:
+    environment = {"PERSIST_PORT": "1", "PERSIST_DIRECTORY": "d", "OTHER": "x"}
+    put_into(environment, {"PERSIST_PORT": "2"})
+    assert environment == {"PERSIST_PORT": "2", "PERSIST_DIRECTORY": "d", "OTHER": "x"}
+    put_into(environment, {"PERSIST_BLOB": "mem:", "PERSIST_CONSENSUS": "mem:"})
+    assert environment == {"PERSIST_PORT": "2", "PERSIST_BLOB": "mem:", "PERSIST_CONSENSUS": "mem:", "OTHER": "x"}
+
+
+def test_each_line_of_what_is_in_force_says_where_it_comes_from() -> None:
+    settings = ServerSettings(port=1, host="h", history="1d", blob="s3://key:secret@bucket/x", home_token="t" * 40)
+    lines = list(in_force(settings, {"port"}, {"PERSIST_HOST"}, {"PERSIST_HOST", "PERSIST_HISTORY"}))
+    assert 'host = "h"  # the file' in lines
+    assert {"port = 1  # an option", 'history = "1d"  # the environment', "workers = 1  # default"} <= set(lines)
+    assert "# home_token: set" in lines
+    assert "secret" not in "\n".join(lines)
+
+
+def test_a_misspelt_variable_is_told_with_the_nearest_name() -> None:
+    names = ["PERSIST_PROT", "PERSIST_LIMIT_SNAPSHOT_MAX", "PERSIST_LEVERS_LINGER_MS", "PERSIST_PORT", "PERSIST_TOKEN"]
+    names += ["PERSIST_SERVICE_HOST", "PERSIST_PORT_8787_TCP_ADDR", "OTHER"]  # as Kubernetes sets them for a service
+    assert misspelt(names) == [
+        ("PERSIST_LEVERS_LINGER_MS", "PERSIST_LEVER_LINGER_MS"),
+        ("PERSIST_LIMIT_SNAPSHOT_MAX", "PERSIST_LIMIT_SNAPSHOTS_MAX"),
+        ("PERSIST_PROT", "PERSIST_PORT"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"PERSIST_LEVER_LINGER": "1"}, r"PERSIST_LEVER_LINGER \(did you mean PERSIST_LEVER_LINGER_MS\?\); docs/"),
+        ({"PERSIST_LEVER_NONE": "1"}, "no lever for the variable PERSIST_LEVER_NONE; docs/levers.md"),
+        ({"PERSIST_LEVER_LINGER_MS": "-1"}, r"PERSIST_LEVER_LINGER_MS is '-1'; .* in \[0, 1000\]"),
+        ({"PERSIST_LIMIT_SNAPSHOT_MAX": "1"}, r"\(did you mean PERSIST_LIMIT_SNAPSHOTS_MAX\?\); docs/operations.md"),
+    ],
+)
+def test_a_variable_of_a_lever_or_limit_that_cannot_be_read_is_named(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidUsage, match=said):
+        from_environment(variables)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (Policy(rollup_every=8, rollup_least=8), r"rollup_every is 8; it must be in \[32, "),
+        (Policy(rollup_every=40, rollup_least=50), "rollup_least is 50; it must be at most rollup_every, 40"),
+        (Policy(inline_shard_bytes_max=1_000), "inline_part_bytes_max is 65536; it must be at most inline_shard"),
+    ],
+)
+def test_levers_that_make_no_sense_are_named(policy: Policy, said: str) -> None:
+    with pytest.raises(InvalidUsage, match=said):
+        replace(ServerSettings(), policy=policy).check()
+
+
+def test_check_shows_what_is_in_force_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    monkeypatch.setattr(os, "environ", {"PERSIST_PORT": "1", "PERSIST_SHUTDOWN_S": "3"})
+    path = written(tmp_path, "port = 2\nworkers = 2\n[levers]\nlinger_ms = 4\n")
+    assert serve.run(parser.parse_args(["--config", path, "--check", "--workers", "3", "--dir", str(tmp_path)])) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert {"port = 2  # the file", "workers = 3  # an option", "linger_ms = 4  # the file"} <= set(shown)
+    assert {"shutdown_s = 3  # the environment", f'directory = "{tmp_path}"  # an option'} <= set(shown)
+    with pytest.raises(InvalidUsage, match="without tokens"):
+        serve.run(parser.parse_args(["--config", written(tmp_path, 'host = "0.0.0.0"'), "--check"]))
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize("name", ["tokens_file", "quotas"])
+def test_check_refuses_a_file_with_which_no_server_could_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    config = written(tmp_path, f'{name} = "{tmp_path / "none.json"}"')
+    with pytest.raises(InvalidUsage, match=r"file .*none\.json cannot be read"):
+        serve.run(parsed("--config", config, "--check"))
+    assert capsys.readouterr().out == ""
+
+
+def test_check_shows_the_default_directory_and_tells_of_a_misspelt_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", {"PERSIST_PROT": "1"})
+    assert serve.run(parsed("--check")) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == 'directory = "persist-data"  # default'
+    assert shown[-1] == "# nothing reads the variable PERSIST_PROT: did you mean PERSIST_PORT?"
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_file_takes_the_same_numbers_as_an_option_or_a_variable(name: str) -> None:
+    """What a number of a file has to lie in is what the settings themselves are checked for."""
+    most = int(RANGES[name][1])
+    replace(ServerSettings(), **{name: most}).check()  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsage, match=name):
+        replace(ServerSettings(), **{name: most + 1}).check()  # type: ignore[arg-type]
+
+
+def test_a_server_that_lingers_commits_together_what_comes_meanwhile() -> None:
+    with closing(memory_location()) as location, closing(Work(Limits(), linger_s=0.05)) as work:
+        Client(EmbeddedTransport(location)).create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
+        machine = location.machine("orders")
+
+        async def both() -> None:
+            async def later(number: int) -> object:
+                await asyncio.sleep(0.005 * number)
+                return await work.apply(machine, c.RegisterWriter(WriterId(numbered("w", number)), 60_000))
+
+            await asyncio.gather(*(later(number) for number in range(1, 4)))
+
+        before = machine.state().seqno
+        asyncio.run(both())
+        assert machine.state().seqno == before + 1
+
+
+def test_the_table_of_levers_in_the_docs_is_that_of_the_code() -> None:
+    text = Path("docs/levers.md").read_text()
+    for lever in LEVERS:
+        default = ServerSettings().lever(lever)
+        assert f"| `{lever.name}` | {default:,} | {lever.least:,} to {lever.most:,} | {lever.trades} |" in text
