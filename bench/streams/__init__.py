@@ -1,0 +1,1 @@
+"""Streams and sources of a pipeline that lives for years: what each costs beside the plainest way."""
