@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
-from persist.parts import ShardSchema, current_schema
+from persist.parts import ShardSchema, current_schema, described
 from persist.parts.arrow_messages import check_schema
 
 TYPE_CHARS_MAX = 1_000
@@ -33,9 +33,10 @@ def read_schema(value: Any) -> ShardSchema:
             given = b64decode(value["schema"], validate=True)
             check_schema(given)
             arrow = pa.ipc.read_schema(pa.py_buffer(given))
+            details = described.read(arrow)
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
             raise InvalidUsage(f'"schema" is not a serialized Arrow schema in base64: {error}') from error
-        return ShardSchema(arrow, tuple(key))
+        return ShardSchema(arrow, tuple(key), details)
     return ShardSchema(*read_fields(value["fields"]))
 
 

@@ -26,8 +26,8 @@ from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.exposition import Family
 from persist.parts import current_schema
+from persist.parts.evolution import check_first
 from persist.parts.new_schema import check_new
-from persist.parts.schema import check_first
 
 
 class EmbeddedTransport:

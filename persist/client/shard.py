@@ -40,6 +40,7 @@ from persist.core.recorded import PURPOSE_CHARS_MAX, Caller
 from persist.core.shard_settings import ShardSettings
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
+from persist.parts.evolution import by_names
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
@@ -94,8 +95,7 @@ class Shard(Reading, Verbs, Retaining):
         """
         with self._lock:
             newest, known = self._newest_id, self._schema
-        new = schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key)
-        known.check_evolution(new)
+        new = by_names(known, schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key))
         self._send(c.EvolveSchema(newest, new.to_record()))
         return self.refresh_schema()
 

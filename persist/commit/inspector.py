@@ -21,9 +21,9 @@ from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.store_errors import translate
 from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_put
+from persist.parts.evolution import check_first, check_next, sound_schemas
 from persist.parts.files import Bound
 from persist.parts.new_schema import check_added, check_new
-from persist.parts.schema import check_first, check_next, sound_schemas
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there

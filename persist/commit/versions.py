@@ -35,6 +35,7 @@ from persist.core.loans import LentKeys
 from persist.core.record import replace
 from persist.core.state import Rollup, State, at_level, blank_state
 from persist.core.state_diff import StateDiff
+from persist.core.transitions.context import SCHEMAS_LEVEL
 from persist.formats.state_frames import (
     HEAD_BYTES,
     Build,
@@ -251,6 +252,11 @@ class Versions:
         it is never a long diff, whose blob would be swept as well. InvalidUsage: the schema is too large for that.
         """
         self._identity.check_writable()
+        if self.level < SCHEMAS_LEVEL and state.schemas[state.schema_id].is_described:
+            raise InvalidUsage(
+                f"ids, defaults and constraints of columns need level {SCHEMAS_LEVEL}, and this location has level "
+                f"{self.level}: run `persist upgrade`"
+            )
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)}, commit_id=commit_id)
         named = at_level(named, self.level)

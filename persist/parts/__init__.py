@@ -3,9 +3,10 @@
 from persist.parts.ahead import ahead
 from persist.parts.codec import decode_inline, encode_inline, encode_parquet
 from persist.parts.consolidate import at_time, consolidate, negated
+from persist.parts.evolution import current_schema, newest, sound_schemas
 from persist.parts.keycodec import ALL_KEYS, KeyRange, decode_key, encode_key
 from persist.parts.reader import MEMORY_BYTES, PartReader
-from persist.parts.schema import DIFF, TIME, ShardSchema, current_schema, newest, sound_schemas
+from persist.parts.schema import DIFF, TIME, ShardSchema
 from persist.parts.selection import EVERYTHING, Selected, Selection
 from persist.parts.splits import overlapping, plan_splits, plan_within
 from persist.parts.writer import PartSink, PartWriter, spill_inline, stage, stage_at_once

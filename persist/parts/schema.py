@@ -7,8 +7,8 @@ ones. Keys are flat columns; values may be nested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.antichain import TIME_MAX, TIME_MIN
-from persist.core.errors import Corruption, InvalidUsage, PersistError
+from persist.core.errors import Corruption, InvalidUsage
 from persist.core.state import SchemaRecord
+from persist.parts import described
 from persist.parts.arrow_messages import check_schema
 from persist.parts.column_types import as_type, check_storable, conform_column, is_picky, none_of, stored
+from persist.parts.described import PLAIN, Details
 from persist.parts.sizes import row_bytes
 
 TIME = "__time"
@@ -31,14 +33,16 @@ _RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64
 
 @dataclass(frozen=True)
 class ShardSchema:
-    """The user's columns (without `__time` and `__diff`) and the names of the key columns.
+    """The user's columns (without `__time` and `__diff`), the names of the key columns, and what else is said of them.
 
-    Rows are ordered by the key columns as `key` lists them, then by the other columns in schema order, then by
-    time. Raises InvalidUsage when a column cannot be stored, a key column is absent or nested, or names clash.
+    Rows are ordered by the key columns as `key` lists them, then by the other columns by their ids (in a plain schema:
+    in schema order), then by time. Raises InvalidUsage when a column cannot be stored, a key column is absent or
+    nested, or names clash.
     """
 
     arrow: pa.Schema
     key: tuple[str, ...]
+    details: Details = PLAIN
 
     def __post_init__(self) -> None:
         if not isinstance(self.arrow, pa.Schema):
@@ -63,6 +67,45 @@ class ShardSchema:
                 raise InvalidUsage(f"key column {name!r} is named twice")
             if pa.types.is_nested(self.arrow.field(name).type):
                 raise InvalidUsage(f"key column {name!r} is nested; keys are flat columns")
+        if not self.is_plain:
+            try:
+                object.__setattr__(self, "details", self.details.numbered(len(names)))
+            except ValueError as error:
+                raise InvalidUsage(f"the schema cannot be one: {error}") from error
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says nothing but columns and key, as every schema did before there were ids."""
+        return self.details == PLAIN
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of the columns, in their order. Those of a plain schema follow from the schemas around it."""
+        return self.details.ids or tuple(range(1, len(self.arrow) + 1))
+
+    @cached_property
+    def id_of(self) -> dict[str, int]:
+        """The ids of the columns by their names."""
+        return dict(zip(self.arrow.names, self.ids, strict=True))
+
+    @cached_property
+    def name_of(self) -> dict[int, str]:
+        """The names of the columns by their ids."""
+        return dict(zip(self.ids, self.arrow.names, strict=True))
+
+    @cached_property
+    def defaults(self) -> dict[str, pa.Scalar]:
+        """The values that rows have which were written without these columns; of other columns it is null."""
+        told = self.details.default_of
+        return {
+            name: described.decode_value(told[number], self.arrow.field(name).type)
+            for name, number in self.id_of.items()
+            if number in told
+        }
+
+    def with_details(self, **changes: Any) -> ShardSchema:
+        """The schema with other details (`Details`: `unique`, `checks` ...); ids are given where there were none."""
+        return replace(self, details=replace(self.details, **changes).numbered(len(self.arrow)))
 
     @cached_property
     def updates_schema(self) -> pa.Schema:
@@ -86,8 +129,9 @@ class ShardSchema:
 
     @cached_property
     def value(self) -> tuple[str, ...]:
-        """The columns that are not key columns, in schema order."""
-        return tuple(name for name in self.arrow.names if name not in self.key)
+        """The columns that are not key columns, by their ids: the order in which rows are sorted by them."""
+        names = self.arrow.names if self.is_plain else sorted(self.arrow.names, key=self.id_of.__getitem__)
+        return tuple(name for name in names if name not in self.key)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -105,40 +149,13 @@ class ShardSchema:
         return chosen
 
     def to_record(self) -> SchemaRecord:
-        return SchemaRecord(self.arrow.serialize().to_pybytes(), self.key)
+        """The durable form. A plain schema gives the bytes that it always gave."""
+        return SchemaRecord(described.write(self.arrow, self.details).serialize().to_pybytes(), self.key)
 
     @classmethod
     def from_record(cls, record: SchemaRecord) -> ShardSchema:
         """Read a schema back. Raises Corruption when its bytes are no Arrow schema, or one that no shard can have."""
         return _read(record)
-
-    def can_evolve_to(self, new: ShardSchema) -> bool:
-        """Whether `new` is this schema with nullable value columns added and nothing else changed.
-
-        The columns that both have keep their relative order, so that parts of either are sorted alike.
-        """
-        return self._evolution_error(new) is None
-
-    def check_evolution(self, new: ShardSchema) -> None:
-        """Raises InvalidUsage, saying why, unless `can_evolve_to(new)`."""
-        error = self._evolution_error(new)
-        if error is not None:
-            raise InvalidUsage(f"the schema cannot evolve so: {error}")
-
-    def _evolution_error(self, new: ShardSchema) -> str | None:
-        if self.key != new.key:
-            return f"the key is {list(self.key)} for ever, not {list(new.key)}"
-        for field in self.arrow:
-            if field.name not in new.arrow.names:
-                return f"column {field.name!r} is gone; keep it"
-            if new.arrow.field(field.name) != field:
-                return f"column {field.name!r} changes from {field.type} to {new.arrow.field(field.name).type}"
-        for field in new.arrow:
-            if field.name not in self.arrow.names and not field.nullable:
-                return f"column {field.name!r} is new, so it must allow nulls"
-        if [name for name in new.arrow.names if name in self.arrow.names] != self.arrow.names:
-            return "the columns change their order; add new ones without moving old ones"
-        return None
 
     @cached_property
     def _picky(self) -> tuple[tuple[int, pa.Field, bool], ...]:
@@ -223,59 +240,12 @@ def _read(record: SchemaRecord) -> ShardSchema:
     """See `from_record`. Every commit and every read asks for the schemas of its shard, which hardly ever change."""
     try:
         check_schema(record.arrow)
-        return ShardSchema(pa.ipc.read_schema(pa.py_buffer(record.arrow)), record.key)
+        arrow = pa.ipc.read_schema(pa.py_buffer(record.arrow))
+        return ShardSchema(arrow, record.key, described.read(arrow))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Corruption(f"the shard's schema cannot be read: {error}") from error
     except InvalidUsage as error:
         raise Corruption(f"the shard's schema cannot be one: {error.message}") from error
-
-
-def sound_schemas(records: Mapping[int, SchemaRecord]) -> dict[int, ShardSchema]:
-    """The schemas by which rows are written and read, by id ascending: the last one is the current one.
-
-    A schema that cannot be read, or that does not fit the one before it, is left out: an older build let any writer
-    register it, and rows of it cannot be read beside the others. Raises Corruption: no schema can be read.
-    """
-    sound: dict[int, ShardSchema] = {}
-    last: ShardSchema | None = None
-    unread: PersistError | None = None
-    for number in sorted(records):
-        try:
-            schema = ShardSchema.from_record(records[number])
-        except PersistError as error:
-            unread = unread or error
-            continue
-        if last is None or last.can_evolve_to(schema):
-            sound[number] = last = schema
-    if not sound:
-        raise unread or Corruption("the shard has no schema")
-    return sound
-
-
-def current_schema(records: Mapping[int, SchemaRecord]) -> tuple[int, ShardSchema]:
-    """The id of the last schema that is sound, and the schema. Raises Corruption: no schema can be read."""
-    return newest(sound_schemas(records))
-
-
-def newest(sound: Mapping[int, ShardSchema]) -> tuple[int, ShardSchema]:
-    """The current one of `sound_schemas`, and its id."""
-    last = max(sound)
-    return last, sound[last]
-
-
-def check_first(record: SchemaRecord) -> ShardSchema:
-    """The schema, with which a shard can begin. Raises InvalidUsage: none can."""
-    try:
-        return ShardSchema.from_record(record)
-    except Corruption as error:
-        raise InvalidUsage(f"{error.message}; nothing was changed") from error
-
-
-def check_next(record: SchemaRecord, known: Mapping[int, SchemaRecord]) -> tuple[ShardSchema, ShardSchema]:
-    """The current one of the schemas `known` and this one. Raises InvalidUsage unless a shard can evolve to it."""
-    new, current = check_first(record), current_schema(known)[1]
-    current.check_evolution(new)
-    return current, new
 
 
 def _times(time: int, count: int) -> pa.Array:

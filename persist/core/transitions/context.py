@@ -29,6 +29,7 @@ HISTORY_LEVEL = 4  # from which on a State has settings, and knows wall clocks
 CLONES_LEVEL = 5  # from which on a shard may name blobs of another one
 OVERWRITES_LEVEL = 5  # from which on rows may be written at the very time of a drop
 HANDOVERS_LEVEL = 5  # from which on a shard can be handed over to another home
+SCHEMAS_LEVEL = 6  # from which on columns have ids, defaults and constraints
 
 
 class IndexPage(Record, frozen=True):

@@ -13,7 +13,7 @@ from persist.core.record import replace
 from persist.core.row_policy import NO_RETENTION
 from persist.core.state import State, initial_state
 from persist.core.trace import trace_of
-from persist.core.transitions.context import LIVES_LEVEL, Context
+from persist.core.transitions.context import LIVES_LEVEL, SCHEMAS_LEVEL, Context
 from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.outcomes import of_ended_life
 
@@ -30,6 +30,8 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
             expected=command.expected_id,
             actual=current,
         )
+    if command.schema.is_described:
+        context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
     schemas = {**state.schemas, current + 1: command.schema}
     return replace(state, schemas=schemas), c.SchemaRegistered(current + 1)
@@ -99,6 +101,8 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
 def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State, c.Done]:
     """The next life begins as the first one did. The log goes on, so its rollups stay named until it is cut."""
     context.check_level("names that are used again", LIVES_LEVEL)
+    if command.schema.is_described:
+        context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
     incarnation = state.incarnation + 1
     if incarnation > INCARNATION_MAX:

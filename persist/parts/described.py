@@ -1,0 +1,150 @@
+"""What a schema says of a shard beyond columns and key: ids, defaults and constraints, and how these are kept.
+
+All of it lies in the metadata of the serialized Arrow schema. Per column `persist.id`, a whole number that belongs to
+the column for ever, and `persist.default`, the value of rows that were written without it. Per schema
+`persist.next_id`, the id of the next column, which is kept so that the id of a dropped column never comes back;
+`persist.unique`; and `persist.checks`. A schema without metadata is plain: it means what all schemas meant before
+there were ids.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+ID, DEFAULT = b"persist.id", b"persist.default"  # of a column
+NEXT_ID, UNIQUE, CHECKS = b"persist.next_id", b"persist.unique", b"persist.checks"  # of a schema
+CHECKS_MAX = 64
+ID_MAX = 2**31 - 1
+DEFAULT_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A predicate (in the language of `where`) that no row may make false, and its name."""
+
+    name: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Details:
+    """`ids` of the columns, in their order (empty: 1, 2, ... when a schema is made), and what else a schema says.
+
+    `defaults` are pairs of a column's id and the encoded value (`encode_value`) that rows without the column have.
+    `unique`: at no time may two rows have one key.
+    """
+
+    ids: tuple[int, ...] = ()
+    next_id: int = 0
+    defaults: tuple[tuple[int, bytes], ...] = field(default=())
+    unique: bool = False
+    checks: tuple[Check, ...] = ()
+
+    def numbered(self, columns: int) -> Details:
+        """With ids, for so many columns. Raises ValueError where the ids cannot be those of a schema."""
+        ids = self.ids or tuple(range(1, columns + 1))
+        found = Details(ids, max(self.next_id, max(ids, default=0) + 1), self.defaults, self.unique, self.checks)
+        if len(ids) != columns or len(set(ids)) < columns or min(ids, default=1) < 1 or found.next_id > ID_MAX:
+            raise ValueError(f"the ids {list(ids)[:20]} are not those of {columns} columns")
+        if self.next_id and self.next_id <= max(ids, default=0):
+            raise ValueError(f"the next id {self.next_id} is taken")
+        if not {number for number, _ in self.defaults} <= set(ids):
+            raise ValueError("a default is of no column")
+        if len(self.checks) > CHECKS_MAX:
+            raise ValueError(f"there are {len(self.checks)} checks; at most {CHECKS_MAX} are kept")
+        return found
+
+    @cached_property
+    def default_of(self) -> Mapping[int, bytes]:
+        """The encoded defaults by the ids of their columns."""
+        return dict(self.defaults)
+
+
+PLAIN = Details()
+
+
+def encode_value(value: pa.Scalar) -> bytes:
+    """A value of any type as bytes: an Arrow stream of one row. The same value gives the same bytes."""
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch([pa.repeat(value, 1)], names=[""])
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def decode_value(data: bytes, kind: Any) -> pa.Scalar:
+    """The value that `encode_value` made bytes of, in this type. Raises ValueError or an ArrowException."""
+    table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    table.validate(full=True)
+    if table.num_rows != 1 or table.num_columns != 1:
+        raise ValueError("a default is one value")
+    found = table.column(0)
+    return (found if found.type == kind else found.cast(kind))[0]
+
+
+def write(arrow: pa.Schema, details: Details) -> pa.Schema:
+    """The schema with its details as metadata; as it is where it is plain."""
+    if details == PLAIN:
+        return arrow
+    fields = []
+    for number, column in zip(details.ids, arrow, strict=True):
+        said = {ID: str(number).encode()}
+        if (default := details.default_of.get(number)) is not None:
+            said[DEFAULT] = b64encode(default)
+        fields.append(column.with_metadata(said))
+    told = {NEXT_ID: str(details.next_id).encode()}
+    if details.unique:
+        told[UNIQUE] = b"true"
+    if details.checks:
+        pairs = [{"name": check.name, "where": check.where} for check in details.checks]
+        told[CHECKS] = json.dumps(pairs, separators=(",", ":")).encode()
+    return pa.schema(fields, told)
+
+
+def read(arrow: pa.Schema) -> Details:
+    """The details that the metadata of a schema says. Raises ValueError where they cannot be those of a schema."""
+    told = arrow.metadata or {}
+    if NEXT_ID not in told:
+        return PLAIN
+    said = [column.metadata or {} for column in arrow]
+    if any(ID not in one for one in said):
+        raise ValueError("a column has no id")
+    ids = [int(one[ID]) for one in said]
+    return Details(
+        tuple(ids),
+        int(told[NEXT_ID]),
+        _defaults(ids, said, arrow),
+        told.get(UNIQUE) == b"true",
+        _checks(told.get(CHECKS, b"[]")),
+    ).numbered(len(ids))
+
+
+def _defaults(
+    ids: Sequence[int], said: Iterable[Mapping[bytes, bytes]], arrow: pa.Schema
+) -> tuple[tuple[int, bytes], ...]:
+    found = []
+    for number, one, column in zip(ids, said, arrow, strict=True):
+        if DEFAULT in one:
+            data = b64decode(one[DEFAULT], validate=True)
+            if len(data) > DEFAULT_BYTES_MAX:
+                raise ValueError(f"the default of column {column.name!r} takes more than {DEFAULT_BYTES_MAX} bytes")
+            decode_value(data, column.type)
+            found.append((number, data))
+    return tuple(found)
+
+
+def _checks(text: bytes) -> tuple[Check, ...]:
+    pairs = json.loads(text)
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, dict) and isinstance(pair.get("name"), str) and isinstance(pair.get("where"), str)
+        for pair in pairs
+    ):
+        raise ValueError("the checks are no list of names and predicates")
+    return tuple(Check(pair["name"], pair["where"]) for pair in pairs)

@@ -1,0 +1,250 @@
+"""Which schema may follow which: the rules of a schema's life, and the chain of the schemas that a shard has had.
+
+Columns are told by their ids. A plain schema says none: those of plain schemas follow by name from the last plain one,
+of which all before it are a part. Between plain schemas only nullable value columns are added, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from persist.core.errors import Corruption, InvalidUsage, PersistError
+from persist.core.state import SchemaRecord
+from persist.parts.schema import ShardSchema
+
+CHAINS_KEPT_MAX = 256  # that were resolved, in a process
+
+
+def check_evolution(old: ShardSchema, new: ShardSchema) -> None:
+    """Raises InvalidUsage, saying why, unless a shard can go on with `new` after `old`."""
+    error = evolution_error(old, new)
+    if error is not None:
+        raise InvalidUsage(f"the schema cannot evolve so: {error}")
+
+
+def by_names(old: ShardSchema, new: ShardSchema) -> ShardSchema:
+    """What follows `old` where somebody gives a plain schema: columns of a name are the same, others are added.
+
+    Raises InvalidUsage unless nullable value columns are added and nothing else is changed.
+    """
+    if not new.is_plain or old.is_plain:
+        check_evolution(old, new)
+        return new
+    error = _plain_error(old, new)
+    if error is not None:
+        raise InvalidUsage(f"the schema cannot evolve so: {error}")
+    ids, following = [], old.details.next_id
+    for name in new.arrow.names:
+        ids.append(old.id_of.get(name, following))
+        following += name not in old.id_of
+    return replace(new, details=replace(old.details, ids=tuple(ids), next_id=following))
+
+
+def evolution_error(old: ShardSchema, new: ShardSchema) -> str | None:
+    """Why `new` cannot follow `old`; None: it can."""
+    if new.is_plain:
+        if not old.is_plain:
+            return (
+                "it says no ids, which the columns have since they were changed by name; open the shard with a newer "
+                "client, and change its columns by add_column and the like"
+            )
+        return _plain_error(old, new)
+    return _key_error(old, new) or _kept_error(old, new) or _added_error(old, new)
+
+
+def widening_error(old: Any, new: Any) -> str | None:
+    """Why values of type `old` cannot be read as `new`; None: each of them can, and their order stays."""
+    if old == new or _widens(old, new):
+        return None
+    return f"changes from {old} to {new}"
+
+
+def _plain_error(old: ShardSchema, new: ShardSchema) -> str | None:
+    if old.key != new.key:
+        return f"the key is {list(old.key)} for ever, not {list(new.key)}"
+    names = set(new.arrow.names)
+    for field in old.arrow:
+        if field.name not in names:
+            return f"column {field.name!r} is gone; keep it"
+        if new.arrow.field(field.name) != field:
+            return f"column {field.name!r} changes from {field.type} to {new.arrow.field(field.name).type}"
+    before = set(old.arrow.names)
+    for field in new.arrow:
+        if field.name not in before and not field.nullable:
+            return f"column {field.name!r} is new, so it must allow nulls"
+    if [name for name in new.arrow.names if name in before] != old.arrow.names:
+        return "the columns change their order; add new ones without moving old ones"
+    return None
+
+
+def _key_error(old: ShardSchema, new: ShardSchema) -> str | None:
+    before, after = [old.id_of[name] for name in old.key], [new.id_of[name] for name in new.key]
+    if before != after:
+        return f"the key is {list(old.key)} for ever, with other names at most, not {list(new.key)}"
+    return None
+
+
+def _kept_error(old: ShardSchema, new: ShardSchema) -> str | None:
+    for number, name in old.name_of.items():
+        if number not in new.name_of:
+            continue
+        was, now = old.arrow.field(name), new.arrow.field(new.name_of[number])
+        error = widening_error(was.type, now.type)
+        if error is not None:
+            return f"column {now.name!r} {error}; only widening is possible: rewrite the rows into a new column"
+        if name in old.key and not _same_key_bytes(was.type, now.type):
+            return (
+                f"key column {now.name!r} changes from {was.type} to {now.type}; rows lie in the order of encoded "
+                "keys, which would be others"
+            )
+        if was.nullable and not now.nullable:
+            return f"column {now.name!r} allows nulls, which rows may hold; keep it so"
+        if old.details.default_of.get(number) != new.details.default_of.get(number):
+            return f"the default of column {now.name!r} is fixed since the column was added; add another column"
+    return None
+
+
+def _added_error(old: ShardSchema, new: ShardSchema) -> str | None:
+    for name, number in new.id_of.items():
+        if number in old.name_of:
+            continue
+        if number < _next_id(old):
+            return f"column {name!r} has the id {number}, which another column had; take the next one"
+        if not new.arrow.field(name).nullable and name not in new.defaults:
+            return f"column {name!r} is new, so it must allow nulls or have a default"
+    if new.details.next_id < _next_id(old):
+        return f"the next id is {new.details.next_id}, though {_next_id(old)} was next before"
+    return None
+
+
+def _next_id(schema: ShardSchema) -> int:
+    return schema.details.next_id or len(schema.arrow) + 1
+
+
+def _widens(old: Any, new: Any) -> bool:
+    types = pa.types
+    if types.is_signed_integer(old) and types.is_signed_integer(new):
+        return bool(old.bit_width <= new.bit_width)
+    if types.is_unsigned_integer(old) and types.is_unsigned_integer(new):
+        return bool(old.bit_width <= new.bit_width)
+    if types.is_floating(old) and types.is_floating(new):
+        return bool(old.bit_width <= new.bit_width)
+    if types.is_decimal(old) and types.is_decimal(new):
+        wider = new.bit_width >= old.bit_width and new.scale >= old.scale
+        return bool(wider and new.precision - new.scale >= old.precision - old.scale)
+    if types.is_date32(old) and types.is_timestamp(new):
+        return new.tz is None and new.unit == "ms"  # in microseconds far days have no room
+    return _grows(old, new)
+
+
+def _grows(old: Any, new: Any) -> bool:
+    """Whether a nested type holds what the old one did: structs get fields that may be null, what is in it widens."""
+    types = pa.types
+    if types.is_struct(old) and types.is_struct(new):
+        names = [field.name for field in old]
+        after = [field.name for field in new]
+        if len(set(after)) < len(after) or [name for name in after if name in names] != names:
+            return False
+        return all(_fits(old.field(field.name), field) if field.name in names else field.nullable for field in new)
+    if types.is_map(old) and types.is_map(new):
+        return bool(old.key_type == new.key_type) and _fits(old.item_field, new.item_field)
+    for is_one in (types.is_list, types.is_large_list, types.is_fixed_size_list):
+        if is_one(old) and is_one(new):
+            sizes = {kind.list_size for kind in (old, new) if types.is_fixed_size_list(kind)}
+            return len(sizes) <= 1 and _fits(old.value_field, new.value_field)
+    return False
+
+
+def _fits(old: pa.Field, new: pa.Field) -> bool:
+    return (new.nullable or not old.nullable) and (old.type == new.type or _widens(old.type, new.type))
+
+
+def _same_key_bytes(old: Any, new: Any) -> bool:
+    """Whether a value has the same bytes in an encoded key as before."""
+    if old == new:
+        return True
+    return bool(
+        pa.types.is_decimal(old)
+        and pa.types.is_decimal(new)
+        and old.scale == new.scale
+        and old.bit_width == new.bit_width
+    )
+
+
+# --- the chain
+
+
+def sound_schemas(records: Mapping[int, SchemaRecord]) -> dict[int, ShardSchema]:
+    """The schemas by which rows are written and read, by id ascending: the last one is the current one.
+
+    A schema that cannot be read, or that does not fit the one before it, is left out: an older build let any writer
+    register it, and rows of it cannot be read beside the others. Raises Corruption: no schema can be read.
+    """
+    return dict(_chain(tuple(sorted(records.items()))))
+
+
+@lru_cache(CHAINS_KEPT_MAX)
+def _chain(records: tuple[tuple[int, SchemaRecord], ...]) -> Mapping[int, ShardSchema]:
+    """See `sound_schemas`. Every commit and every read asks for the schemas of its shard, which hardly ever change."""
+    sound: dict[int, ShardSchema] = {}
+    last: ShardSchema | None = None
+    unread: PersistError | None = None
+    for number, record in records:
+        try:
+            schema = ShardSchema.from_record(record)
+        except PersistError as error:
+            unread = unread or error
+            continue
+        if last is None or evolution_error(last, schema) is None:
+            sound[number] = last = schema
+    if last is None:
+        raise unread or Corruption("the shard has no schema")
+    if last.is_plain:
+        return sound
+    return _numbered(sound)
+
+
+def _numbered(sound: Mapping[int, ShardSchema]) -> dict[int, ShardSchema]:
+    """The chain with ids in its plain schemas too, which come first."""
+    plain = [schema for schema in sound.values() if schema.is_plain]
+    if not plain:
+        return dict(sound)
+    ids = plain[-1].id_of
+    following = len(ids) + 1
+    return {
+        number: schema.with_details(ids=tuple(ids[name] for name in schema.arrow.names), next_id=following)
+        if schema.is_plain
+        else schema
+        for number, schema in sound.items()
+    }
+
+
+def current_schema(records: Mapping[int, SchemaRecord]) -> tuple[int, ShardSchema]:
+    """The id of the last schema that is sound, and the schema. Raises Corruption: no schema can be read."""
+    return newest(sound_schemas(records))
+
+
+def newest(sound: Mapping[int, ShardSchema]) -> tuple[int, ShardSchema]:
+    """The current one of `sound_schemas`, and its id."""
+    last = max(sound)
+    return last, sound[last]
+
+
+def check_first(record: SchemaRecord) -> ShardSchema:
+    """The schema, with which a shard can begin. Raises InvalidUsage: none can."""
+    try:
+        return ShardSchema.from_record(record)
+    except Corruption as error:
+        raise InvalidUsage(f"{error.message}; nothing was changed") from error
+
+
+def check_next(record: SchemaRecord, known: Mapping[int, SchemaRecord]) -> tuple[ShardSchema, ShardSchema]:
+    """The current one of the schemas `known` and this one. Raises InvalidUsage unless a shard can evolve to it."""
+    new, current = check_first(record), current_schema(known)[1]
+    check_evolution(current, new)
+    return current, new

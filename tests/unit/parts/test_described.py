@@ -1,0 +1,96 @@
+"""What a schema says beyond columns and key, as it is kept."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from persist.core.errors import Corruption, InvalidUsage
+from persist.core.state import SchemaRecord
+from persist.parts import ShardSchema
+from persist.parts.described import Check, Details, decode_value, encode_value
+
+COLUMNS = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.int32())])
+PLAIN = ShardSchema(COLUMNS, ("k",))
+
+
+def test_a_plain_schema_is_kept_as_it_always_was() -> None:
+    assert PLAIN.to_record() == SchemaRecord(COLUMNS.serialize().to_pybytes(), ("k",))
+    assert not PLAIN.to_record().is_described
+    assert ShardSchema.from_record(PLAIN.to_record()) == PLAIN
+
+
+def test_ids_defaults_and_constraints_come_back_as_they_were() -> None:
+    schema = PLAIN.with_details(
+        ids=(3, 1, 7), next_id=9, defaults=((7, encode_value(pa.scalar(5, pa.int32()))),), unique=True,
+        checks=(Check("positive", "b > 0"),),
+    )  # fmt: skip
+    record = schema.to_record()
+    assert record.is_described
+    found = ShardSchema.from_record(record)
+    assert found == schema
+    assert hash(found) == hash(schema)
+    assert found.to_record() == record
+    assert found.defaults == {"b": pa.scalar(5, pa.int32())}
+    assert found.arrow.metadata is None
+    assert found.arrow.field("a").metadata is None
+
+
+def test_a_schema_that_says_anything_has_ids() -> None:
+    schema = ShardSchema(COLUMNS, ("k",), Details(unique=True))
+    assert schema.ids == (1, 2, 3)
+    assert schema.details.next_id == 4
+    assert not schema.is_plain
+
+
+def test_rows_are_sorted_by_the_ids_of_their_columns_wherever_these_stand() -> None:
+    moved = ShardSchema(pa.schema([("b", pa.int32()), ("k", pa.int64()), ("a", pa.string())]), ("k",))
+    assert moved.order == ("k", "b", "a")
+    assert moved.with_details(ids=(3, 1, 2)).order == ("k", "a", "b")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.scalar(None, pa.string()),
+        pa.scalar(float("-0.0"), pa.float32()),
+        pa.scalar(Decimal("-1.20"), pa.decimal128(38, 2)),
+        pa.scalar([{"x": None}, {"x": 1}], pa.list_(pa.struct([("x", pa.int8())]))),
+        pa.scalar([("a", None)], pa.map_(pa.string(), pa.int64())),
+        pa.scalar(1, pa.timestamp("us", "Europe/Berlin")),
+    ],
+    ids=lambda value: str(value.type),
+)
+def test_a_value_of_any_type_is_kept_exactly(value: pa.Scalar) -> None:
+    found = decode_value(encode_value(value), value.type)
+    assert found.type == value.type
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "of_columns"),
+    [
+        ({"persist.next_id": "x"}, {}),
+        ({"persist.next_id": "9"}, {"persist.id": "1"}),
+        ({"persist.next_id": "3"}, {}),
+        ({"persist.next_id": "9", "persist.checks": '[{"name": 1}]'}, {}),
+        ({"persist.next_id": "9", "persist.checks": "{"}, {}),
+        ({"persist.next_id": "9"}, {"persist.default": "no base64"}),
+        ({"persist.next_id": "9"}, {"persist.default": "AAAA"}),
+    ],
+    ids=["no number", "ids twice", "taken", "checks", "no JSON", "no base64", "no value"],
+)
+def test_metadata_that_cannot_be_is_damage(metadata: dict[str, str], of_columns: dict[str, str]) -> None:
+    fields = [
+        field.with_metadata({"persist.id": str(number), **of_columns}) for number, field in enumerate(COLUMNS, start=1)
+    ]
+    record = SchemaRecord(pa.schema(fields, metadata).serialize().to_pybytes(), ("k",))
+    with pytest.raises(Corruption, match="the shard's schema"):
+        ShardSchema.from_record(record)
+
+
+def test_ids_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvalidUsage, match="are not those of 3 columns"):
+        ShardSchema(COLUMNS, ("k",), Details(ids=(1, 2, 2)))
