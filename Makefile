@@ -15,6 +15,7 @@ SPARK := tests/integration/spark
 BUT_SPARK := --ignore=$(SPARK)
 SPARK_TOLD := .cache/spark-tests.txt
 OTHERS_TOLD := .cache/other-tests.txt
+SLOWEST := --durations=30 --durations-min=10
 TOLD_AGAIN := 200 # lines of tests that failed, at the end, where one looks first
 SECONDS ?= 600
 
@@ -99,7 +100,7 @@ full: SHELL := /bin/bash
 full: $(DEV) ## run every test and every proof at once, as CI does; ends with pytest's closing lines
 	@mkdir -p $(dir $(SPARK_TOLD)); \
 	$(PY) -m pytest --proof -m "not sample" $(SPARK) >$(SPARK_TOLD) 2>&1 & spark=$$!; \
-	nice -n 10 $(PY) -m pytest $(PARALLEL) --proof -m "not sample" $(BUT_SPARK) | tee $(OTHERS_TOLD); \
+	nice -n 10 $(PY) -m pytest $(PARALLEL) $(SLOWEST) --proof -m "not sample" $(BUT_SPARK) | tee $(OTHERS_TOLD); \
 	others=$${PIPESTATUS[0]}; wait $$spark; spark=$$?; cat $(SPARK_TOLD); \
 	if [ $$others -ne 0 ]; then tail -n $(TOLD_AGAIN) $(OTHERS_TOLD); fi; exit $$((others + spark))
 

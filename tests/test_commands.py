@@ -68,7 +68,7 @@ def test_the_full_run_leaves_out_samples_alone_and_is_a_proof() -> None:
     ran = re.findall(r"-m pytest (.*?) (?:>|\|)", recipe("full"))
     assert [" ".join(words.split()) for words in ran] == [
         '--proof -m "not sample" $(SPARK)',
-        '$(PARALLEL) --proof -m "not sample" $(BUT_SPARK)',
+        '$(PARALLEL) $(SLOWEST) --proof -m "not sample" $(BUT_SPARK)',
     ]
 
 
