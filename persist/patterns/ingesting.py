@@ -1,0 +1,218 @@
+"""Ingesting a source: records get the times that bindings give them, and go to a shard, each once.
+
+All that an ingester knows is in the two shards. What it writes follows from the bindings and the source alone, so
+rivals write the same rows, and `append` takes them once, whoever is killed when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client.arguments import check_numbers, checked, checked_wait
+from persist.client.listen import Listen
+from persist.client.shard import Shard
+from persist.core.errors import Conflict, InvalidUsage
+from persist.patterns.bindings import Bindings
+from persist.patterns.known import times_by
+from persist.patterns.positions import BEFORE_ALL, Numbers, checked_column
+from persist.patterns.stored import PARTITION, POSITION, TIME
+
+ROW_TIME = "__time"
+
+
+class Source(Protocol):
+    """What is ingested. Reading a range of positions again gives the same records, for as long as they may be asked."""
+
+    def watermarks(self) -> Mapping[str, int]:
+        """The last position of each partition that can be read now."""
+        ...
+
+    def read(self, partition: str, after: int, upto: int) -> Iterable[pa.Table]:
+        """The records with positions in `(after, upto]` (`after` -1: from the beginning), in pieces.
+
+        A piece has the columns of the shard, or those that are not null there, and one with the positions. It may have
+        `__diff`. Not every position needs to have a record, and one may have several.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSettings:
+    """A batch takes bindings together up to `positions_max` positions; one binding may be more. `position`: the column
+    of records that has the position; it is written where the shard has such a column."""
+
+    positions_max: int = 100_000
+    position: str = "position"
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        checked("position", self.position, str)
+
+
+Moves = dict[str, tuple[Numbers, Numbers]]  # of each partition the positions that are bound, ascending, and their times
+
+
+class Ingester:
+    """Writes the records of a source into a shard, at their times. Not thread-safe: rivals have one each.
+
+    The shard is written by ingesters of these bindings alone. An upper of the shard says how far it has come.
+    """
+
+    def __init__(
+        self, bindings: Bindings, source: Source, shard: Shard, settings: IngestSettings | None = None
+    ) -> None:
+        """It goes on from the upper of `shard`.
+
+        Raises: InvalidUsage (the arguments are others), and what every call may.
+        """
+        checked("bindings", bindings, Bindings)
+        checked("shard", shard, Shard)
+        checked("settings", settings, IngestSettings, type(None))
+        self._bindings = bindings
+        self._source = source
+        self._shard = shard
+        self._settings = settings or IngestSettings()
+        self._writer = shard.open_writer(purpose=f"ingesting by {bindings.shard.name}"[:256])
+        self._listen: Listen | None = None
+        self._stands: dict[str, int] = {}
+        self.upper = 0
+
+    def __repr__(self) -> str:
+        return f"Ingester({self._bindings.shard.name!r} -> {self._shard.name!r}, upper={self.upper})"
+
+    def step(self, wait_s: float = 0.0) -> bool:
+        """Write the records of the bindings that are new; wait at most `wait_s` for one. Whether there was one.
+
+        Repeating it is safe, after any error. Raises: InvalidUsage (the source gives what does not fit: nothing of that
+        batch was written), Conflict (the shard is closed, or others write to it), NotReadable (the shard of bindings
+        has forgotten history), and what every call may; whatever the source raises.
+        """
+        checked_wait("wait_s", wait_s)
+        try:
+            return self._step(wait_s)
+        except BaseException:  # it begins anew from what the shards tell
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """Give back what it holds. Raises what every call may."""
+        self._end()
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- how
+
+    def _step(self, wait_s: float) -> bool:
+        if self._listen is None:
+            self.upper = self._shard_upper()
+            self._stands = self._bindings.upto(self.upper - 1, wait_s=wait_s)
+            self._listen = self._bindings.listen(self.upper - 1)
+        went_on = False
+        held: list[pa.Table] = []
+        for event in self._listen.next_events(wait_s):
+            held.append(event.updates)
+            if event.upper.element is None:
+                raise Conflict(f"shard {self._bindings.shard.name!r} of bindings is closed: nothing more is bound")
+            if event.lower != event.upper:
+                self._write(moves_of(pa.concat_tables(held)), event.upper.element)
+                held, went_on = [], True
+        return went_on
+
+    def _write(self, moves: Moves, upper: int) -> None:
+        """The records of these bindings, batch by batch, and then no more before `upper`."""
+        for end in ends_of_batches(moves, self._stands, self._settings.positions_max, upper):
+            batch = {partition: _within(move, self.upper, end) for partition, move in moves.items()}
+            batch = {partition: move for partition, move in batch.items() if len(move[0])}
+            if self._shard_upper() < end:  # else a rival was quicker, and the source need not be read
+                self._append(batch, end)
+            self._stands |= {partition: int(positions[-1]) for partition, (positions, _) in batch.items()}
+            self.upper = end
+
+    def _append(self, batch: Moves, end: int) -> None:
+        rows = self._records(batch) if batch else self._shard.schema.arrow.empty_table()
+        self._writer.append(rows, self.upper, end)
+
+    def _records(self, batch: Moves) -> Iterator[pa.Table]:
+        for partition, (bound, times) in batch.items():
+            after, last = self._stands.get(partition, BEFORE_ALL), int(bound[-1])
+            if last <= after:  # a whole mint told again where it stands
+                continue
+            for records in self._source.read(partition, after, last):
+                yield self._timed(records, partition, (after, last), bound, times)
+
+    def _timed(
+        self, records: pa.Table, partition: str, between: tuple[int, int], bound: Numbers, times: Numbers
+    ) -> pa.Table:
+        """The records with their times. Raises InvalidUsage (one has a position that was not asked for)."""
+        name = self._settings.position
+        if name not in records.schema.names:
+            raise InvalidUsage(f"records of partition {partition!r:.100} have no column {name!r} of positions")
+        positions = checked_column(records.column(name))
+        if len(positions) and not between[0] < positions.min() <= positions.max() <= between[1]:
+            raise InvalidUsage(
+                f"the source gave records of partition {partition!r:.100} with positions in [{positions.min()}, "
+                f"{positions.max()}], where it was asked for those after {between[0]} up to {between[1]}"
+            )
+        if name not in self._shard.schema.arrow.names:
+            records = records.drop_columns([name])
+        return records.append_column(ROW_TIME, pa.array(times_by(bound, times, positions), pa.int64()))
+
+    def _shard_upper(self) -> int:
+        upper = self._shard.upper().element
+        if upper is None:
+            raise Conflict(f"shard {self._shard.name!r} is closed: no record can be written any more")
+        return upper
+
+    def _end(self) -> None:
+        if self._listen is not None:
+            self._listen.close()
+            self._listen = None
+
+
+def moves_of(bound: pa.Table) -> Moves:
+    """Rows of bindings by partition. A loop over partitions, not over bindings."""
+    ordered = bound.sort_by([(TIME, "ascending"), (POSITION, "ascending")])
+    names = pc.unique(ordered.column(PARTITION))
+    found: Moves = {}
+    for name in names:
+        mine = ordered.filter(pc.equal(ordered.column(PARTITION), name))
+        found[name.as_py()] = mine.column(POSITION).to_numpy(), mine.column(TIME).to_numpy()
+    return found
+
+
+def ends_of_batches(moves: Moves, stands: Mapping[str, int], positions_max: int, upper: int) -> list[int]:
+    """Before which times batches end: each has at most `positions_max` positions, or one time alone. Ends at `upper`.
+
+    A batch ends where a binding does, so that no time is in two of them.
+    """
+    if not moves:
+        return [upper]
+    steps = [np.diff(positions, prepend=stands.get(name, BEFORE_ALL)) for name, (positions, _) in moves.items()]
+    times, places = np.unique(np.concatenate([times for _, times in moves.values()]), return_inverse=True)
+    moved = np.bincount(places, np.concatenate(steps).astype(np.float64))  # roughly is enough
+    passed = np.cumsum(moved)
+    ends, start = [], 0
+    while start < len(times):
+        before = passed[start - 1] if start else 0.0
+        start = max(start + 1, int(np.searchsorted(passed, before + positions_max, side="right")))
+        ends.append(int(times[start - 1]) + 1)
+    ends[-1] = upper
+    return ends
+
+
+def _within(move: tuple[Numbers, Numbers], lower: int, upper: int) -> tuple[Numbers, Numbers]:
+    positions, times = move
+    start, end = np.searchsorted(times, [lower, upper])
+    return positions[start:end], times[start:end]
