@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
@@ -27,7 +26,8 @@ from persist.core.errors import (
     UpperMismatch,
     shown,
 )
-from persist.patterns.following import Clock, Followed
+from persist.patterns.events import whole_events
+from persist.patterns.following import Clock, Followed, confirmed_by
 from persist.patterns.known import NOT_BOUND, Known
 from persist.patterns.positions import (
     PARTITIONS_MAX,
@@ -51,8 +51,6 @@ from persist.patterns.stored import (
     times_in_the_past,
 )
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-CONFIRM_S = 1.0  # for so long the stores are asked about a clock
 HISTORY = "forever"  # of a new shard of bindings: what follows any time of them can be listened to
 
 
@@ -91,7 +89,7 @@ class Bindings:
         self._writer = shard.open_writer(purpose="bindings")
         self._listen: Listen | None = None
         self._known = Known()
-        self._clock = None if clock is None else Followed(clock, self._confirmed, settings.look_ahead_ms)
+        self._clock = None if clock is None else Followed(clock, confirmed_by(shard), settings.look_ahead_ms)
         self._load()
 
     @classmethod
@@ -343,12 +341,8 @@ class Bindings:
         if self._listen is None:
             self._listen = self.shard.listen(self._known.upper - 1, purpose="bindings")
         before = self._listen.frontier
-        held: list[pa.Table] = []
-        for event in self._listen.next_events(wait_s):
-            held.append(event.updates)
-            if event.lower != event.upper:
-                self._took(pa.concat_tables(held), event.upper.element)
-                held = []
+        for updates, upper in whole_events(self._listen, wait_s):
+            self._took(updates, upper.element)
         self._known.trim(self._settings.known_rows_max)
         return self._listen.frontier != before
 
@@ -366,11 +360,3 @@ class Bindings:
         if self._listen is not None:
             self._listen.close()
             self._listen = None
-
-    def _confirmed(self, now_ms: int) -> bool:
-        """Whether the clocks of the stores say that this instant has been."""
-        try:
-            self.shard.with_timeout(CONFIRM_S).time_at(EPOCH + timedelta(milliseconds=now_ms))
-        except (Unavailable, NotReadable, InvalidUsage, OverflowError):
-            return False
-        return True

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+from persist.client.shard import Shard
+from persist.core.errors import InvalidUsage, NotReadable, Unavailable
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+CONFIRM_S = 1.0  # for so long the stores are asked about a clock
 
 
 class Clock(Protocol):
@@ -64,3 +71,16 @@ class Followed:
             return False
         self._last, self._refused_s = (asked, now_s), None
         return True
+
+
+def confirmed_by(shard: Shard) -> Callable[[int], bool]:
+    """Whether the clocks of the stores of `shard` say that an instant, in milliseconds since 1970, has been."""
+
+    def confirmed(at_ms: int) -> bool:
+        try:
+            shard.with_timeout(CONFIRM_S).time_at(EPOCH + timedelta(milliseconds=at_ms))
+        except (Unavailable, NotReadable, InvalidUsage, OverflowError):
+            return False
+        return True
+
+    return confirmed

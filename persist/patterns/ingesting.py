@@ -20,6 +20,7 @@ from persist.client.listen import Listen
 from persist.client.shard import Shard
 from persist.core.errors import Conflict, InvalidUsage
 from persist.patterns.bindings import Bindings
+from persist.patterns.events import whole_events
 from persist.patterns.known import times_by
 from persist.patterns.positions import BEFORE_ALL, Numbers, checked_column
 from persist.patterns.stored import PARTITION, POSITION, TIME
@@ -120,14 +121,11 @@ class Ingester:
             self._stands = self._bindings.upto(self.upper - 1, wait_s=wait_s)
             self._listen = self._bindings.listen(self.upper - 1)
         went_on = False
-        held: list[pa.Table] = []
-        for event in self._listen.next_events(wait_s):
-            held.append(event.updates)
-            if event.upper.element is None:
+        for bound, upper in whole_events(self._listen, wait_s):
+            if upper.element is None:
                 raise Conflict(f"shard {self._bindings.shard.name!r} of bindings is closed: nothing more is bound")
-            if event.lower != event.upper:
-                self._write(moves_of(pa.concat_tables(held)), event.upper.element)
-                held, went_on = [], True
+            self._write(moves_of(bound), upper.element)
+            went_on = True
         return went_on
 
     def _write(self, moves: Moves, upper: int) -> None:

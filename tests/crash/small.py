@@ -13,7 +13,9 @@ from persist.commit.machine import MachineSettings
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 
-POLICY = Policy(inline_part_bytes_max=1_500, inline_shard_bytes_max=20_000, rollup_every=32, rollup_least=8, inline_batches=16)
+POLICY = Policy(
+    inline_part_bytes_max=1_500, inline_shard_bytes_max=20_000, rollup_every=32, rollup_least=8, inline_batches=16
+)
 LOCATION = LocationSettings(policy=POLICY, machine=MachineSettings(retry_s=3.0))
 HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=5_000, retry_s=4.0), read=ReadSettings(lease_ms=2_500, retry_s=4.0)

@@ -1,0 +1,251 @@
+"""Tables in WAL mode: a shard is the log, and replicas apply it to others.
+
+A front end appends to the log by compare-and-append: that makes each update definite, once, at one time. Replicas read
+the log and `append` what it says to a table, at the same times. So any number of them may apply one log to one table.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from persist.client.arguments import check_numbers, checked, checked_wait
+from persist.client.connect import Client
+from persist.client.listen import Listen
+from persist.client.shard import Shard
+from persist.client.write import Updates, as_updates
+from persist.core.attribute import AttributeUpdate, named_key
+from persist.core.errors import (
+    AttributeMismatch,
+    Conflict,
+    Indeterminate,
+    InvalidUsage,
+    SchemaMismatch,
+    Unavailable,
+    UpperMismatch,
+)
+from persist.patterns.events import whole_events
+from persist.patterns.following import Clock, Followed, confirmed_by
+from persist.patterns.numbered import Numbered
+
+TIME = "__time"
+NAME_CHARS_MAX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndSettings:
+    """A write is tried `tries_max` times: each failure is a write of another front end, or an answer that was lost.
+
+    `look_ahead_ms`: how far a wall clock may lead beyond what the stores' clocks confirm.
+    """
+
+    tries_max: int = 1_000
+    look_ahead_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+class FrontEnd:
+    """One of those who write to a log, by its name; numbers its writes from 1 on. Thread-safe.
+
+    Opening one of the same name, anywhere, ends the one that was open. After Indeterminate it is of no use: what became
+    of the write, `acknowledged` of a new one of its name tells.
+    """
+
+    def __init__(
+        self, log: Shard, name: str, *, clock: Clock | None = None, settings: FrontEndSettings | None = None
+    ) -> None:
+        """Take over from the one of this name before it.
+
+        Args:
+            log: the shard; `Replica` applies it. Whoever writes to it is a front end.
+            name: who writes, up to 128 characters.
+            clock: times are its milliseconds since 1970, as far as the stores confirm them; None: times count up.
+            settings: bounds.
+        Raises: InvalidUsage (the arguments are others), Unavailable (many open it at once; retry).
+        """
+        checked("log", log, Shard)
+        checked("name", name, str)
+        checked("settings", settings, FrontEndSettings, type(None))
+        if not 0 < len(name) <= NAME_CHARS_MAX:
+            raise InvalidUsage(f"name is {name!r:.100}; it must have 1 to {NAME_CHARS_MAX} characters")
+        self.log = log
+        self.name = name
+        self._settings = settings or FrontEndSettings()
+        self._lock = threading.Lock()
+        self._writer = log.open_writer(purpose=f"front end {name}")
+        self._numbered = Numbered(log, f"front end {name}")
+        self._time_key = named_key(f"front end's last time {name}")
+        self._followed = None
+        if clock is not None:
+            self._followed = Followed(clock, confirmed_by(log), self._settings.look_ahead_ms)
+        self._numbered.take_over()
+        self.acknowledged = self._numbered.last()  # writes up to this number are in the log
+        self._upper: int | None = None
+        self._unknown: Indeterminate | None = None
+
+    def __repr__(self) -> str:
+        return f"FrontEnd({self.log.name!r}, {self.name!r}, acknowledged={self.acknowledged})"
+
+    def write(self, updates: Updates) -> int:
+        """Write rows to the log, at one time, once.
+
+        Args:
+            updates: as `Shard.insert` says, without `__time`.
+        Returns: their time, which is later than all before it.
+        Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (it was opened elsewhere),
+            Conflict (the log is closed), Unavailable (it did not happen; repeat it), Indeterminate (it may have
+            happened: open a front end of this name, and look at `acknowledged`).
+        """
+        rows = self._rows(updates)
+        with self._lock:
+            if self._unknown is not None:
+                raise Indeterminate(f"{self._unknown.message}; open front end {self.name!r} anew to go on")
+            time = self._written(rows, self.acknowledged + 1)
+            self.acknowledged += 1
+            return time
+
+    def close(self) -> None:
+        """Give back what it holds. Raises what every call may."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _rows(self, updates: Updates) -> pa.Table:
+        """One table, since a write that a rival came before is staged anew, at a later time."""
+        found: Any = as_updates(updates, self.log.schema)
+        if isinstance(found, pa.RecordBatchReader):
+            found = found.read_all()
+        if not isinstance(found, (pa.Table, pa.RecordBatch)):
+            raise InvalidUsage("a front end takes the rows of a write as one table, not as an iterator")
+        if TIME in found.schema.names:
+            raise InvalidUsage(f"a front end takes no {TIME}: it chooses the time")
+        return found
+
+    def _written(self, rows: pa.Table, number: int) -> int:
+        lost: Indeterminate | None = None
+        for _ in range(self._settings.tries_max):
+            lower = self._log_upper() if self._upper is None else self._upper
+            time = lower if self._followed is None else self._followed.time(lower)
+            timed = rows.append_column(TIME, pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows))
+            changes = (*self._numbered.conditions(number), AttributeUpdate.replace(self._time_key, time))
+            try:
+                self._writer.compare_and_append(timed, lower, time + 1, attributes=changes)
+            except UpperMismatch as error:
+                self._upper = next(iter(error.details.get("actual") or []), None)
+            except Indeterminate as error:
+                self._upper, lost = None, error
+            except AttributeMismatch as error:
+                if not self._numbered.landed(error, number):
+                    raise
+                return self.log.attributes.get(self._time_key) or 0
+            else:
+                self._upper = time + 1
+                return time
+        if lost is not None:
+            self._unknown = lost
+            raise lost
+        raise Unavailable(f"other front ends of shard {self.log.name!r} were quicker each time; retry")
+
+    def _log_upper(self) -> int:
+        upper = self.log.upper().element
+        if upper is None:
+            raise Conflict(f"the log, shard {self.log.name!r}, is closed: nothing can be written any more")
+        return upper
+
+
+class Replica:
+    """One of those who apply a log to a table. Not thread-safe: rivals have one each.
+
+    At each complete time the table has the contents of the log. It is written by replicas of this log alone; its upper
+    says how far they have come.
+    """
+
+    def __init__(self, log: Shard, table: Shard) -> None:
+        """It goes on from the upper of `table`. Raises InvalidUsage (the table has another key, or these are none)."""
+        checked("log", log, Shard)
+        checked("table", table, Shard)
+        if log.schema.key != table.schema.key:
+            raise InvalidUsage(
+                f"table {table.name!r} has the key {list(table.schema.key)}, and its log {log.name!r} the key "
+                f"{list(log.schema.key)}; they must be the same"
+            )
+        self.log = log
+        self.table = table
+        self._writer = table.open_writer(purpose=f"replica of {log.name}"[:256])
+        self._listen: Listen | None = None
+        self.upper = 0
+
+    @classmethod
+    def open(cls, client: Client, log: str, table: str, *, history: timedelta | str | None = None) -> Self:
+        """A replica of the log called `log`. The table is made if it is not there; `history` as for `create_shard`.
+
+        Raises: UnknownShard (there is no such log), ShardExists (the table has another schema).
+        """
+        source = client.shard(log)
+        return cls(source, client.create_shard(table, source.schema.arrow, list(source.schema.key), history=history))
+
+    def __repr__(self) -> str:
+        return f"Replica({self.log.name!r} -> {self.table.name!r}, upper={self.upper})"
+
+    def step(self, wait_s: float = 0.0) -> bool:
+        """Apply what is new in the log, progress without rows too; wait at most `wait_s` for it. Whether anything was.
+
+        Repeating it is safe, after any error. Raises: Conflict (others write to the table), NotReadable (the log has
+        forgotten what the table lacks: give the log more history, and make the table anew), and what every call may.
+        """
+        checked_wait("wait_s", wait_s)
+        try:
+            return self._step(wait_s)
+        except BaseException:  # it begins anew from what the shards tell
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """Give back what it holds. Raises what every call may."""
+        self._end()
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _step(self, wait_s: float) -> bool:
+        if self._listen is None:
+            upper = self.table.upper().element
+            if upper is None:
+                raise Conflict(f"table {self.table.name!r} is closed, as its log is, or by somebody else")
+            self.upper = upper
+            self._listen = self.log.listen(upper - 1, purpose=f"replica {self.table.name}")
+        went_on = False
+        for updates, upper_of in whole_events(self._listen, wait_s):
+            if not set(updates.schema.names) <= set(self.table.schema.updates_schema.names):
+                self._grow()
+            self._writer.append(updates, self.upper, upper_of)
+            self.upper = self.upper if upper_of.element is None else upper_of.element
+            went_on = True
+        return went_on
+
+    def _grow(self) -> None:
+        """The log has columns that the table lacks: somebody has added them. A rival may add them here as well."""
+        try:
+            self.table.evolve_schema(self.log.refresh_schema().arrow)
+        except SchemaMismatch:
+            self.table.refresh_schema()
+
+    def _end(self) -> None:
+        if self._listen is not None:
+            self._listen.close()
+            self._listen = None
