@@ -23,6 +23,7 @@ from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
 from rpc.routes import (
     blobs,
+    console,
     cuts,
     doctor,
     erasures,
@@ -37,6 +38,7 @@ from rpc.routes import (
     rows,
     shards,
     tags,
+    traces,
     verbs,
 )
 from rpc.routes import location as locations
@@ -122,7 +124,9 @@ def create_app(location: Location, settings: ServerSettings | None = None, crew:
         doctor,
         rows,
         listen,
+        traces,
         blobs,
+        console,
     ):
         app.include_router(module.router, dependencies=_checks(module))
     return app

@@ -24,6 +24,8 @@ SAFE_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 """Of every answer: nothing of it is run as a page, shown in one, or taken for another type than it has."""
+SAFE_HEADERS_OF_PAGES = tuple(one for one in SAFE_HEADERS if one[0] != b"content-security-policy")
+"""Of the pages that are ours, which bring a policy of their own. Two of them would hold both."""
 
 _GOOD_TYPES = frozenset({RECORD.encode(), b"application/json", b"application/x-ndjson", b"application/octet-stream"})
 _ONCE = (b"host", b"origin", b"content-type", b"sec-fetch-site", b"authorization")

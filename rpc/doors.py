@@ -18,6 +18,7 @@ from rpc.joining import peer_in
 from rpc.service import principal_of, service_of
 
 OPEN = ("GET /healthz", "GET /readyz", "GET /openapi.json")  # to everybody, without a token
+PAGES = ("GET /console", "GET /console/{file}")  # as are the files of the console, which tell nothing
 BY_COMMAND = "POST /v1/shards/{name}/commands"  # the command says who may send it
 
 SCOPES_OF_ROUTES: Mapping[str, tuple[str, ...]] = {
@@ -25,11 +26,14 @@ SCOPES_OF_ROUTES: Mapping[str, tuple[str, ...]] = {
     "GET /v1/location": (READ,),
     "GET /v1/regions": (READ,),
     "GET /v1/shards": (READ,),
+    "GET /v1/activity": (READ,),
+    "GET /v1/prices": (READ,),
     "POST /v1/cuts": (READ,),
     "GET /v1/shards/{name}": (READ,),
     "GET /v1/shards/{name}/snapshot": (READ,),
     "GET /v1/shards/{name}/count": (READ,),
     "GET /v1/shards/{name}/listen": (READ,),
+    "GET /v1/shards/{name}/trace": (READ,),
     "GET /v1/shards/{name}/changes": (READ,),
     "GET /v1/shards/{name}/history": (READ,),
     "GET /v1/shards/{name}/time-at": (READ,),
@@ -82,7 +86,7 @@ SCOPES_OF_ROUTES: Mapping[str, tuple[str, ...]] = {
 async def allowed(request: Request) -> None:
     """Raises Forbidden unless who asks has a scope of the route, and sees the shard that the path names."""
     door = f"{request.method} {request.scope['route'].path.replace(':path}', '}')}"
-    if door not in OPEN:
+    if door not in (*OPEN, *PAGES):
         check_door(principal_of(request), door, request.scope.get("persist.shard"))
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -33,13 +33,14 @@ from rpc.crew.forwarding import forward
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import CONNECTION, FORWARDED, REFUSED, identity_of, peer_in
 from rpc.quotas import CHARGED, QuotaFull
+from rpc.routes import console
 from rpc.routes.rows import POSTING, post_directly
 from rpc.saying import said
 from rpc.service import Service
 from rpc.slots import CALLER
 from rpc.token_figures import label_of
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"}) | console.PATHS
 REQUEST_ID_HEADER = b"x-request-id"
 LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -47,7 +48,7 @@ PASSED_ON = "persist.passed-on"  # the key of a request's scope that is there wh
 WRITING = frozenset(
     ("insert", "append", "compare-and-append", "upsert", "overwrite", "replace-where", "update", "merge", "put-blob")
 )
-_VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json"}
+_VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json", "console"}
 _errors = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
 
@@ -88,7 +89,7 @@ class Edge:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 added = (REQUEST_ID_HEADER, request_id.encode())
-                message["headers"] = [*message.get("headers", ()), added, *browsers.SAFE_HEADERS]
+                message["headers"] = [*message.get("headers", ()), added, *_safe_headers(scope["path"])]
                 if shard is not None and (lag_s := self._service.location.behind_s(shard[0])) is not None:
                     asking = scope.get("persist.principal")
                     if asking is not None and asking.sees(shard[0]):
@@ -309,6 +310,11 @@ class Edge:
         }
 
 
+def _safe_headers(path: str) -> Sequence[tuple[bytes, bytes]]:
+    """Those of an answer: a file of the console says by itself what a browser may do with it."""
+    return browsers.SAFE_HEADERS_OF_PAGES if path in console.PATHS else browsers.SAFE_HEADERS
+
+
 def _cause(error: Exception) -> Exception:
     """What went wrong. Starlette wraps what a handler could have told, had the answer not begun already."""
     cause = error.__cause__
@@ -365,7 +371,9 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
         "/v1/truncate",
         "/v1/shards:delete",
         "/v1/doctor",
+        "/v1/activity",
+        "/v1/prices",
     ):
         return str(path.rpartition("/")[2])
-    name = path[1:]
+    name = "console" if path in console.PATHS else path[1:]
     return name if name in _VERBS_OF_PATHS else "other"

@@ -22,6 +22,7 @@ VERBS = frozenset(
         "snapshot",
         "count",
         "listen",
+        "trace",
         "advance-upper",
         "downgrade-since",
         "receipts",

@@ -97,7 +97,7 @@ async def listen(
         _check_shard(name, start, hold.shard)
         frames = service.listening.stream(name, hold, start.frontier, frontier(until, "until"), form, selection)
         return HeldStream(
-            _with_error(await held.enter_async_context(aclosing(frames)), form, still_allowed(request, (READ,))),
+            with_error(await held.enter_async_context(aclosing(frames)), form, still_allowed(request, (READ,))),
             held.pop_all(),
             media_type=form,
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **told},
@@ -115,7 +115,7 @@ async def _after_of(service: Service, name: str, when: datetime) -> int | None:
     return None if found.upper.element == 0 else as_of_at(name, found)
 
 
-async def _with_error(frames: AsyncIterator[bytes], form: str, check: Callable[[], None]) -> AsyncIterator[bytes]:
+async def with_error(frames: AsyncIterator[bytes], form: str, check: Callable[[], None]) -> AsyncIterator[bytes]:
     """The frames, and where they fail the reason, in a form that can tell it. Then the stream is cut off.
 
     So it is where the token is good no more: `check` is asked before each frame.

@@ -64,6 +64,7 @@ def page() -> str:
         HEAD,
         "## Requests\n",
         f"Open to everybody, without a token: {', '.join(opened[:-1])} and {opened[-1]}.\n"
+        "So are the files of the [console](console.md), which tell nothing.\n"
         "`/readyz` tells `admin` on all shards where the stores are, too, and what is wrong with one.\n",
         *_table("request", ((door, scopes) for door, scopes in SCOPES_OF_ROUTES.items() if door != BY_COMMAND)),
         "",

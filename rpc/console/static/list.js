@@ -1,0 +1,193 @@
+// The list of shards. Names come page by page; what each holds is asked for those in sight. Only these are rows here.
+
+import { ask, json } from "./api.js";
+import { h, fill } from "./dom.js";
+import { sparkline } from "./draw.js";
+import { ago, bytes, frontier, instant, many, short } from "./format.js";
+import { failure } from "./panel.js";
+
+const ROW = 44; // pixels
+const BEYOND = 8; // rows above and below those in sight
+const ROWS_MAX = 160;
+const NAMES_MAX = 100_000;
+const NAMES_PAGE = 1_000;
+const ACTIVITY_PAGE = 100;
+const KNOWN_MAX = 5_000;
+const LOOK_MS = 5_000;
+
+/** Show the list in `main` until the signal. */
+export function showList(main, signal) {
+  const list = new ShardList(signal);
+  fill(main, list.element);
+  list.search("");
+  return list;
+}
+
+class ShardList {
+  #names = [];
+  #known = new Map();
+  #rows = new Map();
+  #prefix = "";
+  #selected = 0;
+  #round = new AbortController();
+  #looking = false;
+  #timer = 0;
+
+  constructor(signal) {
+    this.field = h("input", { type: "search", id: "prefix", autocomplete: "off", spellcheck: false, maxLength: 260,
+      placeholder: "eu/", oninput: () => this.#soon(() => this.search(this.field.value.trim()), 200),
+      onkeydown: (event) => event.key === "ArrowDown" && (event.preventDefault(), this.view.focus()) });
+    this.told = h("span", { class: "soft", role: "status" });
+    this.space = h("div", { class: "space", role: "presentation" });
+    this.view = h("div", { class: "list", tabIndex: 0, role: "listbox", "aria-label": "Shards", onkeydown: (event) => this.#key(event) }, this.space);
+    this.view.addEventListener("scroll", () => this.#draw(), { passive: true });
+    this.note = h("div");
+    const refresh = h("button", { type: "button", textContent: "Refresh", title: "Ask the store anew", onclick: () => this.search(this.#prefix, false) });
+    this.element = h("div", {},
+      h("div", { class: "head" }, h("h1", { textContent: "Shards" }), this.told),
+      h("div", { class: "bar" }, h("label", { for: "prefix", textContent: "Begins with" }), h("div", { class: "grow" }, this.field), refresh),
+      h("div", { class: "columns", "aria-hidden": "true" }, h("span", { textContent: "name" }),
+        ...[["updates", "n"], ["bytes", "n middle"]].map(([words, kind]) => h("span", { class: kind, textContent: words })),
+        h("span", { class: "n wide", textContent: "upper" }), h("span", { class: "n wide", textContent: "batches" }),
+        h("span", { class: "n wide", textContent: "last commit" }), h("span", { textContent: "written lately" })),
+      this.view, this.note);
+    const again = setInterval(() => document.hidden || this.#look(), LOOK_MS);
+    const sized = new ResizeObserver(() => this.#draw());
+    sized.observe(this.view);
+    signal.addEventListener("abort", () => { clearInterval(again); sized.disconnect(); this.#round.abort(); });
+  }
+
+  /** Show the shards whose names begin so. The first page is shown before the next is asked for. */
+  async search(prefix, cached = true) {
+    this.#round.abort();
+    const round = (this.#round = new AbortController());
+    [this.#prefix, this.#names, this.#selected] = [prefix, [], 0];
+    if (!cached) this.#known.clear();
+    this.told.textContent = "Loading…";
+    fill(this.note);
+    try {
+      for (let more = true; more && this.#names.length < NAMES_MAX;) {
+        const after = this.#names[this.#names.length - 1] ?? "";
+        const page = await json("v1/shards", { prefix, after, limit: NAMES_PAGE }, { signal: round.signal });
+        const isFirst = !this.#names.length;
+        this.#names.push(...page.shards);
+        more = page.more;
+        if (isFirst) {
+          this.view.scrollTop = 0;
+          this.#rows.clear();
+          fill(this.space);
+        }
+        this.#count(more);
+        this.#draw(cached);
+      }
+    } catch (problem) {
+      if (problem.name === "AbortError") return;
+      this.told.textContent = "";
+      fill(this.note, failure(problem));
+    }
+  }
+
+  #count(more) {
+    const names = this.#names.length;
+    this.told.textContent = more ? `${many(names, "shard")} and more${names >= NAMES_MAX ? ": give the beginning of a name" : "…"}` : many(names, "shard");
+    this.space.style.height = `${names * ROW}px`;
+    if (!names) fill(this.note, h("p", { class: "state", textContent: this.#prefix ? `No shard that you may see begins with “${this.#prefix}”.` : "There is no shard yet that you may see. `persist create` makes one." }));
+  }
+
+  #draw(cached = true) {
+    const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - BEYOND);
+    const seen = Math.ceil(this.view.clientHeight / ROW) + 2 * BEYOND;
+    const end = Math.min(this.#names.length, first + Math.min(seen, ROWS_MAX));
+    for (const [index, row] of this.#rows) {
+      if (index < first || index >= end) {
+        row.remove();
+        this.#rows.delete(index);
+      }
+    }
+    for (let index = first; index < end; index += 1) {
+      if (!this.#rows.has(index)) {
+        const row = this.#row(index);
+        this.#rows.set(index, row);
+        this.space.append(row);
+      }
+    }
+    if ([...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) this.#soon(() => this.#look(cached), 60);
+  }
+
+  #row(index) {
+    const name = this.#names[index];
+    const row = h("div", { class: "row", role: "option", id: `row-${index}`, "aria-posinset": index + 1, "aria-setsize": this.#names.length,
+      "aria-selected": String(index === this.#selected), onclick: () => this.#open(index) });
+    row.style.top = `${index * ROW}px`;
+    this.#contents(row, name);
+    return row;
+  }
+
+  #contents(row, name) {
+    const known = this.#known.get(name);
+    const cell = (kind, words, title = null) => h("span", { class: kind, textContent: words, title });
+    if (!known) return fill(row, cell("name", name, name), cell("n soft", known === null ? "gone" : "…"));
+    const at = Date.parse(known.at);
+    return fill(row, cell("name", name, name), cell("n", short(known.rows), many(known.rows, "update")), cell("n middle", bytes(known.bytes)),
+      cell("n wide", frontier(known.upper)), cell("n wide", short(known.batches)), cell("n wide soft", ago(at), instant(at)), sparkline(known.recent));
+  }
+
+  /** Ask what the shards in sight hold. With `cached` the server need not ask its store. */
+  async #look(cached = true) {
+    const places = [...this.#rows.keys()].sort((a, b) => a - b);
+    if (!places.length || this.#looking) return;
+    this.#looking = true;
+    const { signal } = this.#round;
+    try {
+      for (let at = places[0]; at <= places[places.length - 1]; at += ACTIVITY_PAGE) {
+        const limit = Math.min(ACTIVITY_PAGE, places[places.length - 1] - at + 1);
+        const names = this.#names.slice(at, at + limit);
+        const page = await json("v1/activity", { prefix: this.#prefix, after: this.#names[at - 1] ?? "", limit, cached }, { signal });
+        for (const name of names) this.#learn(name, null);
+        for (const one of page.shards) this.#learn(one.name, one);
+      }
+      for (const [index, row] of this.#rows) this.#contents(row, this.#names[index]);
+    } catch (problem) {
+      if (problem.name !== "AbortError") this.told.textContent = problem.message;
+    } finally {
+      this.#looking = false;
+    }
+    if (!signal.aborted && [...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) this.#soon(() => this.#look(cached), 60);
+  }
+
+  #learn(name, found) {
+    this.#known.delete(name);
+    this.#known.set(name, found);
+    if (this.#known.size > KNOWN_MAX) this.#known.delete(this.#known.keys().next().value);
+  }
+
+  #soon(work, ms) {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(work, ms);
+  }
+
+  #open(index) {
+    location.hash = `#/shard/${encodeURIComponent(this.#names[index])}`;
+  }
+
+  #key(event) {
+    const page = Math.max(1, Math.floor(this.view.clientHeight / ROW) - 1);
+    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -this.#names.length, End: this.#names.length };
+    if (event.key === "Enter" && this.#names.length) return this.#open(this.#selected);
+    if (!(event.key in moves) || !this.#names.length) return undefined;
+    event.preventDefault();
+    this.#rows.get(this.#selected)?.setAttribute("aria-selected", "false");
+    this.#selected = Math.max(0, Math.min(this.#names.length - 1, this.#selected + moves[event.key]));
+    const top = this.#selected * ROW, { scrollTop, clientHeight } = this.view;
+    if (top < scrollTop) this.view.scrollTop = top;
+    else if (top + ROW > scrollTop + clientHeight) this.view.scrollTop = top + ROW - clientHeight;
+    this.#draw();
+    this.#rows.get(this.#selected)?.setAttribute("aria-selected", "true");
+    return this.view.setAttribute("aria-activedescendant", `row-${this.#selected}`);
+  }
+}
+
+/** Whether the server lets this token in at all. Raises Problem. */
+export async function tryToken(signal) {
+  await ask("v1/shards", { limit: 1 }, { signal });
+}

@@ -1,0 +1,93 @@
+// Every update as it comes. It runs only when somebody has started it, as it costs the server a listener.
+
+import { Problem, events, parse, shardPath } from "./api.js";
+import { fill, h } from "./dom.js";
+import { count, frontier, many, seconds } from "./format.js";
+import { failure, panel, pause } from "./panel.js";
+import { cell } from "./rows.js";
+
+const LINES_MAX = 200;
+const TRIES_MAX = 8;
+const AGAIN = new Set([0, 408, 429, 503, 504]);
+
+export function tailPanel(shard) {
+  let running = null, updates = 0, steps = 0, began = 0;
+  const button = h("button", { type: "button", textContent: "Follow", "aria-pressed": "false", onclick: () => (running ? stop() : start()) });
+  const told = h("p", { class: "notice", role: "status" }), trouble = h("div");
+  const head = h("thead"), body = h("tbody");
+  const out = h("div", { class: "scroll", tabIndex: 0, role: "log", "aria-label": "Updates" }, h("table", {}, head, body));
+  const made = panel("Live tail", { tools: [button] });
+  made.show(h("p", { class: "soft", textContent: "Follow shows each update as it is committed. It costs the server what a listener costs: a lease on since, renewed while you follow, and each update read once." }), trouble, told, out);
+  out.hidden = true;
+
+  function stop() {
+    running?.abort();
+    running = null;
+    button.textContent = "Follow";
+    button.setAttribute("aria-pressed", "false");
+    tell("Stopped. ");
+  }
+
+  function tell(words) {
+    const taken = (Date.now() - began) / 1000;
+    told.textContent = `${words}${many(updates, "update")} in ${many(steps, "step")}, ${seconds(taken)}: one listener.`;
+  }
+
+  async function start() {
+    running = new AbortController();
+    const { signal } = running;
+    [updates, steps, began] = [0, 0, Date.now()];
+    button.textContent = "Stop";
+    button.setAttribute("aria-pressed", "true");
+    fill(trouble);
+    fill(head);
+    fill(body);
+    out.hidden = false;
+    tell("Waiting. ");
+    const upper = shard.trace?.upper[0];
+    let id = null;
+    for (let tries = 0; !signal.aborted;) {
+      try {
+        const query = upper === undefined || BigInt(upper) === 0n ? {} : { after: BigInt(upper) - 1n };
+        for await (const event of events(shardPath(shard.name, "listen"), query, { signal, headers: id ? { "Last-Event-ID": id } : {} })) {
+          id = event.id ?? id;
+          tries = 0;
+          if (event.event === "updates") take(parse(event.data));
+        }
+        throw new Problem(0, "ended", "The server has ended the stream.");
+      } catch (problem) {
+        if (problem.name === "AbortError") return;
+        if (!(problem instanceof Problem)) throw problem;
+        tries += 1;
+        if (!AGAIN.has(problem.status) || tries > TRIES_MAX) {
+          stop();
+          fill(trouble, failure(problem));
+          return;
+        }
+        tell("Connecting again. ");
+        await pause(500 * 2 ** tries, signal);
+      }
+    }
+  }
+
+  function take(step) {
+    [updates, steps] = [updates + step.rows.length, steps + 1];
+    tell(`Up to ${frontier(step.upper)}. `);
+    if (!step.rows.length) return;
+    const columns = Object.keys(step.rows[0]).filter((name) => name !== "__time" && name !== "__diff");
+    fill(head, h("tr", {}, h("th", { scope: "col", class: "n", textContent: "time" }), h("th", { scope: "col", class: "n", textContent: "±" }), columns.map((name) => h("th", { scope: "col", textContent: name }))));
+    const lines = step.rows.slice(-LINES_MAX).reverse().map((row) => h("tr", { class: row.__diff < 0 ? "left" : "came" },
+      h("td", { class: "n", textContent: String(row.__time) }), h("td", { class: "n sign", textContent: row.__diff < 0 ? `−${count(-Number(row.__diff))}` : `+${count(row.__diff)}` }),
+      columns.map((name) => cell(written(row[name])))));
+    body.prepend(...lines);
+    while (body.children.length > LINES_MAX) body.lastChild.remove();
+  }
+
+  shard.signal.addEventListener("abort", () => running?.abort());
+  return made.element;
+}
+
+function written(value) {
+  if (value === null || value === undefined) return null;
+  return typeof value === "object" ? JSON.stringify(value, (_, inner) => (typeof inner === "bigint" ? String(inner) : inner)) : String(value);
+}
