@@ -31,6 +31,7 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.Recreate: "create",
     c.BeginClone: "clone",
     c.EvolveSchema: "evolve schema",
+    c.Constrain: "set constraints",
     c.RegisterCriticalReader: "take cursor",
     c.CompareAndDowngradeSince: MOVE_CURSOR,
     c.DowngradeSince: MOVE_SINCE,

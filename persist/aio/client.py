@@ -281,6 +281,7 @@ class AsyncShard(AsyncHandle[Shard]):
     retain = asks(Shard.retain)
     retention = asks(Shard.retention)
     run_retention = asks(Shard.run_retention)
+    set_constraints = asks(Shard.set_constraints)
     since = asks(Shard.since)
     snapshot = opens(Shard.snapshot, AsyncSnapshot)
     subscribe = opens(Shard.subscribe, AsyncSubscription)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -37,6 +37,7 @@ from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardS
 from persist.core.view import ViewRequest
 from persist.formats.exposition import figures
 from persist.parts import ShardSchema
+from persist.parts.constraints import Constraining
 
 # Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
 _TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.transport"}
@@ -186,7 +187,14 @@ class Client(Timeable):
         return f"Client({self.transport!r})"
 
     def create_shard(
-        self, name: str, schema: pa.Schema, key: Sequence[str], *, history: timedelta | str | None = None
+        self,
+        name: str,
+        schema: pa.Schema,
+        key: Sequence[str],
+        *,
+        history: timedelta | str | None = None,
+        unique: bool = False,
+        checks: Mapping[str, str] | None = None,
     ) -> Shard:
         """Create a shard, or open the one of that name if it has this schema. Repeating it is safe.
 
@@ -200,14 +208,17 @@ class Client(Timeable):
             history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
                 readers need it) or `forever`. None is what new shards have here. A shard that exists keeps its own;
                 `Shard.configure` changes it.
+            unique: whether a key has at most one row at each time, as `Shard.set_constraints` says.
+            checks: predicates by their names that are false for no row, as `Shard.set_constraints` says.
         Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema cannot be stored),
             Indeterminate (it may have happened, or may yet: look whether the shard is there).
         """
         check_not_reserved(check_shard_name(name))
         if (home := self._at(name, writes=True)) is not self:
-            return home.create_shard(name, schema, key, history=history)
+            return home.create_shard(name, schema, key, history=history, unique=unique, checks=checks)
         settings = None if history is None else ShardSettings(kept_ms(history), version=1)
-        record, follows = ShardSchema(schema, tuple_of("key", key)).to_record(), ""
+        constraining = Constraining.of(unique, None, {} if checks is None else checks)
+        record, follows = constraining.applied(ShardSchema(schema, tuple_of("key", key))).to_record(), ""
         for _ in range(LIVES_MAX):
             view = self.transport.create(name, record, follows, settings)
             if not view.is_dropped:

@@ -26,7 +26,7 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import Indeterminate, PersistError, UpperMismatch
+from persist.core.errors import Indeterminate, PersistError, SchemaMismatch, UpperMismatch
 from persist.core.ids import Token
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.transitions.naming import DIFF_MAX
@@ -161,7 +161,10 @@ class Editing(Rewriting):
         """The commit of what was worked out, and the shard as it was then; None: it has to be worked out anew."""
         assert contents.held is not None
         with self._retired(contents.held.view) as handle:
-            return self._raced(handle, runs, contents, token)
+            try:
+                return self._raced(handle, runs, contents, token)
+            except SchemaMismatch:  # constraints got stricter: the rows are looked at by them
+                return None, replace(contents.held, view=self.transport.view(self.name, ViewRequest()))
 
     def _raced(
         self, handle: WriteHandle, runs: tuple[Run, ...], contents: Contents, token: Token | None

@@ -14,8 +14,8 @@ from persist.core.view import ShardView
 AT_HOME = (
     "advance_upper", "append", "compare_and_append", "configure", "critical_reader", "delete", "downgrade_since",
     "drop", "erase", "erased", "erasures", "evolve_schema", "forget", "insert", "merge", "open_writer", "overwrite",
-    "pipelined_writer", "replace_where", "restore", "retain", "run_retention", "tag", "truncate", "untag", "update",
-    "upsert", "_update_attributes",
+    "pipelined_writer", "replace_where", "restore", "retain", "run_retention", "set_constraints", "tag", "truncate",
+    "untag", "update", "upsert", "_update_attributes",
 )  # fmt: skip
 
 

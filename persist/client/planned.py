@@ -9,13 +9,16 @@ from functools import partial
 from typing import ClassVar, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.client.snapshot import Held, kept, part_reader
 from persist.core.view import ShardView
-from persist.parts import ALL_KEYS, KeyRange, ShardSchema, current_schema
+from persist.parts import ALL_KEYS, DIFF, KeyRange, ShardSchema, consolidate, current_schema
+from persist.parts.constrained import UNIQUE, counted, violation
 from persist.parts.files import Keeps
-from persist.parts.keyed import KeyPoints, semi_join
+from persist.parts.keyed import KeyPoints, distinct_keys, key_schema, semi_join
 from persist.parts.pruning import Filter
+from persist.parts.unique import KEYS_SHOWN_MAX, crowded, keys_shown
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,11 @@ class Bound(ABC):
     question: Sequence[object]
     replacement: pa.Table | None = None
 
+    @property
+    def may_crowd(self) -> bool:
+        """Whether a key may come to have more rows than it had, so that unique keys have to be looked up."""
+        return True
+
     @abstractmethod
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
         """The rows that are added and taken away, by their `__diff`. Raises InvalidUsage."""
@@ -113,6 +121,84 @@ class Bound(ABC):
     def concerns(self, contents: Contents, after: int) -> bool:
         """Whether what was changed since the time `after` may change what `updates` gave then."""
         return self.those.concern(contents, after)
+
+
+class GainedKeys:
+    """The keys that get more rows by some changes than they lose. It holds the keys of all that is changed."""
+
+    def __init__(self, schema: ShardSchema) -> None:
+        self._schema = schema
+        self._keyed = key_schema(schema)
+        self._changed: list[pa.Table] = []
+
+    def of(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """The changes, whose keys are noted as they pass."""
+        for rows in tables:
+            self._changed.append(self._keys(rows))
+            yield rows
+
+    def rows(self) -> Those:
+        """The rows of a shard that have one of the keys."""
+        return with_keys(self._gained(), self._keyed, self._schema)
+
+    def check(self, contents: Contents, *, are_changed: bool) -> None:
+        """Raise ConstraintViolated where one of the keys has more than one row.
+
+        `are_changed`: the contents have the changes; otherwise these come to them.
+        """
+        gained = self._gained()
+        if len(gained):
+            there = [self._keys(rows) for rows in self.rows().rows(contents)]
+            check_uncrowded(consolidate(there if are_changed else [gained, *there], self._keyed), self._keyed)
+
+    def _gained(self) -> pa.Table:
+        self._changed = [consolidate(self._changed, self._keyed)]
+        return self._changed[0].filter(pc.greater(self._changed[0].column(DIFF), 0))
+
+    def _keys(self, rows: pa.Table) -> pa.Table:
+        return self._keyed.conform(rows.select([*self._keyed.key, DIFF]), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarded(Bound):
+    """What a plan does to a shard whose keys are unique: refused where a key would have more than one row.
+
+    `gained` has the keys that get rows by what was worked out last.
+    """
+
+    inner: Bound
+    gained: list[GainedKeys]
+
+    @classmethod
+    def of(cls, inner: Bound) -> Guarded:
+        """Raises ConstraintViolated where rows that stand in the place of all that is there have a key twice."""
+        if inner.replacement is not None:
+            keyed = key_schema(inner.schema)
+            check_uncrowded(distinct_keys(inner.replacement, keyed), keyed)
+        return cls(inner.schema, inner.those, inner.question, inner.replacement, inner=inner, gained=[])
+
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        self.gained[:] = [GainedKeys(self.schema)]
+        yield from self.gained[0].of(self.inner.updates(contents))
+        self.gained[0].check(contents, are_changed=False)
+
+    def concerns(self, contents: Contents, after: int) -> bool:
+        if self.inner.concerns(contents, after):
+            return True
+        return any(keys.rows().concern(contents, after) for keys in self.gained)
+
+
+def check_uncrowded(rows: pa.Table, schema: ShardSchema) -> None:
+    """Raise ConstraintViolated where a key has more than one of these rows, which would be all of it, at some time."""
+    keys = crowded(rows, schema)
+    if len(keys):
+        raise violation(
+            f"constraint {UNIQUE!r}: {counted(len(keys), 'key')} would have more than one row; nothing was written: "
+            "upsert the rows, or take away the old ones in the same write",
+            UNIQUE,
+            keys_shown(keys.slice(0, KEYS_SHOWN_MAX)),
+            len(keys),
+        )
 
 
 class Binding:
@@ -127,5 +213,7 @@ class Binding:
         """The plan for this view. Raises InvalidUsage where it does not fit."""
         number, schema = current_schema(view.schemas)
         if self._found is None or self._found[0] != number:
-            self._found = number, self._plan.bound(schema)
+            bound = self._plan.bound(schema)
+            is_guarded = schema.details.unique and bound.may_crowd
+            self._found = number, Guarded.of(bound) if is_guarded else bound
         return self._found[1]

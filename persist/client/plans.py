@@ -154,6 +154,10 @@ class Delete:
 
 
 class _Delete(Bound):
+    @property
+    def may_crowd(self) -> bool:
+        return False
+
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
         yield from map(negated, self.those.rows(contents))
 
@@ -179,6 +183,10 @@ class Update:
 @dataclass(frozen=True, kw_only=True)
 class _Update(Bound):
     sets: Mapping[str, Value]
+
+    @property
+    def may_crowd(self) -> bool:
+        return not self.sets.keys().isdisjoint(self.schema.key)
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
         for rows in self.those.rows(contents):
@@ -274,6 +282,10 @@ class Upsert:
 class _Upsert(Bound):
     keyed: ShardSchema
     rows: pa.Table
+
+    @property
+    def may_crowd(self) -> bool:
+        return False  # each key has the row that was given, and no other
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
         schema, keyed, rows = self.schema, self.keyed, self.rows

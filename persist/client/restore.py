@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from persist.client.changes import Asked, Between, between
+from persist.client.planned import Contents, GainedKeys
 from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease
 from persist.client.wall_clock import instant_ms, instant_text
@@ -21,6 +22,7 @@ from persist.core.batch import Run
 from persist.core.ids import Token
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
+from persist.parts import current_schema
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,20 @@ class Restoring(Rewriting):
 
     def _restored(self, found: Between, token: Token | None, retries: int) -> Restored:
         as_of, view, count = found.start, found.held.view, Count()
+        schema = current_schema(view.schemas)[1]
+        gained = GainedKeys(schema) if schema.details.unique else None
         runs: tuple[Run, ...] = ()
         lead_to = as_of  # what is staged leads there, from the latest time that was looked at
         for left in range(retries, -1, -1):
             latest = found.end
             back = replace(found, start=latest, end=lead_to).splits(1, None)[0]
-            runs = (*runs, *self._staged(view, count.of(self._writable(as_of, back.read(self.transport)))))
+            rows = self._writable(as_of, back.read(self.transport))
+            runs = (*runs, *self._staged(view, count.of(rows if gained is None else gained.of(rows))))
             first_try = lead_to == as_of
             if not runs or not (first_try or self._differs(found)):
                 return self._unchanged(as_of, view, token)
+            if gained is not None:  # a time of before the constraint may come back
+                gained.check(Contents(schema, replace(found.held, as_of=as_of), as_of), are_changed=True)
             done = self._committed(runs, as_of, view, token, left)
             if done is not None:
                 if not first_try or done.lower != view.upper:  # other rows landed than those of one comparison

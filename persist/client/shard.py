@@ -11,7 +11,9 @@ import pyarrow as pa
 
 from persist.attributes import Attributes
 from persist.client.arguments import NUMBER_MAX, checked
+from persist.client.constraining import Constrained
 from persist.client.critical import CriticalReaderHandle
+from persist.client.inserting import CheckedWriter
 from persist.client.past import HandleSettings as HandleSettings
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.reading import Reading
@@ -45,7 +47,7 @@ from persist.parts.evolution import by_names
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(Reading, Verbs, Retaining):
+class Shard(Reading, Verbs, Constrained, Retaining):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
@@ -124,7 +126,7 @@ class Shard(Reading, Verbs, Retaining):
         Raises: InvalidUsage (`purpose` is no text, or too long).
         """
         caller = Caller(purpose=checked_purpose("purpose", purpose))
-        return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write, caller=caller)
+        return CheckedWriter(self._transport, self.name, self._current_schema, self._settings.write, caller=caller)
 
     def insert(
         self,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import pyarrow as pa
 
 from persist.client.arguments import checked, checked_sets
 from persist.client.changes import Named
@@ -16,7 +14,7 @@ from persist.client.planned import Binding, Plan
 from persist.client.plans import KEYS_MAX, Delete, Overwrite, ReplaceWhere, Update, Upsert
 from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
-from persist.client.write import AttributeUpdates, Updates
+from persist.client.write import AttributeUpdates, Updates, reusable
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
@@ -67,7 +65,7 @@ class Verbs:
             have happened: repeat it with the token). Nothing was changed, but for Indeterminate.
         """
         checked("delete_column", delete_column, str, type(None))
-        plan = Upsert(_reusable(rows), delete_column)
+        plan = Upsert(reusable(rows), delete_column)
         return self._edit(plan, read_time, token, attributes, info)
 
     def delete(
@@ -153,7 +151,7 @@ class Verbs:
         Raises: InvalidUsage (the predicate is not true for a row), and what `upsert` raises.
         """
         checked("where", where, str)
-        plan = ReplaceWhere(where, _reusable(rows))
+        plan = ReplaceWhere(where, reusable(rows))
         return self._edit(plan, read_time, token, attributes, info)
 
     def overwrite(
@@ -179,7 +177,7 @@ class Verbs:
         Returns: as `upsert`.
         Raises: what `upsert` raises.
         """
-        return self._edit(Overwrite(_reusable(rows)), read_time, token, attributes, info)
+        return self._edit(Overwrite(reusable(rows)), read_time, token, attributes, info)
 
     def merge(self, source: Updates, on: Sequence[str] | None = None) -> Merge:
         """A merge of a source into the shard, which `execute` runs, once it was said what is to happen to which rows.
@@ -190,7 +188,7 @@ class Verbs:
         Returns: what takes the clauses: see `Merge`.
         Raises: InvalidUsage (what is given is none); `execute` where there is no such column.
         """
-        return Merge.of(self._edit, _reusable(source), on)
+        return Merge.of(self._edit, reusable(source), on)
 
     def _edit(
         self,
@@ -227,19 +225,3 @@ def expected_of(read_time: int | None) -> Antichain | None:
             "was there"
         )
     return Antichain(read_time + 1)
-
-
-def _reusable(rows: Updates) -> Updates:
-    """Rows that can be read again: what can be read only once is taken into memory."""
-    if isinstance(rows, (pa.Table, pa.RecordBatch, list)) or hasattr(rows, "iloc"):
-        return rows
-    if isinstance(rows, pa.RecordBatchReader):
-        return rows.read_all()
-    if hasattr(rows, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(rows).read_all()
-    if isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping)):
-        return list(rows)
-    raise InvalidUsage(
-        "rows come as an Arrow table, batches, a pandas, Polars or DuckDB frame, or a list of dicts, "
-        f"not as {type(rows).__name__}"
-    )

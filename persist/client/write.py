@@ -73,6 +73,7 @@ class WriteHandle(Timeable):
         self._transport = transport
         self._name = name
         self._schema = schema
+        self._learnt: tuple[int, ShardSchema] | None = None
         self._settings = settings
         self._process = OwnProcess("this writer")
         self._lock = threading.Lock()
@@ -229,10 +230,20 @@ class WriteHandle(Timeable):
 
         What an iterator will give is not known. Raises what every call may.
         """
-        schema_id, schema = self._schema()
+        schema_id, schema = self._newest()
         if set(_names(updates)).issubset(schema.updates_schema.names):
             return schema_id, schema
-        return current_schema(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
+        return self._learn()
+
+    def _newest(self) -> tuple[int, ShardSchema]:
+        """The newest schema that is known here, and its id."""
+        known = self._schema()
+        return known if self._learnt is None or self._learnt[0] < known[0] else self._learnt
+
+    def _learn(self) -> tuple[int, ShardSchema]:
+        """The schema as of now, which this writer goes by from here on. Raises what every call may."""
+        self._learnt = current_schema(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
+        return self._learnt
 
     def receipted(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         """The staged `runs` with receipts. Calls the server only where a blob has none yet; repeating it is safe.
@@ -389,6 +400,22 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
     raise InvalidUsage(
         "rows come as an Arrow table, batches, a pandas, Polars or DuckDB frame, or a list of dicts, "
         f"not as {type(updates).__name__}"
+    )
+
+
+def reusable(rows: Updates) -> Updates:
+    """Rows that can be read again: what can be read only once is taken into memory."""
+    if isinstance(rows, (pa.Table, pa.RecordBatch, list)) or hasattr(rows, "iloc"):
+        return rows
+    if isinstance(rows, pa.RecordBatchReader):
+        return rows.read_all()
+    if hasattr(rows, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(rows).read_all()
+    if isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping)):
+        return list(rows)
+    raise InvalidUsage(
+        "rows come as an Arrow table, batches, a pandas, Polars or DuckDB frame, or a list of dicts, "
+        f"not as {type(rows).__name__}"
     )
 
 

@@ -23,12 +23,12 @@ from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_put
 from persist.parts.evolution import check_first, check_next, sound_schemas
 from persist.parts.files import Bound
-from persist.parts.new_schema import check_added, check_new
+from persist.parts.new_schema import check_added, check_constrained, check_kept, check_new
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
-EVOLVING = (c.EvolveSchema, c.Recreate)
+EVOLVING = (c.EvolveSchema, c.Constrain, c.Recreate)
 BRINGING = (
     c.Insert, c.CompareAndAppend, c.Append, c.Restore, c.Truncate, c.Edit, c.Erase, c.RetractAged,
     c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
@@ -142,14 +142,18 @@ def is_at_once(command: c.Command) -> bool:
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
 
 
-def _check_schema(command: c.EvolveSchema | c.Recreate, state: State) -> None:
+def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate, state: State) -> None:
     """Raise InvalidUsage unless the shard can have the schema. Whose turn it is, the plan decides."""
     if isinstance(command, c.Recreate):
         check_new(check_first(command.schema))
-    else:
-        known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
-        before, after = check_next(command.schema, known or state.schemas)
-        check_added(before, after)
+        return
+    known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
+    before, after = check_next(command.schema, known or state.schemas)
+    if isinstance(command, c.Constrain):
+        check_constrained(before, after, is_looked_at=command.expected_upper is not None)
+        return
+    check_added(before, after)
+    check_kept(before, after)
 
 
 def _brought(command: c.Command, state: State) -> list[Part]:

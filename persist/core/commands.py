@@ -111,6 +111,8 @@ from persist.core.rewrite_commands import Edit as Edit
 from persist.core.rewrite_commands import Restore as Restore
 from persist.core.rewrite_commands import Rewrite as Rewrite
 from persist.core.rewrite_commands import Truncate as Truncate
+from persist.core.schema_commands import Constrain as Constrain
+from persist.core.schema_commands import EvolveSchema as EvolveSchema
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.state import SchemaRecord
 
@@ -350,17 +352,7 @@ class ExpireCriticalReader(ManagedCommand, frozen=True):
     registered: SeqNo | None = None
 
 
-# --- schema and life cycle
-
-
-class EvolveSchema(ManagedCommand, frozen=True):
-    """Make `schema` current iff the current id is `expected_id` and the shard can evolve to it. -> SchemaRegistered
-
-    InvalidUsage where it is no schema, or does not fit the one before it.
-    """
-
-    expected_id: int
-    schema: SchemaRecord
+# --- life cycle
 
 
 class Drop(Command, frozen=True):

@@ -9,6 +9,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         ShardExists        a shard of that name exists with another schema
         TokenReused        the token was used before, for another command
         NegativeMultiplicity  a row was taken away more often than it was added, so it cannot be shown as rows
+        ConstraintViolated  rows, or what a shard holds, break a constraint of the shard
       Unauthorized         no or bad token
       Forbidden            the token does not allow this
         ReadOnly           a region, or a copy, which only reads: write at home
@@ -73,6 +74,12 @@ class NegativeMultiplicity(InvalidUsage):
     """It does not quote the row: messages come to logs, and a row may have to be erased."""
 
     kind = "negative_multiplicity"
+
+
+class ConstraintViolated(InvalidUsage):
+    """Details: `constraint`, its name; `count`, how many rows or keys break it; `keys`, the first of their keys."""
+
+    kind = "constraint_violated"
 
 
 class Unauthorized(PersistError):

@@ -40,6 +40,7 @@ LATER_4 = (
     "erasures",
 )  # and with level 4  # fmt: skip
 LATER_5 = ("loans", "borrowed", "handed_over")  # and with level 5
+LATER_6 = ("schema_floor",)  # and with level 6
 
 
 class Policy(Record, frozen=True):
@@ -208,14 +209,15 @@ class State(Record, frozen=True):
     any readable time. `cuts` are those by which the policy of rows will truncate, by the instant whose upper they are;
     `retention` tells how far it has come. `erasures` are rows that were to go for good, by id. `loans` say which of
     its blobs clones may name, `borrowed` from which shards it may name blobs itself, as a clone. `handed_over` is the
-    epoch of the home at which the shard goes on, and it does not change here any more; 0: it goes on here.
+    epoch of the home at which the shard goes on, and it does not change here any more; 0: it goes on here. Parts that
+    name an older schema than `schema_floor` are committed no more: it asks more of rows than those before it.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
     """
 
     levels: ClassVar[Mapping[str, int]] = (
-        dict.fromkeys(LATER, 3) | dict.fromkeys(LATER_4, 4) | dict.fromkeys(LATER_5, 5)
+        dict.fromkeys(LATER, 3) | dict.fromkeys(LATER_4, 4) | dict.fromkeys(LATER_5, 5) | dict.fromkeys(LATER_6, 6)
     )
     # Before level 3 `step` takes no tokens that come alone.
     droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms", "long_diffs"} | {
@@ -275,6 +277,7 @@ class State(Record, frozen=True):
     loans: Mapping[LoanId, Loan] = {}
     borrowed: Mapping[LoanId, str] = {}
     handed_over: int = 0
+    schema_floor: int = 0
 
     @property
     def truncated(self) -> Truncation:

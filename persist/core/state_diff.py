@@ -29,6 +29,7 @@ from persist.core.state import (
     LATER,
     LATER_4,
     LATER_5,
+    LATER_6,
     Claim,
     CriticalReader,
     LeasedReader,
@@ -91,6 +92,7 @@ SCALARS = (
     "floor",
     "retention",
     "handed_over",
+    "schema_floor",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs", "loans")
@@ -130,6 +132,7 @@ class StateDiff(Record, frozen=True):
         dict.fromkeys({*LATER, "parent_id", "elsewhere", "emptied"} - {"commit_id"}, 3)
         | dict.fromkeys(LATER_4, 4)
         | dict.fromkeys(LATER_5, 5)
+        | dict.fromkeys(LATER_6, 6)
     )
     droppable: ClassVar[frozenset[str]] = State.droppable | {"parent_id"}
 
@@ -186,6 +189,7 @@ class StateDiff(Record, frozen=True):
     loans: MapDiff[LoanId, Loan] | None = None
     borrowed: MapDiff[LoanId, str] | None = None
     handed_over: int | None = None
+    schema_floor: int | None = None
 
 
 def diff(

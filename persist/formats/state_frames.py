@@ -69,7 +69,7 @@ class Build:
 THIS_BUILD = Build()
 FIRST_LEVEL = THIS_BUILD.levels[0]  # of a location that was never raised
 NEWEST_LEVEL = THIS_BUILD.newest  # of a new location
-FIELDS_LEVEL = 5  # the last that brought fields of records: from it on they are written as they are
+FIELDS_LEVEL = 6  # the last that brought fields of records: from it on they are written as they are
 ENDS_LEVEL = 3  # of a location, from which on a state diff tells that the shard is dropped
 
 

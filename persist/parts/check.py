@@ -25,6 +25,7 @@ from persist.core.keys import is_of_maintenance
 from persist.core.record import asdict
 from persist.parts.arrow_messages import is_compressed
 from persist.parts.codec import DATA_ERRORS, decode_inline, described_inline, empty_metadata
+from persist.parts.constrained import check_rows as check_added
 from persist.parts.files import WHOLE_BYTES_MAX, BlobReads, Bound, Files, PartFile
 from persist.parts.known import Known, Stats, Teller, firsts_of
 from persist.parts.schema import DIFF, TIME, ShardSchema
@@ -66,6 +67,7 @@ class PartCheck:
         except Corruption as error:
             raise InvalidUsage(f"{error.message}; encode its rows again") from error
         _check_values(batch, self._schema, part.id)
+        _check_constrained(batch, self._schema, part)
         _check_same(part, described_inline(batch, self._schema, part))
 
     def inline_rows(self, part: Part) -> None:
@@ -103,6 +105,7 @@ class PartCheck:
                     if whole:
                         _check_size(part, group.nbytes, rows)
                         check_rows(rows, self._schema, part.id)
+                        _check_constrained(rows, self._schema, part)
                     stats.add(rows)
                     if group.known is not None:
                         firsts = file.firsts([number]) if whole and group.twins is not None else None
@@ -183,6 +186,14 @@ def check_rows(rows: Any, schema: ShardSchema, part_id: str) -> None:
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(f"the rows of part {part_id} do not fit the schema: {error}") from error
     _check_values(rows, schema, part_id)
+
+
+def _check_constrained(rows: Any, schema: ShardSchema, part: Part) -> None:
+    """Raise ConstraintViolated where rows that a writer adds break a check. Maintenance writes what was there."""
+    asked = schema.details
+    if not (asked.checks or asked.not_null) or (part.key is not None and is_of_maintenance(part.key)):
+        return
+    check_added(pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows, schema)
 
 
 def _check_values(rows: Any, schema: ShardSchema, part_id: str) -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-ID, DEFAULT = b"persist.id", b"persist.default"  # of a column
+ID, DEFAULT, NOT_NULL = b"persist.id", b"persist.default", b"persist.not_null"  # of a column
 NEXT_ID, UNIQUE, CHECKS = b"persist.next_id", b"persist.unique", b"persist.checks"  # of a schema
 CHECKS_MAX = 64
 ID_MAX = 2**31 - 1
@@ -38,7 +38,8 @@ class Details:
     """`ids` of the columns, in their order (empty: 1, 2, ... when a schema is made), and what else a schema says.
 
     `defaults` are pairs of a column's id and the encoded value (`encode_value`) that rows without the column have.
-    `unique`: at no time may two rows have one key.
+    `unique`: at no time may two rows have one key. `not_null` are the ids of the columns that take no null from this
+    schema on, though earlier rows may have some. Both ask nothing of rows that are taken away.
     """
 
     ids: tuple[int, ...] = ()
@@ -46,11 +47,13 @@ class Details:
     defaults: tuple[tuple[int, bytes], ...] = field(default=())
     unique: bool = False
     checks: tuple[Check, ...] = ()
+    not_null: tuple[int, ...] = ()
 
     def numbered(self, columns: int) -> Details:
         """With ids, for so many columns. Raises ValueError where the ids cannot be those of a schema."""
         ids = self.ids or tuple(range(1, columns + 1))
-        found = Details(ids, max(self.next_id, max(ids, default=0) + 1), self.defaults, self.unique, self.checks)
+        not_null = tuple(sorted(set(self.not_null) & set(ids)))  # what is asked of a column goes with it
+        found = replace(self, ids=ids, next_id=max(self.next_id, max(ids, default=0) + 1), not_null=not_null)
         if len(ids) != columns or len(set(ids)) < columns or min(ids, default=1) < 1 or found.next_id > ID_MAX:
             raise ValueError(f"the ids {list(ids)[:20]} are not those of {columns} columns")
         if self.next_id and self.next_id <= max(ids, default=0):
@@ -98,6 +101,8 @@ def write(arrow: pa.Schema, details: Details) -> pa.Schema:
         said = {ID: str(number).encode()}
         if (default := details.default_of.get(number)) is not None:
             said[DEFAULT] = b64encode(default)
+        if number in details.not_null:
+            said[NOT_NULL] = b"true"
         fields.append(column.with_metadata(said))
     told = {NEXT_ID: str(details.next_id).encode()}
     if details.unique:
@@ -123,6 +128,7 @@ def read(arrow: pa.Schema) -> Details:
         _defaults(ids, said, arrow),
         told.get(UNIQUE) == b"true",
         _checks(told.get(CHECKS, b"[]")),
+        tuple(number for number, one in zip(ids, said, strict=True) if one.get(NOT_NULL) == b"true"),
     ).numbered(len(ids))
 
 

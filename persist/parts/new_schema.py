@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
+from persist.parts.constrained import check_sound
+from persist.parts.constraints import ask_more, differ
 from persist.parts.schema import ShardSchema
 from persist.parts.sizes import row_bytes
 
@@ -26,6 +28,7 @@ def check_new(schema: ShardSchema) -> None:
     """Raise InvalidUsage unless a shard may begin with the schema."""
     _check_fields(list(schema.arrow))
     _check_sizes(schema)
+    check_sound(schema)
 
 
 def check_added(before: ShardSchema, after: ShardSchema) -> None:
@@ -34,6 +37,33 @@ def check_added(before: ShardSchema, after: ShardSchema) -> None:
     _check_fields(added)
     if added:
         _check_sizes(after)
+
+
+def check_kept(before: ShardSchema, after: ShardSchema) -> None:
+    """Raise InvalidUsage where columns change in a way that changes what is asked of rows, or makes a check senseless.
+
+    What is asked of one column alone goes with it.
+    """
+    if differ(after, before):
+        raise InvalidUsage("the columns and the constraints of a shard change one after the other: use set_constraints")
+    try:
+        check_sound(after)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{error.message}; take the check away first, or set it anew") from error
+
+
+def check_constrained(before: ShardSchema, after: ShardSchema, *, is_looked_at: bool) -> None:
+    """Raise InvalidUsage unless the schemas differ in constraints alone, and the contents were looked at for more."""
+    if after.with_details(unique=False, not_null=(), checks=()) != before.with_details(
+        unique=False, not_null=(), checks=()
+    ) or not after.arrow.equals(before.arrow):
+        raise InvalidUsage("the constraints of a shard change without its columns: change those by evolve_schema")
+    if ask_more(after, before) and not is_looked_at:
+        raise InvalidUsage(
+            "constraints that ask more than before need the upper of which the contents were looked at: use "
+            "set_constraints"
+        )
+    check_sound(after)
 
 
 def _check_fields(columns: list[pa.Field]) -> None:

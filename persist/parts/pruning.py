@@ -62,6 +62,10 @@ class Filter:
         """The rows for which the predicate is true."""
         return table.filter(self._rows(self.predicate, table))
 
+    def truth(self, table: pa.Table) -> pa.ChunkedArray:
+        """For each row whether the predicate is true or false; null where it is neither."""
+        return self._rows(self.predicate, table)
+
     def key_range(self) -> KeyRange:
         """Keys outside of it cannot match; it may hold keys that do not."""
         needed = p.conjuncts(self.predicate)

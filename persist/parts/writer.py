@@ -17,6 +17,7 @@ from persist.core.state import SchemaRecord
 from persist.core.transitions.naming import DIFF_MAX
 from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
 from persist.parts.consolidate import consolidate, join
+from persist.parts.constrained import check_rows
 from persist.parts.digest import digest_of_rows
 from persist.parts.keycodec import SortedKeys
 from persist.parts.schema import TIME, ShardSchema
@@ -250,7 +251,9 @@ def _buffers(
                 f"rows of an insert have a column {TIME}, but the service chooses the time of an insert; leave the "
                 "column out, or use compare_and_append"
             )
-        for rows, nbytes in _slices(schema.conform(piece, default_time or UNASSIGNED_TIME), target):
+        conformed = schema.conform(piece, default_time or UNASSIGNED_TIME)
+        check_rows(conformed, schema)
+        for rows, nbytes in _slices(conformed, target):
             if pending and size + nbytes > target:
                 full, pending = pa.concat_tables(pending), []
                 flushed = True

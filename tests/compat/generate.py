@@ -113,7 +113,7 @@ def attribute(number: int) -> AttributeUpdate:
 
 def make(directory: Path) -> list[Write]:
     story = Story(directory)
-    for chapter in (orders, copies, tags, names, many, long_diff, staged):
+    for chapter in (orders, copies, tags, constrained, names, many, long_diff, staged):
         chapter(story)
     past = history_story.Past(directory)
     for of_history in history_story.CHAPTERS:
@@ -209,6 +209,16 @@ def tags(story: Story) -> None:
         shard.forget(6)
         Worker(location).run("tagged", idle=True)
         assert any(batch.desc.kept == (1, 3, 5) for batch in location.machine("tagged").state().trace.batches)
+
+
+def constrained(story: Story) -> None:
+    """Constraints that came after rows: what was staged before is committed no more."""
+    with story.process(BLOBS) as (_, client):
+        shard = client.create_shard("constrained", V1, ["k"], checks={"not-less": "v >= 0"})
+        shard.insert([{"k": "a", "v": 1}, {"k": "b", "v": None}])
+        shard.delete("v is null")
+        shard.set_constraints(unique=True, not_null=["v"])
+        shard.insert([{"k": "c", "v": 3}])
 
 
 def names(story: Story) -> None:

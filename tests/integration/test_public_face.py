@@ -39,7 +39,8 @@ PUBLIC = """
     HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
     PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden
     ReadOnly Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded
-    Unavailable Indeterminate UpgradeNeeded Corruption TokenReused OutcomeForgotten HistoryLost __version__
+    Unavailable Indeterminate UpgradeNeeded Corruption TokenReused OutcomeForgotten HistoryLost ConstraintViolated
+    __version__
 """
 NAMES = PUBLIC.split()
 INTERNAL_KINDS = {"inline_budget"}  # never reaches a user

@@ -16,6 +16,7 @@ from persist.core.trace import trace_of
 from persist.core.transitions.context import LIVES_LEVEL, SCHEMAS_LEVEL, Context
 from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.outcomes import of_ended_life
+from persist.core.transitions.uppers import check_upper
 
 HOLDERS_NAMED_MAX = 5
 
@@ -24,17 +25,36 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
     current = state.schema_id
     if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
         return state, c.SchemaRegistered(current)
-    if command.expected_id != current:
-        raise SchemaMismatch(
-            f"shard {state.name!r} has schema {current}, not the expected {command.expected_id}; read it anew",
-            expected=command.expected_id,
-            actual=current,
-        )
+    _check_current(state, command.expected_id)
     if command.schema.is_described:
         context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
     schemas = {**state.schemas, current + 1: command.schema}
     return replace(state, schemas=schemas), c.SchemaRegistered(current + 1)
+
+
+def constrain(state: State, command: c.Constrain, context: Context) -> tuple[State, c.SchemaRegistered]:
+    """What is committed from here on was staged by a writer who knew the constraints, and so has obeyed them."""
+    context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
+    current = state.schema_id
+    if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
+        return state, c.SchemaRegistered(current)
+    _check_current(state, command.expected_id)
+    if command.expected_upper is not None:
+        check_upper(state, command.expected_upper)
+    context.verdict.check()
+    schemas = {**state.schemas, current + 1: command.schema}
+    floor = state.schema_floor if command.expected_upper is None else current + 1
+    return replace(state, schemas=schemas, schema_floor=floor), c.SchemaRegistered(current + 1)
+
+
+def _check_current(state: State, expected: int) -> None:
+    if expected != state.schema_id:
+        raise SchemaMismatch(
+            f"shard {state.name!r} has schema {state.schema_id}, not the expected {expected}; read it anew",
+            expected=expected,
+            actual=state.schema_id,
+        )
 
 
 def drop(state: State, command: c.Drop, context: Context) -> tuple[State, c.Done]:

@@ -15,7 +15,7 @@ from itertools import islice
 from persist.core.antichain import TIME_MAX
 from persist.core.batch import Part, Run
 from persist.core.entries import with_changes
-from persist.core.errors import Expired, InvalidUsage
+from persist.core.errors import Expired, InvalidUsage, SchemaMismatch
 from persist.core.ids import PartId, parse
 from persist.core.keys import belongs_to, is_key_of, is_of_maintenance, is_part_key, part_id_of
 from persist.core.record import replace
@@ -36,8 +36,21 @@ def check_staged(state: State, runs: Iterable[Run], context: Context) -> None:
     staged_from_ms = context.staged_from_ms(state)
     for part in parts:
         _check_fields(state, part, staged_from_ms)
+    _check_constrained(state, parts)
     _check_new(state, parts)
     context.verdict.check()
+
+
+def _check_constrained(state: State, parts: Sequence[Part]) -> None:
+    """Refuse rows that were looked at by a schema which asked less of them than the shard does by now."""
+    oldest = min(part.schema_id for part in parts)
+    if oldest < state.schema_floor:
+        raise SchemaMismatch(
+            f"rows were staged by schema {oldest} of shard {state.name!r}, which has got stricter constraints by "
+            f"schema {state.schema_floor} since; nothing was written: stage the rows again",
+            expected=oldest,
+            actual=state.schema_id,
+        )
 
 
 def check_merged(state: State, outputs: Sequence[Part], kept: Sequence[Part], context: Context) -> None:

@@ -51,6 +51,7 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.HandOver: "hand_over",
     c.TakeBack: "take_back",
     c.EvolveSchema: "evolve_schema",
+    c.Constrain: "set_constraints",
     c.SetSettings: "set_settings",
     c.ForgetHistory: "forget",
     c.AgeHistory: AGE,

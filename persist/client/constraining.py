@@ -1,0 +1,212 @@
+"""Setting the constraints of a shard: what it holds is looked at first, and the change lands if it obeys them.
+
+Whoever stages rows looks at them by the constraints that he knows. So the change also ends what was staged by weaker
+ones: such rows are refused at their commit, and staged anew.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client.past import HandleSettings
+from persist.client.planned import Contents, with_keys
+from persist.client.retry import send
+from persist.client.rewriting import check_readable
+from persist.client.snapshot import Held, ReadSettings, check_lease, holding
+from persist.client.transport import OneShard
+from persist.core import commands as c
+from persist.core.antichain import MINIMUM, Antichain
+from persist.core.errors import UpperMismatch
+from persist.core.view import ShardView, ViewRequest
+from persist.parts import DIFF, ShardSchema, consolidate, current_schema
+from persist.parts.constrained import UNIQUE, Broken, breaking, check_sound, counted, violation
+from persist.parts.constraints import Constraining, ask_more
+from persist.parts.keyed import distinct_keys, key_schema
+from persist.parts.unique import KEYS_SHOWN_MAX, Crowds, keys_shown
+
+RACES_MAX = 1_000  # lost, by one change; each means that somebody else wrote
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the constraints of one shard."""
+
+    transport: OneShard
+    name: str
+    given: Constraining
+    read: ReadSettings
+    retry_s: float
+
+    def run(self) -> ShardSchema:
+        """The schema afterwards. Raises what `Shard.set_constraints` says."""
+        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        before = current_schema(view.schemas)[1]
+        after = self.given.applied(before)
+        check_sound(after)
+        if after == before:
+            return before
+        if not ask_more(after, before):
+            self._send(view, after, None)
+        elif view.upper == MINIMUM and self._landed(view, after, MINIMUM):
+            pass  # nothing was there
+        else:
+            self._tighten(view, before, after)
+        return after
+
+    def _tighten(self, first: ShardView, before: ShardSchema, after: ShardSchema) -> None:
+        """Look at the contents, and then at what came meanwhile, until nobody writes between a look and the change."""
+        check_readable(self.name, self.transport.view(self.name, ViewRequest(with_batches=False)))
+        new = _new(before, after)
+        with holding(self.transport, self.name, None, "set constraints", 0.0, self.read) as held:
+            try:
+                seen: int | None = None
+                for _ in range(RACES_MAX):
+                    contents = _contents(held)
+                    look = Look(new, self.name)
+                    look.at_all(contents) if seen is None else look.at_added(contents, seen)
+                    look.check()
+                    if self._landed(first, after, held.view.upper):
+                        return
+                    seen = contents.time
+                    view = self.transport.view(self.name, ViewRequest())
+                    check_lease(view, held.as_of, held.lease)
+                    held.lease.keep()
+                    held = replace(held, view=view)
+            finally:
+                held.lease.close()
+        raise UpperMismatch(
+            f"others wrote to shard {self.name!r} before each of {RACES_MAX} tries to set its constraints; nothing was "
+            "changed: try again",
+            expected=held.view.upper.to_json(),
+            actual=held.view.upper.to_json(),
+            stays=False,
+        )
+
+    def _landed(self, view: ShardView, after: ShardSchema, upper: Antichain) -> bool:
+        try:
+            self._send(view, after, upper)
+        except UpperMismatch:
+            return False
+        return True
+
+    def _send(self, view: ShardView, after: ShardSchema, upper: Antichain | None) -> None:
+        """Raises SchemaMismatch where somebody else changed the schema."""
+        send(self.transport, self.name, c.Constrain(view.schema_id, after.to_record(), upper), self.retry_s)
+
+
+class Constrained(ABC):
+    """How a shard's constraints change, as a method of it."""
+
+    name: str
+    _transport: OneShard
+    _settings: HandleSettings
+
+    @abstractmethod
+    def refresh_schema(self) -> ShardSchema:
+        """The schema as of now. Raises what every call may."""
+
+    def set_constraints(
+        self,
+        *,
+        unique: bool | None = None,
+        not_null: Sequence[str] | None = None,
+        checks: Mapping[str, str] | None = None,
+    ) -> ShardSchema:
+        """Change what is asked of rows that are added; what is None stays. Repeating it is safe. Needs scope `manage`.
+
+        What the shard holds as of its latest time is looked at first. The change lands only if that obeys what is new.
+        From then on rows that were staged before it are refused at their commit (SchemaMismatch): writers of this
+        package stage them anew by themselves.
+
+        Args:
+            unique: whether a key has at most one row at each time. docs/constraints.md tells which ways of writing are
+                refused at once, and which are found by maintenance.
+            not_null: the columns that take no null from now on. Earlier times may show some. A column that was made so
+                takes none anyway.
+            checks: predicates by their names, at most 64, as the Spark option `where` takes them: none may be false
+                for a row that is added. Where one is neither true nor false, for a null, the row passes.
+        Returns: the schema as of now, whose `details` have the constraints.
+        Raises: ConstraintViolated (what the shard holds breaks them; `details` has the count and the first keys),
+            InvalidUsage (no such column, or a predicate that is none; or the location has a level before 6),
+            SchemaMismatch (somebody else changed the schema meanwhile: look at it, then decide anew), UpperMismatch
+            (others write all the time), NotReadable (what it holds cannot be read). Nothing was changed then.
+        """
+        given = Constraining.of(unique, not_null, checks)
+        settings = self._settings
+        Change(self._transport, self.name, given, settings.read, settings.write.retry_s).run()
+        return self.refresh_schema()
+
+
+def _contents(held: Held) -> Contents:
+    """As of the latest time of the view; where the shard is closed, as of the one that is held."""
+    upper = held.view.upper.element
+    time = held.as_of if upper is None else upper - 1
+    return Contents(current_schema(held.view.schemas)[1], replace(held, as_of=time), time)
+
+
+def _new(before: ShardSchema, after: ShardSchema) -> ShardSchema:
+    """The schema with those constraints alone that were not there before."""
+    old, new = before.details, after.details
+    known = {check.where for check in old.checks}
+    return after.with_details(
+        unique=new.unique and not old.unique,
+        not_null=tuple(number for number in new.not_null if number not in old.not_null),
+        checks=tuple(check for check in new.checks if check.where not in known),
+    )
+
+
+class Look:
+    """What of a shard's contents breaks the constraints of a schema."""
+
+    def __init__(self, schema: ShardSchema, name: str) -> None:
+        self._schema = schema
+        self._name = name
+        self._broken: dict[str, tuple[str, int, list[tuple[object, ...]]]] = {}
+        self._crowds = Crowds(schema)
+
+    def at_all(self, contents: Contents) -> None:
+        """At all rows that are there."""
+        for rows in contents.rows():
+            self._add(rows)
+            if self._schema.details.unique:
+                self._crowds.add(self._schema.conform(rows, 0))
+
+    def at_added(self, contents: Contents, after: int) -> None:
+        """At the rows that came since the time `after`, and at the others of their keys."""
+        keyed = key_schema(self._schema)
+        keys = []
+        for rows in contents.changes(after):
+            self._add(rows)
+            if self._schema.details.unique:
+                keys.append(distinct_keys(rows.filter(pc.greater(rows.column(DIFF), 0)), keyed))
+        if keys:
+            for rows in with_keys(consolidate(keys, keyed), keyed, self._schema).rows(contents):
+                self._crowds.add(self._schema.conform(rows, 0))
+
+    def check(self) -> None:
+        """Raise ConstraintViolated where something was found."""
+        for constraint, (how, count, keys) in self._broken.items():
+            what = f"shard {self._name!r} holds {counted(count, 'row')} {how}"
+            raise violation(_unset(constraint, what), constraint, keys, count)
+        found = self._crowds.finish()
+        if found.count:
+            what = f"shard {self._name!r} has {counted(found.count, 'key')} with more than one row"
+            raise violation(_unset(UNIQUE, what), UNIQUE, found.keys, found.count)
+
+    def _add(self, rows: pa.Table) -> None:
+        for broken in breaking(rows, self._schema):
+            self._note(broken)
+
+    def _note(self, broken: Broken) -> None:
+        _, count, keys = self._broken.get(broken.constraint, ("", 0, []))
+        more = keys_shown(broken.rows.select(list(self._schema.key)).slice(0, KEYS_SHOWN_MAX - len(keys)))
+        self._broken[broken.constraint] = (broken.how, count + len(broken.rows), [*keys, *more])
+
+
+def _unset(constraint: str, why: str) -> str:
+    return f"constraint {constraint!r} cannot be set: {why}; nothing was changed: mend what is wrong first"

@@ -1,0 +1,236 @@
+"""Inserts and appends into shards with unique keys: the keys are looked up, and the rows committed if none is there.
+
+An insert is committed on the condition that nobody wrote since the look, or wrote nothing of these keys. So it is exact
+whatever others do at the same time. A `compare_and_append` says itself at which upper it lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client.changes import Named
+from persist.client.editing import Editing
+from persist.client.planned import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
+from persist.client.snapshot import ReadSettings, holding
+from persist.client.telling import Info, info_bytes
+from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, as_updates, reusable
+from persist.core import commands as c
+from persist.core.antichain import Antichain, frontier
+from persist.core.attribute import AttributeUpdate
+from persist.core.attribute import as_updates as as_attribute_updates
+from persist.core.errors import InvalidUsage, SchemaMismatch
+from persist.core.ids import Token
+from persist.core.record import replace
+from persist.core.recorded import Caller
+from persist.core.view import ShardView, ViewRequest
+from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts.consolidate import join
+from persist.parts.digest import digest_of_rows
+from persist.parts.keyed import distinct_keys, key_schema
+from persist.parts.writer import UNASSIGNED_TIME, pieces
+
+SCHEMAS_MAX = 10  # by which one write is staged, where the shard gets stricter constraints each time
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Insert:
+    """The rows come, if no key has more than one row then."""
+
+    rows: pa.Table | pa.RecordBatch | list[pa.RecordBatch]
+
+    verb: ClassVar[str] = "insert"
+
+    def bound(self, schema: ShardSchema) -> Bound:
+        rows = _conformed(self.rows, schema, None)
+        keyed = key_schema(schema)
+        return _Insert(
+            schema, _with_added_keys(rows, keyed, schema), [str(digest_of_rows(rows))], keyed=keyed, rows=rows
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Insert(Bound):
+    keyed: ShardSchema
+    rows: pa.Table
+
+    @property
+    def may_crowd(self) -> bool:
+        return False  # it looks for itself: what it takes away need not be there
+
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        check_keys(self.rows, self.those, contents)
+        yield self.rows.drop_columns([TIME])
+
+
+def check_keys(rows: pa.Table, those: Those, contents: Contents) -> None:
+    """Raise ConstraintViolated where a key that gets one of the rows has more than one row at some time then.
+
+    `rows` are in `updates_schema`, at times after that of the contents; `those` are the rows of the keys that get some.
+    """
+    schema = contents.schema
+    if those is NONE:
+        return
+    there = [schema.conform(table, 0) for table in those.rows(contents)]
+    check_uncrowded(join([those.pick(rows), *there]), schema)
+
+
+def _with_added_keys(rows: pa.Table, keyed: ShardSchema, schema: ShardSchema) -> Those:
+    return with_keys(distinct_keys(rows.filter(pc.greater(rows.column(DIFF), 0)), keyed), keyed, schema)
+
+
+def _conformed(rows: Updates, schema: ShardSchema, default_time: int | None) -> pa.Table:
+    """The rows in `updates_schema`; where the service chooses their time, at none of their own. Raises InvalidUsage."""
+    found = []
+    for piece in pieces(as_updates(rows, schema)):
+        if default_time is None and TIME in piece.schema.names:
+            raise InvalidUsage(
+                f"the rows have a column {TIME}, but the service chooses the time of an insert; leave it out, or use "
+                "compare_and_append"
+            )
+        found.append(schema.conform(piece, default_time or UNASSIGNED_TIME))
+    return join(found) if found else schema.updates_schema.empty_table()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inserting(Editing):
+    """One insert, by a writer that is there."""
+
+    writer: WriteHandle
+    caller: Caller
+
+    @contextmanager
+    def _retired(self, view: ShardView) -> Iterator[WriteHandle]:
+        yield self.writer
+
+    def _writer(self, view: ShardView | None) -> WriteHandle:
+        handle = super()._writer(view)
+        handle.caller = self.caller
+        return handle
+
+
+class CheckedWriter(WriteHandle):
+    """A writer whose rows obey every constraint of the shard, also where its schema has changed since it was opened."""
+
+    def insert(
+        self,
+        updates: Updates,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+
+        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
+            if schema.details.unique:
+                return self._inserted(rows, changes, token, said)
+            return WriteHandle.insert(self, rows, token=token, attributes=changes, info=info)
+
+        return self._by_schema(updates, write)
+
+    def compare_and_append(
+        self,
+        updates: Updates,
+        expected_upper: Time,
+        new_upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        changes, lower = as_attribute_updates(attributes), frontier(expected_upper)
+
+        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
+            if schema.details.unique:
+                self._look_up(rows, lower, lower)
+            return WriteHandle.compare_and_append(
+                self, rows, expected_upper, new_upper, token=token, attributes=changes, info=info
+            )
+
+        return self._by_schema(updates, write)
+
+    def append(
+        self,
+        updates: Updates,
+        lower: Time,
+        upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        changes, since, until = as_attribute_updates(attributes), frontier(lower), frontier(upper)
+
+        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
+            if schema.details.unique:
+                self._look_up(rows, since, until)
+            return WriteHandle.append(self, rows, lower, upper, token=token, attributes=changes, info=info)
+
+        return self._by_schema(updates, write)
+
+    def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T]) -> _T:
+        """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile."""
+        for tries in range(1, SCHEMAS_MAX + 1):
+            schema = self._newest()[1]
+            if schema.details.unique:
+                updates = reusable(updates)
+            try:
+                return write(updates, schema)
+            except SchemaMismatch:
+                if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
+                    raise
+                self._learn()
+        raise AssertionError("the last try returns or raises")
+
+    def _inserted(
+        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes
+    ) -> c.Appended:
+        """The insert of rows whose keys are looked up."""
+        inserting = Inserting.of(
+            self._transport,
+            self._name,
+            Named(None),
+            self._settings,
+            ReadSettings(),
+            info=said,
+            plan=Binding(Insert(rows)),
+            attributes=attributes,
+            writer=self,
+            caller=replace(self.caller, info=said) if said else self.caller,
+        )
+        done = inserting.run(token)
+        return c.Appended(done.lower, done.upper)
+
+    def _look_up(self, rows: Updates, lower: Antichain, until: Antichain) -> None:
+        """Raise ConstraintViolated where keys of the rows, which would land now, would have more than one row.
+
+        They land where the shard's upper is `lower`, or lies between it and `until`. Otherwise the commit tells what is
+        so: they have landed already, or never will.
+        """
+        view = self._transport.view(self._name, ViewRequest(with_batches=False))
+        start = view.upper.element
+        if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
+            return
+        schema = self.schema_of(rows)[1]
+        given = _conformed(rows, schema, lower.element or 0)
+        given = given.filter(pc.greater_equal(given.column(TIME), start))
+        those = _with_added_keys(given, key_schema(schema), schema)
+        if start == 0:
+            check_keys(given, those, Contents(schema, None, -1))
+            return
+        with holding(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
+            try:
+                check_keys(given, those, Contents(schema, held, start - 1))
+            finally:
+                held.lease.close()
+
+
+def _can_be_read_again(updates: Updates) -> bool:
+    return isinstance(updates, (pa.Table, pa.RecordBatch, list)) or hasattr(updates, "iloc")

@@ -1,0 +1,384 @@
+"""Constraints of a shard: unique keys, columns without nulls, checks. docs/constraints.md tells users of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist import (
+    Client,
+    ConstraintViolated,
+    InvalidUsage,
+    PersistError,
+    SchemaMismatch,
+    Shard,
+    ShardExists,
+    UpperMismatch,
+)
+from persist.core.batch import Run
+
+COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with persist.connect(f"persist://{tmp_path}") as client:
+        yield client
+
+
+@pytest.fixture
+def unique(client: Client) -> Shard:
+    """A shard with unique keys and the rows of two."""
+    shard = client.create_shard("unique", COLUMNS, ["id"], unique=True)
+    shard.insert([{"id": 1, "n": 1}, {"id": 2, "n": 2}])
+    return shard
+
+
+@pytest.fixture
+def checked(client: Client) -> Shard:
+    """A shard whose `n` is positive, or null."""
+    shard = client.create_shard("checked", COLUMNS, ["id"], checks={"positive": "n > 0"})
+    shard.insert([{"id": 1, "n": 1}, {"id": 2, "n": None}])
+    return shard
+
+
+def there(shard: Shard, as_of: int | None = None) -> list[tuple[int, int | None]]:
+    return [(row["id"], row["n"]) for row in shard.snapshot(as_of).to_arrow(expand=True).to_pylist()]
+
+
+def details(refused: pytest.ExceptionInfo[ConstraintViolated]) -> tuple[str, int, list[list[Any]]]:
+    told = refused.value.details
+    return told["constraint"], told["count"], told["keys"]
+
+
+# --- checks and columns without nulls
+
+WRITES: dict[str, Callable[[Shard, list[Row]], object]] = {
+    "insert": lambda shard, rows: shard.insert(rows),
+    "append": lambda shard, rows: shard.append(rows, 1, 2),
+    "compare_and_append": lambda shard, rows: shard.compare_and_append(rows, 1, 2),
+    "upsert": lambda shard, rows: shard.upsert(rows),
+    "overwrite": lambda shard, rows: shard.overwrite(rows),
+    "replace_where": lambda shard, rows: shard.replace_where("id >= 0", rows),
+    "merge": lambda shard, rows: shard.merge(rows).when_not_matched_insert().execute(),
+    "stage": lambda shard, rows: shard.open_writer().stage(rows, None),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_no_way_of_writing_adds_a_row_that_makes_a_check_false(checked: Shard, way: str) -> None:
+    rows = [{"id": 7, "n": 0}, {"id": 8, "n": 8}, {"id": 9, "n": -9}]
+    with pytest.raises(ConstraintViolated, match=r"constraint 'positive' refuses 2 rows .*'n > 0' is false") as refused:
+        WRITES[way](checked, rows)
+    assert details(refused) == ("positive", 2, [[7], [9]])
+    assert there(checked) == [(1, 1), (2, None)]
+
+
+def test_an_update_obeys_them_too(checked: Shard) -> None:
+    with pytest.raises(ConstraintViolated, match="positive"):
+        checked.update({"n": 0}, "id = 1")
+    assert there(checked) == [(1, 1), (2, None)]
+
+
+def test_a_row_that_breaks_a_check_may_be_taken_away(client: Client) -> None:
+    shard = client.create_shard("late", COLUMNS, ["id"])
+    shard.insert([{"id": 1, "n": -1}])
+    stale = client.shard("late")
+    shard.delete("n < 0")
+    shard.set_constraints(checks={"positive": "n > 0"})
+    assert stale.insert([{"id": 2, "n": -2, "__diff": -1}]).lower.element == 2
+
+
+def test_constraints_are_set_if_what_is_there_obeys_them(client: Client) -> None:
+    shard = client.create_shard("later", COLUMNS, ["id"])
+    shard.insert([{"id": number, "n": None if number % 2 else number} for number in range(30)])
+    with pytest.raises(
+        ConstraintViolated, match=r"'not null: n' cannot be set: shard 'later' holds 15 rows"
+    ) as refused:
+        shard.set_constraints(not_null=["n"])
+    assert details(refused) == ("not null: n", 15, [[number] for number in range(1, 20, 2)])
+    with pytest.raises(ConstraintViolated, match=r"'small' cannot be set: shard 'later' holds 2 rows"):
+        shard.set_constraints(checks={"small": "n < 26"})
+    assert not shard.refresh_schema().details.checks
+    shard.delete("n is null")
+    shard.set_constraints(not_null=["n"], checks={"small": "n < 100"})
+    with pytest.raises(ConstraintViolated, match="not null: n"):
+        shard.insert([{"id": 1}])
+    assert len(there(shard, as_of=0)) == 30  # what was there before stays readable
+
+
+def test_constraints_that_ask_less_are_set_without_a_look(checked: Shard) -> None:
+    checked.set_constraints(checks={})
+    checked.insert([{"id": 3, "n": -3}])
+    with pytest.raises(ConstraintViolated):
+        checked.set_constraints(checks={"positive": "n > 0"})
+
+
+def test_another_name_for_a_check_asks_nothing_new(checked: Shard) -> None:
+    staged = (writer := checked.open_writer()).stage([{"id": 3, "n": 3}], None)
+    checked.set_constraints(checks={"above-zero": "n > 0"})
+    writer.commit_insert(staged)
+    with pytest.raises(ConstraintViolated, match="above-zero"):
+        checked.insert([{"id": 4, "n": 0}])
+
+
+# --- writers of before
+
+
+def test_rows_that_were_staged_by_weaker_constraints_are_refused(client: Client) -> None:
+    shard = client.create_shard("staged", COLUMNS, ["id"])
+    writer = shard.open_writer()
+    staged = writer.stage([{"id": 1, "n": -1}], None)
+    shard.set_constraints(checks={"positive": "n > 0"})
+    with pytest.raises(
+        SchemaMismatch, match=r"stricter constraints by schema 2 since.*stage the rows again"
+    ) as refused:
+        writer.commit_insert(staged)
+    assert refused.value.details == {"expected": 1, "actual": 2}
+    assert shard.view().upper.element == 0
+
+
+def test_a_writer_that_does_not_look_at_its_rows_is_refused(checked: Shard) -> None:
+    """The commit believes nothing that it can check."""
+    number, schema = checked._current_schema()
+    writer = checked.open_writer()
+    writer._schema = lambda: (number, schema.with_details(checks=()))
+    for stage in (writer.stage, writer.stage_for_one_commit):
+        staged = stage([{"id": 3, "n": -3}], None)
+        unseen = [Run(tuple(part.without_receipt() for part in run.parts)) for run in staged]
+        with pytest.raises(ConstraintViolated, match="positive"):
+            writer.commit_insert(unseen)
+
+
+def test_rows_that_were_staged_by_stricter_constraints_are_not(checked: Shard) -> None:
+    writer = checked.open_writer()
+    staged = writer.stage([{"id": 3, "n": 3}], None)
+    checked.set_constraints(checks={})
+    writer.commit_insert(staged)
+    assert (3, 3) in there(checked)
+
+
+@pytest.mark.parametrize("way", ["insert", "append", "compare_and_append", "upsert"])
+def test_a_handle_of_before_writes_by_the_new_constraints(client: Client, way: str) -> None:
+    old, new = client.create_shard("old", COLUMNS, ["id"]), client.shard("old")
+    old.insert([{"id": 1, "n": 1}])
+    new.set_constraints(checks={"positive": "n > 0"}, unique=True)
+    with pytest.raises(ConstraintViolated, match="positive"):
+        WRITES[way](old, [{"id": 5, "n": -5}])
+    WRITES[way](old, [{"id": 5, "n": 5}])
+    assert there(new) == [(1, 1), (5, 5)]
+
+
+# --- unique keys
+
+CROWDING: dict[str, Callable[[Shard], object]] = {
+    "insert of a key that is there": lambda shard: shard.insert([{"id": 1, "n": 5}, {"id": 9, "n": 9}]),
+    "insert of the row that is there": lambda shard: shard.insert([{"id": 1, "n": 1}]),
+    "insert of a key twice": lambda shard: shard.insert(
+        [{"id": 1, "n": 1, "__diff": -1}, {"id": 1, "n": 5}, {"id": 1, "n": 6}]
+    ),
+    "insert of a row twice": lambda shard: shard.insert([{"id": 1, "n": 1, "__diff": 2}]),
+    "insert in the place of a row that is not there": lambda shard: shard.insert(
+        [{"id": 1, "n": 7, "__diff": -1}, {"id": 1, "n": 8}]
+    ),
+    "compare_and_append": lambda shard: shard.compare_and_append([{"id": 1, "n": 5}], 1, 2),
+    "append": lambda shard: shard.append([{"id": 1, "n": 5}], 1, 2),
+    "append of times of which the first are there": lambda shard: shard.append(
+        [{"id": 7, "n": 1, "__time": 0}, {"id": 1, "n": 5, "__time": 1}], 0, 2
+    ),
+    "update of a key": lambda shard: shard.update({"id": 1}),
+    "replace_where": lambda shard: shard.replace_where("n = 2", [{"id": 1, "n": 2}]),
+    "merge": lambda shard: shard.merge([{"id": 1, "n": 5}], ["n"]).when_not_matched_insert().execute(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", CROWDING)
+def test_no_key_gets_a_second_row(unique: Shard, way: str) -> None:
+    with pytest.raises(ConstraintViolated, match="constraint 'unique': 1 key would have more than one row") as refused:
+        CROWDING[way](unique)
+    assert details(refused) == ("unique", 1, [[1]])
+    assert there(unique) == [(1, 1), (2, 2)]
+    assert unique.view().upper.element == 1
+
+
+def test_an_overwrite_with_a_key_twice_is_refused(unique: Shard) -> None:
+    with pytest.raises(ConstraintViolated, match="unique"):
+        unique.overwrite([{"id": 7, "n": 1}, {"id": 7, "n": 2}])
+    assert there(unique) == [(1, 1), (2, 2)]
+
+
+KEEPING: dict[str, Callable[[Shard], object]] = {
+    "insert of new keys": lambda shard: shard.insert([{"id": 3, "n": 1}, {"id": 4, "n": 1}]),
+    "insert of another row in the place of one": lambda shard: shard.insert(
+        [{"id": 1, "n": 1, "__diff": -1}, {"id": 1, "n": 5}]
+    ),
+    "a key at two times": lambda shard: shard.compare_and_append(
+        [
+            {"id": 1, "n": 1, "__time": 1, "__diff": -1},
+            {"id": 1, "n": 5, "__time": 2, "__diff": 1},
+            {"id": 1, "n": 5, "__time": 3, "__diff": -1},
+            {"id": 1, "n": 6, "__time": 3, "__diff": 1},
+        ],
+        1,
+        4,
+    ),
+    "an append that comes twice": lambda shard: [shard.append([{"id": 3, "n": 1}], 1, 2) for _ in range(2)],
+    "rows that go": lambda shard: shard.insert([{"id": 1, "n": 1, "__diff": -1}]),
+    "no rows": lambda shard: shard.insert([]),
+    "an update of keys that moves all": lambda shard: shard.update({"id": pa.compute.field("id") + 1}),
+    "an upsert": lambda shard: shard.upsert([{"id": 1, "n": 5}, {"id": 8, "n": 8}]),
+    "a restore": lambda shard: shard.restore(0),
+}
+
+
+@pytest.mark.parametrize("way", KEEPING)
+def test_what_leaves_each_key_one_row_is_written(unique: Shard, way: str) -> None:
+    KEEPING[way](unique)
+    found = [key for key, _ in there(unique)]
+    assert len(set(found)) == len(found)
+
+
+def test_a_time_of_before_comes_back_only_if_its_keys_are_unique(client: Client) -> None:
+    shard = client.create_shard("past", COLUMNS, ["id"])
+    shard.insert([{"id": 1, "n": 1}])
+    shard.insert([{"id": 1, "n": 2}])
+    shard.upsert([{"id": 1, "n": 3}])
+    shard.set_constraints(unique=True)
+    with pytest.raises(ConstraintViolated, match="1 key would have more than one row"):
+        shard.restore(1)
+    assert there(shard) == [(1, 3)]
+    shard.restore(0)
+    assert there(shard) == [(1, 1)]
+
+
+def test_a_token_of_an_insert_is_answered_as_the_first_time(client: Client, unique: Shard) -> None:
+    token = client.new_token()
+    first = unique.insert([{"id": 3, "n": 3}], token=token)
+    assert unique.insert([{"id": 3, "n": 3}], token=token) == first
+    assert there(unique) == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_token_of_a_compare_and_append_is_answered_as_the_first_time(client: Client, unique: Shard) -> None:
+    token = client.new_token()
+    first = unique.compare_and_append([{"id": 3, "n": 3}], 1, 2, token=token)
+    assert unique.compare_and_append([{"id": 3, "n": 3}], 1, 2, token=token) == first
+    with pytest.raises(UpperMismatch):
+        unique.compare_and_append([{"id": 4, "n": 3}], 1, 2)
+
+
+def test_of_rival_inserts_of_a_key_one_lands(client: Client, unique: Shard) -> None:
+    """And those of other keys all do."""
+    outcomes: list[str] = []
+
+    def insert(number: int) -> None:
+        shard = client.shard("unique")
+        for key in (100, 1_000 + number):
+            try:
+                shard.insert([{"id": key, "n": number}])
+                outcomes.append(f"landed {min(key, 1_000)}")
+            except ConstraintViolated:
+                outcomes.append(f"refused {min(key, 1_000)}")
+
+    threads = [threading.Thread(target=insert, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["landed 100"] + ["landed 1000"] * 4 + ["refused 100"] * 3
+    assert len(there(unique)) == 7
+
+
+def test_keys_are_made_unique_if_they_are(client: Client) -> None:
+    shard = client.create_shard("twice", COLUMNS, ["id"])
+    shard.insert([{"id": number % 20, "n": number} for number in range(32)])
+    with pytest.raises(ConstraintViolated, match=r"'unique' cannot be set: shard 'twice' has 12 keys") as refused:
+        shard.set_constraints(unique=True)
+    assert details(refused) == ("unique", 12, [[number] for number in range(10)])
+    shard.delete("n >= 20")
+    assert shard.set_constraints(unique=True).details.unique
+    with pytest.raises(ConstraintViolated):
+        shard.insert([{"id": 1, "n": 1}])
+
+
+def test_what_others_write_while_the_contents_are_looked_at_is_looked_at_as_well(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that come between a look and the change are looked at; the second try finds what they break."""
+    shard = client.create_shard("raced", COLUMNS, ["id"])
+    shard.insert([{"id": 1, "n": 1}])
+    from persist.client import constraining
+
+    rivals = [[{"id": 2, "n": 2}], [{"id": 1, "n": 3}]]
+    looked: list[int] = []
+    check = constraining.Look.check
+
+    def interrupted(look: Any) -> None:
+        check(look)
+        looked.append(1)
+        if rivals:
+            shard.insert(rivals.pop(0))
+
+    monkeypatch.setattr(constraining.Look, "check", interrupted)
+    with pytest.raises(ConstraintViolated, match="1 key with more than one row"):
+        shard.set_constraints(unique=True)
+    assert len(looked) == 2
+
+
+# --- what is refused
+
+NO_CONSTRAINTS: Sequence[tuple[dict[str, Any], type[PersistError], str]] = [
+    ({"unique": 1}, InvalidUsage, "unique is 1; it is true or false"),
+    ({"not_null": "n"}, InvalidUsage, "not_null is 'n'; it is a list of columns"),
+    ({"not_null": [1]}, InvalidUsage, "names a column by 1, which is no text"),
+    ({"not_null": ["x"]}, InvalidUsage, "the shard has no column 'x'"),
+    ({"not_null": ["n", "n"]}, InvalidUsage, "a column is named twice"),
+    ({"checks": "n > 0"}, InvalidUsage, "they are predicates by their names"),
+    ({"checks": {"a b": "n > 0"}}, InvalidUsage, "'a b' is no name of a check"),
+    ({"checks": {"": "n > 0"}}, InvalidUsage, "is no name of a check"),
+    ({"checks": {"a": ""}}, InvalidUsage, "check 'a' has a predicate of 0 characters"),
+    ({"checks": {"a": "n > 0 AND " * 500 + "n > 0"}}, InvalidUsage, "it has 1 to 4000"),
+    ({"checks": {"a": 7}}, InvalidUsage, "a check is a name and a predicate, two texts"),
+    ({"checks": {"a": "x > 0"}}, InvalidUsage, "check 'a': where names 'x', which the shard has not"),
+    ({"checks": {"a": "n >"}}, InvalidUsage, "check 'a': where has 'the end' where it should have a literal"),
+    ({"checks": {"a": "n = 'text'"}}, InvalidUsage, "check 'a': where cannot compare column 'n'"),
+    ({"checks": {f"c{n}": "n > 0" for n in range(65)}}, InvalidUsage, "there are 65 checks; a shard has at most 64"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "message"), NO_CONSTRAINTS, ids=[one[2] for one in NO_CONSTRAINTS])
+def test_what_is_no_constraint_is_refused_by_name(
+    client: Client, given: dict[str, Any], kind: type[PersistError], message: str
+) -> None:
+    shard = client.create_shard("none", COLUMNS, ["id"])
+    with pytest.raises(kind) as refused:
+        shard.set_constraints(**given)
+    assert message in refused.value.message
+    if "not_null" not in given:
+        with pytest.raises(kind) as refused:
+            client.create_shard("other", COLUMNS, ["id"], **given)
+        assert message in refused.value.message
+        assert client.shards() == ["none"]
+    assert shard.refresh_schema().is_plain
+
+
+def test_a_shard_with_other_constraints_is_another_shard(client: Client, unique: Shard) -> None:
+    assert client.create_shard("unique", COLUMNS, ["id"], unique=True).schema.details.unique
+    with pytest.raises(ShardExists):
+        client.create_shard("unique", COLUMNS, ["id"])
+
+
+def test_columns_and_constraints_change_one_after_the_other(checked: Shard) -> None:
+    wider = pa.schema([*COLUMNS, ("note", pa.string())])
+    schema = checked.evolve_schema(wider)
+    assert [check.name for check in schema.details.checks] == ["positive"]
+    with pytest.raises(ConstraintViolated):
+        checked.insert([{"id": 3, "n": -3}])
+    with pytest.raises(InvalidUsage, match="use set_constraints"):
+        checked.evolve_schema(schema.with_details(checks=()))
