@@ -69,15 +69,22 @@ class _Started:
 class Forked(_Started):
     """`persist WORDS` as a process, begun when made. Close its `stdout` and `stderr` after its end.
 
-    Who reads neither says `unread`: a full pipe would stop the process.
+    Who reads neither says `unread`: a full pipe would stop the process. The process calls `before` before the command.
     """
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], *, unread: bool = False) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        unread: bool = False,
+        before: Callable[[], None] | None = None,
+    ) -> None:
         out, its_out = _FORKING.Pipe(duplex=False)
         err, its_err = _FORKING.Pipe(duplex=False)
         with out, its_out, err, its_err:
             pipes = None if unread else (its_out, its_err)
-            super().__init__(_command, list(words), dict(environment), os.getcwd(), pipes)
+            super().__init__(_command, list(words), dict(environment), os.getcwd(), pipes, before)
             self.stdout: BinaryIO = os.fdopen(os.dup(out.fileno()), "rb")
             self.stderr: BinaryIO = os.fdopen(os.dup(err.fileno()), "rb")
 
@@ -112,7 +119,11 @@ def ran(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def _command(
-    words: list[str], environment: dict[str, str], directory: str, pipes: tuple[Connection, Connection] | None
+    words: list[str],
+    environment: dict[str, str],
+    directory: str,
+    pipes: tuple[Connection, Connection] | None,
+    before: Callable[[], None] | None,
 ) -> None:
     """What the process does: it takes its pipes, and is the command from there on."""
     _move(directory, environment)
@@ -123,6 +134,8 @@ def _command(
         for pipe, number in zip(pipes, (1, 2), strict=True):
             with pipe:
                 os.dup2(pipe.fileno(), number)
+    if before is not None:
+        before()
     sys.argv = ["persist", *words]
     sys.exit(main())
 

@@ -6,13 +6,26 @@ import os
 import signal
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Protocol, Self
 
 from tests.support.forked import Forked
 from tests.support.waiting import WAIT_S
+
+
+class Process(Protocol):
+    """What a server is asked of its process."""
+
+    @property
+    def stdout(self) -> BinaryIO: ...
+    @property
+    def stderr(self) -> BinaryIO: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int) -> None: ...
+    def kill(self) -> None: ...
 
 
 class Server:
@@ -24,6 +37,7 @@ class Server:
         *arguments: str,
         environment: dict[str, str] | None = None,
         maintenance: bool = False,
+        begin: Callable[[Sequence[str], Mapping[str, str]], Process] = Forked,
     ) -> None:
         command = ["serve"]
         if "--blob" not in arguments:
@@ -33,7 +47,7 @@ class Server:
         if "--port" not in arguments:
             arguments = (*arguments, "--port", "0")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERSIST_")}
-        self.process = Forked([*command, *arguments], {**kept, **(environment or {})})
+        self.process = begin([*command, *arguments], {**kept, **(environment or {})})
         self.url = self.process.stdout.readline().decode().strip()
         self._said: list[bytes] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
