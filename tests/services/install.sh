@@ -10,6 +10,7 @@ need etcd etcd-server
 need radosgw radosgw ceph-mon ceph-osd
 need ceph-osd ceph-osd ceph-mon
 need promtool prometheus # not the server: only its tool is used
+need systemd-analyze systemd # not the service manager: only its tool is used
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || need postgres postgresql
 
 if [ "${#packages[@]}" -eq 0 ]; then

@@ -40,7 +40,7 @@ _skips: Counter[str] = Counter()
 
 GROUPS = {
     "spark": re.compile(r"/spark/"),
-    "s3": re.compile(r"/test_(s3_errors|presigned)\.py|[\[-]s3\b|s3\]"),
+    "s3": re.compile(r"/test_(s3_errors|presigned|compose_runs)\.py|[\[-]s3\b|s3\]"),
     "postgres": re.compile(r"/test_postgres_errors\.py|postgres"),
     "etcd": re.compile(r"/test_etcd_errors\.py|etcd"),
 }

@@ -1,0 +1,140 @@
+"""deploy/systemd: systemd's own tool reads the units and judges how confined they are; what they run can be run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from persist.cli.__main__ import COMMANDS, main
+from rpc.cli.supervising import CHILD_STOP_EXTRA_S
+from rpc.settings import Limits, ServerSettings
+from tests.support.pages import ROOT
+
+HERE = ROOT / "deploy" / "systemd"
+UNITS = sorted([*HERE.glob("*.service"), *HERE.glob("*.timer")])
+SERVICES = sorted(HERE.glob("*.service"))
+EXPOSED_MAX = 20  # tenths, of systemd's own scale from 0 (confined) to 100
+PROGRAM = "/opt/persist/bin/persist"
+SERVER_MIB = 512  # below which a server stays under any one attack: docs/operations.md
+UNITS_OF = {"M": 1, "G": 1024}
+
+
+def analyze(*arguments: str) -> str:
+    """What systemd-analyze complains of in our units. Skipped where it is not installed, but not in CI."""
+    found = shutil.which("systemd-analyze")
+    if found is None:
+        message = "systemd-analyze is not installed: `bash tests/services/install.sh` installs it"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    said = done.stderr + (done.stdout if done.returncode else "")
+    return "\n".join(line for line in said.splitlines() if "persist" in line)  # units of the machine are not ours
+
+
+def placed(directory: Path, name: str = "", change: tuple[str, str] = ("", "")) -> list[str]:
+    """Copies of all units, whose program is one that is here; `change` is made in one of them."""
+    found = []
+    for unit in UNITS:
+        text = unit.read_text().replace(PROGRAM, sys.executable)
+        if unit.name == name:
+            assert change[0] in text
+            text = text.replace(change[0], change[1], 1)
+        (directory / unit.name).write_text(text)
+        found.append(str(directory / unit.name))
+    return found
+
+
+def values(unit: Path, name: str) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", unit.read_text(), re.MULTILINE)
+
+
+def mib(size: str) -> int:
+    return int(size[:-1]) * UNITS_OF[size[-1]]
+
+
+def test_systemd_has_nothing_to_say_against_the_units(tmp_path: Path) -> None:
+    assert analyze("verify", *placed(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("persist.service", ("ProtectSystem=strict", "ProtectSystems=strict"), "'ProtectSystems'"),
+        ("persist.service", ("Restart=on-failure", "Restart=sometimes"), "sometimes"),
+        ("persist.service", ("ExecStart=", "ExecStart=/nowhere"), "not executable"),
+        ("persist-maintenance.service", ("MemoryMax=2G", "MemoryMax=2 gigs"), "2 gigs"),
+        ("persist-maintenance.service", ("~@privileged", "~@privilege"), "privilege"),
+        ("persist-orphans.timer", ("Sun 03:17", "Sun 25:17"), "25:17"),
+    ],
+)
+def test_a_unit_that_is_wrong_is_found_out(tmp_path: Path, name: str, change: tuple[str, str], complaint: str) -> None:
+    assert complaint in analyze("verify", *placed(tmp_path, name, change))
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.name)
+def test_a_service_is_confined(unit: Path) -> None:
+    assert analyze("security", "--offline=true", f"--threshold={EXPOSED_MAX}", "--no-pager", str(unit)) == ""
+    assert values(unit, "User") == ["persist"]
+    assert values(unit, "MemoryMax")
+
+
+def test_a_service_that_is_less_confined_is_found_out(tmp_path: Path) -> None:
+    placed(tmp_path, "persist.service", ("NoNewPrivileges=yes\nCapabilityBoundingSet=\n", ""))
+    unit = str(tmp_path / "persist.service")
+    assert "exposure" in analyze("security", "--offline=true", f"--threshold={EXPOSED_MAX}", "--no-pager", unit)
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.name)
+def test_the_command_of_a_service_can_be_typed(unit: Path) -> None:
+    (line,) = values(unit, "ExecStart")
+    program, command, *words = shlex.split(line)
+    assert program == PROGRAM
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    importlib.import_module(COMMANDS[command][0]).add_arguments(parser)
+    parser.parse_args(words)
+
+
+def test_a_timer_has_its_service_and_a_service_without_one_is_enabled() -> None:
+    timed = {unit.with_suffix(".service") for unit in UNITS if unit.suffix == ".timer"}
+    assert timed <= set(SERVICES)
+    assert [unit.name for unit in SERVICES if bool(values(unit, "WantedBy")) == (unit in timed)] == []
+
+
+def test_a_service_has_the_time_and_the_memory_that_it_needs() -> None:
+    server, maintenance = HERE / "persist.service", HERE / "persist-maintenance.service"
+    for unit in (server, maintenance):
+        assert int(values(unit, "TimeoutStopSec")[0]) > ServerSettings().shutdown_s + CHILD_STOP_EXTRA_S
+        assert mib(values(unit, "MemoryHigh")[0]) < mib(values(unit, "MemoryMax")[0])
+    limits = Limits()
+    decoding = limits.decoders_max * limits.decoder_memory_bytes // 1024**2
+    parser = argparse.ArgumentParser()
+    importlib.import_module(COMMANDS["compactor"][0]).add_arguments(parser)
+    merging = parser.parse_args([]).memory
+    assert mib(values(server, "MemoryHigh")[0]) >= SERVER_MIB + decoding + merging
+    assert mib(values(maintenance, "MemoryHigh")[0]) >= merging + merging // 2
+
+
+def test_the_settings_that_come_with_the_units_can_be_served(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PERSIST_")]:
+        monkeypatch.delenv(name)
+    with monkeypatch.context() as restored:
+        restored.setattr(os, "environ", dict(os.environ))  # what the file says is put there
+        assert main(["serve", "--config", str(HERE / "persist.toml"), "--check"]) == 0
+    assert 'directory = "/var/lib/persist"' in capsys.readouterr().out
+    assert values(HERE / "persist.service", "StateDirectory") == ["persist"]
+
+
+def test_the_user_of_the_units_is_made() -> None:
+    assert re.search(r"^u persist ", (HERE / "persist.sysusers").read_text(), re.MULTILINE)
