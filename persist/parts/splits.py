@@ -11,7 +11,7 @@ from blob.errors import BlobNotFound
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.codec import RowGroup
-from persist.parts.keycodec import KeyRange, is_key
+from persist.parts.keycodec import ALL_KEYS, KeyRange, is_key
 from persist.parts.reader import PartReader
 from persist.parts.schema import ShardSchema
 
@@ -30,14 +30,30 @@ def plan_splits(
     through `reader`, name keys within them (None: the bounds of parts alone decide, which tells little about
     parts that overlap, and about bundles). Every boundary is a key of `schema`, or its first columns, for `decode_key`.
     """
+    return _plan(runs, num_splits, schema, reader, ALL_KEYS)
+
+
+def plan_within(
+    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader, wanted: KeyRange
+) -> list[KeyRange]:
+    """As `plan_splits`, of the keys `wanted` only: at most so many ranges, and at least one, which may be empty."""
+    ranges = (one.meet(wanted) for one in _plan(runs, num_splits, schema, reader, wanted))
+    return [one for one in ranges if not one.is_empty] or [wanted]
+
+
+def _plan(
+    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader | None, wanted: KeyRange
+) -> list[KeyRange]:
+    """As `plan_splits`, balanced by the bytes of the keys `wanted`, as far as footers tell where these lie."""
     if not 1 <= num_splits <= SPLITS_MAX:
         raise InvalidUsage(f"num_splits is between 1 and {SPLITS_MAX}, not {num_splits}")
     if num_splits == 1:
         return [KeyRange(None, None)]
     if reader is not None:
         with suppress(BlobNotFound, Corruption):  # told to who reads that range: the others can be read
-            runs = reader.expanded(runs)
+            runs = reader.expanded(runs, wanted)
     parts = sorted((part for run in runs for part in run.parts if part.rows), key=lambda part: part.key_lower)
+    parts = [part for part in parts if wanted.overlaps(part.key_lower, part.key_upper)]
     found: dict[str, Sequence[RowGroup] | None] = {}
     if reader is not None:
         within = _coarse(parts, num_splits)
@@ -56,16 +72,15 @@ def plan_splits(
             size = sum(chunk.size for chunk in group.chunks) / len(group.samples)
             pieces.extend((sample, size) for sample in group.samples)
             spans.append((group.key_lower, group.key_upper))
-    boundaries = _boundaries(sorted(pieces), num_splits, _gaps(spans))
+    boundaries = _boundaries(sorted(_of(pieces, wanted)), num_splits, _gaps(spans))
     return [KeyRange(lower, upper) for lower, upper in pairwise([None, *boundaries, None])]
 
 
-def plan_within(
-    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader, wanted: KeyRange
-) -> list[KeyRange]:
-    """As `plan_splits`, of the keys `wanted` only: at most so many ranges, and at least one, which may be empty."""
-    ranges = (one.meet(wanted) for one in plan_splits(runs, num_splits, schema, reader))
-    return [one for one in ranges if not one.is_empty] or [wanted]
+def _of(pieces: list[tuple[bytes, float]], wanted: KeyRange) -> list[tuple[bytes, float]]:
+    """Those that lie in the range; all where none does."""
+    lower = wanted.lower or b""
+    found = [one for one in pieces if lower <= one[0] and (wanted.upper is None or one[0] < wanted.upper)]
+    return found or pieces
 
 
 def overlapping(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from persist.client.dating import TIMESTAMP, Dates, dates_of
-from persist.client.dropped import retractions, runs_of, whole_view
+from persist.client.dropped import changes_at, retractions, runs_of, whole_view, within
 from persist.client.expanding import expanded, first_negative
 from persist.client.snapshot import ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
 from persist.client.transport import OneShard, Transport
@@ -23,9 +23,10 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
-from persist.parts import DIFF, TIME, KeyRange, PartReader, ShardSchema, current_schema, overlapping
+from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, current_schema, overlapping
 from persist.parts.pruning import Filter
 from persist.spark import executors, planning
+from persist.spark.images import by_whole_keys, kinds, updates
 from persist.spark.options import ReadOptions, Target
 from persist.spark.outliving import forgotten, held_again, outliving
 from persist.spark.schemas import arrow_schema, batches, spark_schema
@@ -45,11 +46,15 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 @dataclass(frozen=True)
 class Interval:
-    """The times `[lower, upper)`. With `snapshot` the contents as of `lower` come first, as changes at `lower`."""
+    """The times `[lower, upper)`. With `snapshot` the contents as of `lower` come first, as changes at `lower`.
+
+    Of all that only the `keys`.
+    """
 
     lower: int
     upper: Antichain
     snapshot: bool
+    keys: KeyRange = ALL_KEYS
 
     @property
     def held(self) -> Antichain:
@@ -88,8 +93,40 @@ class ChangesSplit:
         lease.check()
         keeps = None if wanted is None else wanted.may_match
         _, reader = part_reader(transport, self, self.settings, keeps)
-        interval = self.interval
-        pieces = reader.read_updates(
+        gone = (
+            table
+            for drop, runs in self.dropped
+            for table in retractions(reader, runs, drop, self.key_range, self.columns)
+        )
+        for table in kept(chain(self._written(reader, self.interval), gone), lease):
+            yield table if wanted is None else wanted.apply(table)
+
+    def read_in_turn(self, transport: Transport, wanted: Filter | None = None) -> Iterator[Iterator[pa.Table]]:
+        """The same in stretches of times: within each of them the keys ascend from table to table.
+
+        What a drop took away and what came at its time cancel out where they are equal. Raises as `read`.
+        """
+        transport = OneShard(transport, self.shard_id)
+        lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
+        lease.check()
+        _, reader = part_reader(transport, self, self.settings, None if wanted is None else wanted.may_match)
+        came = [Run((part,)) for part in self.parts]
+        rest = self.interval
+        stretches: list[Iterator[pa.Table]] = []
+        for drop, runs in self.dropped:
+            if rest.snapshot or rest.lower < drop.at:
+                stretches.append(self._written(reader, replace(rest, upper=Antichain(drop.at))))
+            at = within(came, drop.at - 1, drop.at)
+            stretches.append(changes_at(reader, runs, at, drop, self.key_range, self.columns))
+            rest = Interval(drop.at + 1, rest.upper, False, rest.keys)
+        if Antichain(rest.lower) < rest.upper:
+            stretches.append(self._written(reader, rest))
+        for stretch in stretches:
+            yield (table if wanted is None else wanted.apply(table) for table in kept(stretch, lease))
+
+    def _written(self, reader: PartReader, interval: Interval) -> Iterator[pa.Table]:
+        """What was written in the interval."""
+        return reader.read_updates(
             self.parts,
             Antichain(0 if interval.snapshot else interval.lower),
             interval.upper,
@@ -97,13 +134,6 @@ class ChangesSplit:
             key_range=self.key_range,
             columns=self.columns,
         )
-        gone = (
-            table
-            for drop, runs in self.dropped
-            for table in retractions(reader, runs, drop, self.key_range, self.columns)
-        )
-        for table in kept(chain(pieces, gone), lease):
-            yield table if wanted is None else wanted.apply(table)
 
     def dates(self, transport: Transport) -> Dates:
         """The wall clocks of the times in the interval. Raises what `dates_of` says."""
@@ -134,8 +164,10 @@ def plan_changes(
     settings = target.connection.handles.read
     schema, parts_reader = part_reader(transport, view, settings)
     chosen = planning.selected(schema, options, columns_read(schema, names))
-    columns, wanted = chosen.read or (), chosen.key_range
-    runs, dropped = _found(OneShard(transport, view.shard_id), parts_reader, view, interval, wanted, lease)
+    columns, wanted = chosen.read or (), chosen.key_range.meet(interval.keys)
+    if wanted.is_empty:
+        return []
+    runs, dropped = found_runs(OneShard(transport, view.shard_id), parts_reader, view, interval, wanted, lease)
     every = (*runs, *(run for _, some in dropped for run in some))
     if not every:
         return []
@@ -166,7 +198,9 @@ def changes_again(target: Target, split: ChangesSplit) -> ChangesSplit:
     with forgotten(target, first):
         check_held(held.view, first)  # a hold on this time alone says nothing of later ones
     reader = part_reader(held.transport, held.view, split.settings)[1]
-    runs, dropped = _found(OneShard(held.transport, split.shard_id), reader, held.view, interval, wanted, held.lease)
+    runs, dropped = found_runs(
+        OneShard(held.transport, split.shard_id), reader, held.view, interval, wanted, held.lease
+    )
     return replace(
         split,
         parts=_parts(runs, wanted),
@@ -177,7 +211,7 @@ def changes_again(target: Target, split: ChangesSplit) -> ChangesSplit:
     )
 
 
-def _found(
+def found_runs(
     transport: OneShard, reader: PartReader, view: ShardView, interval: Interval, wanted: KeyRange, lease: ReadLease
 ) -> tuple[tuple[Run, ...], list[tuple[RowDrop, tuple[Run, ...]]]]:
     """What may have keys of the range: of the interval, and of what its drops took away."""
@@ -229,7 +263,15 @@ def changes_schema(target: Target, options: ReadOptions) -> StructType:
 
 
 def check_signs(schema: StructType, options: ReadOptions) -> None:
-    """Raises InvalidUsage where rows of a change feed would be shown, and nothing would tell which of them went."""
+    """Raises InvalidUsage where rows of a change feed would be shown, and nothing would tell which of them went.
+
+    Nor may updates be asked for that no column tells.
+    """
+    if options.images and CHANGE_TYPE not in schema.names:
+        raise InvalidUsage(
+            f"the schema given to readChangeFeed lacks {CHANGE_TYPE}, the column by which changeImages tells updates; "
+            "name it too, or leave changeImages out"
+        )
     if not options.changes or {CHANGE_TYPE, DIFF} & set(schema.names) or set(schema.names) <= set(MADE_UP):
         return
     raise InvalidUsage(
@@ -244,7 +286,11 @@ def read_changes(
     """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
     wanted = planning.filter_of(options, split.schemas)
     transport = executors.transport(target.connection)
-    tables = outliving(split.read(transport, wanted), lambda: changes_again(target, split).read(transport, wanted))
+
+    def read(one: ChangesSplit) -> Iterator[pa.Table]:
+        return _with_images(one, transport, wanted) if options.images else one.read(transport, wanted)
+
+    tables = outliving(read(split), lambda: read(changes_again(target, split)))
     rows: Iterator[pa.Table]
     if options.changes:
         is_dated = options.time_unit is None and COMMIT_TIMESTAMP in schema.names
@@ -252,6 +298,15 @@ def read_changes(
     else:
         rows = _added(tables, split, options)
     return batches(rows, arrow_schema(schema), options.batch_rows)
+
+
+def _with_images(split: ChangesSplit, transport: Transport, wanted: Filter | None) -> Iterator[pa.Table]:
+    """What is read of a split, with a column that tells what each change is."""
+    schema = current_schema(split.schemas)[1]
+    for tables in split.read_in_turn(transport, wanted):
+        for table in by_whole_keys(tables, schema, split.shard):
+            told = kinds(table.column(DIFF).to_numpy(), updates(table, schema))
+            yield table.append_column(CHANGE_FIELDS[0], told)
 
 
 def _changes(
@@ -268,19 +323,18 @@ def _changes(
 def with_change_columns(table: pa.Table, time_unit: str | None, dates: Dates | None) -> pa.Table:
     """The updates with Spark's names for changes beside `__time` and `__diff`.
 
-    `_commit_timestamp` is what `time_unit` makes of the times, else what `dates` says of them. Null without both.
+    `_change_type` is told by `__diff`, unless the table has it already. `_commit_timestamp` is what `time_unit` makes
+    of the times, else what `dates` says of them. Null without both.
     """
-    inserts = pc.greater(table.column(DIFF), 0)
-    kinds = pc.if_else(inserts, pa.scalar("insert"), pa.scalar("delete"))
+    if CHANGE_TYPE not in table.column_names:
+        table = table.append_column(CHANGE_FIELDS[0], kinds(table.column(DIFF).to_numpy()))
     times = table.column(TIME)
     stamps = pa.nulls(len(table), TIMESTAMP)
     if time_unit is not None:
         stamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(TIMESTAMP)
     elif dates is not None:
         stamps = dates.of(times)
-    for field, column in zip(CHANGE_FIELDS[:3], (kinds, times, stamps), strict=True):
-        table = table.append_column(field, column)
-    return table
+    return table.append_column(CHANGE_FIELDS[1], times).append_column(CHANGE_FIELDS[2], stamps)
 
 
 def _added(tables: Iterator[pa.Table], split: ChangesSplit, options: ReadOptions) -> Iterator[pa.Table]:

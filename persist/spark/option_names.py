@@ -19,12 +19,13 @@ SELECTS = ("where", "startKey", "endKey", "keyPrefix")
 READ = ("columns", *SELECTS, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
 BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds")
 BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
-CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit")
+CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit", "changeImages")
 BATCH_HISTORY = ("readHistory", "historyLimit", "maintenance")
 BATCH_PAST = ("readChanges", "start", "end", "other")
 STREAM_READ = (
     "readChangeFeed", "startingVersion", "startingTimestamp", "timeUnit", "startingOffsets", "cursor",
-    "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss",
+    "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "endingOffsets", "endingTimestamp",
+    "minRowsPerTrigger", "maxTriggerDelay", "changeImages",
 )  # fmt: skip
 WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info")
 BATCH_WRITE = ("expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites")

@@ -108,6 +108,7 @@ class ReadOptions:
     as_of_timestamp: datetime | None = None
     starting_timestamp: datetime | None = None
     ending_timestamp: datetime | None = None
+    images: bool = False  # of changes: those that are updates are told as such
 
     @property
     def selection(self) -> Selection:
@@ -118,15 +119,15 @@ class ReadOptions:
     @classmethod
     def of(cls, options: Options, *, streams: bool = False) -> ReadOptions:
         """`streams`: what says where a stream starts is in `StreamOptions`. Raises InvalidUsage."""
-        _one_of(options, "asOf", "versionAsOf", "timestampAsOf", "tag")
-        _one_of(options, "startingVersion", "startingTimestamp")
-        _one_of(options, "endingVersion", "endingTimestamp")
+        one_of(options, "asOf", "versionAsOf", "timestampAsOf", "tag")
+        one_of(options, "startingVersion", "startingTimestamp")
+        one_of(options, "endingVersion", "endingTimestamp")
         name = "versionAsOf" if options.has("versionAsOf") else "asOf"
         latest = (options.text(name) or "latest").lower() == "latest"
         changes = options.flag("readChangeFeed")
         _check_of_feeds(options, changes, streams=streams)
-        starting = None if streams else _version(options, "startingVersion")
-        ending = _version(options, "endingVersion")
+        starting = None if streams else version_of(options, "startingVersion")
+        ending = version_of(options, "endingVersion")
         tag = options.text("tag")
         at = None if tag is None else Tagged(check_tag_name(tag))
         for given in (name, "timestampAsOf", "tag"):
@@ -147,9 +148,10 @@ class ReadOptions:
             starting_version=starting,
             ending_version=ending,
             time_unit=options.text("timeUnit") and options.choice("timeUnit", ("s", "ms", "us")),
-            as_of_timestamp=_instant(options, "timestampAsOf"),
-            starting_timestamp=_instant(options, "startingTimestamp"),
-            ending_timestamp=_instant(options, "endingTimestamp"),
+            as_of_timestamp=instant_of(options, "timestampAsOf"),
+            starting_timestamp=instant_of(options, "startingTimestamp"),
+            ending_timestamp=instant_of(options, "endingTimestamp"),
+            images=options.flag("changeImages"),
         )
 
 
@@ -188,7 +190,7 @@ class WriteOptions:
         time_column, diff_column = options.text("timeColumn"), options.text("diffColumn")
         expected = _expected_upper(options)
         closes = (options.text("newUpper") or "").lower() in ("closed", "[]")
-        upper = None if closes else _version(options, "newUpper")
+        upper = None if closes else version_of(options, "newUpper")
         upsert = options.choice("envelope", ("none", "upsert")) == "upsert"
         if expected is None and (upper is not None or closes):
             raise InvalidUsage("option 'newUpper' needs 'expectedUpper'; without both the service chooses the time")
@@ -202,7 +204,7 @@ class WriteOptions:
             raise InvalidUsage("option 'timeColumn' needs 'expectedUpper' and 'newUpper', between which its times lie")
         if options.has("txnAppId") != options.has("txnVersion"):
             raise InvalidUsage("options 'txnAppId' and 'txnVersion' go together")
-        restores = _version(options, "restoreTo")
+        restores = version_of(options, "restoreTo")
         if restores is not None:
             for given in WRITES_OTHERWISE:
                 if options.has(given):
@@ -304,56 +306,12 @@ class PastOptions:
         )
 
 
-@dataclass(frozen=True)
-class StreamOptions:
-    """What a streaming read takes besides `ReadOptions`. `starting`: "earliest", "latest", a time, or an instant."""
-
-    starting: str | int | datetime
-    cursor: str | None
-    max_rows: int | None
-    max_bytes: int | None
-    fail_on_data_loss: bool
-
-    @classmethod
-    def of(cls, options: Options) -> StreamOptions:
-        starting = _starting(options)
-        cursor = options.text("cursor")
-        if starting == "latest" and not cursor:
-            raise InvalidUsage(
-                "startingOffsets=latest needs option 'cursor', a name under which the shard remembers what latest was: "
-                "Spark asks more than once, and rows written in between would be lost"
-            )
-        max_rows = options.integer("maxRowsPerTrigger", 1, 2**63 - 1)
-        max_bytes = options.size("maxBytesPerTrigger")
-        if max_rows is not None and max_bytes is not None:
-            raise InvalidUsage("give maxRowsPerTrigger or maxBytesPerTrigger, not both")
-        return cls(starting, cursor or None, max_rows, max_bytes, options.flag("failOnDataLoss", True))
-
-
-def _starting(options: Options) -> str | int | datetime:
-    for given in ("startingVersion", "startingTimestamp"):
-        _one_of(options, "startingOffsets", given)
-    when = _instant(options, "startingTimestamp")
-    if when is not None:
-        return when
-    name = "startingVersion" if options.has("startingVersion") else "startingOffsets"
-    value = (options.text(name) or "earliest").strip()
-    if value.lower() in ("earliest", "latest"):
-        return value.lower()
-    if value.startswith("{"):
-        time = options.mapping(name).get("time")
-        if type(time) is int and 0 <= time <= 2**63 - 2:
-            return time
-        raise InvalidUsage(f'option {name!r} is earliest, latest, a time or {{"time": 7}}, not {value!r}')
-    return _version(options, name) or 0
-
-
 def _check_of_feeds(options: Options, changes: bool, *, streams: bool) -> None:
     """Raises InvalidUsage where an option means nothing without a change feed, or with one.
 
     A stream without a change feed has a start too.
     """
-    for given in ("endingVersion", "endingTimestamp", "timeUnit", *(() if streams else _STARTS)):
+    for given in ("endingVersion", "timeUnit", "changeImages", *(() if streams else (*_STARTS, "endingTimestamp"))):
         if not changes and options.has(given):
             raise InvalidUsage(f"option {given!r} needs readChangeFeed")
     if changes and options.has("multiplicity"):
@@ -365,13 +323,15 @@ def _check_of_feeds(options: Options, changes: bool, *, streams: bool) -> None:
         )
 
 
-def _one_of(options: Options, *names: str) -> None:
+def one_of(options: Options, *names: str) -> None:
+    """Raises InvalidUsage where more than one of them is given."""
     given = [name for name in names if options.has(name)]
     if len(given) > 1:
         raise InvalidUsage(f"options {given[0]!r} and {given[1]!r} mean the same; give one")
 
 
-def _instant(options: Options, name: str) -> datetime | None:
+def instant_of(options: Options, name: str) -> datetime | None:
+    """The wall clock that an option names; None where it is not given. Raises InvalidUsage."""
     text = options.text(name)
     return None if text is None else read_instant(f"option {name!r}", text)
 
@@ -385,16 +345,17 @@ def _write_id(options: Options) -> str | None:
 
 def _expected_upper(options: Options) -> int | None:
     """The upper that a write asks for: right after `readTime`, where that is given."""
-    _one_of(options, "expectedUpper", "readTime")
+    one_of(options, "expectedUpper", "readTime")
     at = options.integer("readTime", BEFORE_ALL, TIME_MAX)
     if at is None:
-        return _version(options, "expectedUpper")
+        return version_of(options, "expectedUpper")
     if at >= TIME_MAX:
         raise InvalidUsage(f"option 'readTime' is {at}; no write comes after it")
     return at + 1
 
 
-def _version(options: Options, name: str) -> int | None:
+def version_of(options: Options, name: str) -> int | None:
+    """The time that an option names; None where it is not given. Raises InvalidUsage."""
     return options.integer(name, 0, TIME_MAX)
 
 

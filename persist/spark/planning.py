@@ -9,14 +9,19 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
+
 from persist.client.complete import BEFORE_ALL
+from persist.client.dating import dates_of
+from persist.client.retry import send
 from persist.client.snapshot import ReadLease, SnapshotSplit, leased_blobs
 from persist.client.together import holding_for_plans
 from persist.client.transport import OneShard
-from persist.client.wall_clock import as_of_at, resolved
+from persist.client.wall_clock import as_of_at, instant_ms, resolved
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.commands import TimeResolved
+from persist.core.commands import ResolveTime, TimeResolved
+from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
 from persist.core.state import SchemaRecord
 from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within
 from persist.parts.pruning import Filter
@@ -46,6 +51,28 @@ def with_times(target: Target, options: ReadOptions) -> ReadOptions:
 def upper_at(target: Target, options: ReadOptions, when: datetime) -> Antichain:
     """The upper that the shard had by a wall clock, which is waited for."""
     return _resolved(target, options, when).upper
+
+
+def upper_by(target: Target, when: datetime) -> Antichain | None:
+    """The same without waiting; None: the wall clock is to come yet, and all that was written by now is before it."""
+    settings = target.connection.handles.read
+    at_ms = instant_ms("the wall clock", when)
+    found = send(executors.transport(target.connection), target.shard, ResolveTime(at_ms), settings.retry_s)
+    return found.upper if isinstance(found, TimeResolved) else None
+
+
+def seconds_since(target: Target, time: int) -> float | None:
+    """How long ago the shard first showed a time, by the clock of this process; None where no wall clock is known.
+
+    It is asked once: a report is not worth waiting for.
+    """
+    transport = executors.transport(target.connection)
+    try:
+        dates = dates_of(transport, target.shard, time, time, retry_s=0)
+    except (NotReadable, Unavailable, UpgradeNeeded):
+        return None
+    found = dates.of(pa.chunked_array([pa.array([time], pa.int64())])).cast(pa.int64())[0].as_py()
+    return None if found is None else max(0.0, (transport.clock.now_ms() - found // 1000) / 1000)
 
 
 def _resolved(target: Target, options: ReadOptions, when: datetime) -> TimeResolved:

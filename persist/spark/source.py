@@ -23,11 +23,11 @@ from persist.spark.options import (
     Options,
     PastOptions,
     ReadOptions,
-    StreamOptions,
     Target,
     WriteOptions,
     metadata_of,
 )
+from persist.spark.stream_options import StreamOptions
 from persist.spark.stream_read import RefusedStream, StreamReader
 from persist.spark.stream_write import StreamWriter
 

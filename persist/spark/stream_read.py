@@ -1,9 +1,4 @@
-"""The streaming source. Offsets are frontiers; a micro-batch is the updates of an interval of times.
-
-An offset is `{"v": 1, "frontier": [7], "shard": "s…"}` (everything before time 7 is delivered), or, for a stream that
-begins with the contents of the shard, `{"v": 1, "snapshot": 4, "shard": "s…"}` (nothing is delivered: the contents as
-of 4 come first, then changes). The shard's id tells the lives of a name apart: a checkpoint of a dropped shard is
-refused. Earlier checkpoints have none, and are good for whichever shard has the name.
+"""The streaming source. A micro-batch is what lies between two offsets (`persist.spark.offsets`).
 
 Spark asks for the initial offset twice for the first batch, and again on a restart when that batch was never committed,
 so it is resolved once: by this object, and durably by the critical reader called `cursor`. The cursor's opaque token is
@@ -14,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -36,45 +32,17 @@ from persist.core.antichain import TIME_MAX, Antichain, frontier
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, PersistError, UnknownShard
 from persist.core.ids import SeqNo, ShardId
 from persist.core.view import ShardView, ViewRequest
+from persist.parts.cuts import Limit, Weight
 from persist.spark import executors, planning
 from persist.spark.admission import Admission
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
-from persist.spark.options import ReadOptions, StreamOptions, Target
+from persist.spark.offsets import Offset, Position, between, offset_at, snapshot_offset
+from persist.spark.options import ReadOptions, Target
+from persist.spark.stream_options import StreamOptions
 
-OFFSET_VERSION = 1
 CURSOR_TRIES_MAX = 10
 NOT_BEGUN = "not begun"  # the token of a cursor of which nobody has said yet where it is
 DOWNGRADES_PER_LEASE = 30  # progress must not grow the shard's log more often than this
-Offset = dict[str, Any]
-
-
-def offset_at(upper: Antichain, shard: ShardId) -> Offset:
-    return {"v": OFFSET_VERSION, "frontier": upper.to_json(), "shard": shard}
-
-
-def snapshot_offset(as_of: int, shard: ShardId) -> Offset:
-    return {"v": OFFSET_VERSION, "snapshot": as_of, "shard": shard}
-
-
-def interval_of(start: Offset, upper: Antichain) -> Interval | None:
-    """The times from an offset up to `upper`; None when there are none. Raises InvalidUsage on a foreign offset."""
-    if start.get("v") != OFFSET_VERSION or ("snapshot" in start) == ("frontier" in start):
-        raise InvalidUsage(f"the stream's offset {start!r} is not one that this persist writes; use a new checkpoint")
-    if "snapshot" in start:
-        lower = frontier(start["snapshot"])
-        return Interval(start["snapshot"], upper, True) if lower < upper else None
-    lower = Antichain.from_json(start["frontier"])
-    if lower.element is None or upper <= lower:
-        return None
-    return Interval(lower.element, upper, False)
-
-
-def held_at(offset: Offset) -> Antichain:
-    """The since that a stream at this offset still needs; `[]`, which is none, at the end of a closed shard."""
-    if "snapshot" in offset:
-        return frontier(offset["snapshot"])
-    element = Antichain.from_json(offset["frontier"]).element
-    return Antichain(None if element is None else max(element - 1, 0))
 
 
 class RefusedStream(DataSourceStreamReader):
@@ -105,12 +73,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream = stream
         self._schema = schema
         self._initial: Offset | None = None
-        self._until: Antichain | None = None
+        self._until: Antichain | None = None  # where a query that reads what is available now ends
+        self._ending: Antichain | None = None  # where the options say that the stream ends, once that is known
         self._reached: Offset | None = None  # of the shard, when the latest offset was last asked for
+        self._waits_from_s: float | None = None  # when the rows were first seen that are too few for a micro-batch
         self._lease: ReadLease | None = None
         self._downgraded_s = 0.0
         self._planned = SeqNo(0)  # of the State that the last micro-batch was planned from
-        self._admission = Admission(target)
+        self._admission = Admission(target, options)
 
     def __getstate__(self) -> dict[str, Any]:
         """What executors need: settings. Leases and offsets stay with the driver."""
@@ -125,14 +95,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         lease, view = self._held_view(start, start)
-        self._reached = offset_at(view.upper, view.shard_id)
-        upper = view.upper if self._until is None else min(view.upper, self._until)
-        interval = interval_of(start, upper)
-        if interval is None:
-            return start
+        at = self._kept_from(view, Position.of(start))
+        upper = self._upper(view)
         with leased_blobs(lease):
-            end = self._admission.end(view, interval, _rows(limit), _bytes(limit))
-        return start if end is None else offset_at(end, view.shard_id)
+            found = self._admission.next(view, lease, at, upper, Limit(_rows(limit), _bytes(limit)))
+        if found.end == at or self._waits(view, at, upper):
+            self._reached = self._report(view, at, self._admission.behind(view, at))
+            return start
+        self._reached = self._report(view, found.end, found.behind)
+        return replace(found.end, shard=view.shard_id).offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._stream.max_rows is not None:
@@ -142,7 +113,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """How far the shard is, for progress reports: Spark asks right after `latestOffset`, which has just seen it."""
+        """How far the shard is, and how much of it comes after the micro-batch, for progress reports.
+
+        Spark asks right after `latestOffset`, which has just seen it.
+        """
         if self._reached is not None:
             return self._reached
         view = executors.view_of(self._target)
@@ -166,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lease_s = self._target.connection.handles.read.lease_ms / 1000
         if clock.monotonic() - self._downgraded_s >= lease_s / DOWNGRADES_PER_LEASE:
             self._downgraded_s = clock.monotonic()
-            since = self._lease.since if cursor is None else max(held_at(end), self._lease.since)
+            since = self._lease.since if cursor is None else max(Position.of(end).held, self._lease.since)
             self._lease.move(since, max(self._planned, self._lease.seqno))
 
     def stop(self) -> None:
@@ -177,18 +151,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- data
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        interval = interval_of(start, Antichain.from_json(end["frontier"])) if start != end else None
-        if interval is None:
+        position = Position.of(end)
+        intervals = between(Position.of(start), position)
+        if not intervals:
             return []
         lease, view = self._held_view(start, end)
         self._planned = view.seqno
-        if view.upper < interval.upper:
+        complete = position.upper if not position.is_snapshot else intervals[-1].upper
+        if view.upper < complete or (position.key is not None and view.upper <= position.upper):
             raise InvalidUsage(
-                f"shard {self._target.shard!r} has upper {view.upper}, but the stream was at {interval.upper}: it is "
+                f"shard {self._target.shard!r} has upper {view.upper}, but the stream was at {complete}: it is "
                 "not the shard that the checkpoint belongs to"
             )
-        interval = self._readable(view, interval)
-        return plan_changes(self._target, self._options, view, interval, lease, self._schema.names)
+        readable = (self._readable(view, interval) for interval in intervals)
+        names = self._schema.names
+        return [
+            partition
+            for interval in readable
+            if interval is not None
+            for partition in plan_changes(self._target, self._options, view, interval, lease, names)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ChangesPartition)
@@ -198,13 +180,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _held_view(self, start: Offset, end: Offset) -> tuple[ReadLease, ShardView]:
         """The lease, and what lies after `start`. UnknownShard: `end` is of an earlier shard of this name."""
-        lower = Antichain(0) if "snapshot" in start else Antichain.from_json(start["frontier"])
+        position = Position.of(start)
+        lower = Antichain(0) if position.is_snapshot else position.upper
         life = end.get("shard")
         transport = executors.transport(self._target.connection)
         if life is not None:
             transport = OneShard(transport, life)
         try:
-            return self._hold(start, transport), transport.view(self._target.shard, ViewRequest(lower=lower))
+            return self._hold(position, transport), transport.view(self._target.shard, ViewRequest(lower=lower))
         except UnknownShard:
             self._check_life(end, executors.view_of(self._target).shard_id)
             raise
@@ -216,7 +199,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "belongs to another one now. Begin with a new checkpoint to read that"
             )
 
-    def _hold(self, start: Offset, transport: Transport) -> ReadLease:
+    def _hold(self, start: Position, transport: Transport) -> ReadLease:
         """The lease that keeps what lies after `start` readable while the query runs."""
         if self._lease is not None:
             try:
@@ -224,15 +207,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except Expired:
                 self._lease = None
         if self._lease is None:
-            since: Antichain | None = held_at(start)
+            since: Antichain | None = start.held
             if not self._stream.fail_on_data_loss and since < executors.view_of(self._target).since:
                 since = None
             settings = self._target.connection.handles.read
             self._lease = ReadLease.open(transport, self._target.shard, since, "spark stream", settings)
         return self._lease
 
-    def _readable(self, view: ShardView, interval: Interval) -> Interval:
-        """The interval, without what is forgotten already where the stream may go on without it."""
+    def _readable(self, view: ShardView, interval: Interval) -> Interval | None:
+        """The interval, without what is forgotten already where the stream may go on without it; None: all of it is."""
         if view.since <= interval.held:
             return interval
         if self._stream.fail_on_data_loss or view.since.element is None:
@@ -242,9 +225,60 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 as_of=interval.lower,
                 since=view.since.to_json(),
             )
-        return Interval(
-            min(view.since.element + 1, interval.upper.element or view.since.element + 1), interval.upper, False
-        )
+        first = view.since.element + 1
+        return Interval(first, interval.upper, False, interval.keys) if Antichain(first) < interval.upper else None
+
+    def _kept_from(self, view: ShardView, start: Position) -> Position:
+        """Where the stream goes on: where it is, or, where that is forgotten and may be lost, where history begins."""
+        since = view.since.element
+        if view.since <= start.held or self._stream.fail_on_data_loss or since is None:
+            return start
+        return start.with_upper(Antichain(since + 1))
+
+    # --- how far
+
+    def _upper(self, view: ShardView) -> Antichain:
+        """Up to where the stream reads now."""
+        ends = (view.upper, self._until, self._ends(view))
+        return min(end for end in ends if end is not None)
+
+    def _ends(self, view: ShardView) -> Antichain | None:
+        """Where the options say that the stream ends; None: nowhere, or at a wall clock that is to come yet."""
+        if self._ending is None and self._stream.ending is not None:
+            ending = self._stream.ending
+            if isinstance(ending, datetime):
+                self._ending = planning.upper_by(self._target, ending)
+            else:
+                self._ending = Antichain(ending) if isinstance(ending, int) else view.upper
+        return self._ending
+
+    def _waits(self, view: ShardView, start: Position, upper: Antichain) -> bool:
+        """Whether there are too few rows for a micro-batch yet. The rest of a time and the last rows do not wait."""
+        least = self._stream.min_rows
+        is_last = self._until is not None or upper == self._ending or view.upper.is_empty
+        if least is None or is_last or start.key is not None or self._admission.behind(view, start).rows >= least:
+            self._waits_from_s = None
+            return False
+        now_s = executors.transport(self._target.connection).clock.monotonic()
+        if self._waits_from_s is None:
+            self._waits_from_s = now_s
+        if now_s - self._waits_from_s < self._stream.max_delay_s:
+            return True
+        self._waits_from_s = None
+        return False
+
+    def _report(self, view: ShardView, at: Position, behind: Weight) -> Offset:
+        """The upper of the shard, and how far a stream at a position is behind it."""
+        lag: dict[str, Any] = {"rows": behind.rows, "bytes": round(behind.size)}
+        seconds = 0.0 if at.upper >= view.upper else self._seconds_behind(at)
+        if seconds is not None:
+            lag["seconds"] = seconds
+        return {**offset_at(view.upper, view.shard_id), "behind": lag}
+
+    def _seconds_behind(self, at: Position) -> float | None:
+        """How long ago the first time was committed that is still to come; None where no wall clock tells."""
+        assert at.upper.element is not None
+        return planning.seconds_since(self._target, at.upper.element)
 
     def _resolved(self) -> Offset:
         """Where the stream begins: where its cursor is, or, for a new one, where the options say."""
@@ -287,20 +321,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _held_position(self, handle: CriticalReaderHandle) -> Offset | None:
         """The cursor's position, with all history that it needs. None: since has passed it."""
         found = _position(handle)
-        if not handle.since <= held_at(found):
+        if not handle.since <= Position.of(found).held:
             return None
         handle.downgrade_since(self._kept_at(found))
         return found
 
     def _wanted(self) -> Offset:
         starting, view = self._stream.starting, executors.view_of(self._target)
+        self._ends(view)  # the latest is what it is when the stream begins
         if isinstance(starting, int):
             return offset_at(frontier(starting), view.shard_id)
         if isinstance(starting, datetime):  # the same however often it is asked, also without a cursor
             return offset_at(planning.upper_at(self._target, self._options, starting), view.shard_id)
         if starting == "latest":
             return offset_at(view.upper, view.shard_id)
-        return snapshot_offset(view.since.element or 0, view.shard_id)
+        begin, ending = view.since.element or 0, self._ends(view)
+        if ending is not None and ending.less_equal(begin) and begin:
+            raise NotReadable(
+                f"shard {self._target.shard!r} has forgotten history before {view.since}, so nothing is left of what "
+                f"comes before {ending}, where the stream is to end; take a later endingOffsets",
+                as_of=None,
+                since=view.since.to_json(),
+            )
+        return snapshot_offset(begin, view.shard_id)
 
     def _move(self, cursor: str, end: Offset) -> None:
         """Move the cursor to `end`, unless it is there or further already."""
@@ -309,7 +352,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for _ in range(CURSOR_TRIES_MAX):
             handle = shard.critical_reader(cursor, json.dumps(end))
             found = _position(handle)
-            if found == end or held_at(end) < max(handle.since, held_at(found)):
+            position = Position.of(end)
+            if not Position.of(found).is_before(position) or position.held < handle.since:
                 return
             try:
                 handle.downgrade_since(self._kept_at(end), opaque=json.dumps(end))
@@ -323,7 +367,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         At the end of a closed shard nothing is left to read. The cursor must not close the shard to reads, so it stays
         at the last time that has rows: the latest contents can be read.
         """
-        held = held_at(offset)
+        held = Position.of(offset).held
         if not held.is_empty:
             return held
         last = ViewRequest(lower=Antichain(TIME_MAX + 1))  # only what reaches to the end

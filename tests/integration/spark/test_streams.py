@@ -20,8 +20,9 @@ from persist.core.ids import critical_reader_id_of
 from persist.core.recorded import NOBODY
 from persist.spark import executors, planning
 from persist.spark.jobs import Job
-from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
+from persist.spark.options import Options, ReadOptions, Target, WriteOptions
 from persist.spark.schemas import spark_schema
+from persist.spark.stream_options import StreamOptions
 from persist.spark.stream_read import NOT_BEGUN, StreamReader
 from tests.support.patience import patiently
 
@@ -103,8 +104,9 @@ def test_rows_per_trigger_are_admitted_and_always_progress(client: Any, stream: 
     sizes = [p["numInputRows"] for p in progress if p["numInputRows"]]
     assert sizes == [20, 20, 20, 20, 10]
     assert contents(client, "copy") == contents(client, "orders")
-    progress = pump(stream(maxRowsPerTrigger=3), "small", "other", key="k")
-    assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [10] * 9
+    progress = pump(stream(maxRowsPerTrigger=8), "small", "other", key="k")
+    assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [8, 2] * 9
+    assert contents(client, "small") == contents(client, "orders")
 
 
 @pytest.mark.parametrize(("cursor", "since"), [({}, 0), ({"cursor": "job"}, 2)], ids=["without", "with a cursor"])
@@ -128,12 +130,13 @@ def test_a_stream_without_a_cursor_lets_no_history_go(
 
 
 @pytest.mark.proof
-def test_bytes_per_trigger_are_admitted(client: Any, stream: Any, pump: Any) -> None:
+def test_bytes_per_trigger_are_admitted(client: Any, url: str, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for time in range(4):
         shard.compare_and_append([{"k": f"k{time}-{i}", "n": i} for i in range(10)], time, time + 1)
-    progress = pump(stream(maxBytesPerTrigger="1b"), "copy", key="k")
-    assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [10] * 4
+    size = sum(part.size for part in state_of(url, "orders").trace.parts()) // 4
+    progress = pump(stream(maxBytesPerTrigger=f"{size * 3 // 4}b"), "copy", key="k")
+    assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [7, 3] * 4
 
 
 @pytest.mark.proof

@@ -13,7 +13,8 @@ import persist
 from persist.client.shard import Shard
 from persist.core.errors import Conflict
 from persist.spark.changes import changes_schema
-from persist.spark.options import Options, ReadOptions, StreamOptions, Target
+from persist.spark.options import Options, ReadOptions, Target
+from persist.spark.stream_options import StreamOptions
 from persist.spark.stream_read import StreamReader
 
 EVERYTHING = ReadAllAvailable()

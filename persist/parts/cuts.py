@@ -1,0 +1,281 @@
+"""Cuts: keys before which runs have at most so many rows, told by indexes alone or counted.
+
+`reach` reads no rows. It adds up pieces, rows between two keys that the index of a part names. So it counts rows as
+they are stored, of every time, and those on both sides of a bound on both: it never counts too few. Where that is too
+coarse, `counted` tells the cuts of rows that were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persist.core.batch import Part, Run
+from persist.parts.codec import SAMPLES, RowGroup
+from persist.parts.keycodec import BOUND_BYTES_MAX, KeyRange, SortedKeys, lower_bound
+from persist.parts.reader import PartReader
+from persist.parts.schema import ShardSchema
+
+Ints = npt.NDArray[np.int64]
+FOOTERS_READ_MAX = 1024  # parts that one `reach` looks into; what is beyond counts as a whole
+OPENED_AT_ONCE = 8  # parts that are looked into at the same time
+SHORTENED_BYTES = BOUND_BYTES_MAX - 40  # a sample of fewer bytes is a whole key: less room was left for no column
+WEIGHTS_MAX = 2**62  # that the rows of a table have together
+
+
+class Weight(NamedTuple):
+    """Rows as they are stored, and their encoded bytes."""
+
+    rows: int
+    size: float
+
+    def plus(self, other: Weight) -> Weight:
+        return Weight(self.rows + other.rows, self.size + other.size)
+
+
+NOTHING = Weight(0, 0.0)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At most so many rows, or encoded bytes; one of them."""
+
+    rows: int | None = None
+    size: int | None = None
+
+    def allows(self, weight: Weight) -> bool:
+        return (self.rows is None or weight.rows <= self.rows) and (self.size is None or weight.size <= self.size)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a limit reaches. `key` None: to the end; else all keys before it, which hold `within` at most.
+
+    What is stuck has nothing that is known to be within: a key before which there are rows was not found. `key` then
+    is one before which there are more than the limit may allow, at least some; None: they reach to the end.
+    `left` is the weight of what comes at or after the key; of what is stuck, of everything.
+    """
+
+    key: bytes | None
+    within: Weight
+    left: Weight
+    is_stuck: bool = False
+
+
+class _Piece(NamedTuple):
+    """Rows whose keys are at or after `key`, in this order among others; or a part that was not looked into yet."""
+
+    key: bytes
+    number: int
+    weight: Weight
+    part: Part | None
+
+
+def reach(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: Limit) -> Reach:
+    """How far the limit reaches from the beginning of a key range. `runs` are without bundles.
+
+    It looks into parts that begin before the cut, and a few more: into their footers. What is damaged or missing counts
+    as a whole, and is told to who reads it.
+    """
+    found = _Pieces(runs, reader, within)
+    start = within.lower or b""
+    used, at, together = NOTHING, start, NOTHING  # `together` is the weight of all pieces at the key `at`
+    while (piece := found.next()) is not None:
+        if piece.key != at:
+            used, at, together = used.plus(together), piece.key, NOTHING
+        together = together.plus(piece.weight)
+        if limit.allows(used.plus(together)):
+            continue
+        if at > start and used.rows:
+            return Reach(at, used, together.plus(found.left()))
+        return _stuck(found, at, used.plus(together), limit)
+    return Reach(None, used.plus(together), NOTHING)
+
+
+def _stuck(found: _Pieces, at: bytes, seen: Weight, limit: Limit) -> Reach:
+    """Where rows have to be counted: up to a key before which there may be at least twice as many as the limit."""
+    left = seen.plus(found.left())
+    twice = Limit(None if limit.rows is None else 2 * limit.rows, None if limit.size is None else 2 * limit.size)
+    while (piece := found.next()) is not None:
+        if piece.key > at and not twice.allows(seen):
+            return Reach(piece.key, NOTHING, left, is_stuck=True)
+        seen = seen.plus(piece.weight)
+    return Reach(None, NOTHING, left, is_stuck=True)
+
+
+class _Pieces:
+    """The pieces of all parts in key order. A part is looked into when its turn comes."""
+
+    def __init__(self, runs: Iterable[Run], reader: PartReader, within: KeyRange) -> None:
+        self._reader = reader
+        self._within = within
+        self._opened = 0
+        self._groups: dict[str, Sequence[RowGroup] | None] = {}
+        parts = [
+            part for run in runs for part in run.parts if part.rows and within.overlaps(part.key_lower, part.key_upper)
+        ]
+        self._waiting = sorted((part for part in parts if not part.is_inline), key=lambda part: part.key_lower)
+        self._heap = [
+            _Piece(self._from(part.key_lower), number, Weight(part.rows, part.size), None if part.is_inline else part)
+            for number, part in enumerate(parts)
+        ]
+        self._number = len(parts)
+        heapify(self._heap)
+
+    def next(self) -> _Piece | None:
+        while self._heap:
+            piece = heappop(self._heap)
+            if piece.part is None:
+                return piece
+            for one in self._inside(piece.part, piece.weight):
+                heappush(self._heap, one)
+        return None
+
+    def left(self) -> Weight:
+        """What has not come yet; of parts that were not looked into all rows, also those outside of the range."""
+        return Weight(sum(one.weight.rows for one in self._heap), sum(one.weight.size for one in self._heap))
+
+    def _from(self, key: bytes) -> bytes:
+        """Where rows of the range can begin that are at or after this key."""
+        return key if self._within.lower is None else max(key, self._within.lower)
+
+    def _inside(self, part: Part, weight: Weight) -> Iterator[_Piece]:
+        groups = self._looked_into(part)
+        if groups is None:
+            groups = ()
+            yield self._piece(part.key_lower, weight)
+        # The bytes of a part are those of its tail too, which all of its rows share.
+        times = weight.size / max(1, sum(chunk.size for group in groups for chunk in group.chunks))
+        for group in groups:
+            if not self._within.overlaps(group.key_lower, group.key_upper):
+                continue
+            row_bytes = times * sum(chunk.size for chunk in group.chunks) / max(1, group.rows)
+            for key, rows in pieces_of(group, self._within.lower):
+                if self._within.upper is None or key < self._within.upper:
+                    yield self._piece(key, Weight(rows, rows * row_bytes))
+
+    def _piece(self, key: bytes, weight: Weight) -> _Piece:
+        self._number += 1
+        return _Piece(self._from(key), self._number, weight, None)
+
+    def _looked_into(self, part: Part) -> Sequence[RowGroup] | None:
+        """The row groups of a part; None where it is not looked into."""
+        if str(part.id) not in self._groups:
+            room = min(OPENED_AT_ONCE, FOOTERS_READ_MAX - self._opened)
+            some = [one for one in self._waiting if str(one.id) not in self._groups][:room]
+            if part not in some:
+                some = [part, *some[: room - 1]] if room > 0 else []
+            self._opened += len(some)
+            for one, groups in zip(some, self._reader.row_groups_of(some), strict=True):
+                self._groups[str(one.id)] = groups
+            self._waiting = [one for one in self._waiting if str(one.id) not in self._groups]
+        return self._groups.get(str(part.id))
+
+
+def pieces_of(group: RowGroup, start: bytes | None) -> Iterator[tuple[bytes, int]]:
+    """A row group as pieces: a key, and how many rows at most come from it on up to the next one.
+
+    Rows before `start` are left out, as far as the index tells which they are.
+
+    The first sample lies within the first `step` rows, and each other
+    one `step` rows after the one before; which of them the first is, the index does not say.
+    """
+    if start is not None and group.key_upper is not None and group.key_upper < start:
+        return
+    count, step = len(group.samples), max(1, group.rows // SAMPLES)
+    is_regular = count > 0 and (count - 1) * step < group.rows <= (count + 1) * step
+    if not is_regular:
+        yield group.key_lower, group.rows
+        return
+    keys = (group.key_lower, *group.samples)
+    # Rows before the first sample and after the last one are together what the others leave.
+    edge = min(step, group.rows - (count - 1) * step)
+    begin = 0
+    if start is not None:
+        begin = sum(1 for key in group.samples if key < start and len(key) < SHORTENED_BYTES)
+    counts = [edge, *[step] * (count - 1), edge][begin:]
+    if begin == 0:
+        counts[-1] = group.rows - sum(counts[:-1])
+    yield from zip(keys[begin:], counts, strict=True)
+
+
+def counted(
+    tables: Iterator[pa.Table], schema: ShardSchema, limit: int, weights: str | None = None
+) -> Iterator[list[bytes]]:
+    """The cuts of rows that come in key order, of at most `limit` rows each, table by table.
+
+    Keys count as one where `lower_bound` shortens them to the same bytes, and what is one key is never cut: that alone
+    may exceed the limit. `weights` names the column, if any, that tells how often each row counts; below 0 is 0.
+    """
+    state = _Counting(schema, limit)
+    for table in tables:
+        if len(table):
+            weight = np.ones(len(table), np.int64) if weights is None else table.column(weights).to_numpy()
+            cuts, goes_on = state.take(SortedKeys(table, schema.key), weight)
+            yield cuts
+            if not goes_on:
+                return
+
+
+class _Counting:
+    """Where `counted` is: what the rows since the last cut weigh, and the key that they began with."""
+
+    def __init__(self, schema: ShardSchema, limit: int) -> None:
+        self._schema = schema
+        self._limit = limit
+        self._used = 0
+        self._first: bytes | None = None
+        self._passing = False  # the rows of the first key alone exceed the limit: the next key is a cut
+
+    def take(self, keys: SortedKeys, weights: Ints) -> tuple[list[bytes], bool]:
+        """The cuts within a table; False: the last cut is a key of the table before, so nothing more is known."""
+        sums = np.cumsum(np.clip(weights, 0, min(self._limit + 1, WEIGHTS_MAX // len(keys))))
+        cuts: list[bytes] = []
+        start = 0
+        while start < len(keys):
+            if self._passing:
+                start = self._beyond(keys, start)
+                if start == len(keys):
+                    break
+                cuts.append(self._at(keys, start))
+                self._begin(cuts[-1])
+            if self._first is None:
+                self._begin(self._at(keys, start))
+            before = int(sums[start - 1]) if start else 0
+            place = int(np.searchsorted(sums, before + self._limit - self._used, side="right"))
+            if place >= len(keys):
+                self._used += int(sums[-1]) - before
+                break
+            cut = self._at(keys, place)
+            if cut == self._first:
+                self._passing, start = True, place
+                continue
+            cuts.append(cut)
+            start = keys.bisect(cut, start)
+            if start == 0:  # rows of this key may have come with the table before
+                return cuts, False
+            self._begin(cut)
+        return cuts, True
+
+    def _begin(self, key: bytes) -> None:
+        self._first, self._used, self._passing = key, 0, False
+
+    def _at(self, keys: SortedKeys, row: int) -> bytes:
+        return lower_bound(keys[row], self._schema)
+
+    def _beyond(self, keys: SortedKeys, start: int) -> int:
+        """The first row from `start` on whose key does not count as the first one."""
+        low, high = start, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if self._at(keys, middle) == self._first:
+                low = middle + 1
+            else:
+                high = middle
+        return low
