@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, islice
@@ -98,8 +98,14 @@ def _dicts(names: Sequence[str], columns: Sequence[pa.Array]) -> list[dict[str, 
 # --- in
 
 
-def read_ndjson(data: bytes, schema: pa.Schema, rows_max: int, spend: Spend | None = None) -> pa.Table:
-    """Lines of JSON objects as a table with all columns of `schema`; what a line leaves out is null.
+def read_ndjson(
+    data: bytes,
+    schema: pa.Schema,
+    rows_max: int,
+    spend: Spend | None = None,
+    defaults: Mapping[str, pa.Scalar] | None = None,
+) -> pa.Table:
+    """Lines of JSON objects as a table of `schema`. What a line leaves out has its default, or is null.
 
     Raises InvalidUsage beyond `rows_max` rows, ValueError or an error of msgspec or Arrow where a line cannot be read,
     and what `spend` does.
@@ -112,7 +118,7 @@ def read_ndjson(data: bytes, schema: pa.Schema, rows_max: int, spend: Spend | No
         count += len(rows)
         if count > rows_max:
             raise InvalidUsage(f"the body holds more than {rows_max} rows; send at most {rows_max} at once")
-        batches.append(pa.RecordBatch.from_arrays(columns.children(rows, form.fields), schema=schema))
+        batches.append(pa.RecordBatch.from_arrays(columns.children(rows, form.fields, defaults), schema=schema))
         columns.check_names(block)
     return pa.Table.from_batches(batches, schema)
 
@@ -256,12 +262,20 @@ class _Columns:
         self._names = 0
         self._spend = spend
 
-    def children(self, rows: Sequence[Any], fields: Sequence[pa.Field]) -> list[pa.Array]:
+    def children(
+        self, rows: Sequence[Any], fields: Sequence[pa.Field], defaults: Mapping[str, pa.Scalar] | None = None
+    ) -> list[pa.Array]:
         """A column for each field of objects; None has none of them."""
         blank = (UNSET,) * len(fields)
         cells = [blank if row is None else astuple(row) for row in rows]
-        columns = zip(*cells, strict=True) if cells else [()] * len(fields)
-        return [self._child(values, field) for values, field in zip(columns, fields, strict=True)]
+        columns = list(zip(*cells, strict=True)) if cells else [()] * len(fields)
+        found = [self._child(values, field) for values, field in zip(columns, fields, strict=True)]
+        if not defaults:
+            return found
+        return [
+            _with_default(column, values, defaults.get(field.name))
+            for column, values, field in zip(found, columns, fields, strict=True)
+        ]
 
     def _child(self, values: tuple[Any, ...], field: pa.Field) -> pa.Array:
         missing = values.count(UNSET)
@@ -305,6 +319,13 @@ class _Columns:
             decoder, whole, place = json.JSONDecoder(object_pairs_hook=named_once), text.decode().strip(), 0
             while place < len(whole):
                 place = _GAP.match(whole, decoder.raw_decode(whole, place)[1]).end()  # type: ignore[union-attr]
+
+
+def _with_default(column: pa.Array, values: Sequence[Any], default: pa.Scalar | None) -> pa.Array:
+    """The column, with its default where an object does not have it."""
+    if default is None or UNSET not in values:
+        return column
+    return pc.if_else(pa.array([value is UNSET for value in values]), default, column)
 
 
 def _flat(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

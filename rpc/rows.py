@@ -96,6 +96,9 @@ def read(
             bound.allowed.reach(working_bytes(table, schema.updates_schema))
     except UNREADABLE as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        for name, _ in schema.former:
+            if f"unknown field `{name}`" in said:
+                raise schema.no_column(name) from error
         raise InvalidUsage(f"the body cannot be read as {form}: {said}; nothing was written") from error
     return table
 
@@ -170,7 +173,7 @@ def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
 def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     """Rows that give no multiplicity have 1; a column of times that no row gives is absent."""
     bound.allowed.spend(len(data))  # texts, which are taken out of it
-    table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend)
+    table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend, schema.defaults)
     if table.column(TIME).null_count == table.num_rows:
         table = table.drop_columns([TIME])
     index, given = table.schema.get_field_index(DIFF), table.column(DIFF)
@@ -185,7 +188,7 @@ def _read_csv(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     fields = {field.name: field for field in schema.updates_schema}
     unknown = [name for name in names if name not in fields]
     if unknown:
-        raise InvalidUsage(f"the shard has no column {unknown[0]!r:.200}; its columns are {schema.arrow.names}")
+        raise schema.no_column(unknown[0])
     _check_names(names)
     wanted = [fields[name] for name in names]
     bound.allowed.reach(_csv_lines(data) * row_bytes(pa.schema(wanted)) + 2 * len(data))  # as it is parsed, and texts

@@ -12,10 +12,11 @@ from persist.core.view import ShardView
 
 # Every verb that changes the shard, whatever it reads on the way: it reads what it needs at home as well.
 AT_HOME = (
-    "advance_upper", "append", "compare_and_append", "configure", "critical_reader", "delete", "downgrade_since",
-    "drop", "erase", "erased", "erasures", "evolve_schema", "forget", "insert", "merge", "open_writer", "overwrite",
-    "pipelined_writer", "replace_where", "restore", "retain", "run_retention", "set_constraints", "tag", "truncate",
-    "untag", "update", "upsert", "_update_attributes",
+    "add_column", "advance_upper", "allow_nulls", "alter", "append", "compare_and_append", "configure",
+    "critical_reader", "delete", "downgrade_since", "drop", "drop_column", "erase", "erased", "erasures",
+    "evolve_schema", "forget", "insert", "merge", "move_column", "open_writer", "overwrite", "pipelined_writer",
+    "rename_column", "replace_where", "restore", "retain", "run_retention", "set_constraints", "tag", "truncate",
+    "untag", "update", "upsert", "widen_column", "_update_attributes",
 )  # fmt: skip
 
 

@@ -70,10 +70,16 @@ def differing(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[int, str] 
 
 
 def whole_rows(rows: Updates, schema: ShardSchema) -> pa.Table:
-    """As `source_table`, of all columns. Where rows come as dicts, what they leave out is null, as for an insert."""
+    """As `source_table`, with all columns: what the rows leave out has its default, or is null, as for an insert."""
     if is_dicts(rows):
-        rows = [{**dict.fromkeys(schema.arrow.names), **row} for row in rows]
-    return source_table(rows, schema, schema.arrow.names)
+        blank = dict.fromkeys(name for name in schema.arrow.names if name not in schema.defaults)
+        rows = [{**blank, **row} for row in rows]
+    given = source_table(rows, schema, ())
+    columns = [
+        given.column(name) if name in given.column_names else schema.absent(name, len(given))
+        for name in schema.arrow.names
+    ]
+    return pa.Table.from_arrays(columns, schema=nullable(schema.arrow))
 
 
 def source_table(rows: Updates, schema: ShardSchema, needed: Sequence[str], extra: Sequence[str] = ()) -> pa.Table:
@@ -88,13 +94,13 @@ def source_table(rows: Updates, schema: ShardSchema, needed: Sequence[str], extr
             raise InvalidUsage(f"the rows have a column {reserved!r}: they say what is to be there, once each; drop it")
     for name in given:
         if name not in schema.arrow.names and name not in extra:
-            raise InvalidUsage(f"the shard has no column {name!r}; its columns are {', '.join(schema.arrow.names)}")
+            raise schema.no_column(name)
     for name in needed:
         if name not in given:
             raise InvalidUsage(f"column {name!r} is absent from the rows")
-    fields = [field for field in schema.arrow if field.name in given]
+    chosen = [name for name in schema.arrow.names if name in given]
     others = [pa.field(name, pa.bool_()) for name in extra if name in given]
-    some = ShardSchema(pa.schema([*fields, *others]), tuple(needed))
+    some = schema.some(chosen, [name for name in schema.key if name in given] or needed, others)
     tables = [some.conform(table, 0) for table in tables_of(as_updates(rows, some))]
     whole = pa.concat_tables(tables) if tables else some.updates_schema.empty_table()
     return whole.drop_columns([TIME, DIFF])
@@ -331,16 +337,17 @@ def nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def filled(rows: pa.Table, schema: ShardSchema) -> pa.Table:
-    """New rows with `__diff` 1, and null in the columns that they lack. Raises InvalidUsage where one takes no null."""
+    """New rows with `__diff` 1, and what they lack: defaults, or null. Raises InvalidUsage where one takes no null."""
     if not len(rows):
         return schema.updates_schema.empty_table().drop_columns([TIME])
-    columns = [
-        rows.column(field.name) if field.name in rows.schema.names else pa.nulls(len(rows), field.type)
-        for field in schema.arrow
-    ]
+    columns = []
     for field in schema.arrow:
-        if field.name not in rows.schema.names and not field.nullable:
+        if field.name in rows.schema.names:
+            columns.append(rows.column(field.name))
+            continue
+        if not field.nullable and field.name not in schema.defaults:
             raise InvalidUsage(f"column {field.name!r} is absent from the rows, and takes no null in a row that is new")
+        columns.append(schema.defaulted(field.name, len(rows)))
     return counted(pa.Table.from_arrays(columns, schema=nullable(schema.arrow)))
 
 

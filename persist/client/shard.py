@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-import pyarrow as pa
-
 from persist.attributes import Attributes
 from persist.client.arguments import NUMBER_MAX, checked
 from persist.client.constraining import Constrained
@@ -19,6 +17,7 @@ from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.reading import Reading
 from persist.client.retaining import Retaining
 from persist.client.retry import send
+from persist.client.shaping import Shaping
 from persist.client.show import html_table
 from persist.client.snapshot import ReadLease
 from persist.client.telling import (
@@ -42,12 +41,11 @@ from persist.core.recorded import PURPOSE_CHARS_MAX, Caller
 from persist.core.shard_settings import ShardSettings
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
-from persist.parts.evolution import by_names
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(Reading, Verbs, Constrained, Retaining):
+class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
@@ -86,20 +84,6 @@ class Shard(Reading, Verbs, Constrained, Retaining):
             self._newest_id = view.schema_id
             self._schema_id, self._schema = found
         return found[1]
-
-    def evolve_schema(self, schema: ShardSchema | pa.Schema) -> ShardSchema:
-        """Add columns to the shard. Repeating it is safe.
-
-        Args:
-            schema: all columns: those that there are, unchanged and in their order, and new ones that may be null.
-        Returns: the schema as of now.
-        Raises: InvalidUsage (the shard cannot evolve so), SchemaMismatch (somebody else evolved it: refresh, retry).
-        """
-        with self._lock:
-            newest, known = self._newest_id, self._schema
-        new = by_names(known, schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key))
-        self._send(c.EvolveSchema(newest, new.to_record()))
-        return self.refresh_schema()
 
     def view(self) -> ShardView:
         """Frontiers and schemas as of now. Raises what every call may."""
@@ -408,6 +392,10 @@ class Shard(Reading, Verbs, Constrained, Retaining):
             idle, self._idle_writers = self._idle_writers, []
         for writer in idle:
             writer.close()
+
+    def _newest_schema(self) -> tuple[int, ShardSchema]:
+        with self._lock:
+            return self._newest_id, self._schema
 
     def _current_schema(self) -> tuple[int, ShardSchema]:
         with self._lock:

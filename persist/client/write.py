@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.client.arguments import check_numbers, checked
 from persist.client.digests import digest_of, standing_for_themselves
@@ -423,10 +424,20 @@ def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
     names = {name for row in rows for name in row}
     unknown = sorted(names - set(schema.updates_schema.names))
     if unknown:
-        raise InvalidUsage(f"the shard has no column {unknown[0]!r}; its columns are {schema.arrow.names}")
+        raise schema.no_column(unknown[0])
     if DIFF in names:
         rows = [{DIFF: 1, **row} for row in rows]
     fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]
     found = pa.schema(fields)
-    columns = [column_of(name, [row.get(name) for row in rows], found.field(name).type) for name in found.names]
+    columns = [
+        with_default(column_of(name, [row.get(name) for row in rows], found.field(name).type), name, rows, schema)
+        for name in found.names
+    ]
     return pa.Table.from_arrays(columns, schema=found)
+
+
+def with_default(column: Any, name: str, rows: Sequence[Mapping[str, Any]], schema: ShardSchema) -> Any:
+    """The column, with its default where a row does not name it."""
+    default = schema.defaults.get(name)
+    absent = [] if default is None else [name not in row for row in rows]
+    return pc.if_else(pa.array(absent, pa.bool_()), default, column) if any(absent) else column

@@ -62,6 +62,7 @@ class NaiveReader:
     def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema], current: ShardSchema) -> None:
         self._blob = blob
         self._schemas = schemas
+        self._current_schema = current
         self._target = current.updates_schema
 
     def read(self, parts: Iterable[tuple[Part, int]], drops: Sequence[RowDrop], found: Contents) -> None:
@@ -86,16 +87,24 @@ class NaiveReader:
 
     def _current(self, batch: Any, part: Part) -> pa.Table:
         """The rows in the current schema, at the time that the commit chose, if it did."""
-        columns = []
+        columns, own = [], self._schemas[part.schema_id]
         for field in self._target:
-            at = batch.schema.get_field_index(field.name)
+            at = batch.schema.get_field_index(_name_in(own, self._current_schema, field.name))
             if field.name == TIME and part.time is not None:
                 columns.append(pa.repeat(pa.scalar(part.time, field.type), batch.num_rows))
             elif at < 0:
-                columns.append(pa.nulls(batch.num_rows, field.type))
+                default = self._current_schema.defaults.get(field.name, pa.scalar(None, field.type))
+                columns.append(pa.repeat(default, batch.num_rows))
             else:
                 columns.append(batch.column(at).cast(field.type))
         return pa.Table.from_arrays(columns, schema=pa.schema([field.with_nullable(True) for field in self._target]))
+
+
+def _name_in(own: ShardSchema, current: ShardSchema, name: str) -> str:
+    """What a column of the current schema is called in another one; "" where that has it not."""
+    if name in (TIME, DIFF) or own.is_plain or current.is_plain:
+        return name
+    return own.name_of.get(current.id_of[name], "")
 
 
 def _between(table: pa.Table, first: int, last: int | None) -> pa.Table:

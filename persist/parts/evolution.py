@@ -213,15 +213,30 @@ def _numbered(sound: Mapping[int, ShardSchema]) -> dict[int, ShardSchema]:
     """The chain with ids in its plain schemas too, which come first."""
     plain = [schema for schema in sound.values() if schema.is_plain]
     if not plain:
-        return dict(sound)
+        return _with_former_names(dict(sound))
     ids = plain[-1].id_of
     following = len(ids) + 1
-    return {
+    found = {
         number: schema.with_details(ids=tuple(ids[name] for name in schema.arrow.names), next_id=following)
         if schema.is_plain
         else schema
         for number, schema in sound.items()
     }
+    return _with_former_names(found)
+
+
+def _with_former_names(sound: dict[int, ShardSchema]) -> dict[int, ShardSchema]:
+    """The current schema knows what columns were called before."""
+    last, current = newest(sound)
+    former = {
+        name: current.name_of.get(column)
+        for schema in sound.values()
+        for name, column in schema.id_of.items()
+        if name not in current.id_of
+    }
+    if former:
+        sound[last] = replace(current, former=tuple(former.items()))
+    return sound
 
 
 def current_schema(records: Mapping[int, SchemaRecord]) -> tuple[int, ShardSchema]:

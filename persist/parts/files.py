@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,12 +35,13 @@ from persist.parts.columns import Mask
 from persist.parts.keycodec import KeyRange
 from persist.parts.known import Known, firsts_of
 from persist.parts.levels import Fixed, check_sizes, fixed_lists
+from persist.parts.migration import Migration
 from persist.parts.pages import Decoded, decoded_bytes_max, levels_of
 from persist.parts.schema import TIME, ShardSchema
 from persist.parts.sizes import fixed_bytes
+from persist.parts.sparse import NOT_FETCHED, Sparse
 
 WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
-NOT_FETCHED = "these bytes were not fetched"
 TOLD_TIMES, TOLD_BYTES = 4, 4 * 1024 * 1024  # of what an index tells that rows take: by that reads are planned
 LARGE_BYTES = 32 * 1024 * 1024  # of rows, and of what is there meanwhile, beyond which they are decoded alone
 GAP_BYTES_MAX = 256 * 1024  # a hole between wanted bytes up to this size is fetched along
@@ -84,7 +84,8 @@ class Files:
 
     Errors of the blob store pass through (BlobNotFound when the part is gone); bytes that do not match their
     checksums raise Corruption. With a `bound` what would take more raises InvalidUsage before it is decoded: for who
-    reads files that others made. `are_foreign`: no commit has looked at them yet (`persist.parts.footers`).
+    reads files that others made. `are_foreign`: no commit has looked at them yet (`persist.parts.footers`). `current`:
+    the schema as whose rows parts are read; None: each is read by its own.
     """
 
     def __init__(
@@ -95,7 +96,10 @@ class Files:
         bound: Bound | None = None,
         *,
         are_foreign: bool = False,
+        current: ShardSchema | None = None,
     ) -> None:
+        self._current = current
+        self._migrations: dict[int, Migration] = {}
         self._blob = blob
         self.keeps = keeps
         self.bound = bound
@@ -111,6 +115,14 @@ class Files:
     def is_small(self, part: Part) -> bool:
         """Whether the part is fetched by one read."""
         return part.size <= WHOLE_BYTES_MAX
+
+    def migration(self, part: Part) -> Migration:
+        """How the rows of the part are read. Raises Corruption: nobody knows the schema of the part."""
+        found = self._migrations.get(part.schema_id)
+        if found is None:
+            own = schema_of(part, self.schemas)
+            found = self._migrations[part.schema_id] = Migration(own, self._current or own)
+        return found
 
     def open(self, part: Part) -> PartFile:
         whole = self._whole[1] if self._whole[0] == part.id else None
@@ -228,10 +240,16 @@ class PartFile:
     def known(self, group: int) -> Known | None:
         """What the index tells of the rows of a row group, where it can be believed.
 
-        Maintenance tells it; the commit lets no writer do so. A time that a commit chose makes it untrue.
+        Maintenance tells it; the commit lets no writer do so. A time that a commit chose makes it untrue, and so does
+        a column that was dropped.
         """
         found = self.groups[group].known
-        if found is None or self.part.time is not None or not is_of_maintenance(self.part.key or ""):
+        if (
+            found is None
+            or self.migration.coarsens
+            or self.part.time is not None
+            or not is_of_maintenance(self.part.key or "")
+        ):
             return None
         return found
 
@@ -269,9 +287,18 @@ class PartFile:
                 yield number
 
     def _statistics(self, number: int) -> dict[str, Any]:
-        group = self._footer.metadata.row_group(number)
-        named = ((self._footer.metadata.schema.column(at).path, group.column(at)) for at in range(group.num_columns))
-        return {path: column.statistics for path, column in named if column.statistics is not None}
+        """Parquet's statistics of flat columns that the file has, by the names that these have for the reader."""
+        group, found = self._footer.metadata.row_group(number), {}
+        for name, source in self.migration.sources.items():
+            positions = self._footer.leaves.get(source, ())
+            if len(positions) == 1 and (statistics := group.column(positions[0]).statistics) is not None:
+                found[name] = statistics
+        return found
+
+    @property
+    def migration(self) -> Migration:
+        """How its rows are read."""
+        return self._files.migration(self.part)
 
     @property
     def metadata(self) -> Any:
@@ -317,7 +344,7 @@ class PartFile:
         chunks = sorted(self._chunks(groups, names), key=lambda chunk: chunk.start)
         segments = list(self._verified(chunks))
         decoded = self._check_decoded(groups, names, segments)
-        return pa.PythonFile(_Sparse(segments, self.part.size), mode="r"), decoded
+        return pa.PythonFile(Sparse(segments, self.part.size), mode="r"), decoded
 
     def _turn_of(self, decoded: Decoded) -> AbstractContextManager[object]:
         bound = self._files.bound
@@ -330,7 +357,7 @@ class PartFile:
         """
         for name in self._names(columns):
             for position in self._footer.leaves[name]:
-                _check_column(self.part, self._footer, group, position, pa.PythonFile(_Sparse([], self.part.size), "r"))
+                _check_column(self.part, self._footer, group, position, pa.PythonFile(Sparse([], self.part.size), "r"))
 
     def encoded_bytes(self, groups: Sequence[int], columns: Sequence[str]) -> list[int]:
         """How many bytes of the file these columns take, for each of the row groups."""
@@ -442,35 +469,3 @@ def _spans(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
         span.append(chunk)
     if span:
         yield span
-
-
-class _Sparse(io.RawIOBase):
-    """A file of `size` bytes of which only some segments are here; reading elsewhere is an error."""
-
-    def __init__(self, segments: Sequence[tuple[int, bytes]], size: int) -> None:
-        self._segments = segments
-        self._size = size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> memoryview:
-        """Arrow takes what is here as it is: nothing is copied."""
-        for start, data in self._segments:
-            if start <= self._position and self._position + size <= start + len(data):
-                piece = memoryview(data)[self._position - start : self._position - start + size]
-                self._position += len(piece)
-                return piece
-        raise OSError(NOT_FETCHED)

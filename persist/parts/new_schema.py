@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 from persist.core.errors import InvalidUsage
 from persist.parts.constrained import check_sound
 from persist.parts.constraints import ask_more, differ
-from persist.parts.schema import ShardSchema
+from persist.parts.schema import DIFF, TIME, ShardSchema
 from persist.parts.sizes import row_bytes
 
 FIELDS_MAX = 10_000  # of columns and of all that is within them
 NAME_CHARS_MAX = 255
+RESERVED = frozenset({TIME, DIFF, "_change_type", "_commit_version", "_commit_timestamp"})  # readers add them to rows
 SCHEMA_BYTES_MAX = 1024 * 1024
 FIXED_ROW_BYTES_MAX = 256 * 1024  # that every row takes, whatever is in it
 
@@ -32,10 +33,10 @@ def check_new(schema: ShardSchema) -> None:
 
 
 def check_added(before: ShardSchema, after: ShardSchema) -> None:
-    """Raise InvalidUsage unless a shard may get the columns that `after` has and `before` has not."""
-    added = [field for field in after.arrow if field.name not in before.arrow.names]
-    _check_fields(added)
-    if added:
+    """Raise InvalidUsage unless a shard may get the columns, and the names, that `after` has and `before` has not."""
+    fresh = [field for field in after.arrow if field.name not in before.arrow.names]
+    _check_fields(fresh)
+    if fresh or after.arrow != before.arrow:
         _check_sizes(after)
 
 
@@ -80,7 +81,7 @@ def _check_sizes(schema: ShardSchema) -> None:
     count = sum(1 for column in schema.arrow for _ in _all(column))
     if count > FIELDS_MAX:
         raise InvalidUsage(f"the schema has {count} fields at all depths; a shard has at most {FIELDS_MAX}")
-    nbytes = schema.arrow.serialize().size
+    nbytes = len(schema.to_record().arrow)
     if nbytes > SCHEMA_BYTES_MAX:
         raise InvalidUsage(
             f"the schema is too large, it takes {nbytes} bytes and at most {SCHEMA_BYTES_MAX} are kept; make names "
@@ -102,6 +103,8 @@ def _all(field: pa.Field) -> Iterator[pa.Field]:
 
 
 def _check_name(name: str, column: str, *, is_column: bool) -> None:
+    if is_column and name.lower() in RESERVED:
+        raise InvalidUsage(f"column name {name!r} is reserved: readers add a column of that name; take another one")
     what = "a column name" if is_column else f"a name within column {column!r:.100}"
     if len(name) > NAME_CHARS_MAX:
         raise InvalidUsage(f"{what} has {len(name)} characters; at most {NAME_CHARS_MAX} are taken")

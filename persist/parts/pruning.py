@@ -47,6 +47,8 @@ class Filter:
         parsed = p.parse(text)
         for name in p.columns_of(parsed):
             if name not in schema.arrow.names:
+                if any(name == old for old, _ in schema.former):
+                    raise schema.no_column(name, "where: ")
                 raise InvalidUsage(
                     f"where names {name!r}, which the shard has not; it has {', '.join(schema.arrow.names)}"
                 )

@@ -26,7 +26,9 @@ from persist.parts.consolidate import Times, join, merge, negated, stable_order
 from persist.parts.files import BlobReads, Bound, Files, Keeps, PartFile
 from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
+from persist.parts.migration import Migration
 from persist.parts.picking import picked
+from persist.parts.resort import resorted, rows_of
 from persist.parts.schema import DIFF, TIME, ShardSchema
 from persist.parts.straight import Filled, Straight
 from persist.parts.stretches import Item, Loose, Piece, Stretch, is_settled, overlapping, stretches
@@ -36,6 +38,7 @@ DECODERS_BOUND = 2  # of a read that has a bound, whose process has other things
 MEMORY_BYTES = 512 * 1024 * 1024
 STREAM_BYTES_MAX = 64 * 1024 * 1024  # memory of all tables that are read straight ahead of their caller
 LOOSE_BYTES_MAX = 8 * 1024 * 1024  # encoded bytes of small blobs that are taken into memory, to lie among large ones
+RESORT_SHARE = 16  # of the memory of a read: what a cursor sorts anew holds together
 LOOSE_SHARE = 64  # and of the memory of the read: rows take several times their encoded bytes
 
 
@@ -73,7 +76,7 @@ class PartReader:
         memory_bytes: int = MEMORY_BYTES,
         bound: Bound | None = None,
     ) -> None:
-        self._files = Files(blob, schemas, keeps, bound)
+        self._files = Files(blob, schemas, keeps, bound, current=current)
         decoders = max(2, min(DECODERS_MAX, cores())) if bound is None else DECODERS_BOUND
         self._decoders = decoders if use_threads else 1
         self._memory_bytes = memory_bytes
@@ -300,7 +303,8 @@ class PartReader:
                     break
                 file = self._files.open(item.part)
                 wanted = list(file.wanted(key_range))
-                tables.append(self._whole(file.read(wanted, self.schema.updates_schema.names), item.part))
+                names = file.migration.names(self.schema.updates_schema.names)
+                tables.append(self._whole(file.read(wanted, names), item.part))
                 large.remove(item)
         rows = merge([join(tables)], self.schema, times) if tables else None
         if rows is not None and len(rows):
@@ -339,10 +343,15 @@ class PartReader:
         # A time that the commit chose may have made rows equal that differed in their times.
         chosen = any(part.time is not None for part, _ in parts)
         settled = (not chosen and not times.merges(first, last)) or is_settled(pieces)
-        return Cursor(parts, self._files, self.schema, key_range, _AtTimes(self.schema, times), settled=settled)
+        prepare = _AtTimes(self._files, self.schema, times)
+        if any(self._files.migration(part).coarsens for part, _ in parts):
+            limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // RESORT_SHARE))
+            rows = rows_of(parts, self._files, self.schema, key_range, prepare, limit)
+            return Cursor.of_tables(resorted(rows, self._files, self.schema, limit), self._files, self.schema)
+        return Cursor(parts, self._files, self.schema, key_range, prepare, settled=settled)
 
     def _whole(self, table: pa.Table, part: Part) -> pa.Table:
-        return _as_committed(self.schema, table, part)
+        return _as_committed(self._files.migration(part), table, part)
 
 
 class _AtTimes:
@@ -351,20 +360,22 @@ class _AtTimes:
     Columns that are known to be the same in all rows of a part are not read.
     """
 
-    def __init__(self, schema: ShardSchema, times: Times) -> None:
+    def __init__(self, files: Files, schema: ShardSchema, times: Times) -> None:
+        self._files = files
         self._schema = schema
         self._times = times
         self._filled = Filled()
 
     def columns(self, part: Part) -> list[str]:
         same = self._same(part)
-        return [name for name in self._schema.updates_schema.names if name not in same]
+        wanted = (name for name in self._schema.updates_schema.names if name not in same)
+        return self._files.migration(part).names(wanted)
 
     def rows(self, table: pa.Table, part: Part) -> pa.Table:
-        same = self._same(part)
+        same, migration = self._same(part), self._files.migration(part)
         if TIME not in same:
-            return self._times.apply(_as_committed(self._schema, table, part))
-        return self._filled.completed(table, self._schema.updates_schema, same, table.schema.names)
+            return self._times.apply(_as_committed(migration, table, part))
+        return self._filled.completed(table, self._schema.updates_schema, same, migration)
 
     def _same(self, part: Part) -> dict[str, int]:
         """The values of these columns; none where the time is not among them."""
@@ -374,9 +385,9 @@ class _AtTimes:
         return {TIME: time} if part.diff_min != part.diff_max else {TIME: time, DIFF: part.diff_min}
 
 
-def _as_committed(schema: ShardSchema, table: pa.Table, part: Part) -> pa.Table:
-    """Whole rows of a part as rows of a schema, at the times that they were committed with."""
-    table = at_part_time(schema.migrate(table), part)
+def _as_committed(migration: Migration, table: pa.Table, part: Part) -> pa.Table:
+    """Whole rows of a part as they are read, at the times that they were committed with."""
+    table = at_part_time(migration.rows(table), part)
     return table if part.clip is None else table.filter(pc.greater_equal(table.column(TIME), part.clip))
 
 

@@ -7,7 +7,8 @@ ones. Keys are flat columns; values may be nested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -20,7 +21,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import described
 from persist.parts.arrow_messages import check_schema
-from persist.parts.column_types import as_type, check_storable, conform_column, is_picky, none_of, stored
+from persist.parts.column_types import check_storable, conform_column, is_picky, none_of, stored
 from persist.parts.described import PLAIN, Details
 from persist.parts.sizes import row_bytes
 
@@ -36,13 +37,16 @@ class ShardSchema:
     """The user's columns (without `__time` and `__diff`), the names of the key columns, and what else is said of them.
 
     Rows are ordered by the key columns as `key` lists them, then by the other columns by their ids (in a plain schema:
-    in schema order), then by time. Raises InvalidUsage when a column cannot be stored, a key column is absent or
-    nested, or names clash.
+    in schema order), then by time. `former` are names that columns had, with those of today (None: it was dropped).
+    Raises InvalidUsage when a column cannot be stored, a key column is absent or nested, or names clash.
     """
 
     arrow: pa.Schema
     key: tuple[str, ...]
     details: Details = PLAIN
+    former: tuple[tuple[str, str | None], ...] = dataclasses.field(
+        default=(), compare=False, repr=False
+    )  # names: see `no_column`
 
     def __post_init__(self) -> None:
         if not isinstance(self.arrow, pa.Schema):
@@ -103,6 +107,44 @@ class ShardSchema:
             if number in told
         }
 
+    def no_column(self, name: str, begins: str = "") -> InvalidUsage:
+        """What to raise where somebody names a column that the shard has not. `former` names tell what became of it."""
+        for old, new in self.former:
+            if old == name and new is not None:
+                return InvalidUsage(f"{begins}column {name!r} is called {new!r} now; use that name")
+            if old == name:
+                return InvalidUsage(f"{begins}column {name!r} was dropped; leave it out")
+        return InvalidUsage(
+            f"{begins}the shard has no column {name!r:.200}; its columns are {', '.join(self.arrow.names)}"
+        )
+
+    def absent(self, name: str, count: int) -> pa.Array:
+        """So many values of a value column that a writer does not give: its default, or null.
+
+        Raises InvalidUsage where it has no default and takes no null, and for a key column.
+        """
+        if name not in self.defaults and (name in self.key or not self.arrow.field(name).nullable):
+            raise InvalidUsage(f"column {name!r} is absent from the rows")
+        return self.defaulted(name, count)
+
+    def defaulted(self, name: str, count: int) -> pa.Array:
+        """So many times the default of a column, which is null where it has none."""
+        default = self.defaults.get(name)
+        if default is None or not count:
+            return pa.nulls(count, self.arrow.field(name).type)
+        return pa.repeat(default, count)
+
+    def some(self, names: Iterable[str], key: Sequence[str], extra: Sequence[pa.Field] = ()) -> ShardSchema:
+        """These of its columns, and `extra` ones, as a schema by which rows are brought into form."""
+        chosen = list(names)
+        arrow = pa.schema([*map(self.arrow.field, chosen), *extra])
+        if self.is_plain:
+            return ShardSchema(arrow, tuple(key))
+        first = self.details.next_id
+        ids = (*map(self.id_of.__getitem__, chosen), *range(first, first + len(extra)))
+        kept = tuple(pair for pair in self.details.defaults if pair[0] in ids)
+        return ShardSchema(arrow, tuple(key), Details(ids, first + len(extra), kept), self.former)
+
     def with_details(self, **changes: Any) -> ShardSchema:
         """The schema with other details (`Details`: `unique`, `checks` ...); ids are given where there were none."""
         return replace(self, details=replace(self.details, **changes).numbered(len(self.arrow)))
@@ -143,7 +185,7 @@ class ShardSchema:
         chosen = tuple(self.arrow.names if names is None else names)
         for name in chosen:
             if name not in self.arrow.names:
-                raise InvalidUsage(f"the shard has no column {name!r}; its columns are {', '.join(self.arrow.names)}")
+                raise self.no_column(name)
         if len(set(chosen)) != len(chosen):
             raise InvalidUsage(f"a column is named twice in {list(chosen)}")
         return chosen
@@ -187,28 +229,17 @@ class ShardSchema:
             if may_not_fit:
                 check_storable(column, field)
 
-    def migrate(self, table: pa.Table) -> pa.Table:
-        """Rows of an older schema (all or some of its columns) in this one; added columns are null."""
-        if table.schema.equals(self.updates_schema, check_metadata=True):
-            return table
-        columns, fields = [], []
-        for field in self.updates_schema:
-            index = table.schema.get_field_index(field.name)
-            column = table.column(index) if index >= 0 else pa.chunked_array([pa.nulls(len(table), field.type)])
-            columns.append(as_type(column, field.type))
-            fields.append(field)
-        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
-
     def conform(self, rows: pa.Table | pa.RecordBatch, default_time: int | None) -> pa.Table:
         """The rows in `updates_schema`: columns ordered and losslessly cast, `__time` and `__diff` filled in.
 
-        `__time` defaults to `default_time`, `__diff` to 1. Raises InvalidUsage, naming the column, where a
-        column is absent, unknown or not losslessly castable, a null is not allowed, or a time is out of range.
+        `__time` defaults to `default_time`, `__diff` to 1, a value column to its default or null. Raises InvalidUsage,
+        naming the column, where one is unknown or not losslessly castable, or absent though it takes no null, a null is
+        not allowed, or a time is out of range.
         """
         names = rows.schema.names
         for name in names:
             if name not in self._targets:
-                raise InvalidUsage(f"column {name!r} is not in the shard's schema {self.updates_schema.names}")
+                raise self.no_column(name)
         if len(set(names)) != len(names):
             raise InvalidUsage("a column occurs twice in the rows; column names must be unique")
         columns = []
@@ -222,8 +253,10 @@ class ShardSchema:
                 columns.append(pa.repeat(1, rows.num_rows))
             elif name == TIME and default_time is not None:
                 columns.append(_times(default_time, rows.num_rows))
-            else:
+            elif name == TIME:
                 raise InvalidUsage(f"column {name!r} is absent from the rows")
+            else:
+                columns.append(self.absent(name, rows.num_rows))
         table = pa.Table.from_arrays(columns, schema=self.updates_schema)
         if TIME in names and len(table):
             span = pc.min_max(table.column(TIME)).as_py()

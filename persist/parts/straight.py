@@ -6,7 +6,7 @@ that the reader makes several at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.parts.ahead import in_order
-from persist.parts.column_types import as_type
 from persist.parts.columns import Mask
 from persist.parts.consolidate import Times, folded
 from persist.parts.files import PartFile
 from persist.parts.keycodec import KeyRange, SortedKeys, clip_rows
+from persist.parts.migration import Migration
 from persist.parts.schema import DIFF, TIME, ShardSchema
 from persist.parts.stretches import Stretch, bounds_of
 
@@ -35,18 +35,12 @@ class Filled:
     def __init__(self) -> None:
         self._longest: dict[str, tuple[int, pa.Array]] = {}
 
-    def completed(
-        self, table: pa.Table, target: pa.Schema, same: Mapping[str, int], stored: Collection[str]
-    ) -> pa.Table:
-        """The columns of `target`: those that are the `same` in all rows, those that are `stored`, and nulls."""
-        arrays = []
-        for field in target:
-            if field.name in same:
-                arrays.append(self._of(field.name, same[field.name], len(table)))
-            elif field.name in stored:
-                arrays.append(as_type(table.column(field.name), field.type))
-            else:
-                arrays.append(pa.nulls(len(table), field.type))
+    def completed(self, table: pa.Table, target: pa.Schema, same: Mapping[str, int], migration: Migration) -> pa.Table:
+        """The columns of `target`: those that are the `same` in all rows, and the others as they are read."""
+        arrays = [
+            self._of(field.name, same[field.name], len(table)) if field.name in same else migration.column(table, field)
+            for field in target
+        ]
         return pa.Table.from_arrays(arrays, schema=target)
 
     def _of(self, name: str, value: int, rows: int) -> pa.Array:
@@ -87,7 +81,7 @@ class Straight:
         if diff is not None and not self._folds:
             self._constants[DIFF] = diff
         self._needs_time = self._filters or (self._folds and TIME not in self._constants)
-        self._stored = frozenset(file.schema.updates_schema.names)
+        self._migration = file.migration
         self._schemas = {edge: pa.schema(self._fields(edge)) for edge in (False, True)}
         self._filled = Filled()
 
@@ -135,12 +129,12 @@ class Straight:
         return [field for field in self._schema.updates_schema if field.name in wanted]
 
     def _columns(self, edge: bool) -> list[str]:
-        return [field.name for field in self._fields(edge) if field.name not in self._constants]
+        return self._migration.names(field.name for field in self._fields(edge) if field.name not in self._constants)
 
     def _finished(self, table: pa.Table, edge: bool, firsts: Mask | None = None) -> pa.Table:
         """The rows that are wanted of what was read: at the times of the read, within the key range."""
         clip = self._file.part.clip
-        table = self._filled.completed(table, self._schemas[edge], self._constants, self._stored)
+        table = self._filled.completed(table, self._schemas[edge], self._constants, self._migration)
         if firsts is not None:
             table = folded(table, firsts, self._times, clip)
         else:

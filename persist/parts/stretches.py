@@ -112,6 +112,8 @@ def is_plain(part: Part, times: Times, files: Files) -> bool:
     """Whether the rows of a part come out as they are, whatever its index tells."""
     if part.is_inline or not part.sorted or times.merges(part.time_min, part.time_max):
         return False
+    if files.migration(part).coarsens:
+        return False
     return part.time is None or files.open(part).has_one_time
 
 

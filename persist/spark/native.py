@@ -107,8 +107,10 @@ class NativeRead:
         if native == choice.NEVER:
             return None
         why_not = self._why_not_before(root) if native == choice.AUTO else None
+        parts = [part for run in self._held.runs for part in run.parts]
         if native == choice.ALWAYS:
             refused = choice.why_not_sources(self._spark) or choice.why_not_schema(self._schema)
+            refused = refused or choice.why_not_life(self._schemas, parts)
             if refused is not None:
                 raise InvalidUsage(f"{refused}; use format('persist')")
         if why_not is None:
@@ -140,7 +142,10 @@ class NativeRead:
             below = root or choice.root_of(str(transport.blob.url))
         except InvalidUsage as error:
             return error.message
-        parts = (part for run in held.runs for part in run.parts)
+        parts = [part for run in held.runs for part in run.parts]
+        why_not = choice.why_not_life(self._schemas, parts)
+        if why_not is not None:
+            return why_not
         return choice.why_not_root(self._spark, below, is_given=root is not None) or choice.why_not_parts(
             parts, held.as_of
         )

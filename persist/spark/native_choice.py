@@ -6,7 +6,7 @@ adds up what has to be added up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from persist.core.batch import Part
 from persist.core.errors import InvalidUsage, shown
 from persist.parts import ShardSchema
+from persist.parts.migration import Migration
 from persist.spark.options import Options
 from persist.spark.schemas import arrow_schema, spark_schema
 
@@ -77,6 +78,15 @@ def why_not_schema(schema: ShardSchema) -> str | None:
             return f"column {field.name!r} differs from another one in case only"
         lowered.add(field.name.lower())
     return None
+
+
+def why_not_life(schemas: Mapping[int, ShardSchema], parts: Iterable[Part]) -> str | None:
+    """Why files that were written by older schemas are not read by the names of their columns."""
+    current = schemas[max(schemas)]
+    first = min((part.schema_id for part in parts if part.rows), default=max(schemas))
+    if all(Migration(old, current).is_by_name for number, old in schemas.items() if number >= first):
+        return None
+    return "some files were written before columns were renamed, dropped, widened or added with a default"
 
 
 def why_not_root(spark: Any, root: str, *, is_given: bool) -> str | None:

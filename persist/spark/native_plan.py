@@ -21,6 +21,7 @@ from persist.core.ids import PartId
 from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, decode_inline
 from persist.parts.consolidate import Times
 from persist.parts.files import Files
+from persist.parts.migration import Migration
 from persist.parts.stretches import overlapping, stretches
 from persist.spark.schemas import arrow_schema, cast, spark_schema
 
@@ -100,7 +101,7 @@ class NativePlan:
         return self._times(summed)
 
     def _inline(self, part: Part, as_of: int, schemas: dict[int, ShardSchema]) -> pa.Table:
-        rows = self._schema.migrate(decode_inline(part, schemas))
+        rows = Migration(schemas[part.schema_id], self._schema).rows(decode_inline(part, schemas))
         if part.time is None:
             times = rows.column(TIME)
             if part.clip is not None:

@@ -301,9 +301,9 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
         lambda s: s.replace_where("n < 30", [{"id": 7, "state": "x", "n": 70}]),
         "`where` is not true",
     ),
-    "an overwrite with part of the columns": (
-        lambda s: s.overwrite(pa.table({"id": [1]})),
-        "column 'state' is absent from the rows",
+    "an overwrite without the key": (
+        lambda s: s.overwrite(pa.table({"state": ["a"]})),
+        "column 'id' is absent from the rows",
     ),
     "a merge without clauses": (lambda s: s.merge(ROWS).execute(), "a merge needs a clause"),
     "a merge by a column that the source lacks": (

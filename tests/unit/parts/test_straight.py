@@ -30,6 +30,7 @@ from persist.parts.codec import encode_parquet
 from persist.parts.consolidate import consolidate
 from persist.parts.files import Files
 from persist.parts.known import Known
+from persist.parts.migration import Migration
 from persist.parts.weave import woven
 from tests.unit.parts.strategies import SHARD, Shard, as_dict, joined, naive
 from tests.unit.parts.test_reader import Counting
@@ -121,7 +122,7 @@ def test_a_snapshot_of_a_compacted_shard_is_the_sum_of_its_updates(
         for piece in reader.read_range(runs, as_of=as_of, key_range=key_range, batch_rows=batch_rows)
     ]
     found = joined(pieces, pa.schema([*schema.arrow, SCHEMA.updates_schema.field("__diff")]))
-    expected = naive([schema.migrate(table) for table in tables], upto=as_of, advance=as_of)
+    expected = naive([Migration(SCHEMA, schema).rows(table) for table in tables], upto=as_of, advance=as_of)
     assert as_dict(found, as_of) == expected
     assert listed(consolidate([schema.conform(found, 0)], schema).select(found.column_names)) == listed(found)  # sorted
     pruned = found.select(["v", "__diff"])

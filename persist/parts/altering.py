@@ -1,0 +1,176 @@
+"""Changes of a shard's columns by name, and the schema that they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from persist.core.errors import InvalidUsage, shown
+from persist.parts.column_types import stored
+from persist.parts.described import DEFAULT_BYTES_MAX, encode_value
+from persist.parts.evolution import check_evolution
+from persist.parts.given import column_of
+from persist.parts.schema import ShardSchema
+
+CHANGES_MAX = 1_000
+
+
+@dataclass(frozen=True)
+class AddColumn:
+    """A new value column, after another one (None: last). `default`: what rows have that are written without it."""
+
+    name: str
+    type: pa.DataType
+    nullable: bool = True
+    default: Any = None
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class RenameColumn:
+    """The column `name` is called `to` from here on."""
+
+    name: str
+    to: str
+
+
+@dataclass(frozen=True)
+class DropColumn:
+    """A value column goes, with all its values."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class MoveColumn:
+    """A column is shown after another one (None: first)."""
+
+    name: str
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class WidenColumn:
+    """A column gets a type that holds all that it held before."""
+
+    name: str
+    type: pa.DataType
+
+
+@dataclass(frozen=True)
+class RelaxColumn:
+    """A column may hold nulls from here on."""
+
+    name: str
+
+
+Change: TypeAlias = AddColumn | RenameColumn | DropColumn | MoveColumn | WidenColumn | RelaxColumn
+
+
+def altered(schema: ShardSchema, changes: Sequence[Change]) -> ShardSchema:
+    """The schema after these changes, made one after the other.
+
+    Where nullable columns are added and nothing else, a plain schema stays plain. Raises InvalidUsage where a change
+    cannot be made; it names the column.
+    """
+    if not 0 < len(changes) <= CHANGES_MAX:
+        raise InvalidUsage(f"there are {len(changes)} changes of the schema; give between 1 and {CHANGES_MAX}")
+    only_adds = all(isinstance(one, AddColumn) and one.nullable and one.default is None for one in changes)
+    work = _Work(schema)
+    for change in changes:
+        work.make(change)
+    found = work.schema()
+    if only_adds and schema.is_plain:
+        found = ShardSchema(found.arrow, found.key)
+    check_evolution(schema, found)
+    return found
+
+
+class _Work:
+    """The columns of a schema while they are changed."""
+
+    def __init__(self, schema: ShardSchema) -> None:
+        self._before = schema
+        self._fields = dict(zip(schema.ids, schema.arrow, strict=True))  # in their order
+        self._key = [schema.id_of[name] for name in schema.key]
+        self._next = schema.details.next_id or len(schema.arrow) + 1
+        self._defaults = dict(schema.details.defaults)
+
+    def schema(self) -> ShardSchema:
+        details = replace(
+            self._before.details,
+            ids=tuple(self._fields),
+            next_id=self._next,
+            defaults=tuple((number, data) for number, data in self._defaults.items() if number in self._fields),
+        )
+        names = tuple(self._fields[number].name for number in self._key)
+        return ShardSchema(pa.schema(list(self._fields.values())), names, details)
+
+    def make(self, change: Change) -> None:
+        if isinstance(change, AddColumn):
+            self._add(change)
+        elif isinstance(change, RenameColumn):
+            number = self._number(change.name)
+            self._check_free(change.to)
+            self._fields[number] = self._fields[number].with_name(change.to)
+        elif isinstance(change, DropColumn):
+            number = self._number(change.name)
+            if number in self._key:
+                raise InvalidUsage(
+                    f"column {change.name!r} is a key column, which cannot be dropped; make another shard"
+                )
+            del self._fields[number]
+        elif isinstance(change, MoveColumn):
+            self._place(self._number(change.name), change.after, is_first=change.after is None)
+        elif isinstance(change, WidenColumn):
+            number = self._number(change.name)
+            self._fields[number] = self._fields[number].with_type(stored(change.name, change.type))
+        else:
+            number = self._number(change.name)
+            if number in self._before.details.not_null:
+                raise InvalidUsage(f"a constraint keeps nulls out of {change.name!r}: change it by set_constraints")
+            self._fields[number] = self._fields[number].with_nullable(True)
+
+    def _add(self, change: AddColumn) -> None:
+        self._check_free(change.name)
+        kind = stored(change.name, change.type)
+        number, self._next = self._next, self._next + 1
+        self._fields[number] = pa.field(change.name, kind, change.nullable)
+        if change.default is not None:
+            data = encode_value(column_of(change.name, [change.default], kind)[0])
+            if len(data) > DEFAULT_BYTES_MAX:
+                raise InvalidUsage(
+                    f"the default of column {change.name!r} takes {len(data)} bytes, and at most {DEFAULT_BYTES_MAX} "
+                    "are kept; take a shorter one"
+                )
+            self._defaults[number] = data
+        elif not change.nullable:
+            raise InvalidUsage(f"column {change.name!r} is new, so it must allow nulls or have a default")
+        if change.after is not None:
+            self._place(number, change.after, is_first=False)
+
+    def _place(self, number: int, after: str | None, *, is_first: bool) -> None:
+        moved = self._fields[number]
+        target = None if is_first or after is None else self._number(after)
+        if target == number:
+            raise InvalidUsage(f"column {moved.name!r} cannot stand after itself; name another column")
+        rest = [(one, field) for one, field in self._fields.items() if one != number]
+        at = 0 if target is None else next(place for place, (one, _) in enumerate(rest, start=1) if one == target)
+        self._fields = dict([*rest[:at], (number, moved), *rest[at:]])
+
+    def _number(self, name: str) -> int:
+        for number, field in self._fields.items():
+            if field.name == name:
+                return number
+        if not isinstance(name, str):
+            raise InvalidUsage(f"a column is named by a text, not by {shown(name)}")
+        raise self._before.no_column(name)
+
+    def _check_free(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise InvalidUsage(f"a column is named by a text that is not empty, not by {shown(name)}")
+        if any(field.name == name for field in self._fields.values()):
+            raise InvalidUsage(f"there is a column {name!r} already; take another name")
