@@ -15,12 +15,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.streams import backfill, latency
+from bench.streams import backfill, bindings, latency
 
 # Each measures in an empty directory, with the median of so many rounds, and tells whether all of its bars hold.
 PARTS: dict[str, Callable[[Path, int], bool]] = {
     "latency": latency.measure,
     "backfill": backfill.measure,
+    "bindings": bindings.measure,
 }
 
 

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from persist.client.arguments import check_numbers, checked, checked_wait
 from persist.client.connect import Client
 from persist.client.listen import Listen
 from persist.client.shard import Shard
-from persist.client.write import Updates, as_updates
+from persist.client.write import Updates
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
@@ -31,9 +31,9 @@ from persist.core.errors import (
 )
 from persist.patterns.events import whole_events
 from persist.patterns.following import Clock, Followed, confirmed_by
+from persist.patterns.given import TIME, one_table
 from persist.patterns.numbered import Numbered
 
-TIME = "__time"
 NAME_CHARS_MAX = 128
 
 
@@ -103,7 +103,7 @@ class FrontEnd:
             Conflict (the log is closed), Unavailable (it did not happen; repeat it), Indeterminate (it may have
             happened: open a front end of this name, and look at `acknowledged`).
         """
-        rows = self._rows(updates)
+        rows = one_table(updates, self.log, "a front end")  # a rival may come first: then it is staged anew, later
         with self._lock:
             if self._unknown is not None:
                 raise Indeterminate(f"{self._unknown.message}; open front end {self.name!r} anew to go on")
@@ -120,17 +120,6 @@ class FrontEnd:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-    def _rows(self, updates: Updates) -> pa.Table:
-        """One table, since a write that a rival came before is staged anew, at a later time."""
-        found: Any = as_updates(updates, self.log.schema)
-        if isinstance(found, pa.RecordBatchReader):
-            found = found.read_all()
-        if not isinstance(found, (pa.Table, pa.RecordBatch)):
-            raise InvalidUsage("a front end takes the rows of a write as one table, not as an iterator")
-        if TIME in found.schema.names:
-            raise InvalidUsage(f"a front end takes no {TIME}: it chooses the time")
-        return found
 
     def _written(self, rows: pa.Table, number: int) -> int:
         lost: Indeterminate | None = None

@@ -1,0 +1,211 @@
+"""One writer over several shards: all rows of a key go to one of them, in order, each append once.
+
+An append goes to the shards of its rows, one commit each, conditional on three attributes: the gate of the shard (its
+epoch of routes), the instance of the writer, and the number of its last append there. So what is sent again lands once,
+an earlier instance lands nothing any more, and nothing lands in an epoch that has ended. The shards together are not
+atomic: for a while, or after a crash, some have their rows of an append and others not. The append is then repeated,
+and goes where its rows are not yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from persist.client.arguments import checked
+from persist.client.shard import Shard
+from persist.client.write import Updates, WriteHandle
+from persist.core.attribute import AttributeUpdate
+from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, PersistError, Unavailable
+from persist.patterns.given import one_table
+from persist.patterns.numbered import Numbered
+from persist.patterns.routes import Epoch, Routes
+
+NAME_CHARS_MAX = 128
+SENT_AT_ONCE = 16  # shards
+EPOCHS_TRIED_MAX = 100  # of one append: the routes were changed meanwhile
+
+
+class _Lane:
+    """The writer's way into one shard, in one epoch."""
+
+    def __init__(self, routes: Routes, shard: Shard, writer: WriteHandle, name: str, epoch: int) -> None:
+        self.numbered = Numbered(shard, f"routed {routes.shard.name} {name}", str(epoch))
+        self._writer = writer
+        self._gate = AttributeUpdate.replace_if_equals(routes.gate, epoch, epoch)
+
+    def send(self, rows: pa.Table, number: int) -> bool:
+        """Land the rows, once. False where the epoch has ended: they may have landed before that.
+
+        Raises AttributeMismatch (another instance was opened), and what an insert may.
+        """
+        try:
+            self._writer.insert(rows, attributes=(self._gate, *self.numbered.conditions(number)))
+        except AttributeMismatch as error:
+            if self._gate.key in error.details.get("actual", {}):
+                return False
+            if not self.numbered.landed(error, number):
+                raise
+        except Indeterminate:  # a later try may have been refused because this one has landed
+            if self.numbered.last() < number:
+                raise
+        return True
+
+
+class RoutedWriter:
+    """The writer called `name` of these routes; numbers its appends from 1 on. Thread-safe: appends take turns.
+
+    Opening one of the same name, anywhere, ends the one that was open. Where the routes are changed it goes on by them.
+    """
+
+    def __init__(self, routes: Routes, name: str) -> None:
+        """Take over from the one of this name before it.
+
+        Args:
+            routes: where rows go.
+            name: who writes, up to 128 characters.
+        Raises: InvalidUsage (the arguments are others), Unavailable (many open it at once; retry).
+        """
+        checked("routes", routes, Routes)
+        checked("name", name, str)
+        if not 0 < len(name) <= NAME_CHARS_MAX:
+            raise InvalidUsage(f"name is {name!r:.100}; it must have 1 to {NAME_CHARS_MAX} characters")
+        self.routes = routes
+        self.name = name
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(SENT_AT_ONCE, thread_name_prefix=f"persist-routed-{name}")
+        self._writers: dict[str, WriteHandle] = {}
+        self._home = Numbered(routes.shard, f"routed {name}")
+        self._home.take_over()
+        self._incomplete: pa.Table | None = None  # the rows of an append of which not all is known to have landed
+        self._ended: dict[int, list[int]] = {}  # of epochs that have ended: the last number by slot
+        self._lanes: list[_Lane] = []
+        self._numbers: list[int] = []  # the last number by slot, in the epoch of now
+        self._epochs: list[Epoch] = []  # up to the one of now
+        self._adopt()
+        self.acknowledged = max(0, max(max(numbers) for numbers in (*self._ended.values(), self._numbers)) - 1)
+
+    def __repr__(self) -> str:
+        return f"RoutedWriter({self.routes.shard.name!r}, {self.name!r}, acknowledged={self.acknowledged})"
+
+    def append(self, updates: Updates) -> int:
+        """Append rows: each goes to the shard of its key, at a time that the service chooses there.
+
+        It is not atomic over shards. After an error, or a crash, append the same rows again: each row lands once.
+
+        Args:
+            updates: as `Shard.insert` says, without `__time`.
+        Returns: the number of this append: all of it has landed, and so have those before it. `acknowledged` is the
+            last of them. When just opened: where to go on. The one after it may have landed in part, or as a whole;
+            append it again all the same.
+        Raises: InvalidUsage (the rows do not fit, and none was written; or an append before has to be repeated first),
+            AttributeMismatch (it was opened elsewhere), Unavailable, Overloaded or Indeterminate (some of it may have
+            happened: append the same rows again).
+        """
+        with self._lock:
+            rows = one_table(updates, self._shard(self._epochs[-1].shards[0]), "a routed writer")
+            if self._incomplete is not None and not self._incomplete.equals(rows):
+                raise InvalidUsage(
+                    f"append {self.acknowledged + 1} of routed writer {self.name!r} is not complete; append its rows "
+                    "again first"
+                )
+            self._incomplete = rows
+            self._land(rows, self.acknowledged + 1)
+            self._incomplete = None
+            self.acknowledged += 1
+            return self.acknowledged
+
+    def close(self) -> None:
+        """Give back what it holds. Raises what every call may."""
+        self._pool.shutdown()
+        for writer in self._writers.values():
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- how
+
+    def _land(self, rows: pa.Table, number: int) -> None:
+        ended: set[int] = set()
+        for _ in range(EPOCHS_TRIED_MAX):
+            for epoch in self._epochs[:-1]:  # what has landed in epochs that have ended
+                if epoch.number not in ended and max(self._ended[epoch.number]) >= number:
+                    rows = self._left(rows, epoch, self._ended[epoch.number], number)
+                ended.add(epoch.number)
+            if self._sent(rows, number):
+                return
+            self._adopt()
+        raise Unavailable(f"routes {self.routes.shard.name!r} are changed all the time; append the same rows again")
+
+    def _left(self, rows: pa.Table, epoch: Epoch, numbers: list[int], number: int) -> pa.Table:
+        """The rows that have not landed by the routes of that epoch."""
+        landed = np.array(numbers) >= number
+        return rows.filter(pa.array(~landed[epoch.slots(rows, self.routes.by)]))
+
+    def _sent(self, rows: pa.Table, number: int) -> bool:
+        """Send the rows by the routes of now; False where these have changed."""
+        slots = self._epochs[-1].slots(rows, self.routes.by)
+        wanted = [int(slot) for slot in np.unique(slots) if self._numbers[slot] < number]
+        pieces = {slot: rows.take(np.flatnonzero(slots == slot)) for slot in wanted}
+        return self._all_landed(self._outcomes(pieces, number), number)
+
+    def _outcomes(self, pieces: dict[int, pa.Table], number: int) -> Iterable[tuple[int, bool | PersistError]]:
+        def send(slot: int) -> tuple[int, bool | PersistError]:
+            try:
+                return slot, self._lanes[slot].send(pieces[slot], number)
+            except PersistError as error:
+                return slot, error
+
+        return [send(slot) for slot in pieces] if len(pieces) == 1 else self._pool.map(send, pieces)
+
+    def _all_landed(self, outcomes: Iterable[tuple[int, bool | PersistError]], number: int) -> bool:
+        landed, errors = True, []
+        for slot, outcome in outcomes:
+            if isinstance(outcome, PersistError):
+                errors.append(outcome)
+            elif outcome:
+                self._numbers[slot] = number
+            else:
+                landed = False
+        if errors:
+            raise errors[0]
+        return landed
+
+    def _adopt(self) -> None:
+        """Go on by the routes of now: be the one instance there, and learn what has landed.
+
+        Who reads the routes after this instance has begun sees it in the end, since `check` comes last.
+        """
+        epochs = self.routes.epochs()
+        lanes = self._lanes_of(epochs[-1])
+        for lane in lanes:
+            lane.numbered.follow(self._home.instance)
+        self._home.check()
+        for epoch in epochs[:-1]:
+            if epoch.number not in self._ended:
+                self._ended[epoch.number] = [lane.numbered.last() for lane in self._lanes_of(epoch)]
+        self._epochs, self._lanes = epochs, lanes
+        self._numbers = [lane.numbered.last() for lane in lanes]
+
+    def _lanes_of(self, epoch: Epoch) -> list[_Lane]:
+        return [
+            _Lane(self.routes, self._shard(name), self._writer(name), self.name, epoch.number) for name in epoch.shards
+        ]
+
+    def _shard(self, name: str) -> Shard:
+        return self.routes.of(name)
+
+    def _writer(self, name: str) -> WriteHandle:
+        if name not in self._writers:
+            self._writers[name] = self._shard(name).open_writer(purpose=f"routed writer {self.name}")
+        return self._writers[name]

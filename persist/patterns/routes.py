@@ -1,0 +1,228 @@
+"""Routes: which of several shards has a key, epoch by epoch, kept in a small shard of their own.
+
+An epoch is a list of shards. A change of the list takes two commits here: the first proposes the next epoch, the second
+opens it. Between them the gate of every shard of both epochs is moved: an attribute that has the epoch, on which each
+routed append is conditional. So once the next epoch is open, nothing more comes to the one before it, and it is written
+down where that ended in each shard. Whoever finds a proposal opens it; each step may be repeated, by anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persist.client.arguments import checked, names
+from persist.client.connect import Client
+from persist.client.shard import Shard
+from persist.core.attribute import AttributeKey, AttributeUpdate, named_key
+from persist.core.errors import AttributeMismatch, Conflict, InvalidUsage, Unavailable, UpperMismatch
+from persist.patterns.hashing import HASH, check_type, hashes_of
+
+SHARDS_MAX = 1_000  # of one epoch
+EPOCHS_MAX = 10_000
+TRIES_MAX = 100  # each failed one means that somebody else has changed the routes
+EPOCH, KIND, SLOT, NAME, AT = "epoch", "kind", "slot", "name", "at"
+BY, HASHED, ROUTE, OPENED = "by", "hash", "route", "opened"
+SCHEMA = pa.schema(
+    [
+        pa.field(EPOCH, pa.int64(), nullable=False),
+        pa.field(KIND, pa.string(), nullable=False),
+        pa.field(SLOT, pa.int64(), nullable=False),
+        pa.field(NAME, pa.string(), nullable=False),
+        pa.field(AT, pa.int64()),
+    ]
+)
+KEY = (EPOCH, KIND, SLOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The shards of an epoch, by slot. `began`: the upper that shards had when it was opened, those of the epoch
+    before it too, which ended there. None: it is proposed."""
+
+    number: int
+    shards: tuple[str, ...]
+    began: dict[str, int] | None
+
+    def slots(self, rows: pa.Table, by: tuple[str, ...]) -> Any:
+        """The slot of each row: an array of integers."""
+        return hashes_of(rows, by) % np.uint64(len(self.shards))
+
+
+class Routes:
+    """The routes of rows over several shards. `Routes.open` gives one. Thread-safe."""
+
+    def __init__(self, client: Client, shard: Shard) -> None:
+        self.client = client
+        self.shard = shard
+        self.gate: AttributeKey = named_key(f"routes {shard.name}")
+        self.by: tuple[str, ...] = ()
+        self._known: tuple[int, list[Epoch]] = (0, [])
+        self._shards: dict[str, Shard] = {}
+
+    @classmethod
+    def open(
+        cls, client: Client, name: str, shards: Sequence[str] | None = None, by: Sequence[str] | None = None
+    ) -> Routes:
+        """The routes called `name`, which is that of the small shard that keeps them. They are made if they are not.
+
+        Args:
+            client: by which all shards are reached.
+            name: of the routes.
+            shards: names of 1 to 1,000 shards that are there and have one schema; for routes that are there: None, or
+                those of now.
+            by: key columns whose values say to which shard a row goes; likewise.
+        Raises: InvalidUsage (no such shards or columns, or the routes are others: `change` them), UnknownShard (one of
+            the shards, or routes of which nothing is said, are not there).
+        """
+        checked("client", client, Client)
+        listed = None if shards is None else checked_shards(client, shards)
+        wanted = None if by is None else names("by", by)
+        if listed is None or wanted is None:
+            found = cls(client, client.shard(name))
+        else:
+            _check_by(client.shard(listed[0]), wanted)
+            found = cls(client, client.create_shard(name, SCHEMA, list(KEY), history="forever"))
+            found._begin(listed, wanted)
+        current = found.current()
+        if (listed or current.shards) != current.shards or (wanted or found.by) != found.by:
+            raise InvalidUsage(
+                f"routes {name!r} lead by {list(found.by)} to {list(current.shards)}, not to what was given; leave "
+                "that out, or change the shards with Routes.change"
+            )
+        return found
+
+    def __repr__(self) -> str:
+        return f"Routes({self.shard.name!r}, {len(self._known[1])} epochs)"
+
+    def epochs(self) -> list[Epoch]:
+        """All epochs, the last one open: a proposal that somebody left is opened first. Raises what every call may."""
+        for _ in range(TRIES_MAX):
+            found = self._read()
+            if found and found[-1].began is not None:
+                return found
+            if not found:
+                raise InvalidUsage(f"shard {self.shard.name!r} has no routes yet; say which shards, and by what")
+            self._open_proposed(found)
+        raise Unavailable(f"routes {self.shard.name!r} are changed all the time; retry")
+
+    def opened(self) -> list[Epoch]:
+        """The epochs that are open or have ended, in order: reads alone. Raises what every call may."""
+        return [epoch for epoch in self._read() if epoch.began is not None]
+
+    def current(self) -> Epoch:
+        """The epoch of now."""
+        return self.epochs()[-1]
+
+    def change(self, shards: Sequence[str]) -> Epoch:
+        """Route rows to these shards from now on. Writers go on by themselves. Repeating it is safe.
+
+        Returns: the epoch of these shards. Raises: InvalidUsage (no such shards), UnknownShard, Conflict (somebody
+            changes them otherwise at the same time: look at `current`, and decide anew), Indeterminate (it may have
+            happened: repeat it).
+        """
+        listed = checked_shards(self.client, shards)
+        _check_by(self.client.shard(listed[0]), self.by)
+        current = self.current()
+        if current.shards == listed:
+            return current
+        number = current.number + 1
+        if number >= EPOCHS_MAX:
+            raise InvalidUsage(
+                f"routes {self.shard.name!r} were changed {number} times, which is the most; make others"
+            )
+        if not self._committed(_rows(number, ROUTE, listed), 2 * number):
+            raise Conflict(f"somebody else changes routes {self.shard.name!r}; look at them, and decide anew")
+        return self.current()
+
+    def of(self, name: str) -> Shard:
+        """The shard of that name, opened once. Raises UnknownShard."""
+        if name not in self._shards:
+            self._shards[name] = self.client.shard(name)
+        return self._shards[name]
+
+    # --- how
+
+    def _begin(self, shards: tuple[str, ...], by: tuple[str, ...]) -> None:
+        first = [_rows(0, BY, by), _rows(0, HASHED, (HASH,)), _rows(0, ROUTE, shards)]
+        if self.shard.upper().element == 0:
+            self._committed(pa.concat_tables(first), 0)
+
+    def _committed(self, rows: pa.Table, at: int) -> bool:
+        """Write the rows at that time; False if somebody else has written there."""
+        try:
+            self.shard.compare_and_append(rows, at, at + 1)
+        except UpperMismatch:
+            return False
+        return True
+
+    def _read(self) -> list[Epoch]:
+        upper = self.shard.upper().element
+        if upper == self._known[0]:
+            return self._known[1]
+        with self.shard.snapshot(purpose="routes") as snapshot:
+            rows = snapshot.to_arrow().to_pylist()
+        by = [row[NAME] for row in rows if row[KIND] == BY]
+        hashed = [row[NAME] for row in rows if row[KIND] == HASHED]
+        if hashed and hashed != [HASH]:
+            raise InvalidUsage(f"routes {self.shard.name!r} are by the hash {hashed[0]!r}; this version knows {HASH!r}")
+        found: dict[int, tuple[list[str], dict[str, int]]] = {}
+        for row in rows:  # in key order: epoch, kind, slot
+            shards, began = found.setdefault(row[EPOCH], ([], {}))
+            if row[KIND] == ROUTE:
+                shards.append(row[NAME])
+            elif row[KIND] == OPENED:
+                began[row[NAME]] = row[AT]
+        epochs = [Epoch(number, tuple(shards), began or None) for number, (shards, began) in found.items()]
+        self.by, self._known = tuple(by), (snapshot.as_of + 1, epochs)
+        return epochs
+
+    def _open_proposed(self, epochs: list[Epoch]) -> None:
+        """Close the gates to the epoch before, and write down where it ended."""
+        proposed = epochs[-1]
+        before = epochs[-2].shards if len(epochs) > 1 else ()
+        shards = [self.of(name) for name in dict.fromkeys((*before, *proposed.shards))]
+        for shard in shards:
+            try:
+                shard.attributes.update(AttributeUpdate.replace_if_greater(self.gate, proposed.number))
+            except AttributeMismatch:  # somebody else has done it
+                continue
+        began = {shard.name: _upper(shard) for shard in shards}
+        self._committed(_rows(proposed.number, OPENED, tuple(began), list(began.values())), 2 * proposed.number + 1)
+
+
+def checked_shards(client: Client, given: Sequence[str]) -> tuple[str, ...]:
+    """The names of the shards. Raises InvalidUsage (none, too many, one twice, or two schemas), UnknownShard."""
+    found = names("shards", given)
+    if not 0 < len(found) <= SHARDS_MAX or len(set(found)) < len(found):
+        raise InvalidUsage(f"shards are {len(found)} names; rows are routed to 1 to {SHARDS_MAX} different ones")
+    schemas = [client.shard(name).schema for name in found]
+    for name, schema in zip(found, schemas, strict=True):
+        if not schema.arrow.equals(schemas[0].arrow) or schema.key != schemas[0].key:
+            raise InvalidUsage(f"shards {found[0]!r} and {name!r} have different schemas; rows are routed to like ones")
+    return found
+
+
+def _check_by(shard: Shard, by: tuple[str, ...]) -> None:
+    if not by or not set(by) <= set(shard.schema.key):
+        raise InvalidUsage(f"rows are routed by key columns, some of {list(shard.schema.key)}, not by {list(by)}")
+    for name in by:
+        check_type(name, shard.schema.arrow.field(name).type)
+
+
+def _rows(epoch: int, kind: str, listed: tuple[str, ...], at: list[int] | None = None) -> pa.Table:
+    count = len(listed)
+    columns: list[list[Any]] = [[epoch] * count, [kind] * count, list(range(count)), list(listed), at or [None] * count]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _upper(shard: Shard) -> int:
+    upper = shard.upper().element
+    if upper is None:
+        raise Conflict(f"shard {shard.name!r} is closed; route rows to one that is open")
+    return upper

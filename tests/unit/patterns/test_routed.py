@@ -1,0 +1,417 @@
+"""One writer over several shards: each append once, in order by key, through restarts and changes of their number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable, UnknownShard
+from persist.patterns.hashing import BASE, MODULUS, hashes_of
+from persist.patterns.routed import RoutedWriter
+from persist.patterns.routed_read import RoutedPosition, RoutedReader, read_routed
+from persist.patterns.routes import Routes
+from tests.support.bound import Processes
+from tests.support.location import memory_location
+
+ROWS = pa.schema([("key", pa.string()), ("who", pa.string()), ("number", pa.int64())])
+SHARDS = ["s0", "s1", "s2", "s3"]
+STEPS = 30
+SEEDS = range(4)
+PROOF_SEEDS = range(4, 30)
+
+
+class Lossy:
+    """A writer before whose commits others act, or whose requests or answers are lost."""
+
+    def __init__(self, writer: Any, act: Callable[[], None], chosen: random.Random) -> None:
+        self._writer, self._act, self._chosen = writer, act, chosen
+
+    def insert(self, *args: Any, **options: Any) -> Any:
+        fate = self._chosen.random()
+        if fate < 0.1:
+            self._act()
+        if 0.8 < fate < 0.85:
+            raise Indeterminate("nobody got it")
+        found = self._writer.insert(*args, **options)
+        if fate > 0.9:
+            raise Indeterminate("the answer was lost")
+        return found
+
+
+class InTurn:
+    """Sends to one shard after the other, so that a story follows from its seed."""
+
+    def map(self, send: Callable[[int], Any], slots: Any) -> list[Any]:
+        return [send(slot) for slot in slots]
+
+
+class Story:
+    """Writers by a seed, one acting at a time. The model: what each has appended, in the order of all."""
+
+    def __init__(self, seed: int) -> None:
+        self.chosen = random.Random(seed)
+        self.processes = Processes()
+        client = self.processes.client()
+        for name in SHARDS:
+            client.create_shard(name, ROWS, ["key"], history="forever")
+        Routes.open(client, "routes", SHARDS[:2], by=["key"])
+        self.sources: dict[str, list[list[dict[str, Any]]]] = {"w0": [], "w1": []}
+        self.order: list[dict[str, Any]] = []
+        self.writers = {name: self.opened(name) for name in self.sources}
+        self.reader = RoutedReader(Routes.open(self.processes.client(), "routes"))
+        self.read: list[dict[str, Any]] = []
+        self.epochs = 1
+
+    def opened(self, name: str) -> RoutedWriter:
+        while True:
+            with suppress(Indeterminate):
+                found = RoutedWriter(Routes.open(self.processes.client(), "routes"), name)
+                break
+        assert len(self.sources[name]) - 1 <= found.acknowledged + 1
+        writers = {shard: found._writer(shard) for shard in SHARDS}
+        lossy = {shard: Lossy(writer, self.change, self.chosen) for shard, writer in writers.items()}
+        found._writers, found._pool = lossy, InTurn()  # type: ignore[assignment]
+        for lane in found._lanes:
+            lane._writer = lossy[lane.numbered.shard.name]  # type: ignore[assignment]
+        return found
+
+    def append(self, name: str) -> None:
+        """The next append of the source, tried by one instance after the other until one has landed it."""
+        source = self.sources[name]
+        writer = self.writers[name]
+        if writer.acknowledged == len(source):
+            number = len(source)
+            keys = [self.chosen.choice("abcdefgh") for _ in range(self.chosen.randint(1, 4))]
+            source.append([{"key": key, "who": name, "number": 10 * number + at} for at, key in enumerate(keys)])
+        rows = source[writer.acknowledged]
+        while True:
+            try:
+                writer.append(rows)
+                break
+            except Indeterminate:
+                if self.chosen.random() < 0.5:  # killed in the middle, and started again
+                    writer = self.writers[name] = self.opened(name)
+        if rows[0] not in self.order:
+            self.order += rows
+
+    def change(self) -> None:
+        wanted = self.chosen.sample(SHARDS, self.chosen.randint(1, 4))
+        routes = Routes.open(self.processes.client(), "routes")
+        if self.chosen.random() < 0.5:  # who changes them dies in the middle, and whoever comes next goes on
+            routes._open_proposed = lambda epochs: (_ for _ in ()).throw(Unavailable("killed"))  # type: ignore[method-assign]
+        with suppress(Unavailable, Conflict):
+            routes.change(wanted)
+
+    def act(self) -> None:
+        name = self.chosen.choice(sorted(self.writers))
+        match self.chosen.choice(["append"] * 5 + ["kill", "change", "read"]):
+            case "append":
+                self.append(name)
+            case "kill":
+                self.writers[name] = self.opened(name)
+            case "change":
+                self.change()
+            case "read":
+                self.go_on_reading()
+
+    def go_on_reading(self) -> None:
+        for event in self.reader.next_events():
+            self.read += event.updates.drop_columns(["__time", "__diff"]).to_pylist()
+        position = RoutedPosition.from_json(self.reader.position.to_json())
+        if self.chosen.random() < 0.5:
+            self.reader = RoutedReader(Routes.open(self.processes.client(), "routes"), position)
+
+    def check(self) -> None:
+        self.go_on_reading()
+        whole = read_routed(Routes.open(self.processes.client(), "routes"))
+        assert set(whole.column("__diff").to_pylist()) <= {1}
+        for found in (self.read, whole.select(ROWS.names).to_pylist()):
+            assert by_key(found) == by_key(self.order)
+        keys = whole.column("key").to_pylist()
+        assert keys == sorted(keys)
+
+
+def by_key(rows: list[dict[str, Any]]) -> dict[str, list[list[tuple[str, int]]]]:
+    """The updates of each key, append by append: within one append they have no order."""
+    found: dict[str, list[list[tuple[str, int]]]] = {}
+    for row in rows:
+        found.setdefault(row["key"], []).append((row["who"], row["number"]))  # type: ignore[arg-type]
+    groups = {key: groupby(numbers, lambda n: (n[0], n[1] // 10)) for key, numbers in found.items()}  # type: ignore[index]
+    return {key: [sorted(group) for _, group in grouped] for key, grouped in groups.items()}  # type: ignore[type-var]
+
+
+def check(seed: int) -> None:
+    story = Story(seed)
+    for _ in range(STEPS):
+        story.act()
+    for name in story.sources:
+        while story.writers[name].acknowledged < len(story.sources[name]):
+            story.append(name)
+    story.check()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_append_is_there_once_in_order_by_key(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.proof
+def test_each_append_is_there_once_in_order_by_key_in_many_stories() -> None:
+    for seed in PROOF_SEEDS:
+        check(seed)
+
+
+# --- parts of it
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client(EmbeddedTransport(memory_location())) as client:
+        for name in SHARDS:
+            client.create_shard(name, ROWS, ["key"])
+        yield client
+
+
+def row(key: str, number: int = 0) -> dict[str, Any]:
+    return {"key": key, "who": "w", "number": number}
+
+
+def test_all_rows_of_a_key_go_to_one_shard(client: Client) -> None:
+    with RoutedWriter(Routes.open(client, "routes", SHARDS, by=["key"]), "w") as writer:
+        for number in range(3):
+            assert writer.append([row(f"k{key}", number) for key in range(20)]) == number + 1
+    held = [{found["key"] for found in client.shard(name).snapshot().to_arrow().to_pylist()} for name in SHARDS]
+    assert sum(map(len, held)) == len(set().union(*held)) == 20
+    assert all(held)
+
+
+def test_a_writer_that_starts_again_ends_the_one_before_it(client: Client) -> None:
+    routes = Routes.open(client, "routes", SHARDS[:1], by=["key"])
+    old = RoutedWriter(routes, "w")
+    old.append([row("a")])
+    new = RoutedWriter(routes, "w")
+    assert new.acknowledged == 0  # the first append may be there in part
+    assert new.append([row("a")]) == 1
+    assert new.append([row("b")]) == 2
+    with pytest.raises(AttributeMismatch, match="opened elsewhere"):
+        old.append([row("c")])
+    assert client.shard("s0").count() == 2
+
+
+def test_an_append_that_is_not_complete_is_repeated_first(client: Client) -> None:
+    writer = RoutedWriter(Routes.open(client, "routes", SHARDS, by=["key"]), "w")
+    inserts = writer._lanes[0]._writer
+
+    class Down:
+        def insert(self, *_: Any, **__: Any) -> None:
+            raise Unavailable("nobody answers")
+
+    writer._lanes[0]._writer = Down()  # type: ignore[assignment]
+    rows = [row(f"k{key}") for key in range(20)]
+    with pytest.raises(Unavailable):
+        writer.append(rows)
+    with pytest.raises(InvalidUsage, match=r"append 1 .* is not complete"):
+        writer.append([row("other")])
+    writer._lanes[0]._writer = inserts
+    assert writer.append(rows) == 1
+    assert sum(client.shard(name).count() for name in SHARDS) == 20
+
+
+def test_rows_of_an_append_that_landed_in_part_go_on_by_new_routes(client: Client) -> None:
+    routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
+    writer = RoutedWriter(routes, "w")
+    inserts = writer._lanes[0]._writer
+
+    class Changed:
+        def insert(self, *args: Any, **options: Any) -> Any:
+            Routes.open(client, "routes").change(SHARDS[1:])
+            return inserts.insert(*args, **options)
+
+    writer._lanes[0]._writer = Changed()  # type: ignore[assignment]
+    assert writer.append([row(f"k{key}") for key in range(20)]) == 1
+    found = read_routed(Routes.open(client, "routes"))
+    assert found.column("key").to_pylist() == sorted(f"k{key}" for key in range(20))
+    assert set(found.column("__epoch").to_pylist()) == {0, 1}
+
+
+def test_rows_beyond_what_is_read_at_once_are_refused(client: Client) -> None:
+    routes = Routes.open(client, "routes", SHARDS, by=["key"])
+    RoutedWriter(routes, "w").append([row("a"), row("b"), row("c")])
+    with pytest.raises(InvalidUsage, match="more than 2 updates"):
+        read_routed(routes, rows_max=2)
+    assert read_routed(routes, key_prefix="b", rows_max=1).column("key").to_pylist() == ["b"]
+    with pytest.raises(InvalidUsage):
+        read_routed(routes, rows_max=0)
+
+
+def test_routes_without_rows_are_read_as_none(client: Client) -> None:
+    found = read_routed(Routes.open(client, "routes", SHARDS, by=["key"]))
+    assert found.num_rows == 0
+    assert found.schema.names == [*ROWS.names, "__time", "__diff", "__epoch"]
+
+
+# --- what is wrong: each row of the table in docs/patterns.md
+
+
+def test_routes_that_are_not_there_are_told(client: Client) -> None:
+    with pytest.raises(UnknownShard):
+        Routes.open(client, "routes")
+    with pytest.raises(UnknownShard):
+        Routes.open(client, "routes", ["s0", "nowhere"], by=["key"])
+    assert "routes" not in client.shards()
+
+
+@pytest.mark.parametrize(
+    ("shards", "by", "said"),
+    [
+        ([], ["key"], "0 names"),
+        (["s0", "s0"], ["key"], "different ones"),
+        (["s0", "other"], ["key"], "different schemas"),
+        ("s0", ["key"], "list of names"),
+        (["s0"], [], "by key columns"),
+        (["s0"], ["who"], "by key columns"),
+        (["s0"], "key", "list of names"),
+        (["other"], ["key"], "by which no row is routed"),
+    ],
+)
+def test_what_are_no_routes_is_refused(client: Client, shards: Any, by: Any, said: str) -> None:
+    client.create_shard("other", pa.schema([("key", pa.float64())]), ["key"])
+    with pytest.raises(InvalidUsage, match=said):
+        Routes.open(client, "routes", shards, by=by)
+    assert "routes" not in client.shards()
+
+
+def test_routes_are_not_changed_by_opening_them(client: Client) -> None:
+    Routes.open(client, "routes", SHARDS[:2], by=["key"])
+    with pytest.raises(InvalidUsage, match=r"Routes\.change"):
+        Routes.open(client, "routes", SHARDS[:3], by=["key"])
+    assert Routes.open(client, "routes", SHARDS[:2]).current().number == 0
+
+
+def test_a_change_to_what_they_are_changes_nothing(client: Client) -> None:
+    routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
+    assert routes.change(SHARDS[:2]).number == 0
+    assert routes.change(SHARDS[:3]).number == 1
+    with pytest.raises(InvalidUsage):
+        routes.change([])
+
+
+def test_a_hash_that_this_version_does_not_know_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("persist.patterns.routes.HASH", "other/2")
+        Routes.open(client, "routes", SHARDS, by=["key"])
+    with pytest.raises(InvalidUsage, match="other/2"):
+        Routes.open(client, "routes")
+
+
+def test_a_closed_shard_takes_no_routes(client: Client) -> None:
+    client.shard("s1").advance_upper(None)
+    with pytest.raises(Conflict, match="closed"):
+        Routes.open(client, "routes", SHARDS, by=["key"])
+
+
+@pytest.mark.parametrize("rows", [[{"key": "a", "__time": 0}], [{"other": 1}], [{"number": "x"}], iter([]), "text"])
+def test_rows_that_do_not_fit_are_refused_and_none_is_written(client: Client, rows: Any) -> None:
+    writer = RoutedWriter(Routes.open(client, "routes", SHARDS, by=["key"]), "w")
+    with pytest.raises(InvalidUsage):
+        writer.append(rows)
+    assert writer.append([row("a")]) == 1
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, 1, None])
+def test_a_writer_has_a_name(client: Client, name: Any) -> None:
+    with pytest.raises(InvalidUsage):
+        RoutedWriter(Routes.open(client, "routes", SHARDS, by=["key"]), name)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"epoch": -1, "uppers": {}}, {"epoch": 0, "uppers": {"s0": -1}}, {"epoch": "0"}])
+def test_what_is_no_position_of_a_reader_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidUsage):
+        RoutedPosition.from_json(wrong)
+
+
+# --- the hash
+
+
+def mixed(number: int) -> int:
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 % MODULUS
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB % MODULUS
+    return number ^ (number >> 31)
+
+
+def naive(values: list[Any]) -> int:
+    """The hash of one row, value by value and byte by byte."""
+    found = 0
+    for value in values:
+        if value is None:
+            number = 0x6E756C6C
+        elif isinstance(value, int):
+            number = value % MODULUS
+        else:
+            content = value.encode() if isinstance(value, str) else value
+            number = sum((byte + 1) * pow(BASE, -at, MODULUS) for at, byte in enumerate(content)) % MODULUS
+        found = mixed((found + number + 0x9E3779B97F4A7C15) % MODULUS)
+    return found
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.lists(st.tuples(st.none() | st.text(), st.none() | INT64), max_size=8), st.integers(0, 3))
+def test_the_hash_of_columns_is_that_of_each_row(rows: list[tuple[str | None, int | None]], skipped: int) -> None:
+    table = pa.table(
+        {"a": pa.array([a for a, _ in rows], pa.string()), "b": pa.array([b for _, b in rows], pa.int64())}
+    ).slice(skipped)
+    assert hashes_of(table, ("a", "b")).tolist() == [naive(list(row)) for row in rows[skipped:]]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        (
+            ["", "a", "orders", None],
+            pa.string(),
+            [16294208416658607535, 17360999193197444373, 10805596194968938291, 2361492071075283931],
+        ),
+        (
+            [0, 1, -1, 2**40],
+            pa.int64(),
+            [16294208416658607535, 10451216379200822465, 16490336266968443936, 2296115805719413641],
+        ),
+    ],
+)
+def test_the_hash_is_the_same_for_ever(values: list[Any], kind: pa.DataType, expected: list[int]) -> None:
+    assert hashes_of(pa.table({"a": pa.array(values, kind)}), ("a",)).tolist() == expected
+
+
+def test_what_is_equal_in_another_type_goes_the_same_way() -> None:
+    whole = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64(), pa.date32(), pa.bool_()]
+    texts = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+    for kinds, values in ((whole, [0, 1]), (texts, ["", "x"])):
+        found = {
+            tuple(hashes_of(pa.table({"a": pa.array(values).cast(kind)}), ("a",)))
+            for kind in kinds
+            if kind != pa.date32()
+        }
+        assert len(found) == 1
+    day = pa.table({"a": pa.array([datetime(1970, 1, 2, tzinfo=UTC)]).cast(pa.date32())})
+    assert hashes_of(day, ("a",)) == hashes_of(pa.table({"a": [1]}), ("a",))
+
+
+def test_keys_are_spread_evenly() -> None:
+    for values in (range(10_000), [f"customer-{n:06d}" for n in range(10_000)]):
+        slots = hashes_of(pa.table({"a": list(values)}), ("a",)) % np.uint64(7)
+        counts = np.bincount(slots.astype(np.int64), minlength=7)
+        assert 1_200 < counts.min() <= counts.max() < 1_660
