@@ -201,3 +201,15 @@ def test_after_the_level_was_raised_the_way_back_is_a_backup_from_before(tmp_pat
         client.shard("orders").insert([{"id": 3}])
         assert rows(client) == [1, 3]
     assert level(Path(again)) == OLD
+
+
+def test_an_older_client_writes_and_reads_through_a_newer_server(tmp_path: Path) -> None:
+    rows_of, directory = tmp_path / "rows.csv", tmp_path / "data"
+    rows_of.write_text("id\n2\n3\n")
+    with servers(directory, NEWER) as one, persist.connect(one.urls[0]) as client:
+        client.create_shard("orders", SCHEMA, key=["id"]).insert([{"id": 1}])
+        assert level(directory) == NEW
+        ran_older("import", "orders", str(rows_of), "--url", one.urls[0])
+        assert rows(client) == [1, 2, 3]
+        read = ran_older("cat", "orders", "--url", one.urls[0], "--format", "csv")
+        assert read.splitlines()[1:] == ["1", "2", "3"]

@@ -144,7 +144,9 @@ class Build:
                 path = self.context / source
             to = self._inside(at / target)
             if path.is_dir():
-                shutil.copytree(path, to, symlinks=True, ignore=self._kept_out, dirs_exist_ok=True)
+                # What a stage has made nobody changes any more, so links stand for copies.
+                copy = os.link if "from" in options else shutil.copy2
+                shutil.copytree(path, to, symlinks=True, ignore=self._kept_out, dirs_exist_ok=True, copy_function=copy)
             else:
                 to = to / path.name if target.endswith("/") else to
                 to.parent.mkdir(parents=True, exist_ok=True)
