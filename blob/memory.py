@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from blob.errors import BlobExists, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
@@ -22,6 +24,7 @@ class MemoryBlob(Blob):
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._blobs: dict[str, tuple[bytes, int]] = {}
+        self._keys: list[str] = []  # ascending, so that a listing costs what it finds
 
     @property
     def url(self) -> str:
@@ -31,7 +34,10 @@ class MemoryBlob(Blob):
         check_key(key)
         held = bytes(data)
         with self._lock:
-            found = self._blobs.setdefault(key, (held, self._now_ms()))
+            found = self._blobs.get(key)
+            if found is None:
+                found = self._blobs[key] = (held, self._now_ms())
+                insort(self._keys, key)
         if found[0] != held:
             raise BlobExists(f"blob {key} exists with other bytes; keys are single-use")
 
@@ -61,13 +67,15 @@ class MemoryBlob(Blob):
             check_key(key)
         with self._lock:
             for key in keys:
-                self._blobs.pop(key, None)
+                if self._blobs.pop(key, None) is not None:
+                    del self._keys[bisect_left(self._keys, key)]
 
     def list(self, prefix: str) -> Iterator[BlobStat]:
         check_prefix(prefix)
         with self._lock:
-            found = [BlobStat(k, len(d), ms) for k, (d, ms) in self._blobs.items() if k.startswith(prefix)]
-        return iter(sorted(found, key=lambda stat: stat.key))
+            beyond = map(self._keys.__getitem__, range(bisect_left(self._keys, prefix), len(self._keys)))
+            keys = list(takewhile(lambda key: key.startswith(prefix), beyond))
+            return iter([BlobStat(key, len(self._blobs[key][0]), self._blobs[key][1]) for key in keys])
 
     def check(self) -> None:
         if self._blobs is None:

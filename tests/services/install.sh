@@ -9,6 +9,8 @@ need() { # PROGRAM PACKAGE...
 need etcd etcd-server
 need radosgw radosgw ceph-mon ceph-osd
 need ceph-osd ceph-osd ceph-mon
+need chromium chromium
+need chromedriver chromium-driver
 need promtool prometheus # not the server: only its tool is used
 need systemd-analyze systemd # not the service manager: only its tool is used
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || need postgres postgresql

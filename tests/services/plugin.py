@@ -26,6 +26,7 @@ import pytest
 from boto3.session import Session
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.services.chromium import Browser, start_chromium
 from tests.services.etcd import EtcdCluster, start_etcd
 from tests.services.fault_proxy import FaultProxy
 from tests.services.postgres import Postgres, start_postgres
@@ -88,6 +89,14 @@ def services_dir() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="persist-tests-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of this process."""
+    started = _need(start_chromium)
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")

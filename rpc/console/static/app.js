@@ -24,7 +24,7 @@ async function route() {
     fill(main, h("p", { class: "state", role: "status", textContent: "Loading…" }));
     await tryToken(signal);
     const shard = name === undefined ? null : decodeURIComponent(name);
-    document.title = shard === null ? "persist" : `${shard} – persist`;
+    document.title = shard === null ? "persist" : `${shard} - persist`;
     fill(where, shard === null ? null : h("span", {}, h("a", { href: "#/", textContent: "Shards" }), " / ", shard));
     if (shard === null) showList(main, signal);
     else showShard(main, shard, signal);

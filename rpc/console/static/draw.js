@@ -26,7 +26,7 @@ export function sparkline(recent, width = 120, height = 24) {
     const tall = Math.max(1.5, (height * Math.log1p(rows)) / most);
     return s("rect", { class: "bar-rows", x: ((first + index) * step).toFixed(1), y: (height - tall).toFixed(1), width: (step - 1).toFixed(1), height: tall.toFixed(1) });
   });
-  return s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, line("axis", 0, height - 0.5, width, height - 0.5), ...bars);
+  return s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, line("axis", 0, height - 0.5, width, height - 0.5), ...bars);
 }
 
 /** Where each batch stands, in pixels `[left, right)`: by time, or each as wide as the others. */
@@ -125,7 +125,7 @@ function xOf(trace, spots, time, byTime) {
 
 /** A line of times with what is readable, and a mark for each that holds one. */
 export function holdsDrawing(trace, width) {
-  const height = 92, y = 44;
+  const height = 76, y = 28;
   const times = trace.holds.filter((hold) => hold.since.length).map((hold) => Number(hold.since[0]));
   const upper = trace.upper.length ? Number(trace.upper[0]) : Math.max(0, ...times) + 1;
   const first = Math.min(trace.since.length ? Number(trace.since[0]) : upper, ...times, trace.batches.length ? Number(trace.batches[0].lower[0] ?? 0) : 0);
@@ -140,7 +140,6 @@ export function holdsDrawing(trace, width) {
     s("rect", { class: "gone", x: left, y: y - 5, width: Math.max(0, since - left), height: 10, rx: 2 }),
     s("rect", { class: "readable", x: since, y: y - 5, width: Math.max(0, right - since), height: 10, rx: 2 }),
     line("since", since, y - 12, since, y + 12), line("upper", right, y - 12, right, y + 12), marks,
-    text(left, y + 40, "time →"),
     text(since < width / 3 ? Math.max(left, since - 4) : since, y + 26, `since ${frontier(trace.since)}`, since < width / 3 ? "start" : since > (width * 2) / 3 ? "end" : "middle", "strong"),
     text(right, since > (width * 2) / 3 ? y + 41 : y + 26, `upper ${frontier(trace.upper)}`, "end", "strong"));
 }
@@ -156,7 +155,8 @@ export function holdInWords(hold) {
 /** Two frontiers as they moved while somebody looked. `samples`: [milliseconds, since, upper] each, ascending. */
 export function movementDrawing(samples, width) {
   const height = 130, left = 6, right = width - 6, top = 16, base = height - 22;
-  if (samples.length < 2) return drawing(width, height, "No movement seen yet", line("axis", left, base, right, base), text(width / 2, height / 2, "moves are drawn as they come", "middle"));
+  const hasMoved = [1, 2].some((which) => new Set(samples.map((one) => one[which])).size > 1);
+  if (!hasMoved) return drawing(width, height, "No movement seen yet", line("axis", left, base, right, base), text(width / 2, height / 2, "neither has moved yet", "middle"));
   const start = samples[0][0], end = samples[samples.length - 1][0];
   const values = samples.flatMap(([, since, upper]) => [since, upper]).filter((value) => value !== null).map(Number);
   const least = Math.min(...values), most = Math.max(...values);

@@ -22,7 +22,7 @@ export function holdsPanel(shard) {
 
   shard.onTrace((found) => {
     if (!trace) {
-      made.show(line, told, list, moves);
+      made.show(line, told, list, h("h3", { textContent: "As they moved while this page was open" }), moves);
       whenSized(line, shard.signal, (value) => { width = value; draw(); });
     }
     trace = found;

@@ -31,11 +31,11 @@ class ShardList {
   #selected = 0;
   #round = new AbortController();
   #looking = false;
-  #timer = 0;
+  #timers = {};
 
   constructor(signal) {
     this.field = h("input", { type: "search", id: "prefix", autocomplete: "off", spellcheck: false, maxLength: 260,
-      placeholder: "eu/", oninput: () => this.#soon(() => this.search(this.field.value.trim()), 200),
+      placeholder: "eu/", oninput: () => this.#soon("search", () => this.search(this.field.value.trim()), 200),
       onkeydown: (event) => event.key === "ArrowDown" && (event.preventDefault(), this.view.focus()) });
     this.told = h("span", { class: "soft", role: "status" });
     this.space = h("div", { class: "space", role: "presentation" });
@@ -83,7 +83,10 @@ class ShardList {
     } catch (problem) {
       if (problem.name === "AbortError") return;
       this.told.textContent = "";
-      fill(this.note, failure(problem));
+      fill(this.space);
+      this.#rows.clear();
+      this.space.style.height = "0";
+      fill(this.note, failure(problem), problem.status === 403 ? h("p", { class: "soft", textContent: "Give the beginning of the names that this token is for." }) : null);
     }
   }
 
@@ -111,7 +114,7 @@ class ShardList {
         this.space.append(row);
       }
     }
-    if ([...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) this.#soon(() => this.#look(cached), 60);
+    if ([...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) this.#soon("look", () => this.#look(cached), 60);
   }
 
   #row(index) {
@@ -152,7 +155,7 @@ class ShardList {
     } finally {
       this.#looking = false;
     }
-    if (!signal.aborted && [...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) this.#soon(() => this.#look(cached), 60);
+    if (!signal.aborted && [...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) this.#soon("look", () => this.#look(cached), 60);
   }
 
   #learn(name, found) {
@@ -161,9 +164,10 @@ class ShardList {
     if (this.#known.size > KNOWN_MAX) this.#known.delete(this.#known.keys().next().value);
   }
 
-  #soon(work, ms) {
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(work, ms);
+  /** Do it a little later, unless the same is asked for again before that. */
+  #soon(what, work, ms) {
+    clearTimeout(this.#timers[what]);
+    this.#timers[what] = setTimeout(work, ms);
   }
 
   #open(index) {
@@ -187,7 +191,11 @@ class ShardList {
   }
 }
 
-/** Whether the server lets this token in at all. Raises Problem. */
+/** Whether the server lets this token in at all; one for some names only may not list all. Raises Problem. */
 export async function tryToken(signal) {
-  await ask("v1/shards", { limit: 1 }, { signal });
+  try {
+    await ask("v1/shards", { limit: 1 }, { signal });
+  } catch (problem) {
+    if (problem.status !== 403) throw problem;
+  }
 }

@@ -7,6 +7,7 @@ import { panel, table, whenSeen } from "./panel.js";
 
 const EVERY_MS = 10_000;
 const BILLED = { put: "put", get: "get", get_range: "get", stat: "get", list: "list", delete: "delete" };
+const STREAMS = new Set(["listen", "trace"]); // they last as long as somebody follows
 const DAY_S = 86_400;
 const GB = 2 ** 30;
 
@@ -73,7 +74,7 @@ export function latencyPanel(shard) {
       const total = sum(found, "persist_requests_total", { verb });
       const rate = last ? (total - sum(last.found, "persist_requests_total", { verb })) / (now.at - last.at) : null;
       const buckets = found.filter((one) => one.name === "persist_request_seconds_bucket" && one.labels.verb === verb).map((one) => [one.labels.le === "+Inf" ? Infinity : Number(one.labels.le), one.value]);
-      return [verb, count(total), rate === null ? "…" : rate.toFixed(1), atMost(quantile(buckets, 0.5)), atMost(quantile(buckets, 0.99))];
+      return [verb, count(total), rate === null ? "…" : rate.toFixed(1), ...[0.5, 0.99].map((part) => (STREAMS.has(verb) ? "a stream" : atMost(quantile(buckets, part))))];
     });
     return h("div", {}, factsOf(facts), table("Requests to this server", [["request", false], ["all", true], ["a second", true], ["half within", true], ["99 % within", true]], rows));
   });

@@ -2,7 +2,6 @@
 
 import { fill, h } from "./dom.js";
 
-const SCOPES = { forbidden: "The token is not good for this: it needs another scope." };
 let numbers = 0;
 
 /** A panel with a title, buttons beside it, and a body. `show` puts contents there, the others say why there are none. */
@@ -23,9 +22,7 @@ export function panel(title, { wide = false, tools = [] } = {}) {
 
 /** What went wrong, in the server's words, and what it means here. */
 export function failure(problem) {
-  const hint = SCOPES[problem.kind];
-  return h("div", { class: "state bad", role: "alert" },
-    h("p", { textContent: problem.message }), hint ? h("p", { class: "soft", textContent: hint }) : null);
+  return h("div", { class: "state bad", role: "alert" }, h("p", { textContent: problem.message }));
 }
 
 /** Do `work` once the element is in sight, and tell `seen` of each change of that, until the signal. */

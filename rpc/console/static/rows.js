@@ -177,12 +177,13 @@ export function rowsTable(found, signed) {
     const cells = row.filter((_, index) => index !== at).map(cell);
     return h("tr", { class: signed ? (diff.startsWith("-") ? "left" : "came") : "" }, h("td", { class: "sign n", textContent: signed ? signOf(diff) : `×${diff}` }), cells);
   });
-  return h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "n", textContent: signed ? "±" : "times" }),
+  return h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "sign n", textContent: signed ? "±" : "times" }),
     names.map((name) => h("th", { scope: "col", textContent: name })))), h("tbody", {}, body));
 }
 
 export function cell(value) {
   if (value === null) return h("td", { class: "cell none", textContent: "null" });
+  if (value === "") return h("td", { class: "cell none", textContent: "empty text" });
   return h("td", { class: "cell", textContent: value, title: value.length > 40 ? value.slice(0, 2_000) : null });
 }
 

@@ -13,6 +13,7 @@ import { tailPanel } from "./tail.js";
 import { tracePanel } from "./trace.js";
 
 const WAIT_MS_MAX = 30_000;
+const TICK_MS = 5_000; // how long ago something was is told anew
 const FINAL = new Set([400, 401, 403, 404]);
 
 /** Show a shard in `main` until the signal. */
@@ -26,6 +27,8 @@ export function showShard(main, name, signal) {
   fill(main, h("div", { class: "head" }, h("h1", { textContent: name }), live), trouble, tiles,
     h("div", { class: "panels" }, panels.map((made) => made(shard))));
   shard.onTrace((trace) => fill(tiles, tilesOf(trace)));
+  const timer = setInterval(() => document.hidden || !shard.trace || fill(tiles, tilesOf(shard.trace)), TICK_MS);
+  signal.addEventListener("abort", () => clearInterval(timer));
   const tell = (kind, words, problem = null) => {
     live.className = `live ${kind}`;
     live.textContent = words;

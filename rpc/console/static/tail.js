@@ -75,7 +75,7 @@ export function tailPanel(shard) {
     tell(`Up to ${frontier(step.upper)}. `);
     if (!step.rows.length) return;
     const columns = Object.keys(step.rows[0]).filter((name) => name !== "__time" && name !== "__diff");
-    fill(head, h("tr", {}, h("th", { scope: "col", class: "n", textContent: "time" }), h("th", { scope: "col", class: "n", textContent: "±" }), columns.map((name) => h("th", { scope: "col", textContent: name }))));
+    fill(head, h("tr", {}, h("th", { scope: "col", class: "sign n", textContent: "time" }), h("th", { scope: "col", class: "sign n", textContent: "±" }), columns.map((name) => h("th", { scope: "col", textContent: name }))));
     const lines = step.rows.slice(-LINES_MAX).reverse().map((row) => h("tr", { class: row.__diff < 0 ? "left" : "came" },
       h("td", { class: "n", textContent: String(row.__time) }), h("td", { class: "n sign", textContent: row.__diff < 0 ? `−${count(-Number(row.__diff))}` : `+${count(row.__diff)}` }),
       columns.map((name) => cell(written(row[name])))));

@@ -66,7 +66,7 @@ export function tracePanel(shard) {
 
   shard.onTrace((found) => {
     if (!trace) {
-      made.show(place, h("div", { class: "legend" }, legend("k-blob", "in the blob store, darker on higher levels"), legend("k-inline", "inline, in the State"),
+      made.show(place, h("div", { class: "legend" }, legend("k-blob", "in the blob store, fuller on higher levels"), legend("k-inline", "inline, in the State"),
         legend("k-merge", "being merged"), legend("k-since", "since"), legend("k-upper", "upper")), notice, upkeep, more);
       whenSized(place, shard.signal, (value) => { width = value; draw(); });
     }
