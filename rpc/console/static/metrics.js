@@ -6,6 +6,7 @@ import { bytes, count, money, seconds } from "./format.js";
 import { panel, table, whenSeen } from "./panel.js";
 
 const EVERY_MS = 10_000;
+const LEAST_S = 5; // between two looks, however often a panel comes into sight
 const BILLED = { put: "put", get: "get", get_range: "get", stat: "get", list: "list", delete: "delete" };
 const STREAMS = new Set(["listen", "trace"]); // they last as long as somebody follows
 const DAY_S = 86_400;
@@ -37,7 +38,7 @@ function metered(shard, title, names, show) {
   made.loading();
 
   async function look() {
-    if (!isSeen || document.hidden || running) return;
+    if (!isSeen || document.hidden || running || (last && performance.now() / 1000 - last.at < LEAST_S)) return;
     running = true;
     try {
       const text = await (await ask("metrics", {}, { signal: shard.signal })).text();
