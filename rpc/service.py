@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.quota_file import quota_file_of
 from rpc.quotas import Quotas
+from rpc.readiness import Readiness
 from rpc.settings import ServerSettings
 from rpc.slots import Slots, Turns
 from rpc.tally import Tally
@@ -71,6 +73,7 @@ class Service:
         self.proof = proof
         self.transport = EmbeddedTransport(location)
         self.work = Work(settings.limits, settings.linger_ms / 1000, board)
+        self.readiness = Readiness(partial(self.work.run, location.check), location.clock.monotonic)
         self.watcher = Watcher(location, self.work, _pool(board, "waits"))
         self.tokens: Tokens | None = None
         self.leases: TokenLeases | None = None
