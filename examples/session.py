@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 
-def local_session(name: str, cores: int = 2) -> Any:
-    """Two cores of this machine; workers run this Python."""
+def local_session(name: str, cores: int = 2, tries: int = 1) -> Any:
+    """Two cores of this machine; workers run this Python. A task is tried so often."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -19,7 +19,7 @@ def local_session(name: str, cores: int = 2) -> Any:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.catalogImplementation": "in-memory",
     }
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
+    builder = SparkSession.builder.master(f"local[{cores},{tries}]").appName(name)
     for option, value in options.items():
         builder = builder.config(option, value)
     session = builder.getOrCreate()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from examples import batch_etl, change_capture, streaming
+from examples import batch_etl, bindings, change_capture, routed, streaming, wal_table
 from tests.support.patience import patiently
 
 pytestmark = pytest.mark.spark
@@ -86,3 +86,44 @@ def test_drivers_killed_at_random_lose_nothing_and_double_nothing(client: Any, u
 
     patiently(to_the_end)
     check(client)
+
+
+def words(files: int) -> list[tuple[str, int, str]]:
+    """The lines of so many files."""
+    count = files * bindings.LINES
+    return sorted((f"p{name}", at, f"word {name}.{at}") for name in range(bindings.PARTITIONS) for at in range(count))
+
+
+@pytest.mark.proof
+def test_rival_queries_ingest_each_line_once_at_one_time(spark: Any, url: str, tmp_path: Path) -> None:
+    files = str(tmp_path / "files")
+    for number, name in enumerate("aba", 1):
+        bindings.feed(files, number)
+        patiently(lambda name=name: bindings.ingest(spark, url, files, str(tmp_path / name)))  # type: ignore[misc]
+        assert [line[:3] for line in bindings.told(url)] == words(number)
+    before = bindings.told(url)
+    patiently(lambda: bindings.ingest(spark, url, files, str(tmp_path / "without what it knew")))
+    assert bindings.told(url) == before
+    assert {line[3] for line in before} == {0, 1, 2}
+
+
+@pytest.mark.proof
+def test_rival_queries_killed_at_random_ingest_each_line_once(url: str, tmp_path: Path) -> None:
+    found = bindings.run(url, str(tmp_path / "files"), kills=1)
+    assert [line[:3] for line in found] == words(3)
+
+
+@pytest.mark.proof
+def test_replicas_that_are_killed_apply_the_log(spark: Any, url: str) -> None:
+    days = [wal_table.STEPS - 1, 2 * wal_table.STEPS - 1]
+    expected = [(customer, (customer + 1) * day, day) for day in days for customer in range(wal_table.CUSTOMERS)]
+    assert patiently(lambda: wal_table.run(spark, url)) == expected
+
+
+@pytest.mark.proof
+def test_routed_writers_that_are_killed_append_once_and_in_order(spark: Any, url: str) -> None:
+    found = patiently(lambda: routed.run(spark, url))
+    for user in range(routed.USERS):
+        for writer in range(routed.WRITERS):
+            mine = [(visit, epoch) for who, by, visit, epoch in found if (who, by) == (f"user {user}", writer)]
+            assert mine == [(visit, visit // routed.APPENDS) for visit in range(2 * routed.APPENDS)]
