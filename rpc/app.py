@@ -23,6 +23,7 @@ from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
 from rpc.routes import (
     blobs,
+    columns,
     console,
     cuts,
     doctor,
@@ -111,6 +112,7 @@ def create_app(location: Location, settings: ServerSettings | None = None, crew:
         health,
         locations,
         shards,
+        columns,
         cuts,
         history,
         past,

@@ -61,6 +61,7 @@ OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("POST", "downgrade-since"): (MOVE_CURSOR, False),
     ("POST", "forget"): ("forget history", False),
     ("PUT", "settings"): ("settings", True),
+    ("POST", "schema"): ("evolve schema", True),
     ("PUT", "retention"): ("retention", True),
     ("POST", "retention"): ("run retention", False),
     ("PUT", "tags"): ("set tag", False),

@@ -65,6 +65,7 @@ SCOPES_OF_ROUTES: Mapping[str, tuple[str, ...]] = {
     "POST /v1/shards/{name}/downgrade-since": (MANAGE,),
     "POST /v1/shards/{name}/forget": (MANAGE,),
     "PUT /v1/shards/{name}/settings": (MANAGE,),
+    "POST /v1/shards/{name}/schema": (MANAGE,),
     "PUT /v1/shards/{name}/retention": (MANAGE,),
     "POST /v1/shards/{name}/retention/run": (MANAGE, MAINTAIN),
     "PUT /v1/shards/{name}/tags/{tag}": (MANAGE,),

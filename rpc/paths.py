@@ -42,6 +42,7 @@ VERBS = frozenset(
         "merge",
         "tags",
         "retention",
+        "schema",
         "erasures",
         "optimize",
         "vacuum",

@@ -22,6 +22,7 @@ GROUPS = {
         "count": ("rpc.cli.count", "how many rows a shard has"),
         "tail": ("rpc.cli.tail", "the latest changes of a shard; with -f those to come as well"),
         "diff": ("rpc.cli.diff", "what differs between two times of a shard, or between two shards"),
+        "schema": ("rpc.cli.schema", "the columns of a shard: show, add, rename, drop, move or widen them"),
         "export": ("rpc.cli.export", "write the rows of a shard to a file"),
         "drop": ("persist.cli.drop", "drop shards, by names or a prefix"),
     },

@@ -31,8 +31,9 @@ from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.spark import executors, replacing, telling
 from persist.spark.cancelling import lasting
 from persist.spark.changes import CHANGE_COLUMNS
+from persist.spark.matching import can_be_absent, named_as, with_merged
 from persist.spark.options import Target, WriteOptions, listed
-from persist.spark.schemas import stored_schema
+from persist.spark.schemas import check_collations, stored_schema
 
 Runs = tuple[Run, ...]
 Attributes = tuple[AttributeUpdate, ...]
@@ -74,6 +75,7 @@ class Job:
     base: replacing.Base | None
     shard_id: ShardId
     is_taken: bool = False  # its transaction was committed before: nothing is left to do
+    names: tuple[tuple[str, str], ...] = ()  # of the DataFrame's columns that the shard calls otherwise, with those
 
     @classmethod
     def open(cls, target: Target, options: WriteOptions, schema: StructType, overwrite: bool) -> Job:
@@ -89,15 +91,19 @@ class Job:
         _check_roles(schema, options)
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
+        if options.merge_schema:
+            view = with_merged(target, options, schema, view)
         schema_id, current = current_schema(view.schemas)
+        names = named_as(schema, options, current, target.shard)
         taken = options.txn is not None and is_taken(target, view.shard_id, options.txn)
         base = None
         if not taken:
-            _check_columns(schema, current, options, target.shard)
+            _check_columns(schema, current, options, target.shard, names)
             base = _base(target, view, options, replaces)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
         record = view.schemas[schema_id]
-        return cls(target, options, replaces, writer, token, schema_id, record, base, view.shard_id, taken)
+        about = (schema_id, record, base, view.shard_id, taken, tuple(names.items()))
+        return cls(target, options, replaces, writer, token, *about)
 
     @property
     def schema(self) -> ShardSchema:
@@ -277,7 +283,7 @@ class Job:
 
     def _renamed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches with the time and diff columns under the names that a shard gives them."""
-        renames = self.options.renames
+        renames = dict(self.names)
         for batch in batches:
             yield batch.rename_columns([renames.get(name, name) for name in batch.schema.names])
 
@@ -392,11 +398,16 @@ def _check_roles(schema: StructType, options: WriteOptions) -> None:
         )
 
 
-def _check_columns(schema: StructType, shard: ShardSchema, options: WriteOptions, name: str) -> None:
+def _check_columns(
+    schema: StructType, shard: ShardSchema, options: WriteOptions, name: str, names: Mapping[str, str]
+) -> None:
     """Whether the DataFrame's columns are the shard's, with times and diffs where they are allowed."""
     if options.key is not None and options.key != shard.key:
         raise InvalidUsage(f"shard {name!r} has the key ({listed(shard.key)}), not ({listed(options.key)})")
-    given = _renamed(schema, options)
+    check_collations(schema)
+    given = [names.get(column, column) for column in schema.names if column != options.delete_column]
+    if len(set(given)) != len(given):
+        raise InvalidUsage(f"two columns of the DataFrame are one of shard {name!r}: {listed(given)}; drop one")
     unknown = [column for column in given if column not in (*shard.arrow.names, TIME, DIFF)]
     missing = [column for column in shard.arrow.names if column not in given]
     if unknown and unknown[0] in CHANGE_COLUMNS:
@@ -405,6 +416,14 @@ def _check_columns(schema: StructType, shard: ShardSchema, options: WriteOptions
             f"a feed tells, give diffColumn={DIFF}"
         )
     if unknown:
+        if unknown[0] in dict(shard.former):
+            raise shard.no_column(unknown[0])
         raise InvalidUsage(f"shard {name!r} has no column {unknown[0]!r}; its columns are {listed(shard.arrow.names)}")
-    if missing:
-        raise InvalidUsage(f"the DataFrame lacks the column {missing[0]!r} of shard {name!r}")
+    needed = [column for column in missing if not can_be_absent(shard, column)]
+    if needed:
+        raise InvalidUsage(f"the DataFrame lacks the column {needed[0]!r} of shard {name!r}")
+    if missing and options.upsert:
+        raise InvalidUsage(
+            f"the DataFrame lacks the column {missing[0]!r} of shard {name!r}: an upsert writes whole rows, and would "
+            "take away what others wrote there; give all columns"
+        )

@@ -27,7 +27,9 @@ STREAM_READ = (
     "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "endingOffsets", "endingTimestamp",
     "minRowsPerTrigger", "maxTriggerDelay", "changeImages",
 )  # fmt: skip
-WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info")
+WRITE = (
+    "key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info", "mergeSchema",
+)  # fmt: skip
 BATCH_WRITE = ("expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites")
 WRITES_OTHERWISE = (
     "newUpper",
@@ -38,6 +40,7 @@ WRITES_OTHERWISE = (
     "envelope",
     "deleteColumn",
     "history",
+    "mergeSchema",
 )
 RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
 STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
@@ -60,8 +63,8 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 }
 _KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
 _REFUSED = {
-    "mergeschema": "evolve the shard's schema with Shard.evolve_schema",
-    "overwriteschema": "evolve the shard's schema with Shard.evolve_schema",
+    "overwriteschema": "columns and rows would change by two commits, between which readers see neither; change the "
+    "columns first, by `Shard.alter`, or drop the shard and write a new one",
 }
 _REFUSED["location"] = "CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist"
 _UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}

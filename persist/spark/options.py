@@ -172,6 +172,7 @@ class WriteOptions:
     info: bytes = b""  # what the commit history is to tell
     write_id: str | None = None  # by which the commit history tells this write from others
     restores: int | None = None  # the time to which the rows, which are changes, lead back
+    merge_schema: bool = False  # the shard gets the columns and wider types that the DataFrame has more
     rewrites: bool = False  # the rows change what was read: where they cancel out there is nothing to write
 
     @property
@@ -231,6 +232,7 @@ class WriteOptions:
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
             rewrites=rewrites,
+            merge_schema=options.flag("mergeSchema"),
             write_id=_write_id(options),
         )
 

@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from persist.core.errors import InvalidUsage
 
 DECIMAL_DIGITS_MAX = 38  # of Spark
+_BINARY = "UTF8_BINARY"  # the collation of texts that are compared byte by byte
 _SIMPLE: tuple[tuple[Any, t.DataType], ...] = (
     (pa.bool_(), t.BooleanType()),
     (pa.int8(), t.ByteType()),
@@ -75,6 +76,7 @@ def arrow_schema(schema: t.StructType) -> pa.Schema:
 
 def stored_schema(schema: t.StructType, without: Sequence[str]) -> pa.Schema:
     """The columns of a shard that is made for a DataFrame: all may be null, times with a zone are in UTC."""
+    check_collations(schema)
     fields = []
     for spark in schema.fields:
         if spark.name in without:
@@ -92,6 +94,31 @@ def _nullable(kind: t.DataType) -> t.DataType:
     if isinstance(kind, t.StructType):
         return t.StructType([t.StructField(f.name, _nullable(f.dataType), True) for f in kind.fields])
     return kind
+
+
+def check_collations(schema: t.StructType) -> None:
+    """Raise InvalidUsage where texts are compared by a collation, which a shard would not do."""
+    for field in schema.fields:
+        if (found := _collation(field.dataType)) is not None:
+            raise InvalidUsage(
+                f"column {field.name!r} has the collation {found}, and a shard compares texts byte by byte; write "
+                f"collate({field.name}, 'UTF8_BINARY') in its place, or a key of your own such as lower({field.name})"
+            )
+
+
+def _collation(kind: t.DataType) -> str | None:
+    """A collation of texts in the type other than that of their bytes."""
+    if isinstance(kind, t.StringType):
+        found = str(getattr(kind, "collation", _BINARY))
+        return None if found == _BINARY else found
+    inner: list[t.DataType] = []
+    if isinstance(kind, t.ArrayType):
+        inner = [kind.elementType]
+    elif isinstance(kind, t.MapType):
+        inner = [kind.keyType, kind.valueType]
+    elif isinstance(kind, t.StructType):
+        inner = [field.dataType for field in kind.fields]
+    return next(filter(None, map(_collation, inner)), None)
 
 
 def _check_storable(name: str, kind: t.DataType) -> None:

@@ -286,7 +286,7 @@ BAD: list[tuple[str, Callable[[ShardTable, Any], object], type[PersistError], st
     ("txn", lambda t, s: t.append(s, txn=("a", "1")), InvalidUsage, "txn is"),  # type: ignore[arg-type]
     ("info", lambda t, s: t.append(s, info=[1]), InvalidUsage, "info is"),  # type: ignore[arg-type]
     ("read_time", lambda t, s: t.append(s, read_time=-2), InvalidUsage, "option 'readTime' is -2"),
-    ("a column too few", lambda t, s: t.append(s.drop("n")), InvalidUsage, "the DataFrame lacks the column 'n'"),
+    ("no key", lambda t, s: t.append(s.drop("k")), InvalidUsage, "the DataFrame lacks the column 'k'"),
     ("a column too many", lambda t, s: t.upsert(s.withColumn("z", s.n)), InvalidUsage, "has no column 'z'"),
     ("a key twice", lambda t, s: t.upsert(s.union(s)), InvalidUsage, "comes more than once"),
     ("no delete column", lambda t, s: t.upsert(s, delete_column="d"), InvalidUsage, "names 'd', which is not a column"),

@@ -1,0 +1,120 @@
+"""What an evaluation of pipelines on Spark found: a test for each finding. What Spark calls is called without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+import persist
+from persist.client.connect import Client
+from persist.core.errors import InvalidUsage
+from persist.parts.schema import COLUMNS_MAX
+from tests.support.without_jvm import read, source, write
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"persist://{tmp_path / 'data'}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with closing(persist.connect(url)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", ["__time", "__DIFF", "_change_type", "_Commit_Version", "_commit_timestamp"])
+def test_a6_names_that_readers_add_to_rows_are_refused_whoever_makes_the_column(client: Client, name: str) -> None:
+    """The change feed of such a shard showed two columns of one name."""
+    with pytest.raises(InvalidUsage, match="is reserved"):
+        client.create_shard("bad", pa.schema([*SCHEMA, (name, pa.string())]), ["k"])
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for change in (
+        lambda: shard.add_column(name, pa.int64()),
+        lambda: shard.rename_column("n", name),
+        lambda: shard.evolve_schema(pa.schema([*SCHEMA, (name, pa.int64())])),
+    ):
+        with pytest.raises(InvalidUsage, match="is reserved"):
+            change()
+    assert shard.refresh_schema().arrow == SCHEMA
+
+
+def test_b9_writers_from_before_a_column_was_added_go_on(client: Client, url: str) -> None:
+    """Every existing writer failed from then on: "the DataFrame lacks the column 'm'"."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    before = client.shard("orders")
+    shard.add_column("m", pa.int64())
+    shard.add_column("state", pa.string(), nullable=False, default="new")
+    old = pa.table({"k": ["a"], "n": pa.array([1], pa.int32())})
+    write(url, "orders", old)  # Spark
+    before.insert(old)  # Python, by a handle from before
+    client.shard("orders").insert(old)  # and by one that knows the columns
+    assert read(url, "orders") == [{"k": "a", "n": 1, "m": None, "state": "new"}] * 3
+    with pytest.raises(InvalidUsage, match=r"lacks the column 'm' .* take away what others wrote there"):
+        write(url, "orders", old, envelope="upsert")
+    with pytest.raises(InvalidUsage, match="lacks the column 'k'"):
+        write(url, "orders", old.drop_columns(["k"]))
+
+
+def test_b9_a_frame_brings_its_columns_and_wider_types_by_merge_schema(client: Client, url: str) -> None:
+    client.create_shard("orders", SCHEMA, ["k"])
+    write(url, "orders", pa.table({"k": ["a"], "n": pa.array([1], pa.int32())}))
+    wider = pa.table({"K": ["b"], "n": [2**40], "city": ["Bonn"]})
+    with pytest.raises(InvalidUsage, match="has no column 'city'"):
+        write(url, "orders", wider)
+    write(url, "orders", wider, mergeSchema="true")
+    assert read(url, "orders") == [{"k": "a", "n": 1, "city": None}, {"k": "b", "n": 2**40, "city": "Bonn"}]
+    with pytest.raises(InvalidUsage, match=r"'overwriteschema' is not supported: .* two commits"):
+        write(url, "orders", wider, overwrite=True, overwriteSchema="true")
+
+
+def test_names_are_those_of_the_shard_whatever_their_case_unless_two_are_meant(client: Client, url: str) -> None:
+    client.create_shard("orders", pa.schema([*SCHEMA, ("N", pa.int32())]), ["k"])
+    one = pa.array([1], pa.int32())
+    write(url, "orders", pa.table({"K": ["a"], "N": one, "n": pa.array([2], pa.int32())}))
+    assert read(url, "orders") == [{"k": "a", "n": 2, "N": 1}]
+    client.create_shard("pairs", pa.schema([("k", pa.string()), ("ab", pa.int32()), ("aB", pa.int32())]), ["k"])
+    with pytest.raises(InvalidUsage, match="'AB', and shard 'pairs' has 'ab' and 'aB'"):
+        write(url, "pairs", pa.table({"k": ["a"], "AB": one}))
+    with pytest.raises(InvalidUsage, match="two columns of the DataFrame are one"):
+        write(url, "orders", pa.table({"K": ["a"], "k": ["a"], "n": one}))
+
+
+def test_b13_a_shard_has_at_most_2000_columns_with_its_key(client: Client, url: str) -> None:
+    def columns(count: int) -> dict[str, Any]:
+        return {f"c{number}": pa.array([number], pa.int32()) for number in range(count)}
+
+    with pytest.raises(InvalidUsage, match="a shard has at most 2000 columns, not 2001"):
+        write(url, "wide", pa.table(columns(COLUMNS_MAX + 1)), key="c0")
+    write(url, "wide", pa.table(columns(COLUMNS_MAX)), key="c0")
+    with pytest.raises(InvalidUsage, match="at most 2000 columns"):
+        client.shard("wide").add_column("more", pa.int32())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        t.StringType("UTF8_LCASE"),
+        t.ArrayType(t.StringType("UNICODE")),
+        t.StructType([t.StructField("x", t.MapType(t.StringType("UTF8_LCASE"), t.LongType()))]),
+    ],
+    ids=["text", "list", "nested"],
+)
+def test_b15_collations_are_refused_where_they_would_be_lost(client: Client, url: str, kind: t.DataType) -> None:
+    """A key of UTF8_LCASE was stored as plain text: 'A' and 'a' became two keys."""
+    schema = t.StructType([t.StructField("k", t.StringType()), t.StructField("v", kind)])
+    with pytest.raises(
+        InvalidUsage, match=r"column 'v' has the collation U.*, and a shard compares texts byte by byte"
+    ):
+        source(url, "new", key="k").writer(schema, False)
+    client.create_shard("there", pa.schema([("k", pa.string()), ("v", pa.string())]), ["k"])
+    with pytest.raises(InvalidUsage, match="has the collation"):
+        source(url, "there").writer(schema, False)
