@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.restore import Restored
     from persist.client.retaining import RetentionRun, RowRetention
+    from persist.client.scan import Scan
     from persist.client.shard import HandleSettings, Shard
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
     from persist.client.subscribe import Subscription
@@ -57,7 +58,7 @@ __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "Criti
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
 __all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
 __all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "ShardSummary", "ShardDropped"]
-__all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun", "Subscription"]
+__all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun", "Subscription", "Scan"]
 __all__ += ["Edited", "Merge", "source", "target", "Optimized", "Vacuumed"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
@@ -79,7 +80,7 @@ _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.c
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
 _HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.erase"]
 _HOMES += ["client.by_column", "client.bulk", "client.maintaining", "client.subscribe", "client.editing"]
-_HOMES += ["client.merging", "client.shard", "attributes"]
+_HOMES += ["client.merging", "client.shard", "attributes", "client.scan"]
 
 
 def _check_neighbours() -> None:

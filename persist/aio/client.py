@@ -288,6 +288,7 @@ class AsyncShard(AsyncHandle[Shard]):
     retain = asks(Shard.retain)
     retention = asks(Shard.retention)
     run_retention = asks(Shard.run_retention)
+    scan = asks(Shard.scan)
     set_constraints = asks(Shard.set_constraints)
     since = asks(Shard.since)
     snapshot = opens(Shard.snapshot, AsyncSnapshot)

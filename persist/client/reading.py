@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +38,9 @@ from persist.core.tags import check_tag_name
 from persist.core.view import ShardView
 from persist.parts import DIFF, EVERYTHING, Selection, ShardSchema, current_schema
 from persist.parts.selection import Values
+
+if TYPE_CHECKING:
+    from persist.client.scan import Scan
 
 LIMIT_MAX = 2**31 - 1
 KEY_ROWS_MAX = 100_000  # rows of one key that `get` gives
@@ -105,10 +108,42 @@ class Reading:
         check_splits(num_splits)
         _check_limit("limit", limit)
         selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
-        if tag is not None and as_of is not None:
-            raise InvalidUsage("as_of and tag are both given; give one of them")
-        at = as_of if tag is None else Tagged(check_tag_name(tag))
-        return self._snapshot(at, selection, limit, (num_splits, wait_s, purpose))
+        return self._snapshot(_named(as_of, tag), selection, limit, (num_splits, wait_s, purpose))
+
+    def scan(
+        self,
+        as_of: int | datetime | None = None,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        start_key: Key | None = None,
+        end_key: Key | None = None,
+        key_prefix: Key | None = None,
+        wait_s: float = WAIT_S,
+        purpose: str = "scan",
+        tag: str | None = None,
+    ) -> Scan:
+        """The contents as of a time for DuckDB, Polars or whatever else reads Arrow, held until the scan is closed.
+
+        Such an engine reads only the columns that a query needs, and only row groups that may have rows that match.
+
+        Args:
+            as_of: as `snapshot` says. It is fixed now: the scan shows that time, however often it is read.
+            where: as `snapshot` says. An engine's own filter leaves out more rows.
+            columns: those that the engine sees, at least one; None is all.
+            start_key: as `snapshot` says.
+            end_key: as `snapshot` says.
+            key_prefix: as `snapshot` says.
+            wait_s: seconds to wait until `as_of` is complete.
+            purpose: what lists of readers show for it.
+            tag: the name of a tag, in the place of a time.
+        Raises: InvalidUsage (no columns), and what `snapshot` raises.
+        """
+        from persist.client.scan import scanned  # Arrow's datasets take their time to load, and few programs need them
+
+        selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
+        with self._held(_named(as_of, tag), purpose, wait_s) as (held, timestamp):
+            return scanned(held, selection, timestamp)
 
     def get(
         self, key: Key, *, as_of: int | datetime | None = None, columns: Sequence[str] | None = None
@@ -365,6 +400,13 @@ def selection_of(
         raise InvalidUsage('where is empty; it must be a predicate, such as "amount > 10", or None for all rows')
     start, end, prefix = (None if key is None else values_of(key) for key in (start_key, end_key, key_prefix))
     return Selection(where, start, end, prefix, columns=None if columns is None else names("columns", columns))
+
+
+def _named(as_of: int | datetime | None, tag: str | None) -> int | datetime | Tagged | None:
+    """The time that a caller names. Raises InvalidUsage where both are given."""
+    if tag is not None and as_of is not None:
+        raise InvalidUsage("as_of and tag are both given; give one of them")
+    return as_of if tag is None else Tagged(check_tag_name(tag))
 
 
 def values_of(key: Key) -> Values:

@@ -82,7 +82,7 @@ class PartReader:
         self._memory_bytes = memory_bytes
         self.schema = current
 
-    def read_range(
+    def read_range(  # noqa: PLR0913 - what is read, and how, each by its name
         self,
         runs: Iterable[Run],
         *,
@@ -91,6 +91,7 @@ class PartReader:
         key_range: KeyRange = ALL_KEYS,
         columns: Sequence[str] | None = None,
         batch_rows: int | None = None,
+        finish: Finish | None = None,
     ) -> Iterator[pa.Table]:
         """The rows of `key_range` of all runs, consolidated and in key order, table by table.
 
@@ -100,11 +101,13 @@ class PartReader:
 
         `batch_rows` is for a caller that passes rows on as they come, one of several on the machine: parts that are
         read straight through are decoded on the caller's thread, at most so many rows at a time, and fetched ahead.
+
+        `finish` makes of each table what is given in its place, which may be without rows, on the thread that made it.
         """
         if as_of is not None and since is not None:
             raise InvalidUsage("a read is as of a time or advances to a since, not both")
         times = Times(advance=since) if as_of is None else Times.snapshot(as_of)
-        return self._read(runs, times, key_range, columns, batch_rows)
+        return self._read(runs, times, key_range, columns, batch_rows, finish)
 
     def read_merged(
         self, runs: Iterable[Run], since: int, kept: tuple[int, ...] = (), key_range: KeyRange = ALL_KEYS

@@ -18,10 +18,11 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from persist.core.batch import Part, Run
+from persist.core.ids import PartId
 from persist.parts.bundles import expanded
 from persist.parts.consolidate import Times
 from persist.parts.files import Files, PartFile
-from persist.parts.keycodec import KeyRange, SortedKeys
+from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys
 
 SPLIT_PARTS_MAX = 256  # parts of one stretch that are looked into; so many footers are read before its first row
 PIECES_MAX = 4096  # pieces that are merged together where they need not be
@@ -162,6 +163,21 @@ def stretches(
         held = fresh
     if held is not None:
         yield held
+
+
+def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part], list[Part]]:
+    """The parts whose rows come out as they are, and those of which some have to be added up."""
+    times = Times.snapshot(as_of)
+    straight: list[Part] = []
+    others: list[Part] = []
+    for items in overlapping(runs, times, ALL_KEYS, files):
+        merged: dict[PartId, Part] = {}
+        for stretch in stretches(items, None, times, ALL_KEYS, files):
+            if not stretch.is_straight or stretch.folds:
+                merged.update((piece.item.part.id, piece.item.part) for piece in stretch.pieces if piece.item)
+        others.extend(merged.values())
+        straight.extend(item.part for item in items if item.part.id not in merged)
+    return straight, others
 
 
 def _is_straight(pieces: Sequence[Piece], times: Times, files: Files) -> bool:

@@ -22,10 +22,11 @@ from persist.core.errors import InvalidUsage
 from persist.core.tags import check_tag_name
 from persist.parts import current_schema, sound_schemas
 from persist.parts.files import Files
+from persist.parts.stretches import classify
 from persist.spark import executors
 from persist.spark import native_choice as choice
 from persist.spark.native_holds import file_lists, holds
-from persist.spark.native_plan import NativePlan, classify
+from persist.spark.native_plan import NativePlan
 from persist.spark.options import WAIT_S, Options, Target
 from persist.spark.saving import FORMAT
 from persist.spark.schemas import spark_schema

@@ -15,14 +15,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DoubleType, FloatType, StructType
 
-from persist.core.batch import Part, Run
+from persist.core.batch import Part
 from persist.core.errors import InvalidUsage
-from persist.core.ids import PartId
-from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, decode_inline
-from persist.parts.consolidate import Times
-from persist.parts.files import Files
+from persist.parts import DIFF, TIME, ShardSchema, decode_inline
 from persist.parts.migration import Migration
-from persist.parts.stretches import overlapping, stretches
 from persist.spark.schemas import arrow_schema, cast, spark_schema
 
 COPIES_MAX = 2**31 - 16  # of one row: as long as an array of Spark's can be
@@ -35,21 +31,6 @@ _READS = {  # whatever the session says: no row is left out, none is changed, an
     "datetimeRebaseMode": "CORRECTED",
     "parquet.page.verify-checksum.enabled": "true",
 }
-
-
-def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part], list[Part]]:
-    """The parts whose rows come out as they are, and those of which some have to be added up."""
-    times = Times.snapshot(as_of)
-    straight: list[Part] = []
-    others: list[Part] = []
-    for items in overlapping(runs, times, ALL_KEYS, files):
-        merged: dict[PartId, Part] = {}
-        for stretch in stretches(items, None, times, ALL_KEYS, files):
-            if not stretch.is_straight or stretch.folds:
-                merged.update((piece.item.part.id, piece.item.part) for piece in stretch.pieces if piece.item)
-        others.extend(merged.values())
-        straight.extend(item.part for item in items if item.part.id not in merged)
-    return straight, others
 
 
 class NativePlan:

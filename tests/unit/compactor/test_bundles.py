@@ -26,6 +26,7 @@ from persist.core.view import ViewRequest
 from persist.parts import KeyRange, ShardSchema, encode_key
 from persist.parts.bundles import expanded, read_bundle
 from persist.parts.files import Files
+from persist.parts.stretches import classify
 from tests.support.crashing import Crash, Fuse
 from tests.support.maintained import NAME, World
 
@@ -208,11 +209,10 @@ def test_splits_are_planned_as_without_bundles() -> None:
 
 
 def test_a_native_read_takes_the_parts_that_bundles_list() -> None:
-    native = pytest.importorskip("persist.spark.native_plan")
     world = bundled(10)
     schemas = {number: ShardSchema.from_record(record) for number, record in world.state().schemas.items()}
     runs = [run for batch in world.state().trace.batches for run in batch.runs]
-    straight, others = native.classify(runs, 0, Files(world.blob, schemas))
+    straight, others = classify(runs, 0, Files(world.blob, schemas))
     assert (straight, others) == (sorted(listed(world), key=lambda part: part.key_lower), [])
 
 

@@ -8,7 +8,7 @@ from persist.core.batch import Run
 from persist.parts import codec as codec_module
 from persist.parts import files as files_module
 from persist.parts.files import Files
-from persist.spark.native_plan import classify
+from persist.parts.stretches import classify
 from tests.unit.parts.strategies import Shard
 from tests.unit.parts.test_straight import SCHEMA, compacted, numbered, table_of
 
