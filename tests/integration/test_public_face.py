@@ -35,7 +35,7 @@ PUBLIC = """
     PipelinedWriter CriticalReaderHandle Attributes AttributeKey attribute_key named_key AttributeUpdate BYTE_COUNT
     EVENT_COUNT Antichain Appended Token token_of_key Changes ChangesSplit Restored Truncated Cut CutTruncated
     ShardTruncated RowRetention RetentionRun ShardSummary ShardDropped ShardsDropped ErasureStatus ColumnRun
-    Subscription Edited Merge source target Optimized Vacuumed
+    Subscription Scan Edited Merge source target Optimized Vacuumed
     HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
     PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden
     ReadOnly Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded

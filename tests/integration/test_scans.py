@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -47,7 +48,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def shard(client: Client, monkeypatch: pytest.MonkeyPatch) -> Shard:
-    """Rows 0 to 99, the last ones at time 1, when row 7 is changed, in files of ten rows a row group. It keeps no history by itself."""
+    """Rows 0 to 99, the last ones at time 1, when row 7 is changed; ten rows a row group; no history is kept."""
     monkeypatch.setattr(codec, "ROW_GROUP_ROWS", 10)
     monkeypatch.setattr(files, "WHOLE_BYTES_MAX", 0)
     found = client.create_shard("orders", KINDS, ["id"], history="none")
@@ -203,6 +204,25 @@ def test_duckdb_reads_files_by_itself_that_have_their_rows_as_they_are(kind: str
             del found, scan
             gc.collect()
             assert connection.sql("select sum(amount) from orders").fetchall() == [(25_000.0,)]
+
+
+def test_duckdb_loses_no_nan_by_the_bounds_in_files(client: Client) -> None:
+    """Regression: NaN is more than all numbers to DuckDB, but the bounds by which it skips row groups leave it out."""
+    kinds = pa.schema([("id", pa.int64()), ("f", pa.float64()), ("st", pa.struct([("x", pa.float32())]))])
+    within = client.create_shard("within", kinds, ["id"])
+    plain = client.create_shard("plain", pa.schema(list(kinds)[:2]), ["id"])
+    for shard in (within, plain):
+        rows = [{"id": 1, "f": math.nan, "st": {"x": math.nan}}, {"id": 2, "f": -0.0, "st": {"x": -0.0}}]
+        shard.insert(pa.Table.from_pylist(rows, shard.schema.arrow))
+    with plain.scan() as scan:
+        relation = scan.duckdb()
+        assert is_by_itself(relation)
+        assert [number for number, _ in relation.filter("f > 5").fetchall()] == [1]
+        assert str(relation.filter("f = 0").fetchall()) == "[(2, -0.0)]"
+    with within.scan() as scan:
+        relation = scan.duckdb()
+        assert not is_by_itself(relation)
+        assert [number for number, *_ in relation.filter("st.x > 5").fetchall()] == [1]
 
 
 def test_what_needs_merging_comes_from_the_scan(shard: Shard, merged: Shard) -> None:
