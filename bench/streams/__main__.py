@@ -15,13 +15,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.streams import backfill, bindings, latency
+from bench.streams import backfill, bindings, latency, scan
 
 # Each measures in an empty directory, with the median of so many rounds, and tells whether all of its bars hold.
 PARTS: dict[str, Callable[[Path, int], bool]] = {
     "latency": latency.measure,
     "backfill": backfill.measure,
     "bindings": bindings.measure,
+    "scan": scan.measure,
 }
 
 
