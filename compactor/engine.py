@@ -31,6 +31,7 @@ from persist.parts import (
 )
 from persist.parts.bundles import expanded
 from persist.parts.files import Bound
+from persist.parts.unique import Crowds
 
 RANGES_MAX = 10_000
 KEPT_LEAST = 256 * 1024 * 1024  # what row groups that are read together may take, and as much meanwhile
@@ -76,10 +77,14 @@ class MergeJob:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Parts that are durable; with those of earlier chunks they hold every row below `resume_key` (None: all rows)."""
+    """Parts that are durable; with those of earlier chunks they hold every row below `resume_key` (None: all rows).
+
+    `crowded` is how many keys have more than one row at some time, where the shard asks that they have one.
+    """
 
     parts: tuple[Part, ...]
     resume_key: bytes | None
+    crowded: int = 0
 
 
 class Engine(Protocol):
@@ -118,7 +123,7 @@ class LocalEngine:
             yield from self._merge_in_threads(job, ranges, keep)
             return
         for key_range in ranges:
-            yield Chunk(tuple(alone.merge(key_range, keep)), key_range.upper)
+            yield alone.merged(key_range, keep)
 
     def _range_bytes(self, job: MergeJob) -> int:
         """Encoded bytes of one key range: few enough for every thread to have work, enough for parts of full size."""
@@ -135,24 +140,24 @@ class LocalEngine:
             if stop.is_set():
                 raise InterruptedError("the merge was given up")
 
-        def work(key_range: KeyRange) -> tuple[Part, ...]:
+        def work(key_range: KeyRange) -> Chunk:
             if not hasattr(local, "merger"):  # one for each thread: it keeps the footers that it read
                 local.merger = RangeMerger(job, self._blob, self._ids, settings)
-            return tuple(local.merger.merge(key_range, check))
+            found: Chunk = local.merger.merged(key_range, check)
+            return found
 
         pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="persist-merge")
         waiting = deque(ranges)
-        running: deque[tuple[KeyRange, Future[tuple[Part, ...]]]] = deque()
+        running: deque[Future[Chunk]] = deque()
         try:
             while waiting or running:
                 while waiting and len(running) < 2 * settings.threads:
-                    key_range = waiting.popleft()
-                    running.append((key_range, pool.submit(work, key_range)))
-                key_range, future = running.popleft()
+                    running.append(pool.submit(work, waiting.popleft()))
+                future = running.popleft()
                 while not future.done():
                     keep()
                     _wait(future)
-                yield Chunk(future.result(), key_range.upper)
+                yield future.result()
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
@@ -183,18 +188,26 @@ class RangeMerger:
         # Empty splits (equal boundaries) are left out. The range after them begins where the one before them ended.
         return [found for found in (split.meet(rest) for split in planned) if not found.is_empty]
 
-    def merge(self, key_range: KeyRange, keep: Keep) -> Iterator[Part]:
-        """Merge one key range; the parts written, each as soon as it is durable."""
+    def merged(self, key_range: KeyRange, keep: Keep) -> Chunk:
+        """Merge one key range to its end. Keys that are not unique, though they should be, do not hold it up."""
+        crowds = Crowds(self._sink.schema) if self._sink.schema.details.unique else None
+        parts = tuple(self._merge(key_range, keep, crowds))
+        return Chunk(parts, key_range.upper, 0 if crowds is None else crowds.finish().count)
+
+    def _merge(self, key_range: KeyRange, keep: Keep, crowds: Crowds | None) -> Iterator[Part]:
+        """The parts written, each as soon as it is durable."""
         writer = PartWriter(self._sink, self._target)
         job = self._job
         tables = self._reader.read_merged(job.runs, job.since, job.kept, key_range)
         for table in ahead(tables, self._read_ahead) if self._read_ahead else tables:
             keep()
+            if crowds is not None:
+                crowds.add(table)
             yield from writer.write(table)
         yield from writer.finish()
 
 
-def _wait(future: Future[tuple[Part, ...]]) -> None:
+def _wait(future: Future[Chunk]) -> None:
     try:
         future.exception(timeout=HEARTBEAT_POLL_S)
     except TimeoutError:

@@ -23,6 +23,7 @@ COUNTED = {
     "merges_failed": "Merges that a store did not let end; tried again later",
     "merges_resumed": "Merges taken over with what another worker had written",
     "chunks_saved": "Pieces of merges that were saved on the way",
+    "crowded_keys": "Keys with more than one row that merges met in shards with unique keys",
     "claims_refused": "Claims that another worker had",
     "gc_runs": "Rounds of garbage collection",
     "gc_blobs_deleted": "Blobs deleted by it",

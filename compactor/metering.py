@@ -45,6 +45,7 @@ class Counters:
     merges_failed: int = 0  # a store did not answer; tried again later
     merges_resumed: int = 0  # taken over with what another had written
     chunks_saved: int = 0
+    crowded_keys: int = 0  # with more than one row, in shards that ask for one: once for each merge that met them
     claims_refused: int = 0
     gc_runs: int = 0
     gc_blobs_deleted: int = 0

@@ -16,7 +16,6 @@ from typing import Any
 from blob import Blob, open_blob
 from compactor.engine import Chunk, EngineSettings, Keep, MergeJob, RangeMerger
 from persist.commit.system import SystemIds
-from persist.core.batch import Part
 from persist.parts import KeyRange
 from persist.parts.bundles import expanded
 
@@ -43,23 +42,23 @@ class SparkEngine:
                 taken = ranges[start : start + wave]
                 numbered = context.parallelize(list(enumerate(taken)), len(taken))
                 collected = _waited(partial(numbered.map(partial(_merge_one, shared)).collect), keep)
-                for (_, parts), key_range in zip(sorted(collected, key=_number), taken, strict=True):
-                    yield Chunk(parts, key_range.upper)
+                for _, chunk in sorted(collected, key=_number):
+                    yield chunk
         finally:
             shared.destroy()
 
 
-def _number(result: tuple[int, tuple[Part, ...]]) -> int:
+def _number(result: tuple[int, Chunk]) -> int:
     return result[0]
 
 
-def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, tuple[Part, ...]]:
+def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, Chunk]:
     """On an executor: merge one key range."""
     number, key_range = numbered
     job, url, settings = shared.value
     blob = open_blob(url)
     try:
-        return number, tuple(RangeMerger(job, blob, SystemIds(), settings).merge(key_range, _alone))
+        return number, RangeMerger(job, blob, SystemIds(), settings).merged(key_range, _alone)
     finally:
         blob.close()
 

@@ -164,9 +164,10 @@ class Worker:
         kept = kept_below(state, since)  # whatever was kept when the merge began: before since none is ever added
         job = MergeJob(machine.name, state.shard_id, runs, state.schemas, since.element, taken.resume_key, kept)
         claim.since = since
-        written = 0
+        written = crowded = 0
         for chunk in self._engine.merge(job, claim.keep):
             written += sum(part.size for part in chunk.parts)
+            crowded += chunk.crowded
             if chunk.resume_key is None:
                 claim.done = (*claim.done, *chunk.parts)
                 break
@@ -178,9 +179,19 @@ class Worker:
         result = machine.apply(c.MergeResult(spec.inputs, outputs, since, claim.key, self.owner))
         assert isinstance(result, c.MergeApplied)
         self._report(machine.name, job, None)
+        if crowded:
+            self._tell_crowded(machine.name, crowded)
         if result.applied:
             self.metrics.merged(machine.name, sum(p.size for run in runs for p in run.parts if _is_new(p)), written)
         return Outcome.APPLIED if result.applied else Outcome.REFUSED
+
+    def _tell_crowded(self, name: str, keys: int) -> None:
+        """No keys: logs are kept, and rows may have to be erased."""
+        self.metrics.add(crowded_keys=keys)
+        log.error(
+            "keys that are to be unique have more than one row; persist constraints --look tells them",
+            extra={"shard": name, "keys": keys},
+        )
 
     def _lost(self, machine: Committer, claim: _Claim, error: Exception) -> Outcome:
         """An input is gone, or the claim. If every input is still named, a blob that must be there is missing."""

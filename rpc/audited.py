@@ -63,6 +63,7 @@ OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("PUT", "settings"): ("settings", True),
     ("POST", "schema"): ("evolve schema", True),
     ("PUT", "retention"): ("retention", True),
+    ("PUT", "constraints"): ("set constraints", True),
     ("POST", "retention"): ("run retention", False),
     ("PUT", "tags"): ("set tag", False),
     ("DELETE", "tags"): ("remove tag", False),

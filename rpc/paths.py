@@ -41,6 +41,7 @@ VERBS = frozenset(
         "overwrite",
         "merge",
         "tags",
+        "constraints",
         "retention",
         "schema",
         "erasures",

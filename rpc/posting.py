@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from persist.client.thin_writer import Making
 from persist.core import commands as c
-from persist.core.errors import Expired, Indeterminate, InvalidUsage, Overloaded, Unavailable
+from persist.core.errors import Expired, Indeterminate, InvalidUsage, Overloaded, SchemaMismatch, Unavailable
 from persist.core.ids import Token
 from persist.core.recorded import Caller
 from persist.core.transitions.context import Verdict
@@ -85,7 +85,7 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
     try:
         # Nobody need look at parts that were made here.
         done = await service.work.commit(machine, command, Verdict(shard=state.shard_id), posted.caller)
-    except (Expired, InvalidUsage):
+    except (Expired, InvalidUsage, SchemaMismatch):
         return None
     except (Unavailable, Overloaded, Indeterminate) as error:
         done = await service.work.run(handle.resumed, command, posted.caller, error)

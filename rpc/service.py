@@ -20,7 +20,7 @@ from persist.client.transport import OneShard
 from persist.client.write import WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.errors import Forbidden, ReadOnly
+from persist.core.errors import ConstraintViolated, Forbidden, ReadOnly
 from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.core.recorded import NOBODY, Caller
 from persist.formats.exposition import Family
@@ -237,7 +237,11 @@ class ThinWriters:
         """A writer that nobody else uses meanwhile; it writes for this caller. After an error it is left to lapse."""
         shard = self._transport.location.machine(name).state().shard_id
         handle = self.take(name, shard, caller)
-        yield handle
+        try:
+            yield handle
+        except ConstraintViolated:  # nothing happened: callers that are often refused use one writer
+            self.give_back(shard, handle)
+            raise
         self.give_back(shard, handle)
 
     def take(self, name: str, shard: ShardId, caller: Caller = NOBODY) -> ThinWriter:

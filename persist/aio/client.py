@@ -252,6 +252,7 @@ class AsyncShard(AsyncHandle[Shard]):
 
     advance_upper = asks(Shard.advance_upper)
     append = asks(Shard.append)
+    broken_constraints = asks(Shard.broken_constraints)
     changes = opens(Shard.changes, AsyncChanges)
     close = asks(Shard.close)
     compare_and_append = asks(Shard.compare_and_append)

@@ -38,6 +38,7 @@ GROUPS = {
     },
     "Keeping and letting go": {
         "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),
+        "constraints": ("persist.cli.constraints", "what a shard asks of its rows: unique keys, no nulls, checks"),
         "tag": ("persist.cli.tag", "keep single times of a shard readable, by name"),
         "retention": ("persist.cli.retention", "which rows a shard keeps, and what holds its policy back"),
         "cut": ("persist.cli.cut", "a frontier for each of many shards, by which they are truncated later"),

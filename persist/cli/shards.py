@@ -18,6 +18,7 @@ from persist.core.ids import check_shard_name, is_reserved
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import current_schema
+from persist.parts.constraints import constraints_json
 
 BATCHES_SHOWN = 10
 
@@ -146,7 +147,8 @@ def _schema(found: State | ShardView) -> dict[str, Any]:
     columns = [
         {"name": f.name, "type": str(f.type), "nullable": f.nullable, "key": f.name in schema.key} for f in schema.arrow
     ]
-    return {"columns": columns, "schema_id": found.schema_id}
+    asked = constraints_json(schema)
+    return {"columns": columns, "schema_id": found.schema_id, **({"constraints": asked} if any(asked.values()) else {})}
 
 
 def _newest(batches: Sequence[HollowBatch]) -> dict[str, Any]:

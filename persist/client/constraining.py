@@ -6,9 +6,11 @@ ones: such rows are refused at their commit, and staged anew.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,9 +24,9 @@ from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.errors import UpperMismatch
-from persist.core.view import ShardView, ViewRequest
+from persist.core.view import ViewRequest
 from persist.parts import DIFF, ShardSchema, consolidate, current_schema
-from persist.parts.constrained import UNIQUE, Broken, breaking, check_sound, counted, violation
+from persist.parts.constrained import UNIQUE, Broken, breaking, check_sound, counted, told, violation
 from persist.parts.constraints import Constraining, ask_more
 from persist.parts.keyed import distinct_keys, key_schema
 from persist.parts.unique import KEYS_SHOWN_MAX, Crowds, keys_shown
@@ -38,27 +40,25 @@ class Change:
 
     transport: OneShard
     name: str
-    given: Constraining
+    expected_id: int
     read: ReadSettings
     retry_s: float
 
-    def run(self) -> ShardSchema:
-        """The schema afterwards. Raises what `Shard.set_constraints` says."""
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        before = current_schema(view.schemas)[1]
-        after = self.given.applied(before)
+    def run(self, before: ShardSchema, given: Constraining) -> None:
+        """Raises what `Shard.set_constraints` says."""
+        after = given.applied(before)
         check_sound(after)
         if after == before:
-            return before
+            return
         if not ask_more(after, before):
-            self._send(view, after, None)
-        elif view.upper == MINIMUM and self._landed(view, after, MINIMUM):
-            pass  # nothing was there
-        else:
-            self._tighten(view, before, after)
-        return after
+            self._send(after, None)
+            return
+        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        if view.upper == MINIMUM and self._landed(after, MINIMUM):
+            return  # nothing was there
+        self._tighten(before, after)
 
-    def _tighten(self, first: ShardView, before: ShardSchema, after: ShardSchema) -> None:
+    def _tighten(self, before: ShardSchema, after: ShardSchema) -> None:
         """Look at the contents, and then at what came meanwhile, until nobody writes between a look and the change."""
         check_readable(self.name, self.transport.view(self.name, ViewRequest(with_batches=False)))
         new = _new(before, after)
@@ -70,7 +70,7 @@ class Change:
                     look = Look(new, self.name)
                     look.at_all(contents) if seen is None else look.at_added(contents, seen)
                     look.check()
-                    if self._landed(first, after, held.view.upper):
+                    if self._landed(after, held.view.upper):
                         return
                     seen = contents.time
                     view = self.transport.view(self.name, ViewRequest())
@@ -87,16 +87,16 @@ class Change:
             stays=False,
         )
 
-    def _landed(self, view: ShardView, after: ShardSchema, upper: Antichain) -> bool:
+    def _landed(self, after: ShardSchema, upper: Antichain) -> bool:
         try:
-            self._send(view, after, upper)
+            self._send(after, upper)
         except UpperMismatch:
             return False
         return True
 
-    def _send(self, view: ShardView, after: ShardSchema, upper: Antichain | None) -> None:
+    def _send(self, after: ShardSchema, upper: Antichain | None) -> None:
         """Raises SchemaMismatch where somebody else changed the schema."""
-        send(self.transport, self.name, c.Constrain(view.schema_id, after.to_record(), upper), self.retry_s)
+        send(self.transport, self.name, c.Constrain(self.expected_id, after.to_record(), upper), self.retry_s)
 
 
 class Constrained(ABC):
@@ -105,6 +105,9 @@ class Constrained(ABC):
     name: str
     _transport: OneShard
     _settings: HandleSettings
+    _lock: threading.Lock
+    _newest_id: int
+    _schema: ShardSchema
 
     @abstractmethod
     def refresh_schema(self) -> ShardSchema:
@@ -137,9 +140,34 @@ class Constrained(ABC):
             (others write all the time), NotReadable (what it holds cannot be read). Nothing was changed then.
         """
         given = Constraining.of(unique, not_null, checks)
-        settings = self._settings
-        Change(self._transport, self.name, given, settings.read, settings.write.retry_s).run()
+        with self._lock:
+            expected, before = self._newest_id, self._schema
+        Change(self._transport, self.name, expected, self._settings.read, self._settings.write.retry_s).run(
+            before, given
+        )
         return self.refresh_schema()
+
+    def broken_constraints(self) -> list[BrokenConstraint]:
+        """Which constraints the contents as of the latest time break. It reads the whole shard.
+
+        Of checks and columns without nulls there are none: every way of writing is refused. Keys may have a second row
+        by the ways that docs/constraints.md names.
+
+        Returns: for each constraint that is broken how many rows or keys break it, and the first ten keys.
+        Raises: NotReadable (nothing can be read), and what reading may.
+        """
+        schema = self.refresh_schema()
+        view = self._transport.view(self.name, ViewRequest(with_batches=False))
+        if view.upper == MINIMUM:
+            return []
+        check_readable(self.name, view)
+        look = Look(schema, self.name)
+        with holding(self._transport, self.name, None, "broken constraints", 0.0, self._settings.read) as held:
+            try:
+                look.at_all(_contents(held))
+            finally:
+                held.lease.close()
+        return list(look.found())
 
 
 def _contents(held: Held) -> Contents:
@@ -160,13 +188,30 @@ def _new(before: ShardSchema, after: ShardSchema) -> ShardSchema:
     )
 
 
+@dataclass(frozen=True)
+class BrokenConstraint:
+    """A constraint that the contents of a shard break: `what` says how, in words that follow the shard's name.
+
+    `count` is how many rows (of a check or a column) or keys (of unique keys) break it, `keys` has the first keys.
+    """
+
+    constraint: str
+    what: str
+    count: int
+    keys: list[tuple[Any, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON. Raises nothing."""
+        return {"constraint": self.constraint, "what": self.what, "count": self.count, "keys": told(self.keys)}
+
+
 class Look:
     """What of a shard's contents breaks the constraints of a schema."""
 
     def __init__(self, schema: ShardSchema, name: str) -> None:
         self._schema = schema
         self._name = name
-        self._broken: dict[str, tuple[str, int, list[tuple[object, ...]]]] = {}
+        self._broken: dict[str, tuple[str, int, list[tuple[Any, ...]]]] = {}
         self._crowds = Crowds(schema)
 
     def at_all(self, contents: Contents) -> None:
@@ -190,13 +235,23 @@ class Look:
 
     def check(self) -> None:
         """Raise ConstraintViolated where something was found."""
+        for broken in self.found():
+            raise violation(
+                f"constraint {broken.constraint!r} cannot be set: shard {self._name!r} {broken.what}; nothing was "
+                "changed: mend what is wrong first",
+                broken.constraint,
+                broken.keys,
+                broken.count,
+            )
+
+    def found(self) -> Iterator[BrokenConstraint]:
+        """What was found. No more rows come."""
         for constraint, (how, count, keys) in self._broken.items():
-            what = f"shard {self._name!r} holds {counted(count, 'row')} {how}"
-            raise violation(_unset(constraint, what), constraint, keys, count)
-        found = self._crowds.finish()
-        if found.count:
-            what = f"shard {self._name!r} has {counted(found.count, 'key')} with more than one row"
-            raise violation(_unset(UNIQUE, what), UNIQUE, found.keys, found.count)
+            yield BrokenConstraint(constraint, f"holds {counted(count, 'row')} {how}", count, keys)
+        crowds = self._crowds.finish()
+        if crowds.count:
+            what = f"has {counted(crowds.count, 'key')} with more than one row"
+            yield BrokenConstraint(UNIQUE, what, crowds.count, crowds.keys)
 
     def _add(self, rows: pa.Table) -> None:
         for broken in breaking(rows, self._schema):
@@ -206,7 +261,3 @@ class Look:
         _, count, keys = self._broken.get(broken.constraint, ("", 0, []))
         more = keys_shown(broken.rows.select(list(self._schema.key)).slice(0, KEYS_SHOWN_MAX - len(keys)))
         self._broken[broken.constraint] = (broken.how, count + len(broken.rows), [*keys, *more])
-
-
-def _unset(constraint: str, why: str) -> str:
-    return f"constraint {constraint!r} cannot be set: {why}; nothing was changed: mend what is wrong first"

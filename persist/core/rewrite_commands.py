@@ -53,6 +53,7 @@ class DropBefore(Rewrite, frozen=True):
 
 
 EDITS = (
+    "insert",  # into a shard with unique keys
     "upsert",
     "merge_into",
     "delete",

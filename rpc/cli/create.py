@@ -7,6 +7,7 @@ import json
 import sys
 from contextlib import suppress
 
+from persist.cli.constraints import add_check_argument, read_checks
 from persist.cli.screen import Screen
 from persist.cli.where import add_client_arguments, check_given, client_of
 from persist.client.arguments import columns_of
@@ -25,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schema-file", metavar="FILE", help="the same in a file, or in JSON as HTTP takes it")
     parser.add_argument("--like", metavar="FILE", help="the columns of this file: CSV, Parquet, NDJSON or Arrow")
     parser.add_argument("--key", metavar="A,B", help="by which columns rows are ordered and found")
+    parser.add_argument("--unique", action="store_true", help="a key has at most one row at each time")
+    add_check_argument(parser)
     parser.add_argument("--history", metavar="AGE", help="for how long every time stays readable: 7d, none, forever")
 
 
@@ -32,13 +35,20 @@ def run(arguments: argparse.Namespace) -> int:
     check_shard_name(arguments.name)
     if arguments.history is not None:
         kept_ms(arguments.history)
-    schema = _schema(arguments)
+    schema, checks = _schema(arguments), read_checks(arguments.check)
     with client_of(arguments, must_exist=False) as client:
         is_there = False
         with suppress(UnknownShard):
             client.shard(arguments.name)
             is_there = True
-        shard = client.create_shard(arguments.name, schema.arrow, schema.key, history=arguments.history)
+        shard = client.create_shard(
+            arguments.name,
+            schema.arrow,
+            schema.key,
+            history=arguments.history,
+            unique=arguments.unique,
+            checks=checks,
+        )
         found = shard.schema
     columns = {field.name: str(field.type) for field in found.arrow}
     done = "already there" if is_there else "created"

@@ -23,6 +23,7 @@ from persist.core.state import SchemaRecord, State
 from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
+from persist.parts.constraints import Constraining
 from rpc.admitting import admit
 from rpc.audited import MANY
 from rpc.commanding import answer
@@ -45,7 +46,9 @@ _CREATE_EXAMPLES = {
             "fields": [
                 {"name": "id", "type": "string", "key": True, "nullable": False},
                 {"name": "amount", "type": "int64"},
-            ]
+            ],
+            "unique": True,
+            "checks": {"positive": "amount > 0"},
         },
     },
     "schema": {
@@ -162,10 +165,12 @@ async def create(
 def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
     """The schema, and the settings if there are any, of a shard that is made. Raises InvalidUsage."""
     try:
-        schema = read_schema(wanted).to_record()
+        given = Constraining.of(wanted.get("unique"), None, wanted.get("checks")) if isinstance(wanted, dict) else None
+        schema = read_schema(wanted)
+        record = (schema if given is None else given.applied(schema)).to_record()
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
-    return schema, ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
+    return record, ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
 
 
 @router.post(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from compactor.worker import Worker
 from persist import (
     Client,
     ConstraintViolated,
@@ -329,6 +332,45 @@ def test_what_others_write_while_the_contents_are_looked_at_is_looked_at_as_well
     with pytest.raises(ConstraintViolated, match="1 key with more than one row"):
         shard.set_constraints(unique=True)
     assert len(looked) == 2
+
+
+# --- what is found
+
+
+def by_hand(shard: Shard, rows: list[Row]) -> None:
+    """Write rows by a way that looks no keys up."""
+    with closing(shard.open_writer()) as writer:
+        writer.commit_insert(writer.stage(rows, None))
+
+
+def test_keys_that_got_a_second_row_are_found(unique: Shard) -> None:
+    assert unique.broken_constraints() == []
+    by_hand(unique, [{"id": 1, "n": 7}, {"id": 3, "n": 3}])
+    [found] = unique.broken_constraints()
+    assert (found.constraint, found.count, found.keys) == ("unique", 1, [(1,)])
+    assert found.what == "has 1 key with more than one row"
+    unique.upsert([{"id": 1, "n": 8}])  # which mends it
+    assert unique.broken_constraints() == []
+
+
+def test_a_merge_counts_them_and_goes_on(client: Client, unique: Shard, caplog: pytest.LogCaptureFixture) -> None:
+    by_hand(unique, [{"id": key, "n": 7} for key in (1, 2, 3)])
+    by_hand(unique, [{"id": 3, "n": 3}])
+    worker = Worker(client.transport.location)  # type: ignore[attr-defined]
+    with caplog.at_level(logging.ERROR, "persist.compactor"):
+        assert worker.run("unique", idle=True)
+    assert worker.metrics.counters.crowded_keys == 3
+    [told] = caplog.records
+    assert (told.shard, told.keys) == ("unique", 3)  # type: ignore[attr-defined]
+    assert len(there(unique)) == 6
+
+
+def test_a_merge_finds_nothing_where_keys_were_replaced(client: Client, unique: Shard) -> None:
+    for n in range(3, 9):
+        unique.upsert([{"id": 1, "n": n}, {"id": n, "n": n}])
+    worker = Worker(client.transport.location)  # type: ignore[attr-defined]
+    assert worker.run("unique", idle=True)
+    assert worker.metrics.counters.crowded_keys == 0
 
 
 # --- what is refused
