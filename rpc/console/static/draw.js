@@ -24,9 +24,10 @@ export function sparkline(recent, width = 120, height = 24) {
   const step = width / 32, first = 32 - recent.length;
   const bars = recent.map(([, rows], index) => {
     const tall = Math.max(1.5, (height * Math.log1p(rows)) / most);
-    return s("rect", { class: "bar-rows", x: ((first + index) * step).toFixed(1), y: (height - tall).toFixed(1), width: (step - 1).toFixed(1), height: tall.toFixed(1) });
+    return `M${((first + index) * step).toFixed(1)} ${height}v-${tall.toFixed(1)}h${(step - 1).toFixed(1)}v${tall.toFixed(1)}z`;
   });
-  return s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, line("axis", 0, height - 0.5, width, height - 0.5), ...bars);
+  return s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, line("axis", 0, height - 0.5, width, height - 0.5),
+    s("path", { class: "bar-rows", d: bars.join("") }));
 }
 
 /** Where each batch stands, in pixels `[left, right)`: by time, or each as wide as the others. */

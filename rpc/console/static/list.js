@@ -122,7 +122,8 @@ class ShardList {
     const row = h("div", { class: "row", role: "option", id: `row-${index}`, "aria-posinset": index + 1, "aria-setsize": this.#names.length,
       "aria-selected": String(index === this.#selected), onclick: () => this.#open(index) });
     row.style.top = `${index * ROW}px`;
-    this.#contents(row, name);
+    row.dataset.seqno = "new";
+    this.#renew(row, name);
     return row;
   }
 
@@ -132,7 +133,18 @@ class ShardList {
     if (!known) return fill(row, cell("name", name, name), cell("n soft", known === null ? "gone" : "…"));
     const at = Date.parse(known.at);
     return fill(row, cell("name", name, name), cell("n", short(known.rows), many(known.rows, "update")), cell("n middle", bytes(known.bytes)),
-      cell("n wide", frontier(known.upper)), cell("n wide", short(known.batches)), cell("n wide soft", ago(at), instant(at)), sparkline(known.recent));
+      cell("n wide", frontier(known.upper)), cell("n wide", short(known.batches)), cell("n wide soft when", ago(at), instant(at)), sparkline(known.recent));
+  }
+
+  /** Write a row anew where something new is known of it. */
+  #renew(row, name) {
+    const known = this.#known.get(name), seqno = known === undefined ? "" : String(known?.seqno ?? "gone");
+    if (row.dataset.seqno === seqno) {
+      if (known) row.querySelector(".when").textContent = ago(Date.parse(known.at));
+      return;
+    }
+    row.dataset.seqno = seqno;
+    this.#contents(row, name);
   }
 
   /** Ask what the shards in sight hold. With `cached` the server need not ask its store. */
@@ -149,7 +161,7 @@ class ShardList {
         for (const name of names) this.#learn(name, null);
         for (const one of page.shards) this.#learn(one.name, one);
       }
-      for (const [index, row] of this.#rows) this.#contents(row, this.#names[index]);
+      for (const [index, row] of this.#rows) this.#renew(row, this.#names[index]);
     } catch (problem) {
       if (problem.name !== "AbortError") this.told.textContent = problem.message;
     } finally {
