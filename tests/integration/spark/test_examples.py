@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from examples import batch_etl, bindings, change_capture, routed, streaming, wal_table
+from examples import batch_etl, bindings, change_capture, routed, running_balances, streaming, wal_table
 from tests.support.patience import patiently
 
 pytestmark = pytest.mark.spark
@@ -51,6 +51,21 @@ def test_streaming(spark: Any, client: Any, url: str, tmp_path: Path) -> None:
         streaming.feed(client, 3)
         patiently(lambda: streaming.run(spark, url, str(tmp_path / "checkpoints")))
         check(client)
+
+
+@pytest.mark.proof
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+def test_running_balances(spark: Any, client: Any, url: str, tmp_path: Path) -> None:
+    """State over corrections, through a restart: what the entries come to."""
+    for _ in range(2):
+        running_balances.feed(client)
+        patiently(lambda: running_balances.run(spark, url, str(tmp_path / "checkpoints")))
+        expected: dict[str, tuple[int, int]] = {}
+        for row in client.shard("entries").snapshot().to_arrow(expand=True).to_pylist():
+            entries, balance = expected.get(row["account"], (0, 0))
+            expected[row["account"]] = (entries + 1, balance + row["amount"])
+        found = client.shard("balances").snapshot().to_arrow(expand=True).to_pylist()
+        assert {row["account"]: (row["entries"], row["balance"]) for row in found} == expected
 
 
 def check(client: Any) -> None:
