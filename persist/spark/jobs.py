@@ -349,7 +349,14 @@ def _found_or_created(target: Target, options: WriteOptions, schema: StructType)
         _check_new(schema, target.shard)
         apart = [n for n in (TIME, DIFF, options.time_column, options.diff_column, options.delete_column) if n]
         client = Client(executors.transport(target.connection), target.connection.handles)
-        client.create_shard(target.shard, stored_schema(schema, apart), options.key, history=options.history)
+        client.create_shard(
+            target.shard,
+            stored_schema(schema, apart),
+            options.key,
+            history=options.history,
+            unique=bool(options.constraints.unique),
+            checks={check.name: check.where for check in options.constraints.checks or ()},
+        )
         return executors.view_of(target)
     return view
 

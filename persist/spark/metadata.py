@@ -31,6 +31,7 @@ from persist.core.errors import InvalidUsage, UpgradeNeeded
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import current_schema, sound_schemas
+from persist.parts.constraints import constraints_json
 from persist.spark import executors, history
 from persist.spark.options import METADATA, Target
 from persist.spark.schemas import arrow_schema, spark_type
@@ -61,6 +62,9 @@ SCHEMAS: Mapping[str, StructType] = {
         history_ms=_NUMBER,
         mark_every_ms=_NUMBER,
         tags=MapType(_TEXT, _NUMBER),
+        unique=_FLAG,
+        not_null=ArrayType(_TEXT),
+        checks=MapType(_TEXT, _TEXT),
     ),
     "parts": _schema(
         id=_TEXT,
@@ -148,6 +152,7 @@ def _detail(target: Target) -> list[Row]:
             "updates": sum(batch.rows for batch in view.batches),
             "bytes": sum(batch.size for batch in view.batches),
             **told,
+            **constraints_json(schema),
         }
     ]
 

@@ -29,6 +29,7 @@ STREAM_READ = (
 )  # fmt: skip
 WRITE = (
     "key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info", "mergeSchema",
+    "unique", "checks",
 )  # fmt: skip
 BATCH_WRITE = ("expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites")
 WRITES_OTHERWISE = (
@@ -41,6 +42,8 @@ WRITES_OTHERWISE = (
     "deleteColumn",
     "history",
     "mergeSchema",
+    "unique",
+    "checks",
 )
 RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
 STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own

@@ -19,6 +19,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.tags import check_tag_name
 from persist.parts import DIFF, TIME, Selection
+from persist.parts.constraints import Constraining
 from persist.spark.option_names import (
     BATCH_CHANGES,
     BATCH_HISTORY,
@@ -48,6 +49,8 @@ _NO_LOCATION = (
     "no location was given: option 'url' (persist:///directory or http://host), or both 'blob' and 'consensus'. "
     "In SQL, CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist OPTIONS"
 )
+
+NO_CONSTRAINTS = Constraining()
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ class WriteOptions:
     closes: bool = False
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
+    constraints: Constraining = NO_CONSTRAINTS  # of such a shard
     info: bytes = b""  # what the commit history is to tell
     write_id: str | None = None  # by which the commit history tells this write from others
     restores: int | None = None  # the time to which the rows, which are changes, lead back
@@ -229,12 +233,18 @@ class WriteOptions:
             closes=closes,
             txn=None if version is None else (options.text("txnAppId") or "", version),
             history=options.text("history"),
+            constraints=_constraints(options),
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
             rewrites=rewrites,
             merge_schema=options.flag("mergeSchema"),
             write_id=_write_id(options),
         )
+
+
+def _constraints(options: Options) -> Constraining:
+    checks = options.mapping("checks") if options.has("checks") else {}
+    return Constraining.of(options.flag("unique"), None, checks)
 
 
 def metadata_of(options: Options) -> str | None:
