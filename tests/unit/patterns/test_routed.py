@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable, UnknownShard
 from persist.patterns.hashing import BASE, MODULUS, hashes_of
-from persist.patterns.routed import RoutedWriter
+from persist.patterns.numbered import Numbered
+from persist.patterns.routed import RoutedWriter, _Lane
 from persist.patterns.routed_read import RoutedPosition, RoutedReader, read_routed
 from persist.patterns.routes import Routes
 from tests.support.bound import Processes
@@ -95,16 +97,15 @@ class Story:
             number = len(source)
             keys = [self.chosen.choice("abcdefgh") for _ in range(self.chosen.randint(1, 4))]
             source.append([{"key": key, "who": name, "number": 10 * number + at} for at, key in enumerate(keys)])
-        rows = source[writer.acknowledged]
-        while True:
+        while writer.acknowledged < len(source):
+            rows = source[writer.acknowledged]  # after a start the last one again, which may have landed
             try:
                 writer.append(rows)
-                break
             except Indeterminate:
                 if self.chosen.random() < 0.5:  # killed in the middle, and started again
                     writer = self.writers[name] = self.opened(name)
-        if rows[0] not in self.order:
-            self.order += rows
+                continue
+            self.order += rows if rows[0] not in self.order else []
 
     def change(self) -> None:
         wanted = self.chosen.sample(SHARDS, self.chosen.randint(1, 4))
@@ -157,8 +158,7 @@ def check(seed: int) -> None:
     for _ in range(STEPS):
         story.act()
     for name in story.sources:
-        while story.writers[name].acknowledged < len(story.sources[name]):
-            story.append(name)
+        story.append(name)
     story.check()
 
 
@@ -415,3 +415,28 @@ def test_keys_are_spread_evenly() -> None:
         slots = hashes_of(pa.table({"a": list(values)}), ("a",)) % np.uint64(7)
         counts = np.bincount(slots.astype(np.int64), minlength=7)
         assert 1_200 < counts.min() <= counts.max() < 1_660
+
+
+def is_caught(seed: int) -> bool:
+    try:
+        check(seed)
+    except (AssertionError, InvalidUsage):
+        return True
+    return False
+
+
+def test_a_build_that_does_not_look_at_numbers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Numbered.conditions
+    monkeypatch.setattr(Numbered, "conditions", lambda self, number: whole(self, number)[:1])
+    assert any(is_caught(seed) for seed in range(10))
+
+
+def test_a_build_that_leaves_gates_open_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = _Lane.__init__
+
+    def ungated(self: _Lane, *args: Any) -> None:
+        begun(self, *args)
+        self._gate = AttributeUpdate.accumulate(named_key("no gate"), 0)
+
+    monkeypatch.setattr(_Lane, "__init__", ungated)
+    assert any(is_caught(seed) for seed in range(20))
