@@ -23,7 +23,7 @@ from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_put
 from persist.parts.evolution import check_first, check_next, sound_schemas
 from persist.parts.files import Bound
-from persist.parts.new_schema import check_added, check_constrained, check_kept, check_new
+from persist.parts.new_schema import check_added, check_constrained, check_kept, check_new, check_policy
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
@@ -154,6 +154,8 @@ def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate, state: Sta
         return
     check_added(before, after)
     check_kept(before, after)
+    rows = state.settings.rows
+    check_policy(before, after, None if rows is None else rows.column)
 
 
 def _brought(command: c.Command, state: State) -> list[Part]:

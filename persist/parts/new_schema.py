@@ -53,6 +53,14 @@ def check_kept(before: ShardSchema, after: ShardSchema) -> None:
         raise InvalidUsage(f"{error.message}; take the check away first, or set it anew") from error
 
 
+def check_policy(before: ShardSchema, after: ShardSchema, column: str | None) -> None:
+    """Raise InvalidUsage where the column by which a policy of rows goes (None: by none) is dropped or renamed."""
+    if column is None or column not in before.id_of or after.is_plain:
+        return
+    if after.name_of.get(before.id_of[column]) != column:
+        raise InvalidUsage(f"a policy of rows goes by column {column!r}: change the policy first, or leave the column")
+
+
 def check_constrained(before: ShardSchema, after: ShardSchema, *, is_looked_at: bool) -> None:
     """Raise InvalidUsage unless the schemas differ in constraints alone, and the contents were looked at for more."""
     if after.with_details(unique=False, not_null=(), checks=()) != before.with_details(

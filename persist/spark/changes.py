@@ -26,6 +26,7 @@ from persist.core.view import ShardView
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, current_schema, overlapping
 from persist.parts.pruning import Filter
 from persist.spark import executors, planning
+from persist.spark.going_on import Renamed, as_began
 from persist.spark.images import by_whole_keys, kinds, updates
 from persist.spark.options import ReadOptions, Target
 from persist.spark.outliving import forgotten, held_again, outliving
@@ -81,6 +82,7 @@ class ChangesSplit:
     settings: ReadSettings
     columns: tuple[str, ...]
     shard_id: ShardId
+    renamed: Renamed = ()  # columns of a stream, whose names are fixed when it begins
     dropped: tuple[tuple[RowDrop, tuple[Run, ...]], ...] = ()  # drops of the interval, and the runs of what each took
 
     def read(self, transport: Transport, wanted: Filter | None = None) -> Iterator[pa.Table]:
@@ -297,7 +299,8 @@ def read_changes(
         rows = _changes(tables, options.time_unit, split, transport if is_dated else None)
     else:
         rows = _added(tables, split, options)
-    return batches(rows, arrow_schema(schema), options.batch_rows)
+    target_schema = arrow_schema(schema)
+    return batches(as_began(rows, split.renamed, target_schema), target_schema, options.batch_rows)
 
 
 def _with_images(split: ChangesSplit, transport: Transport, wanted: Filter | None) -> Iterator[pa.Table]:

@@ -32,10 +32,12 @@ from persist.core.antichain import TIME_MAX, Antichain, frontier
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, PersistError, UnknownShard
 from persist.core.ids import SeqNo, ShardId
 from persist.core.view import ShardView, ViewRequest
+from persist.parts import current_schema
 from persist.parts.cuts import Limit, Weight
 from persist.spark import executors, planning
 from persist.spark.admission import Admission
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
+from persist.spark.going_on import names_now, wanted_now
 from persist.spark.offsets import Offset, Position, between, offset_at, snapshot_offset
 from persist.spark.options import ReadOptions, Target
 from persist.spark.stream_options import StreamOptions
@@ -72,6 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._stream = stream
         self._schema = schema
+        self._began: int | None = None  # the number of the schema of the shard that its columns are of
         self._initial: Offset | None = None
         self._until: Antichain | None = None  # where a query that reads what is available now ends
         self._ending: Antichain | None = None  # where the options say that the stream ends, once that is known
@@ -164,9 +167,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "not the shard that the checkpoint belongs to"
             )
         readable = (self._readable(view, interval) for interval in intervals)
-        names = self._schema.names
+        renamed = names_now(self._schema.names, self._began, view.schemas)
+        names = wanted_now(self._schema.names, renamed)
         return [
-            partition
+            ChangesPartition(replace(partition.split, renamed=renamed))
             for interval in readable
             if interval is not None
             for partition in plan_changes(self._target, self._options, view, interval, lease, names)
@@ -187,10 +191,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if life is not None:
             transport = OneShard(transport, life)
         try:
-            return self._hold(position, transport), transport.view(self._target.shard, ViewRequest(lower=lower))
+            lease, view = self._hold(position, transport), transport.view(self._target.shard, ViewRequest(lower=lower))
         except UnknownShard:
             self._check_life(end, executors.view_of(self._target).shard_id)
             raise
+        if self._began is None:
+            self._began = current_schema(view.schemas)[0]
+        return lease, view
 
     def _check_life(self, offset: Offset, shard: ShardId) -> None:
         if offset.get("shard", shard) != shard:

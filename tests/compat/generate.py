@@ -19,6 +19,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ from persist.core.state import Policy
 from persist.formats.records import encoded
 from persist.formats.state_frames import NEWEST_LEVEL
 from persist.parts import ShardSchema
+from persist.parts.altering import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
 from persist.parts.bundles import read_bundle
 from tests.compat import history_story, sample
 from tests.compat.sample import HERE, LOCATION, STAGED, Write
@@ -113,7 +116,7 @@ def attribute(number: int) -> AttributeUpdate:
 
 def make(directory: Path) -> list[Write]:
     story = Story(directory)
-    for chapter in (orders, copies, tags, constrained, names, many, long_diff, staged):
+    for chapter in (orders, copies, tags, constrained, reshaped, names, many, long_diff, staged):
         chapter(story)
     past = history_story.Past(directory)
     for of_history in history_story.CHAPTERS:
@@ -219,6 +222,41 @@ def constrained(story: Story) -> None:
         shard.delete("v is null")
         shard.set_constraints(unique=True, not_null=["v"])
         shard.insert([{"k": "c", "v": 3}])
+
+
+def reshaped(story: Story) -> None:
+    """Columns that changed in every way, with rows of each schema in blobs and inline, some by a writer from before."""
+    with story.process(BLOBS) as (_, blobs), story.process(SMALL) as (_, inline):
+        pair = pa.struct([("x", pa.int8())])
+        given = pa.schema(
+            [
+                pa.field("k", pa.string()),
+                pa.field("n", pa.int8(), nullable=False),
+                *[
+                    ("f", pa.float32()),
+                    ("d", pa.decimal128(4, 1)),
+                    ("day", pa.date32()),
+                    ("pair", pair),
+                    ("v", pa.int64()),
+                ],
+            ]
+        )
+        shard = blobs.create_shard("reshaped", given, ["k"])
+        first = {"n": 1, "f": 0.5, "d": Decimal("1.5"), "day": date(2024, 2, 29), "pair": {"x": 1}}
+        shard.insert([{"k": key, **first, "v": number} for number, key in enumerate("aabb")])
+        before = inline.shard("reshaped")
+        shard.alter(RenameColumn("k", "key"), AddColumn("note", pa.string(), False, "none", "n"), DropColumn("v"))
+        shard.insert([{"key": "c", **first, "note": "new"}, {"key": "c", **first}])
+        shard.alter(
+            WidenColumn("n", pa.int64()),
+            WidenColumn("f", pa.float64()),
+            WidenColumn("d", pa.decimal128(20, 3)),
+            WidenColumn("day", pa.timestamp("ms")),
+            WidenColumn("pair", pa.struct([("x", pa.int16()), ("y", pa.string())])),
+        )
+        shard.alter(RelaxColumn("n"), MoveColumn("note"), AddColumn("v", pa.string()))
+        shard.insert([{"key": "d", "n": None, "pair": {"x": 300, "y": "y"}, "v": "another v"}])
+        before.insert([{"k": "e", **first, "v": 7}])  # by a writer that knows none of it
 
 
 def names(story: Story) -> None:

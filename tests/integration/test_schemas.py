@@ -188,6 +188,17 @@ def test_a_plain_schema_goes_on_by_names_after_columns_have_ids(shard: Shard) ->
         shard.evolve_schema(pa.schema([field for field in wider if field.name != "n"]))
 
 
+def test_the_column_by_which_a_policy_of_rows_goes_stays(shard: Shard) -> None:
+    shard.add_column("at", pa.timestamp("us", "UTC"))
+    shard.retain({"column": "at", "column_age": "30d"})
+    for change in (DropColumn("at"), RenameColumn("at", "when")):
+        with pytest.raises(InvalidUsage, match="a policy of rows goes by column 'at': change the policy first"):
+            shard.alter(change)
+    shard.move_column("at")
+    shard.retain(None)
+    shard.alter(RenameColumn("at", "when"), DropColumn("when"))
+
+
 # --- HTTP and the command line
 
 CHANGES = [

@@ -10,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist
 from persist.client.connect import Client
 from persist.core.errors import InvalidUsage
+from persist.parts.altering import AddColumn, DropColumn, RenameColumn
 from persist.parts.schema import COLUMNS_MAX
-from tests.support.without_jvm import read, source, write
+from tests.support.without_jvm import read, rows_of, source, write
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
 
@@ -86,6 +88,32 @@ def test_names_are_those_of_the_shard_whatever_their_case_unless_two_are_meant(c
         write(url, "pairs", pa.table({"k": ["a"], "AB": one}))
     with pytest.raises(InvalidUsage, match="two columns of the DataFrame are one"):
         write(url, "orders", pa.table({"K": ["a"], "k": ["a"], "n": one}))
+
+
+def test_a_stream_goes_on_with_the_columns_with_which_it_began(client: Client, url: str) -> None:
+    """A renamed column is followed, a dropped one is null from then on, an added one is left out."""
+    columns = pa.schema([*SCHEMA, ("s", pa.string()), ("t", pa.string())])
+    shard = client.create_shard("orders", columns, ["k"])
+    shard.insert([{"k": "a", "n": 1, "s": "s", "t": "t"}])
+    given = source(url, "orders")
+    reader = given.streamReader(given.schema())
+    first = reader.initialOffset()
+    second = reader.latestOffset(first, ReadAllAvailable())
+    shard.insert([{"k": "b", "n": 2, "s": "s", "t": "t"}])
+    shard.alter(
+        RenameColumn("k", "key"), DropColumn("n"), AddColumn("n", pa.string()),
+        RenameColumn("s", "x"), RenameColumn("t", "s"), RenameColumn("x", "t"),
+    )  # fmt: skip
+    shard.insert([{"key": "c", "n": "new", "s": "was t", "t": "was s"}])
+    third = reader.latestOffset(second, ReadAllAvailable())
+    found = [rows_of(reader, reader.partitions(*step)) for step in ((first, second), (second, third))]
+    assert found == [
+        [{"k": "a", "n": None, "s": "s", "t": "t"}],
+        [{"k": "b", "n": None, "s": "s", "t": "t"}, {"k": "c", "n": None, "s": "was s", "t": "was t"}],
+    ]
+    reader.stop()
+    again = source(url, "orders")
+    assert again.schema().names == ["key", "t", "s", "n"]
 
 
 def test_b13_a_shard_has_at_most_2000_columns_with_its_key(client: Client, url: str) -> None:

@@ -144,6 +144,25 @@ def test_no_row_group_is_left_out_that_has_rows_which_match(
     assert repr(wanted.apply(found).to_pylist()) == repr(wanted.apply(shown).to_pylist())
 
 
+@pytest.mark.parametrize(
+    ("later", "is_by_name"),
+    [
+        (altered(FIRST, [AddColumn("d", pa.int8()), MoveColumn("d")]), True),
+        (LATER["moved"], True),
+        (LATER["dropped last"], False),  # rows may have become the same
+        (LATER["dropped and added again"], False),
+        (LATER["names changed places"], False),
+        (LATER["widened"], False),
+        (LATER["added first"], False),  # it has a default
+        (altered(FIRST, [RenameColumn("a", "x"), AddColumn("a", pa.int8())]), False),
+    ],
+)
+def test_other_tools_may_read_columns_by_their_names_where_these_tell_enough(
+    later: ShardSchema, is_by_name: bool
+) -> None:
+    assert Migration(FIRST, later).is_by_name == is_by_name
+
+
 def test_a_key_with_more_rows_than_memory_holds_is_sorted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows have one key, and the column by which they were sorted is gone."""
     monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 200)
