@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+import persist
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.parts import KeyRange, codec
@@ -19,6 +21,7 @@ from persist.spark.changes import Interval
 from persist.spark.offsets import Offset, Position, between
 from tests.support.maintained import World
 from tests.support.streamed import FEED, changes_between, expected, opened, rows_between
+from tests.support.without_jvm import source
 
 ALL = ReadAllAvailable()
 
@@ -451,3 +454,24 @@ def test_a_wall_clock_that_is_not_known_is_left_out(world: World, monkeypatch: p
     told = reader.reportLatestOffset()
     assert told is not None
     assert set(told["behind"]) == {"rows", "bytes"}
+
+
+def test_wall_clocks_are_those_of_the_shard(tmp_path: Path) -> None:
+    url = f"persist://{tmp_path}/shards"
+    with persist.connect(url) as client:
+        shard = client.create_shard("orders", pa.schema([("k", pa.string())]), ["k"])
+        for key in ("a", "b"):
+            shard.insert([{"k": key}])
+
+    def reader(ending: str) -> Any:
+        given = source(url, "orders", maxRowsPerTrigger=1, endingTimestamp=ending)
+        return given.streamReader(given.schema())
+
+    tomorrow = reader((datetime.now(UTC) + timedelta(days=1)).isoformat())
+    first = tomorrow.latestOffset(tomorrow.initialOffset(), tomorrow.getDefaultReadLimit())
+    behind = tomorrow.reportLatestOffset()["behind"]
+    assert behind["rows"] == 1
+    assert behind["seconds"] >= 0
+    assert sizes(tomorrow, first) == [1]
+    long_ago = reader("2020-01-01T00:00:00Z")
+    assert sizes(long_ago, long_ago.initialOffset()) == []
