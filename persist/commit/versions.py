@@ -252,11 +252,7 @@ class Versions:
         it is never a long diff, whose blob would be swept as well. InvalidUsage: the schema is too large for that.
         """
         self._identity.check_writable()
-        if self.level < SCHEMAS_LEVEL and state.schemas[state.schema_id].is_described:
-            raise InvalidUsage(
-                f"ids, defaults and constraints of columns need level {SCHEMAS_LEVEL}, and this location has level "
-                f"{self.level}: run `persist upgrade`"
-            )
+        self._check_schemas(state)
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)}, commit_id=commit_id)
         named = at_level(named, self.level)
@@ -282,6 +278,7 @@ class Versions:
         store could take for the one that the log names. Raises Unavailable, Indeterminate (it may have happened).
         """
         self._identity.check_writable()
+        self._check_schemas(state)
         with translated():
             if self.consensus.head(state.name) is not None:
                 begun = self._is_begun(state)
@@ -294,6 +291,14 @@ class Versions:
         if begun:
             self.check_begun(state.name)
         return begun
+
+    def _check_schemas(self, state: State) -> None:
+        """Raise InvalidUsage where builds that serve the location would read rows wrongly, by names of columns."""
+        if self.level < SCHEMAS_LEVEL and any(record.is_described for record in state.schemas.values()):
+            raise InvalidUsage(
+                f"ids, defaults and constraints of columns need level {SCHEMAS_LEVEL}, and this location has level "
+                f"{self.level}: run `persist upgrade`"
+            )
 
     def check_begun(self, name: str) -> None:
         """After the first commit of a log: look whether another home has taken over.

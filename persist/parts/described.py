@@ -12,17 +12,20 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from persist.parts.arrow_messages import Declared, check_schema, is_compressed
+
 ID, DEFAULT, NOT_NULL = b"persist.id", b"persist.default", b"persist.not_null"  # of a column
 NEXT_ID, UNIQUE, CHECKS = b"persist.next_id", b"persist.unique", b"persist.checks"  # of a schema
 CHECKS_MAX = 64
 ID_MAX = 2**31 - 1
-DEFAULT_BYTES_MAX = 64 * 1024
+DEFAULT_BYTES_MAX = 2048  # encoded: every row of an old part gets the value when it is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,19 @@ def encode_value(value: pa.Scalar) -> bytes:
 
 
 def decode_value(data: bytes, kind: Any) -> pa.Scalar:
-    """The value that `encode_value` made bytes of, in this type. Raises ValueError or an ArrowException."""
+    """The value that `encode_value` made bytes of, in this type. Raises ValueError or an ArrowException.
+
+    Somebody may have made the bytes by hand: what would take more than it is long is not decoded.
+    """
+    check_schema(data)
+    declared = Declared()
+    with suppress(StopIteration):
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
+        while True:
+            message = messages.read_next_message()
+            declared.add(message)
+            if is_compressed(message) or declared.dictionaries or declared.rows > 1:
+                raise ValueError("a default is one value, which is not compressed")
     table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
     table.validate(full=True)
     if table.num_rows != 1 or table.num_columns != 1:
@@ -141,7 +156,8 @@ def _defaults(
             data = b64decode(one[DEFAULT], validate=True)
             if len(data) > DEFAULT_BYTES_MAX:
                 raise ValueError(f"the default of column {column.name!r} takes more than {DEFAULT_BYTES_MAX} bytes")
-            decode_value(data, column.type)
+            if not decode_value(data, column.type).is_valid:
+                raise ValueError(f"the default of column {column.name!r} is null")
             found.append((number, data))
     return tuple(found)
 

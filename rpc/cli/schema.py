@@ -9,9 +9,12 @@ import argparse
 import json
 from typing import Any
 
+import pyarrow as pa
+
 from persist.cli.where import add_client_arguments, client_of
 from persist.core.errors import InvalidUsage
 from rpc.alterations import read_changes
+from rpc.json_rows import plain
 
 VERBS = ("show", "add", "rename", "drop", "move", "widen", "allow-nulls", "alter")
 
@@ -36,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
         shard = client.shard(arguments.name)
         schema = shard.schema if changes is None else shard.alter(*changes)
     columns = {field.name: f"{field.type}{'' if field.nullable else ' not null'}" for field in schema.arrow}
-    print(json.dumps({"shard": arguments.name, "columns": columns, "key": list(schema.key)}))
+    told = {"shard": arguments.name, "columns": columns, "key": list(schema.key)}
+    if schema.defaults:
+        told["defaults"] = {name: plain(pa.repeat(value, 1))[0] for name, value in schema.defaults.items()}
+    print(json.dumps(told))
     return 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema
-from persist.parts.described import Check, Details, decode_value, encode_value
+from persist.parts.described import DEFAULT_BYTES_MAX, Check, Details, decode_value, encode_value
 
 COLUMNS = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.int32())])
 PLAIN = ShardSchema(COLUMNS, ("k",))
@@ -89,6 +89,28 @@ def test_metadata_that_cannot_be_is_damage(metadata: dict[str, str], of_columns:
     record = SchemaRecord(pa.schema(fields, metadata).serialize().to_pybytes(), ("k",))
     with pytest.raises(Corruption, match="the shard's schema"):
         ShardSchema.from_record(record)
+
+
+@pytest.mark.parametrize("what", ["compressed", "many rows", "a dictionary", "null", "another type"])
+def test_a_default_that_was_made_by_hand_is_damage_before_it_takes_memory(what: str) -> None:
+    values = {
+        "compressed": pa.array(["x" * 100_000]),
+        "many rows": pa.array(["x", "y"]),
+        "a dictionary": pa.array(["x"]).dictionary_encode(),
+        "null": pa.nulls(1, pa.string()),
+        "another type": pa.array([{"x": 1}]),
+    }[what]
+    sink, options = (
+        pa.BufferOutputStream(),
+        pa.ipc.IpcWriteOptions(compression="zstd" if what == "compressed" else None),
+    )
+    batch = pa.record_batch([values], names=[""])
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+    schema = PLAIN.with_details(defaults=((2, bytes(sink.getvalue())),))
+    assert len(schema.details.defaults[0][1]) <= DEFAULT_BYTES_MAX
+    with pytest.raises(Corruption, match="the shard's schema"):
+        ShardSchema.from_record(schema.to_record())
 
 
 def test_ids_that_cannot_be_are_refused() -> None:
