@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from persist.client.arguments import check_numbers, checked, checked_wait
 from persist.client.listen import Listen
 from persist.client.shard import Shard
-from persist.core.errors import Conflict, InvalidUsage
+from persist.core.errors import Conflict, Expired, InvalidUsage
 from persist.patterns.bindings import Bindings
 from persist.patterns.events import whole_events
 from persist.patterns.known import times_by
@@ -97,6 +97,9 @@ class Ingester:
         """
         checked_wait("wait_s", wait_s)
         try:
+            return self._step(wait_s)
+        except Expired:  # it was not asked for so long that its lease has lapsed
+            self._end()
             return self._step(wait_s)
         except BaseException:  # it begins anew from what the shards tell
             self._end()

@@ -80,6 +80,7 @@ class RoutedReader:
     def next_events(self, wait_s: float = 0.0) -> Iterator[RoutedEvent]:
         """What is there now; waits at most `wait_s` for the first of it. `position` moves as events are taken.
 
+        After any error another call goes on from `position`; so it does after Expired (nobody asked for minutes).
         Raises: NotReadable (a shard has forgotten what comes next), and what `Shard.listen` and its steps may.
         """
         checked_wait("wait_s", wait_s)

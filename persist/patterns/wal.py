@@ -23,6 +23,7 @@ from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
     Conflict,
+    Expired,
     Indeterminate,
     InvalidUsage,
     SchemaMismatch,
@@ -195,6 +196,9 @@ class Replica:
         """
         checked_wait("wait_s", wait_s)
         try:
+            return self._step(wait_s)
+        except Expired:  # it was not asked for so long that its lease has lapsed
+            self._end()
             return self._step(wait_s)
         except BaseException:  # it begins anew from what the shards tell
             self._end()

@@ -22,7 +22,7 @@ from persist.patterns.routes import Routes
 from tests.support.waiting import WAIT_S, wait_until
 
 KILLS = 1
-PROOF_KILLS = 10
+PROOF_KILLS = 6
 AWAKE_S = 0.3  # at most, between something that was written and the next kill
 LINES = pa.schema([("partition", pa.string()), ("position", pa.int64()), ("word", pa.string())])
 ROWS = pa.schema([("who", pa.string()), ("number", pa.int64())])

@@ -232,16 +232,16 @@ def test_a_clock_that_runs_away_leads_by_no_more_than_the_look_ahead() -> None:
 
 def test_opening_reads_what_came_since_the_last_whole_mint(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     bindings = Bindings.open(client, "bindings", settings=SMALL)
-    for position in range(200):
+    for position in range(60):
         bindings.get_binding({"a": position, "b": 5})
     monkeypatch.setattr(stored, "WINDOW", 2)
     fresh = Bindings.open(client, "bindings", settings=SMALL)
     assert fresh._known.rows <= 12
-    assert fresh.heads == {"a": 199, "b": 5}
+    assert fresh.heads == {"a": 59, "b": 5}
     assert bindings._known.rows <= 12
     for one in (bindings, fresh):
         assert one.upto(7) == {"a": 7, "b": 5}
-        assert one.times_of("a", range(200)).to_pylist() == list(range(200))
+        assert one.times_of("a", range(60)).to_pylist() == list(range(60))
         assert one.times_of("b", [0, 5]).to_pylist() == [0, 0]
         assert one.get_binding({"a": 17, "b": 3}) == Binding({"a": 17, "b": 5}, 17)
 
