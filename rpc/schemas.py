@@ -33,7 +33,7 @@ def read_schema(value: Any) -> ShardSchema:
             given = b64decode(value["schema"], validate=True)
             check_schema(given)
             arrow = pa.ipc.read_schema(pa.py_buffer(given))
-            details = described.read(arrow)
+            arrow, details = described.read(arrow)
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
             raise InvalidUsage(f'"schema" is not a serialized Arrow schema in base64: {error}') from error
         return ShardSchema(arrow, tuple(key), details)

@@ -23,6 +23,9 @@ from persist.parts.arrow_messages import Declared, check_schema, is_compressed
 
 ID, DEFAULT, NOT_NULL = b"persist.id", b"persist.default", b"persist.not_null"  # of a column
 NEXT_ID, UNIQUE, CHECKS = b"persist.next_id", b"persist.unique", b"persist.checks"  # of a schema
+# The last field of a schema that is not plain. A client of an older build, which would read columns by their names,
+# takes no such field for a column: it refuses rows of the schema, and names the remedy.
+GUARD = pa.field("__upgrade_persist_to_read_this", pa.null())
 CHECKS_MAX = 64
 ID_MAX = 2**31 - 1
 DEFAULT_BYTES_MAX = 2048  # encoded: every row of an old part gets the value when it is read
@@ -125,19 +128,22 @@ def write(arrow: pa.Schema, details: Details) -> pa.Schema:
     if details.checks:
         pairs = [{"name": check.name, "where": check.where} for check in details.checks]
         told[CHECKS] = json.dumps(pairs, separators=(",", ":")).encode()
-    return pa.schema(fields, told)
+    return pa.schema([*fields, GUARD], told)
 
 
-def read(arrow: pa.Schema) -> Details:
-    """The details that the metadata of a schema says. Raises ValueError where they cannot be those of a schema."""
+def read(arrow: pa.Schema) -> tuple[pa.Schema, Details]:
+    """The columns of a schema that `write` made, and its details. Raises ValueError where it made none such."""
     told = arrow.metadata or {}
     if NEXT_ID not in told:
-        return PLAIN
+        return arrow, PLAIN
+    if not len(arrow) or not arrow.field(len(arrow) - 1).equals(GUARD):
+        raise ValueError(f"its last field is not {GUARD.name}")
+    arrow = pa.schema(list(arrow)[:-1])
     said = [column.metadata or {} for column in arrow]
     if any(ID not in one for one in said):
         raise ValueError("a column has no id")
     ids = [int(one[ID]) for one in said]
-    return Details(
+    return arrow, Details(
         tuple(ids),
         int(told[NEXT_ID]),
         _defaults(ids, said, arrow),

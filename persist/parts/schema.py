@@ -274,7 +274,8 @@ def _read(record: SchemaRecord) -> ShardSchema:
     try:
         check_schema(record.arrow)
         arrow = pa.ipc.read_schema(pa.py_buffer(record.arrow))
-        return ShardSchema(arrow, record.key, described.read(arrow))
+        columns, details = described.read(arrow)
+        return ShardSchema(columns, record.key, details)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Corruption(f"the shard's schema cannot be read: {error}") from error
     except InvalidUsage as error:

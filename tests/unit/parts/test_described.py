@@ -10,7 +10,7 @@ import pytest
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema
-from persist.parts.described import DEFAULT_BYTES_MAX, Check, Details, decode_value, encode_value
+from persist.parts.described import DEFAULT_BYTES_MAX, GUARD, Check, Details, decode_value, encode_value
 
 COLUMNS = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.int32())])
 PLAIN = ShardSchema(COLUMNS, ("k",))
@@ -36,6 +36,16 @@ def test_ids_defaults_and_constraints_come_back_as_they_were() -> None:
     assert found.defaults == {"b": pa.scalar(5, pa.int32())}
     assert found.arrow.metadata is None
     assert found.arrow.field("a").metadata is None
+
+
+def test_a_client_that_knows_no_ids_refuses_the_schema_and_names_the_remedy() -> None:
+    """It took columns by their names, and the last field for one of them, of a type that no shard can store."""
+    record = PLAIN.with_details(unique=True).to_record()
+    with pytest.raises(InvalidUsage, match="'__upgrade_persist_to_read_this' has type null"):
+        ShardSchema(pa.ipc.read_schema(pa.py_buffer(record.arrow)), record.key)
+    bare = PLAIN.arrow.with_metadata({"persist.next_id": "4"})
+    with pytest.raises(Corruption, match="its last field is not __upgrade_persist_to_read_this"):
+        ShardSchema.from_record(SchemaRecord(bare.serialize().to_pybytes(), ("k",)))
 
 
 def test_a_schema_that_says_anything_has_ids() -> None:
@@ -86,7 +96,7 @@ def test_metadata_that_cannot_be_is_damage(metadata: dict[str, str], of_columns:
     fields = [
         field.with_metadata({"persist.id": str(number), **of_columns}) for number, field in enumerate(COLUMNS, start=1)
     ]
-    record = SchemaRecord(pa.schema(fields, metadata).serialize().to_pybytes(), ("k",))
+    record = SchemaRecord(pa.schema([*fields, GUARD], metadata).serialize().to_pybytes(), ("k",))
     with pytest.raises(Corruption, match="the shard's schema"):
         ShardSchema.from_record(record)
 
