@@ -22,6 +22,7 @@ from persist.client.listen import ListenEvent
 
 FOLD_ROWS = 250_000  # pending updates are summed up when there are this many
 PROGRESS_S = 0.5
+HEARD_S = 0.1  # between two that are told of when they came
 
 
 class Contents:
@@ -56,6 +57,7 @@ def main() -> None:
     contents = Contents()
     in_the_air = np.zeros(END, np.int64)
     updates = events = 0
+    heard: list[list[float]] = []
     began = told = time.monotonic()
     with persist.connect(arguments.url) as client, client.shard(arguments.shard).listen(None, until=END) as listen:
         emit("listening")
@@ -70,9 +72,12 @@ def main() -> None:
                 np.add.at(in_the_air, flying["__time"].to_numpy(), flying["__diff"].to_numpy())
             updates += rows.num_rows
             events += 1
+            if not heard or time.time() - heard[-1][0] > HEARD_S:
+                heard.append([time.time(), frontier])
             if time.monotonic() - told > PROGRESS_S:
                 told = time.monotonic()
                 emit("heard", upper=frontier, updates=updates)
+    heard.append([time.time(), frontier])
     held = contents.fold()
     emit(
         "done",
@@ -81,6 +86,7 @@ def main() -> None:
         rows=held.num_rows,
         checksum=checksum(held),
         peaks=daily_peaks(in_the_air),
+        heard=heard,
         seconds=time.monotonic() - began,
     )
 

@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 from examples.flights.dataset import FORGOTTEN, MONTH_NAMES, MONTHS, moment
+from examples.flights.drawn import drawn
 from examples.flights.figures import Board, Figures, mean_arrival_delay
 from examples.flights.plots import delays_plot, peaks_plot
 from examples.flights.store import Stored
@@ -37,6 +39,7 @@ class Outcome:
     compared: int = 0
     failed: list[str] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
+    timeline: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -79,6 +82,7 @@ def stage_rows(stored: Sequence[Stored]) -> list[tuple[str, ...]]:
         ("updates kept", *(f"{one.updates:,}" for one in stored)),
         ("MiB of the batches", *(f"{one.live_bytes / mib:.2f}" for one in stored)),
         ("MiB in the blob store", *(f"{one.blob_bytes / mib:.2f}" for one in stored)),
+        ("  of them still held, or rollups", *(f"{(one.blob_bytes - one.live_bytes) / mib:.2f}" for one in stored)),
         ("blobs", *(f"{one.blobs:,}" for one in stored)),
     ]
 
@@ -127,6 +131,11 @@ text { font: 12px system-ui, sans-serif; fill: var(--soft); } .label { fill: var
 div.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 5px 8px; border-bottom: 1px solid var(--faint); white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; white-space: normal; } td:first-child, th:first-child { text-align: left; }
+ol { margin: 10px 0 0; padding-left: 24px; font-variant-numeric: tabular-nums; } ol span { color: var(--soft); }
+.second { stroke: var(--ink); stroke-opacity: .7; } .heard { stroke: var(--mark); stroke-dasharray: 4 3; }
+.event-line { stroke: var(--mark); stroke-opacity: .55; stroke-dasharray: 3 3; } .tick { stroke: var(--soft); }
+.strong { fill: var(--ink); font-weight: 600; }
+@media (max-width: 599px) { main { padding: 20px 12px 32px; } section { padding: 14px 12px; } }
 tr:last-child td { border-bottom: 0; } table.pairs td { text-align: left; white-space: normal; }
 """
 
@@ -153,6 +162,23 @@ def _boards(boards: Mapping[int, Figures]) -> list[Sequence[str]]:
     return rows
 
 
+STORED = (
+    "What compaction and garbage collection leave of the shard. A merge writes new blobs beside those that it "
+    "replaces. These stay for as long as a reader may still ask for them: Spark's reads hold them until their leases "
+    "lapse. So the store grows by a compaction at first, and shrinks when they have gone."
+)
+
+
+def _timeline(found: Outcome) -> list[str]:
+    """What happened when, drawn by the console's own code; the words are there without it."""
+    if not found.timeline.get("looks"):
+        return []
+    marks = [(at, words) for at, kind, words in found.timeline["marks"] if kind == "event"]
+    listed = "".join(f"<li>{escape(words)} <span>{at:.1f} s</span></li>" for at, words in marks)
+    text = "Numbers are what happened, ticks are commits. The gap between the curves is what the listener lags behind."
+    return [_section("The run as it went", text, f"{drawn(found.timeline)}<ol>{listed}</ol>")]
+
+
 def page(found: Outcome, names: Mapping[str, str]) -> str:
     """One HTML page that needs nothing else."""
     last = found.boards[max(found.boards)]
@@ -163,6 +189,7 @@ def page(found: Outcome, names: Mapping[str, str]) -> str:
         f"<p>{found.flights:,} flights as {found.updates:,} updates of one shard, written with PySpark in "
         f"{len(MONTHS)} commits while a listener followed and the server was killed.</p>",
         f'<p class="verdict">{escape(verdict(found)[0].upper() + verdict(found)[1:])}.</p>',
+        *_timeline(found),
         _section(
             "In the air",
             "The most flights that were in the air at the same minute, day by day, as the listener heard it. "
@@ -177,8 +204,7 @@ def page(found: Outcome, names: Mapping[str, str]) -> str:
         ),
         _section("The board", "Snapshots that PySpark took, one split a core.", _table(_boards(found.boards))),
         _section("The run", f"Seconds to write each month: {slowest}.", _table(rows_of(found), "pairs", head=False)),
-        _section("In the stores", "What compaction and garbage collection leave of the shard.",
-                 _table(stage_rows(found.stored))),
+        _section("In the stores", STORED, _table(stage_rows(found.stored))),
     ]  # fmt: skip
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'

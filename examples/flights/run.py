@@ -27,6 +27,7 @@ from examples.flights.figures import Board, Checks, figures_of
 from examples.flights.processes import Child, Children, Deadline, DemoFailed, Server
 from examples.flights.progress import Progress, Step
 from examples.flights.report import Outcome
+from examples.flights.timeline import COMMIT, EVENT, Timeline, looker
 from persist.client.critical import CriticalReaderHandle
 from persist.client.restore import Restored
 from persist.client.shard import Shard
@@ -61,7 +62,8 @@ class Demo:
         self._read_csv()
         server = self._start_server()
         name = store.free_name(self.location, "flights")
-        with persist.connect(server.url) as client:
+        self.timeline = Timeline(looker(self.location, name))
+        with persist.connect(server.url) as client, self.timeline:
             shard = client.create_shard(name, COLUMNS, KEY)
             hold = shard.critical_reader(HOLD)  # the listener moves on; all of the year stays readable
             listener = self._start("listener", server, shard, "listening", START_S)
@@ -81,6 +83,7 @@ class Demo:
             self._refused(shard, tuple(time for time in BOARD_TIMES if time < FORGOTTEN))
             self._boards(board, "Boards through PySpark once more", kept)
             shard.close()
+        self.found.timeline = self.timeline.to_json()
         self.found.compared, self.found.failed = self.checks.compared, self.checks.failed
         self.found.seconds = time.monotonic() - began
         return self.found
@@ -133,6 +136,7 @@ class Demo:
                 wrote = wrote or writer.expect("wrote", self.deadline.left(STEP_S))
                 self.found.months_s.append(float(wrote["seconds"]))
                 self.found.updates += int(wrote["updates"])
+                self.timeline.mark(COMMIT, f"{MONTH_NAMES[number]}, {int(wrote['updates']):,} updates")
                 step.advance(number + 1, f"{MONTH_NAMES[number]}, {self.found.updates:,} updates")
                 for as_of in BOARD_TIMES:
                     if MONTHS[number][0] <= as_of < MONTHS[number][1]:
@@ -157,10 +161,12 @@ class Demo:
             return wrote
         before = shard.upper()
         server.kill()
+        self.timeline.mark(EVENT, f"kill -9 of the server in the middle of {MONTH_NAMES[number]}")
         began = time.monotonic()
         self.found.killed_in = MONTH_NAMES[number]
         server.start(self.deadline.left(START_S))
         self.found.down_s = time.monotonic() - began
+        self.timeline.mark(EVENT, "the server is back, and the month is written to its end")
         self.checks.equal("what was complete before kill -9 is complete after it", before <= shard.upper(), True)
         last = max(as_of for as_of in BOARD_TIMES if as_of < MONTHS[number][0])
         self._snapshot(shard, last, "after kill -9")
@@ -189,6 +195,8 @@ class Demo:
             for number, (ours, right) in enumerate(zip(peaks, self.expected.peaks(), strict=True)):
                 self.checks.equal(f"most in the air on day {number + 1}, as heard", ours, right)
             self.found.peaks = peaks
+            self.timeline.heard = list(event["heard"])
+            self.timeline.mark(EVENT, "the listener has heard all of the year")
             self.found.listener = {"updates": event["updates"], "seconds": event["seconds"]}
         listener.finish(self.deadline.left(START_S))
 
@@ -201,10 +209,12 @@ class Demo:
             twice = shard.changes(december - 1, END - 1).to_arrow()
             shard.compare_and_append(twice, END, END + 1, info={"month": "December, once more"})
             step.advance(1, f"{twice.num_rows:,} rows of December written twice")
+            self.timeline.mark(EVENT, "December is written twice, by mistake")
             wrong = checksum(shard.snapshot().to_arrow()) != right
             self.checks.equal("December twice is seen in the rows", wrong, True)
             step.advance(2)
             done = shard.restore(END - 1)
+            self.timeline.mark(EVENT, "a restore takes it back, by one commit")
             updates = sum(abs(diff) for diff in twice["__diff"].to_pylist())
             self.checks.equal("rows that the restore wrote", (done.added or 0) + (done.removed or 0), updates)
             self.checks.equal("all rows after the restore", checksum(shard.snapshot().to_arrow()), right)
@@ -265,6 +275,7 @@ class Demo:
 
     def _maintain(self, name: str, shard: Shard) -> None:
         """Both as processes that do what is due and end, beside those that the server runs all the time."""
+        self.timeline.mark(EVENT, f"{name.lower()} begins".replace(" gc", " GC"))
         with self.progress.step(name) as step:
             number = len(self.found.stored)
             for command in ("compactor", "gc"):
@@ -302,6 +313,7 @@ class Demo:
                 time.sleep(1.0)
             hold.downgrade_since(FORGOTTEN)
             since = shard.forget(FORGOTTEN)
+            self.timeline.mark(EVENT, f"history before {moment(FORGOTTEN)[:10]} is given up")
             self.checks.equal("since, when history was given up", since.element, FORGOTTEN)
             step.advance(100, "the leases of Spark's reads have lapsed")
 

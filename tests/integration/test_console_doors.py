@@ -116,6 +116,16 @@ def test_no_file_names_another_place_or_makes_html_of_text(one) -> None:  # type
         assert forbidden not in text, forbidden
 
 
+@pytest.mark.parametrize("one", console_files().values(), ids=lambda one: one.name)
+def test_a_line_of_a_file_is_no_longer_than_those_of_other_code(one) -> None:  # type: ignore[no-untyped-def]
+    assert [line for line in one.data.decode().splitlines() if len(line) > 120] == []
+
+
+def test_the_map_names_every_file() -> None:
+    text = (Path(__file__).resolve().parents[2] / "rpc" / "console" / "README.md").read_text()
+    assert [name for name in console_files() if name not in text] == []
+
+
 # --- the trace
 
 

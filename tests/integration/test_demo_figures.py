@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +20,10 @@ from examples.flights.listener import Contents
 from examples.flights.progress import Progress
 from examples.flights.report import Outcome, page, text_table
 from examples.flights.store import Stored
+from examples.flights.timeline import Timeline
 from tests.integration.flights_sample import CSV
+from tests.services.chromium import Browser
+from tests.support.waiting import wait_until
 
 CANCELLED, DIVERTED, EARLY, SUMMER = 1, 2, 3, 4
 
@@ -113,6 +118,45 @@ def test_the_page_needs_nothing_but_itself() -> None:
     text = page(outcome(), {})
     assert len(ElementTree.fromstring(text.removeprefix("<!doctype html>\n")).findall(".//svg")) == 2
     assert not re.search(r"<script|<link|<img|https?:|url\(|@import", text)
+
+
+RUN = {
+    "looks": [[0, 0, 0, 0, 0, 0], [1, 0, 40, 3, 2_000, 3_000], [2, 10, 90, 1, 1_500, 4_000]],
+    "heard": [[0.5, 0], [2, 90]],
+    "marks": [[0.4, "commit", "January"], [1, "event", "kill -9 </script>"], [1.01, "event", "back again"]],
+}
+
+
+def test_the_timeline_is_told_in_words_and_drawn_by_what_the_page_holds() -> None:
+    text = page(replace(outcome(), timeline=RUN), {})
+    tree = ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
+    assert [item.text for item in tree.findall(".//li")] == ["kill -9 </script> ", "back again "]
+    [data, code] = tree.findall(".//script")
+    assert json.loads(data.text or "") == RUN
+    assert not re.search(r"^(import|export) ", code.text or "", re.MULTILINE)
+    assert not re.search(r"<link|<img|https?:(?!//www.w3.org/2000/svg)|url\(|@import| src=", text)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_timeline_is_drawn_in_a_browser_however_narrow(browser: Browser, tmp_path: Path, width: int) -> None:
+    file = tmp_path / "flights.html"
+    file.write_text(page(replace(outcome(), timeline=RUN), {}), encoding="utf-8")
+    browser.open(file.as_uri(), width=width)
+    wait_until(lambda: browser.run("return document.querySelector('#timeline svg')"), "the timeline is drawn")
+    assert browser.run("return document.querySelectorAll('#timeline .event-line').length") == 2
+    assert browser.run("return document.querySelector('#timeline').scrollWidth") <= width
+    assert browser.problems() == []
+
+
+def test_looks_and_marks_are_told_by_seconds_since_the_first_look() -> None:
+    timeline = Timeline(lambda: [0, 1, 1, 10, 20])
+    with timeline:
+        wait_until(lambda: len(timeline.looks) >= 2, "it has looked twice")
+        timeline.mark("event", "something")
+    told = timeline.to_json()
+    assert [look[1:] for look in told["looks"][:2]] == [[0, 1, 1, 10, 20]] * 2
+    assert told["looks"][0][0] == 0
+    assert told["marks"][0][1:] == ["event", "something"]
 
 
 def test_the_table_names_every_stage() -> None:

@@ -38,7 +38,8 @@ class Browser:
         media["prefers-reduced-motion"] = "reduce" if still else "no-preference"
         features = [{"name": name, "value": value} for name, value in media.items()]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        self.driver.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": origin(url), "storageTypes": "all"})
+        if url.startswith("http"):
+            self.driver.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": origin(url), "storageTypes": "all"})
         self.problems()
         self.driver.get(url)
 

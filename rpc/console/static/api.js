@@ -27,11 +27,18 @@ export function shardPath(name, verb = "") {
 /** An answer that is good. Raises Problem. */
 export async function ask(path, query = {}, { signal, headers = {} } = {}) {
   const url = new URL(path, BASE);
-  for (const [name, value] of Object.entries(query)) if (value !== null && value !== undefined) url.searchParams.set(name, value);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined) url.searchParams.set(name, value);
+  }
   const held = token.get();
   let answer;
   try {
-    answer = await fetch(url, { signal, cache: "no-store", credentials: "same-origin", headers: { ...headers, ...(held ? { Authorization: `Bearer ${held}` } : {}) } });
+    answer = await fetch(url, {
+      signal,
+      cache: "no-store",
+      credentials: "same-origin",
+      headers: { ...headers, ...(held ? { Authorization: `Bearer ${held}` } : {}) },
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "network", "The server does not answer.");
@@ -51,8 +58,14 @@ export async function json(path, query, options) {
 
 /** JSON in which a whole number that JavaScript would round is a BigInt. */
 export function parse(text) {
-  return JSON.parse(text, (_, value, context) =>
-    typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value);
+  return JSON.parse(
+    text,
+    (_, value, context) =>
+      typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value) &&
+        /^-?\d+$/.test(context?.source ?? "")
+        ? BigInt(context.source)
+        : value,
+  );
 }
 
 /** The server-sent events of a path: `{event, id, data}`, until the stream ends. Raises Problem. */
@@ -115,7 +128,12 @@ export async function rows(path, query, most, options) {
   }
   if (!cut) csv.end();
   const [columns = [], ...found] = csv.records;
-  return { columns: columns.map(String), rows: found.slice(0, most), more: cut || found.length > most, headers: answer.headers };
+  return {
+    columns: columns.map(String),
+    rows: found.slice(0, most),
+    more: cut || found.length > most,
+    headers: answer.headers,
+  };
 }
 
 /** Reads CSV piece by piece. An empty cell without quotes is null, one with quotes is an empty text. */

@@ -31,13 +31,18 @@ async function route() {
   } catch (problem) {
     if (problem.name === "AbortError") return;
     if (!(problem instanceof Problem) && !(problem instanceof URIError)) throw problem;
-    fill(main, failure(problem), h("p", {}, h("button", { type: "button", textContent: "Try again", onclick: route })));
+    fill(
+      main,
+      failure(problem),
+      h("p", {}, h("button", { type: "button", textContent: "Try again", onclick: route })),
+    );
     if (problem.status === 401) askToken(problem.message);
   }
 }
 
 function askToken(why) {
-  document.getElementById("ask-why").textContent = why ?? "The console sends it to this server alone, and forgets it with this tab.";
+  document.getElementById("ask-why").textContent = why ??
+    "The console sends it to this server alone, and forgets it with this tab.";
   field.value = "";
   if (!dialog.open) dialog.showModal();
 }
@@ -76,5 +81,8 @@ themed.addEventListener("click", () => {
 });
 
 theme(THEMES.includes(localStorage.getItem(THEME)) ? localStorage.getItem(THEME) : "auto");
-window.addEventListener("hashchange", () => { route(); main.focus(); });
+addEventListener("hashchange", () => {
+  route();
+  main.focus();
+});
 route();

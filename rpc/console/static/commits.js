@@ -23,14 +23,24 @@ export function commitsPanel(shard) {
   shard.onTrace((found) => {
     if (!trace) {
       made.show(place, told);
-      whenSized(place, shard.signal, (value) => { width = value; draw(); });
+      whenSized(place, shard.signal, (value) => {
+        width = value;
+        draw();
+      });
     }
     trace = found;
     const written = found.recent.filter((one) => one.rows > 0 && !UPKEEP.has(one.operation));
-    const span = written.length > 1 ? Math.max(0.001, (written[0].at_ms - written[written.length - 1].at_ms) / 1000) : 0;
-    const rows = written.reduce((sum, one) => sum + one.rows, 0), size = written.reduce((sum, one) => sum + one.bytes, 0);
-    told.textContent = span ? `The last ${many(written.length, "commit")} with rows came within ${seconds(span)}: ${(written.length / span).toFixed(written.length < span ? 3 : 1)} commits, `
-      + `${count(Math.round(rows / span))} updates and ${bytes(Math.round(size / span))} a second.` : "";
+    const span = written.length > 1
+      ? Math.max(0.001, (written[0].at_ms - written[written.length - 1].at_ms) / 1000)
+      : 0;
+    const rows = written.reduce((sum, one) => sum + one.rows, 0),
+      size = written.reduce((sum, one) => sum + one.bytes, 0);
+    told.textContent = span
+      ? `The last ${many(written.length, "commit")} with rows came within ${seconds(span)}: ${
+        (written.length / span).toFixed(written.length < span ? 3 : 1)
+      } commits, ` +
+        `${count(Math.round(rows / span))} updates and ${bytes(Math.round(size / span))} a second.`
+      : "";
     draw();
   });
   return made.element;

@@ -26,8 +26,9 @@ function filled(made, given, children) {
     if (value === null || value === undefined) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "class") made.className = value;
-    else if (name.includes("-") || name === "role" || name === "for" || name === "list") made.setAttribute(name, value);
-    else made[name] = value;
+    else if (name.includes("-") || name === "role" || name === "for" || name === "list") {
+      made.setAttribute(name, value);
+    } else made[name] = value;
   }
   made.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return made;

@@ -59,6 +59,6 @@ export function many(n, one, more = `${one}s`) {
 /** Money: three digits that count. */
 export function money(value, currency) {
   const shown = value === 0 ? "0" : value < 0.01 ? value.toPrecision(3) : value.toFixed(2);
-  return `${currency === "USD" ? "$" : ""}${Number(shown) < 1e-6 && value ? value.toExponential(2) : shown}`
-    + (currency === "USD" ? "" : ` ${currency}`);
+  return `${currency === "USD" ? "$" : ""}${Number(shown) < 1e-6 && value ? value.toExponential(2) : shown}` +
+    (currency === "USD" ? "" : ` ${currency}`);
 }

@@ -23,15 +23,38 @@ export function holdsPanel(shard) {
   shard.onTrace((found) => {
     if (!trace) {
       made.show(line, told, list, h("h3", { textContent: "As they moved while this page was open" }), moves);
-      whenSized(line, shard.signal, (value) => { width = value; draw(); });
+      whenSized(line, shard.signal, (value) => {
+        width = value;
+        draw();
+      });
     }
     trace = found;
     samples.push([Date.now(), found.since[0] ?? null, found.upper[0] ?? null]);
     if (samples.length > SAMPLES_MAX) samples.shift();
-    const history = found.history_ms === null ? "for ever" : found.history_ms ? `for ${seconds(found.history_ms / 1000)}` : "as long as readers hold it";
-    told.textContent = `${many(found.readers, "reader")}, ${many(found.cursors, "cursor")}, ${many(found.tags, "tag")}, ${many(found.writers, "writer")}. History is kept ${history}.`;
-    fill(list, found.holds.length ? table("Holds", [["who", false], ["holds", true], ["lapses in", true]],
-      found.holds.map((hold) => [h("td", { class: "wrap", textContent: holdInWords(hold) }), frontier(hold.since), hold.lapses_in_s === null ? "never" : seconds(hold.lapses_in_s)])) : null);
+    const history = found.history_ms === null
+      ? "for ever"
+      : found.history_ms
+      ? `for ${seconds(found.history_ms / 1000)}`
+      : "as long as readers hold it";
+    told.textContent = `${many(found.readers, "reader")}, ${many(found.cursors, "cursor")}, ${
+      many(found.tags, "tag")
+    }, ${many(found.writers, "writer")}. History is kept ${history}.`;
+    fill(
+      list,
+      found.holds.length
+        ? table(
+          "Holds",
+          [["who", false], ["holds", true], ["lapses in", true]],
+          found.holds.map((
+            hold,
+          ) => [
+            h("td", { class: "wrap", textContent: holdInWords(hold) }),
+            frontier(hold.since),
+            hold.lapses_in_s === null ? "never" : seconds(hold.lapses_in_s),
+          ]),
+        )
+        : null,
+    );
     draw();
   });
   return made.element;

@@ -1,7 +1,7 @@
 // The list of shards. Names come page by page; what each holds is asked for those in sight. Only these are rows here.
 
 import { ask, json } from "./api.js";
-import { h, fill } from "./dom.js";
+import { fill, h } from "./dom.js";
 import { sparkline } from "./draw.js";
 import { ago, bytes, frontier, instant, many, short } from "./format.js";
 import { failure } from "./panel.js";
@@ -34,27 +34,67 @@ class ShardList {
   #timers = {};
 
   constructor(signal) {
-    this.field = h("input", { type: "search", id: "prefix", autocomplete: "off", spellcheck: false, maxLength: 260,
-      placeholder: "eu/", oninput: () => this.#soon("search", () => this.search(this.field.value.trim()), 200),
-      onkeydown: (event) => event.key === "ArrowDown" && (event.preventDefault(), this.view.focus()) });
+    this.field = h("input", {
+      type: "search",
+      id: "prefix",
+      autocomplete: "off",
+      spellcheck: false,
+      maxLength: 260,
+      placeholder: "eu/",
+      oninput: () => this.#soon("search", () => this.search(this.field.value.trim()), 200),
+      onkeydown: (event) => event.key === "ArrowDown" && (event.preventDefault(), this.view.focus()),
+    });
     this.told = h("span", { class: "soft", role: "status" });
     this.space = h("div", { class: "space", role: "presentation" });
-    this.view = h("div", { class: "list", tabIndex: 0, role: "listbox", "aria-label": "Shards", onkeydown: (event) => this.#key(event) }, this.space);
+    this.view = h("div", {
+      class: "list",
+      tabIndex: 0,
+      role: "listbox",
+      "aria-label": "Shards",
+      onkeydown: (event) => this.#key(event),
+    }, this.space);
     this.view.addEventListener("scroll", () => this.#draw(), { passive: true });
     this.note = h("div");
-    const refresh = h("button", { type: "button", textContent: "Refresh", title: "Ask the store anew", onclick: () => this.search(this.#prefix, false) });
-    this.element = h("div", {},
+    const refresh = h("button", {
+      type: "button",
+      textContent: "Refresh",
+      title: "Ask the store anew",
+      onclick: () => this.search(this.#prefix, false),
+    });
+    this.element = h(
+      "div",
+      {},
       h("div", { class: "head" }, h("h1", { textContent: "Shards" }), this.told),
-      h("div", { class: "bar" }, h("label", { for: "prefix", textContent: "Begins with" }), h("div", { class: "grow" }, this.field), refresh),
-      h("div", { class: "columns", "aria-hidden": "true" }, h("span", { textContent: "name" }),
-        ...[["updates", "n"], ["bytes", "n middle"]].map(([words, kind]) => h("span", { class: kind, textContent: words })),
-        h("span", { class: "n wide", textContent: "upper" }), h("span", { class: "n wide", textContent: "batches" }),
-        h("span", { class: "n wide", textContent: "last commit" }), h("span", { textContent: "written lately" })),
-      this.view, this.note);
+      h(
+        "div",
+        { class: "bar" },
+        h("label", { for: "prefix", textContent: "Begins with" }),
+        h("div", { class: "grow" }, this.field),
+        refresh,
+      ),
+      h(
+        "div",
+        { class: "columns", "aria-hidden": "true" },
+        h("span", { textContent: "name" }),
+        ...[["updates", "n"], ["bytes", "n middle"]].map(([words, kind]) =>
+          h("span", { class: kind, textContent: words })
+        ),
+        h("span", { class: "n wide", textContent: "upper" }),
+        h("span", { class: "n wide", textContent: "batches" }),
+        h("span", { class: "n wide", textContent: "last commit" }),
+        h("span", { textContent: "written lately" }),
+      ),
+      this.view,
+      this.note,
+    );
     const again = setInterval(() => document.hidden || this.#look(), LOOK_MS);
     const sized = new ResizeObserver(() => this.#draw());
     sized.observe(this.view);
-    signal.addEventListener("abort", () => { clearInterval(again); sized.disconnect(); this.#round.abort(); });
+    signal.addEventListener("abort", () => {
+      clearInterval(again);
+      sized.disconnect();
+      this.#round.abort();
+    });
   }
 
   /** Show the shards whose names begin so. The first page is shown before the next is asked for. */
@@ -86,15 +126,33 @@ class ShardList {
       fill(this.space);
       this.#rows.clear();
       this.space.style.height = "0";
-      fill(this.note, failure(problem), problem.status === 403 ? h("p", { class: "soft", textContent: "Give the beginning of the names that this token is for." }) : null);
+      fill(
+        this.note,
+        failure(problem),
+        problem.status === 403
+          ? h("p", { class: "soft", textContent: "Give the beginning of the names that this token is for." })
+          : null,
+      );
     }
   }
 
   #count(more) {
     const names = this.#names.length;
-    this.told.textContent = more ? `${many(names, "shard")} and more${names >= NAMES_MAX ? ": give the beginning of a name" : "…"}` : many(names, "shard");
+    this.told.textContent = more
+      ? `${many(names, "shard")} and more${names >= NAMES_MAX ? ": give the beginning of a name" : "…"}`
+      : many(names, "shard");
     this.space.style.height = `${names * ROW}px`;
-    if (!names) fill(this.note, h("p", { class: "state", textContent: this.#prefix ? `No shard that you may see begins with “${this.#prefix}”.` : "There is no shard yet that you may see. `persist create` makes one." }));
+    if (!names) {
+      fill(
+        this.note,
+        h("p", {
+          class: "state",
+          textContent: this.#prefix
+            ? `No shard that you may see begins with “${this.#prefix}”.`
+            : "There is no shard yet that you may see. `persist create` makes one.",
+        }),
+      );
+    }
   }
 
   #draw(cached = true) {
@@ -114,13 +172,22 @@ class ShardList {
         this.space.append(row);
       }
     }
-    if ([...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) this.#soon("look", () => this.#look(cached), 60);
+    if ([...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) {
+      this.#soon("look", () => this.#look(cached), 60);
+    }
   }
 
   #row(index) {
     const name = this.#names[index];
-    const row = h("div", { class: "row", role: "option", id: `row-${index}`, "aria-posinset": index + 1, "aria-setsize": this.#names.length,
-      "aria-selected": String(index === this.#selected), onclick: () => this.#open(index) });
+    const row = h("div", {
+      class: "row",
+      role: "option",
+      id: `row-${index}`,
+      "aria-posinset": index + 1,
+      "aria-setsize": this.#names.length,
+      "aria-selected": String(index === this.#selected),
+      onclick: () => this.#open(index),
+    });
     row.style.top = `${index * ROW}px`;
     row.dataset.seqno = "new";
     this.#renew(row, name);
@@ -132,8 +199,16 @@ class ShardList {
     const cell = (kind, words, title = null) => h("span", { class: kind, textContent: words, title });
     if (!known) return fill(row, cell("name", name, name), cell("n soft", known === null ? "gone" : "…"));
     const at = Date.parse(known.at);
-    return fill(row, cell("name", name, name), cell("n", short(known.rows), many(known.rows, "update")), cell("n middle", bytes(known.bytes)),
-      cell("n wide", frontier(known.upper)), cell("n wide", short(known.batches)), cell("n wide soft when", ago(at), instant(at)), sparkline(known.recent));
+    return fill(
+      row,
+      cell("name", name, name),
+      cell("n", short(known.rows), many(known.rows, "update")),
+      cell("n middle", bytes(known.bytes)),
+      cell("n wide", frontier(known.upper)),
+      cell("n wide", short(known.batches)),
+      cell("n wide soft when", ago(at), instant(at)),
+      sparkline(known.recent),
+    );
   }
 
   /** Write a row anew where something new is known of it. */
@@ -157,7 +232,12 @@ class ShardList {
       for (let at = places[0]; at <= places[places.length - 1]; at += ACTIVITY_PAGE) {
         const limit = Math.min(ACTIVITY_PAGE, places[places.length - 1] - at + 1);
         const names = this.#names.slice(at, at + limit);
-        const page = await json("v1/activity", { prefix: this.#prefix, after: this.#names[at - 1] ?? "", limit, cached }, { signal });
+        const page = await json("v1/activity", {
+          prefix: this.#prefix,
+          after: this.#names[at - 1] ?? "",
+          limit,
+          cached,
+        }, { signal });
         for (const name of names) this.#learn(name, null);
         for (const one of page.shards) this.#learn(one.name, one);
       }
@@ -167,7 +247,9 @@ class ShardList {
     } finally {
       this.#looking = false;
     }
-    if (!signal.aborted && [...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) this.#soon("look", () => this.#look(cached), 60);
+    if (!signal.aborted && [...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) {
+      this.#soon("look", () => this.#look(cached), 60);
+    }
   }
 
   #learn(name, found) {
@@ -188,7 +270,14 @@ class ShardList {
 
   #key(event) {
     const page = Math.max(1, Math.floor(this.view.clientHeight / ROW) - 1);
-    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -this.#names.length, End: this.#names.length };
+    const moves = {
+      ArrowDown: 1,
+      ArrowUp: -1,
+      PageDown: page,
+      PageUp: -page,
+      Home: -this.#names.length,
+      End: this.#names.length,
+    };
     if (event.key === "Enter" && this.#names.length) return this.#open(this.#selected);
     if (!(event.key in moves) || !this.#names.length) return undefined;
     event.preventDefault();

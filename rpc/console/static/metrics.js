@@ -18,12 +18,20 @@ export function samples(text, names) {
   for (const line of text.split("\n")) {
     if (!names.some((name) => line.startsWith(name))) continue;
     const [, name, labels, value] = /^([a-z_]+)(?:\{(.*)\})? (\S+)$/.exec(line) ?? [];
-    if (name) found.push({ name, value: Number(value), labels: Object.fromEntries([...(labels ?? "").matchAll(/([a-z_]+)="((?:[^"\\]|\\.)*)"/g)].map(([, label, text]) => [label, text])) });
+    if (name) {
+      found.push({
+        name,
+        value: Number(value),
+        labels: Object.fromEntries(
+          [...(labels ?? "").matchAll(/([a-z_]+)="((?:[^"\\]|\\.)*)"/g)].map(([, label, text]) => [label, text]),
+        ),
+      });
+    }
   }
   return found;
 }
 
-/** The value below which a part of the observations lie, by cumulative buckets `[bound, count]`; null: there are none. */
+/** The value below which a part of the observations lie, by cumulative buckets `[bound, count]`; null: none. */
 export function quantile(buckets, part) {
   const ordered = [...buckets].sort(([a], [b]) => a - b);
   const all = ordered.length ? ordered[ordered.length - 1][1] : 0;
@@ -54,12 +62,17 @@ function metered(shard, title, names, show) {
 
   const timer = setInterval(look, EVERY_MS);
   shard.signal.addEventListener("abort", () => clearInterval(timer));
-  whenSeen(made.element, shard.signal, (value) => { isSeen = value; look(); });
+  whenSeen(made.element, shard.signal, (value) => {
+    isSeen = value;
+    look();
+  });
   return made.element;
 }
 
 function sum(found, name, wanted = {}) {
-  return found.filter((one) => one.name === name && Object.entries(wanted).every(([label, value]) => one.labels[label] === value)).reduce((total, one) => total + one.value, 0);
+  return found.filter((one) =>
+    one.name === name && Object.entries(wanted).every(([label, value]) => one.labels[label] === value)
+  ).reduce((total, one) => total + one.value, 0);
 }
 
 export function latencyPanel(shard) {
@@ -68,16 +81,35 @@ export function latencyPanel(shard) {
     const { found } = now, of = { shard: shard.name };
     const commits = sum(found, "persist_shard_commits_total", of);
     const commitS = commits ? sum(found, "persist_shard_commit_seconds_total", of) / commits : null;
-    const facts = [["commits of this shard here", count(commits)], ["a commit takes", seconds(commitS)], ["races lost", count(sum(found, "persist_shard_races_lost_total", of))],
-      ["commands that wait", count(sum(found, "persist_shard_commands_queued", of))]];
-    const verbs = [...new Set(found.filter((one) => one.name === "persist_requests_total").map((one) => one.labels.verb))].sort();
+    const facts = [["commits of this shard here", count(commits)], ["a commit takes", seconds(commitS)], [
+      "races lost",
+      count(sum(found, "persist_shard_races_lost_total", of)),
+    ], ["commands that wait", count(sum(found, "persist_shard_commands_queued", of))]];
+    const verbs = [
+      ...new Set(found.filter((one) => one.name === "persist_requests_total").map((one) => one.labels.verb)),
+    ].sort();
     const rows = verbs.map((verb) => {
       const total = sum(found, "persist_requests_total", { verb });
       const rate = last ? (total - sum(last.found, "persist_requests_total", { verb })) / (now.at - last.at) : null;
-      const buckets = found.filter((one) => one.name === "persist_request_seconds_bucket" && one.labels.verb === verb).map((one) => [one.labels.le === "+Inf" ? Infinity : Number(one.labels.le), one.value]);
-      return [verb, count(total), rate === null ? "…" : rate.toFixed(1), ...[0.5, 0.99].map((part) => (STREAMS.has(verb) ? "a stream" : atMost(quantile(buckets, part))))];
+      const buckets = found.filter((one) =>
+        one.name === "persist_request_seconds_bucket" && one.labels.verb === verb
+      ).map((one) => [one.labels.le === "+Inf" ? Infinity : Number(one.labels.le), one.value]);
+      return [
+        verb,
+        count(total),
+        rate === null ? "…" : rate.toFixed(1),
+        ...[0.5, 0.99].map((part) => (STREAMS.has(verb) ? "a stream" : atMost(quantile(buckets, part)))),
+      ];
     });
-    return h("div", {}, factsOf(facts), table("Requests to this server", [["request", false], ["all", true], ["a second", true], ["half within", true], ["99 % within", true]], rows));
+    return h(
+      "div",
+      {},
+      factsOf(facts),
+      table("Requests to this server", [["request", false], ["all", true], ["a second", true], [
+        "half within",
+        true,
+      ], ["99 % within", true]], rows),
+    );
   });
 }
 
@@ -89,23 +121,64 @@ export function costPanel(shard) {
   let prices = null;
   return metered(shard, "Requests and cost", ["persist_store_calls_total"], async (now, last) => {
     prices ??= await json("v1/prices", {}, { signal: shard.signal });
-    const kinds = Object.fromEntries(["put", "list", "get", "delete"].map((kind) => [kind, [billed(now.found, kind), last ? billed(last.found, kind) : null]]));
-    const rows = Object.entries(kinds).map(([kind, [all, before]]) => [kind.toUpperCase(), count(all), before === null ? "…" : ((all - before) / (now.at - last.at)).toFixed(2), money((all * prices[kind]) / 1000, prices.currency)]);
-    const log = now.found.filter((one) => one.labels.store === "consensus").reduce((total, one) => total + one.value, 0);
+    const kinds = Object.fromEntries(
+      ["put", "list", "get", "delete"].map((
+        kind,
+      ) => [kind, [billed(now.found, kind), last ? billed(last.found, kind) : null]]),
+    );
+    const rows = Object.entries(kinds).map((
+      [kind, [all, before]],
+    ) => [
+      kind.toUpperCase(),
+      count(all),
+      before === null ? "…" : ((all - before) / (now.at - last.at)).toFixed(2),
+      money((all * prices[kind]) / 1000, prices.currency),
+    ]);
+    const log = now.found.filter((one) => one.labels.store === "consensus").reduce(
+      (total, one) => total + one.value,
+      0,
+    );
     const all = Object.entries(kinds).reduce((total, [kind, [n]]) => total + (n * prices[kind]) / 1000, 0);
-    const day = last ? Object.entries(kinds).reduce((total, [kind, [n, before]]) => total + (((n - before) / (now.at - last.at)) * DAY_S * prices[kind]) / 1000, 0) : null;
+    const day = last
+      ? Object.entries(kinds).reduce(
+        (total, [kind, [n, before]]) => total + (((n - before) / (now.at - last.at)) * DAY_S * prices[kind]) / 1000,
+        0,
+      )
+      : null;
     const kept = shard.trace ? shard.trace.bytes : 0;
-    return h("div", {}, table("Requests to the blob store", [["blob store", false], ["all", true], ["a second", true], ["cost", true]], rows),
-      factsOf([["since this server started", money(all, prices.currency)], ["a day at this rate", day === null ? "…" : money(day, prices.currency)],
-        [`this shard's batches, ${bytes(kept)}, a month`, money((kept / GB) * prices.gb_month, prices.currency)], ["calls to the log store", count(log)]]),
-      h("p", { class: "soft", textContent: `Requests are this server's, of all shards. Prices: ${prices.name}. “persist cost” tells all, with history and garbage.` }));
+    return h(
+      "div",
+      {},
+      table("Requests to the blob store", [["blob store", false], ["all", true], ["a second", true], [
+        "cost",
+        true,
+      ]], rows),
+      factsOf([
+        ["since this server started", money(all, prices.currency)],
+        ["a day at this rate", day === null ? "…" : money(day, prices.currency)],
+        [`this shard's batches, ${bytes(kept)}, a month`, money((kept / GB) * prices.gb_month, prices.currency)],
+        ["calls to the log store", count(log)],
+      ]),
+      h("p", {
+        class: "soft",
+        textContent: `Requests are this server's, of all shards. Prices: ${prices.name}. ` +
+          "“persist cost” tells all, with history and garbage.",
+      }),
+    );
   });
 }
 
 function billed(found, kind) {
-  return found.filter((one) => one.labels.store === "blob" && BILLED[one.labels.verb] === kind).reduce((total, one) => total + one.value, 0);
+  return found.filter((one) => one.labels.store === "blob" && BILLED[one.labels.verb] === kind).reduce(
+    (total, one) => total + one.value,
+    0,
+  );
 }
 
 function factsOf(facts) {
-  return h("dl", { class: "facts" }, facts.flatMap(([name, value]) => [h("dt", { textContent: name }), h("dd", { textContent: value })]));
+  return h(
+    "dl",
+    { class: "facts" },
+    facts.flatMap(([name, value]) => [h("dt", { textContent: name }), h("dd", { textContent: value })]),
+  );
 }

@@ -4,12 +4,16 @@ import { fill, h } from "./dom.js";
 
 let numbers = 0;
 
-/** A panel with a title, buttons beside it, and a body. `show` puts contents there, the others say why there are none. */
+/** A panel with a title, buttons beside it, and a body. `show` fills that, the others say why it has nothing. */
 export function panel(title, { wide = false, tools = [] } = {}) {
   const id = `panel-${(numbers += 1)}`;
   const body = h("div");
-  const element = h("section", { class: wide ? "panel wide" : "panel", "aria-labelledby": id },
-    h("header", {}, h("h2", { id, textContent: title }), tools), body);
+  const element = h(
+    "section",
+    { class: wide ? "panel wide" : "panel", "aria-labelledby": id },
+    h("header", {}, h("h2", { id, textContent: title }), tools),
+    body,
+  );
   return {
     element,
     body,
@@ -36,7 +40,7 @@ export function whenSeen(element, signal, seen) {
 export function whenSized(element, signal, draw) {
   let width = 0;
   const observer = new ResizeObserver(() => {
-    if (element.clientWidth && element.clientWidth !== width) draw((width = element.clientWidth));
+    if (element.clientWidth && element.clientWidth !== width) draw(width = element.clientWidth);
   });
   observer.observe(element);
   signal.addEventListener("abort", () => observer.disconnect());
@@ -44,31 +48,65 @@ export function whenSized(element, signal, draw) {
 
 /** Buttons of which one is pressed. `choices`: [value, words] each; `chosen` is told of each choice. */
 export function choice(label, choices, value, chosen) {
-  const buttons = choices.map(([one, words]) => h("button", {
-    type: "button",
-    textContent: words,
-    "aria-pressed": String(one === value),
-    onclick: () => {
-      for (const button of buttons) button.setAttribute("aria-pressed", String(button === buttons[choices.findIndex(([it]) => it === one)]));
-      chosen(one);
-    },
-  }));
+  const buttons = choices.map(([one, words]) =>
+    h("button", {
+      type: "button",
+      textContent: words,
+      "aria-pressed": String(one === value),
+      onclick: () => {
+        for (const button of buttons) {
+          button.setAttribute(
+            "aria-pressed",
+            String(button === buttons[choices.findIndex(([it]) => it === one)]),
+          );
+        }
+        chosen(one);
+      },
+    })
+  );
   return h("div", { class: "group", role: "group", "aria-label": label }, buttons);
 }
 
 /** A table. `columns`: [title, is a number] each; `rows` are lists of cells: texts or elements. */
 export function table(label, columns, rows, classes = () => "") {
-  const body = rows.map((row, index) => h("tr", { class: classes(index) },
-    row.map((cell, column) => cell instanceof Element ? cell : h("td", { class: columns[column][1] ? "n" : "", textContent: cell }))));
-  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label },
-    h("table", {}, h("thead", {}, h("tr", {}, columns.map(([title, isNumber]) => h("th", { scope: "col", class: isNumber ? "n" : "", textContent: title })))),
-      h("tbody", {}, body)));
+  const body = rows.map((row, index) =>
+    h(
+      "tr",
+      { class: classes(index) },
+      row.map((cell, column) =>
+        cell instanceof Element ? cell : h("td", { class: columns[column][1] ? "n" : "", textContent: cell })
+      ),
+    )
+  );
+  return h(
+    "div",
+    { class: "scroll", tabIndex: 0, role: "region", "aria-label": label },
+    h(
+      "table",
+      {},
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          columns.map(([title, isNumber]) =>
+            h("th", { scope: "col", class: isNumber ? "n" : "", textContent: title })
+          ),
+        ),
+      ),
+      h("tbody", {}, body),
+    ),
+  );
 }
 
 /** Wait so many milliseconds; at once when the signal comes. */
 export function pause(ms, signal) {
   return new Promise((done) => {
     const timer = setTimeout(done, ms);
-    signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      done();
+    }, { once: true });
   });
 }

@@ -21,8 +21,12 @@ export function steps(trace) {
   if (!trace.since.length || !trace.upper.length) return [];
   const since = BigInt(trace.since[0]), upper = BigInt(trace.upper[0]);
   if (upper <= since) return [];
-  if (upper - since <= BigInt(STEPS_MAX)) return Array.from({ length: Number(upper - since) }, (_, index) => since + BigInt(index));
-  const ends = [...trace.batches, ...trace.recent].filter((one) => one.upper.length).map((one) => BigInt(one.upper[0]) - 1n);
+  if (upper - since <= BigInt(STEPS_MAX)) {
+    return Array.from({ length: Number(upper - since) }, (_, index) => since + BigInt(index));
+  }
+  const ends = [...trace.batches, ...trace.recent].filter((one) => one.upper.length).map((one) =>
+    BigInt(one.upper[0]) - 1n
+  );
   const found = [since, upper - 1n, ...ends].filter((time) => time >= since && time < upper);
   return [...new Set(found)].sort((a, b) => (a < b ? -1 : a > b ? 1 : 0)).slice(-STEPS_MAX);
 }
@@ -41,7 +45,12 @@ class Rows {
     this.told = h("p", { class: "notice", role: "status" });
     this.newer = h("button", { type: "button", hidden: true, onclick: () => this.#latest() });
     this.out = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Rows" });
-    const what = choice("What is shown", [["contents", "Contents"], ["changes", "Changes"]], "contents", (mode) => this.#choose(mode));
+    const what = choice(
+      "What is shown",
+      [["contents", "Contents"], ["changes", "Changes"]],
+      "contents",
+      (mode) => this.#choose(mode),
+    );
     this.panel = panel("Rows at any time", { wide: true, tools: [this.newer, what] });
     this.element = this.panel.element;
     this.panel.loading();
@@ -52,7 +61,13 @@ class Rows {
     const isFirst = this.#trace === null;
     this.#trace = trace;
     const found = steps(trace);
-    if (!found.length) return this.panel.empty(trace.since.length ? "Nothing was written yet: there is no time to read as of." : "The shard is closed to reads.");
+    if (!found.length) {
+      return this.panel.empty(
+        trace.since.length
+          ? "Nothing was written yet: there is no time to read as of."
+          : "The shard is closed to reads.",
+      );
+    }
     const wasEmpty = !this.end.steps.length;
     this.end.offer(found);
     this.start.offer(found);
@@ -97,7 +112,9 @@ class Rows {
         : await csv(shardPath(name, "changes"), { start, end }, ROWS_MAX, { signal });
       if (signal.aborted) return;
       const what = this.#mode === "contents" ? `rows as of ${end}` : `changes from ${start} to ${end}`;
-      this.told.textContent = found.more ? `The first ${ROWS_MAX} ${what}, in key order.` : `${found.rows.length ? many(found.rows.length, "line") : "None"}: ${what}.`;
+      this.told.textContent = found.more
+        ? `The first ${ROWS_MAX} ${what}, in key order.`
+        : `${found.rows.length ? many(found.rows.length, "line") : "None"}: ${what}.`;
       fill(this.out, rowsTable(found, this.#mode === "changes"));
       this.out.dataset.shown = this.#mode === "contents" ? String(end) : `${start}-${end}`;
       this.end.tellWhen();
@@ -118,8 +135,24 @@ class Slider {
   constructor(words, changed, shard) {
     this.shard = shard;
     this.words = h("span", { textContent: words });
-    this.range = h("input", { type: "range", min: "0", step: "1", "aria-label": words, oninput: () => { this.set(this.steps[Number(this.range.value)]); changed(); } });
-    this.field = h("input", { type: "text", inputMode: "numeric", "aria-label": `${words}: the exact time`, class: "mono", spellcheck: false, onchange: () => this.#typed(changed) });
+    this.range = h("input", {
+      type: "range",
+      min: "0",
+      step: "1",
+      "aria-label": words,
+      oninput: () => {
+        this.set(this.steps[Number(this.range.value)]);
+        changed();
+      },
+    });
+    this.field = h("input", {
+      type: "text",
+      inputMode: "numeric",
+      "aria-label": `${words}: the exact time`,
+      class: "mono",
+      spellcheck: false,
+      onchange: () => this.#typed(changed),
+    });
     this.when = h("span", { class: "when" });
     this.element = h("div", { class: "slider" }, this.words, this.range, this.field, this.when);
   }
@@ -160,8 +193,12 @@ class Slider {
   async tellWhen() {
     const { time } = this;
     try {
-      const { timestamp } = await json(shardPath(this.shard.name, "timestamp-of"), { time }, { signal: this.shard.signal });
-      if (time === this.time) this.when.textContent = timestamp === null ? "Its wall clock is not known." : `Shown from ${timestamp} on.`;
+      const { timestamp } = await json(shardPath(this.shard.name, "timestamp-of"), { time }, {
+        signal: this.shard.signal,
+      });
+      if (time === this.time) {
+        this.when.textContent = timestamp === null ? "Its wall clock is not known." : `Shown from ${timestamp} on.`;
+      }
     } catch (problem) {
       if (problem.name !== "AbortError") this.when.textContent = "";
     }
@@ -175,10 +212,28 @@ export function rowsTable(found, signed) {
   const body = found.rows.map((row) => {
     const diff = at < 0 ? "1" : row[at];
     const cells = row.filter((_, index) => index !== at).map(cell);
-    return h("tr", { class: signed ? (diff.startsWith("-") ? "left" : "came") : "" }, h("td", { class: "sign n", textContent: signed ? signOf(diff) : `×${diff}` }), cells);
+    return h(
+      "tr",
+      { class: signed ? (diff.startsWith("-") ? "left" : "came") : "" },
+      h("td", { class: "sign n", textContent: signed ? signOf(diff) : `×${diff}` }),
+      cells,
+    );
   });
-  return h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "sign n", textContent: signed ? "±" : "times" }),
-    names.map((name) => h("th", { scope: "col", textContent: name })))), h("tbody", {}, body));
+  return h(
+    "table",
+    {},
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("th", { scope: "col", class: "sign n", textContent: signed ? "±" : "times" }),
+        names.map((name) => h("th", { scope: "col", textContent: name })),
+      ),
+    ),
+    h("tbody", {}, body),
+  );
 }
 
 export function cell(value) {

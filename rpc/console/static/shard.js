@@ -1,6 +1,6 @@
 // A shard: its panels, all of which live on one stream of what it is made of.
 
-import { Problem, events, parse, shardPath } from "./api.js";
+import { events, parse, Problem, shardPath } from "./api.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, frontier, instant, many } from "./format.js";
 import { failure, pause } from "./panel.js";
@@ -21,11 +21,34 @@ export function showShard(main, name, signal) {
   const live = h("span", { class: "live", role: "status", textContent: "connecting" });
   const tiles = h("div", { class: "tiles" });
   const listeners = [];
-  const shard = { name, signal, trace: null, onTrace: (take) => { listeners.push(take); if (shard.trace) take(shard.trace); } };
-  const panels = [tracePanel, rowsPanel, holdsPanel, commitsPanel, tailPanel, doctorPanel, historyPanel, latencyPanel, costPanel];
+  const shard = {
+    name,
+    signal,
+    trace: null,
+    onTrace: (take) => {
+      listeners.push(take);
+      if (shard.trace) take(shard.trace);
+    },
+  };
+  const panels = [
+    tracePanel,
+    rowsPanel,
+    holdsPanel,
+    commitsPanel,
+    tailPanel,
+    doctorPanel,
+    historyPanel,
+    latencyPanel,
+    costPanel,
+  ];
   const trouble = h("div");
-  fill(main, h("div", { class: "head" }, h("h1", { textContent: name }), live), trouble, tiles,
-    h("div", { class: "panels" }, panels.map((made) => made(shard))));
+  fill(
+    main,
+    h("div", { class: "head" }, h("h1", { textContent: name }), live),
+    trouble,
+    tiles,
+    h("div", { class: "panels" }, panels.map((made) => made(shard))),
+  );
   shard.onTrace((trace) => fill(tiles, tilesOf(trace)));
   const timer = setInterval(() => document.hidden || !shard.trace || fill(tiles, tilesOf(shard.trace)), TICK_MS);
   signal.addEventListener("abort", () => clearInterval(timer));
@@ -61,7 +84,11 @@ async function follow({ name, signal }, take, tell) {
     } catch (problem) {
       if (problem.name !== "AbortError") {
         if (!(problem instanceof Problem)) throw problem;
-        tell("off", FINAL.has(problem.status) ? "stopped" : "reconnecting", FINAL.has(problem.status) ? problem : null);
+        tell(
+          "off",
+          FINAL.has(problem.status) ? "stopped" : "reconnecting",
+          FINAL.has(problem.status) ? problem : null,
+        );
         if (FINAL.has(problem.status)) return;
         await pause(waitMs, signal);
         waitMs = Math.min(WAIT_MS_MAX, waitMs * 2);
@@ -83,9 +110,21 @@ function seen(signal) {
 function tilesOf(trace) {
   const at = Date.parse(trace.at);
   const found = [
-    [frontier(trace.since), "since"], [frontier(trace.upper), "upper"], [count(trace.rows), "updates kept"],
-    [bytes(trace.bytes), "in batches"], [count(trace.batch_count), "batches"], [bytes(trace.inline_bytes), "inline"],
-    [`v${trace.seqno}`, many(trace.writers, "writer")], [ago(at), "last commit", instant(at)],
+    [frontier(trace.since), "since"],
+    [frontier(trace.upper), "upper"],
+    [count(trace.rows), "updates kept"],
+    [bytes(trace.bytes), "in batches"],
+    [count(trace.batch_count), "batches"],
+    [bytes(trace.inline_bytes), "inline"],
+    [`v${trace.seqno}`, many(trace.writers, "writer")],
+    [ago(at), "last commit", instant(at)],
   ];
-  return found.map(([value, label, title]) => h("div", { class: "tile", title: title ?? String(value) }, h("b", { textContent: value }), h("span", { textContent: label })));
+  return found.map(([value, label, title]) =>
+    h(
+      "div",
+      { class: "tile", title: title ?? String(value) },
+      h("b", { textContent: value }),
+      h("span", { textContent: label }),
+    )
+  );
 }

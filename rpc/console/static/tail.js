@@ -1,6 +1,6 @@
 // Every update as it comes. It runs only when somebody has started it, as it costs the server a listener.
 
-import { Problem, events, parse, shardPath } from "./api.js";
+import { events, parse, Problem, shardPath } from "./api.js";
 import { fill, h } from "./dom.js";
 import { count, frontier, many, seconds } from "./format.js";
 import { failure, panel, pause } from "./panel.js";
@@ -12,12 +12,30 @@ const AGAIN = new Set([0, 408, 429, 503, 504]);
 
 export function tailPanel(shard) {
   let running = null, updates = 0, steps = 0, began = 0;
-  const button = h("button", { type: "button", textContent: "Follow", "aria-pressed": "false", onclick: () => (running ? stop() : start()) });
+  const button = h("button", {
+    type: "button",
+    textContent: "Follow",
+    "aria-pressed": "false",
+    onclick: () => (running ? stop() : start()),
+  });
   const told = h("p", { class: "notice", role: "status" }), trouble = h("div");
   const head = h("thead"), body = h("tbody");
-  const out = h("div", { class: "scroll", tabIndex: 0, role: "log", "aria-label": "Updates" }, h("table", {}, head, body));
+  const out = h(
+    "div",
+    { class: "scroll", tabIndex: 0, role: "log", "aria-label": "Updates" },
+    h("table", {}, head, body),
+  );
   const made = panel("Live tail", { tools: [button] });
-  made.show(h("p", { class: "soft", textContent: "Follow shows each update as it is committed. It costs the server what a listener costs: a lease on since, renewed while you follow, and each update read once." }), trouble, told, out);
+  made.show(
+    h("p", {
+      class: "soft",
+      textContent: "Follow shows each update as it is committed. It costs the server what a listener costs: " +
+        "a lease on since, renewed while you follow, and each update read once.",
+    }),
+    trouble,
+    told,
+    out,
+  );
   out.hidden = true;
 
   function stop() {
@@ -30,7 +48,9 @@ export function tailPanel(shard) {
 
   function tell(words) {
     const taken = (Date.now() - began) / 1000;
-    told.textContent = `${words}${many(updates, "update")} in ${many(steps, "step")}, ${seconds(taken)}: one listener.`;
+    told.textContent = `${words}${many(updates, "update")} in ${many(steps, "step")}, ${
+      seconds(taken)
+    }: one listener.`;
   }
 
   async function start() {
@@ -49,7 +69,12 @@ export function tailPanel(shard) {
     for (let tries = 0; !signal.aborted;) {
       try {
         const query = upper === undefined || BigInt(upper) === 0n ? {} : { after: BigInt(upper) - 1n };
-        for await (const event of events(shardPath(shard.name, "listen"), query, { signal, headers: id ? { "Last-Event-ID": id } : {} })) {
+        for await (
+          const event of events(shardPath(shard.name, "listen"), query, {
+            signal,
+            headers: id ? { "Last-Event-ID": id } : {},
+          })
+        ) {
           id = event.id ?? id;
           tries = 0;
           if (event.event === "updates") take(parse(event.data));
@@ -75,10 +100,28 @@ export function tailPanel(shard) {
     tell(`Up to ${frontier(step.upper)}. `);
     if (!step.rows.length) return;
     const columns = Object.keys(step.rows[0]).filter((name) => name !== "__time" && name !== "__diff");
-    fill(head, h("tr", {}, h("th", { scope: "col", class: "sign n", textContent: "time" }), h("th", { scope: "col", class: "sign n", textContent: "±" }), columns.map((name) => h("th", { scope: "col", textContent: name }))));
-    const lines = step.rows.slice(-LINES_MAX).reverse().map((row) => h("tr", { class: row.__diff < 0 ? "left" : "came" },
-      h("td", { class: "n", textContent: String(row.__time) }), h("td", { class: "n sign", textContent: row.__diff < 0 ? `−${count(-Number(row.__diff))}` : `+${count(row.__diff)}` }),
-      columns.map((name) => cell(written(row[name])))));
+    fill(
+      head,
+      h(
+        "tr",
+        {},
+        h("th", { scope: "col", class: "sign n", textContent: "time" }),
+        h("th", { scope: "col", class: "sign n", textContent: "±" }),
+        columns.map((name) => h("th", { scope: "col", textContent: name })),
+      ),
+    );
+    const lines = step.rows.slice(-LINES_MAX).reverse().map((row) =>
+      h(
+        "tr",
+        { class: row.__diff < 0 ? "left" : "came" },
+        h("td", { class: "n", textContent: String(row.__time) }),
+        h("td", {
+          class: "n sign",
+          textContent: row.__diff < 0 ? `−${count(-Number(row.__diff))}` : `+${count(row.__diff)}`,
+        }),
+        columns.map((name) => cell(written(row[name]))),
+      )
+    );
     body.prepend(...lines);
     while (body.children.length > LINES_MAX) body.lastChild.remove();
   }
@@ -89,5 +132,7 @@ export function tailPanel(shard) {
 
 function written(value) {
   if (value === null || value === undefined) return null;
-  return typeof value === "object" ? JSON.stringify(value, (_, inner) => (typeof inner === "bigint" ? String(inner) : inner)) : String(value);
+  return typeof value === "object"
+    ? JSON.stringify(value, (_, inner) => (typeof inner === "bigint" ? String(inner) : inner))
+    : String(value);
 }

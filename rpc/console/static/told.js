@@ -1,24 +1,43 @@
 // What was done to a shard, and what is wrong with it: both read once somebody looks.
 
 import { json, shardPath } from "./api.js";
-import { fill, h } from "./dom.js";
+import { h } from "./dom.js";
 import { bytes, count, frontier, instant, many } from "./format.js";
 import { choice, failure, panel, table, whenSeen } from "./panel.js";
 
 const PAGE = 50;
-const COLUMNS = [["version", true], ["when", false], ["what", false], ["times", false], ["updates", true], ["bytes", true], ["by", false], ["said", false]];
+const COLUMNS = [
+  ["version", true],
+  ["when", false],
+  ["what", false],
+  ["times", false],
+  ["updates", true],
+  ["bytes", true],
+  ["by", false],
+  ["said", false],
+];
 
 export function historyPanel(shard) {
   let entries = [], following = null, maintenance = false, asked = false;
   const more = h("button", { type: "button", textContent: "Earlier", onclick: () => read(following) });
-  const again = h("button", { type: "button", class: "quiet", textContent: "Read again", onclick: () => read(null) });
-  const kinds = choice("Which entries", [[false, "Changes"], [true, "All"]], false, (value) => { maintenance = value; read(null); });
+  const again = h("button", {
+    type: "button",
+    class: "quiet",
+    textContent: "Read again",
+    onclick: () => read(null),
+  });
+  const kinds = choice("Which entries", [[false, "Changes"], [true, "All"]], false, (value) => {
+    maintenance = value;
+    read(null);
+  });
   const made = panel("History", { wide: true, tools: [again, kinds] });
   made.loading();
 
   async function read(before) {
     try {
-      const page = await json(shardPath(shard.name, "history"), { limit: PAGE, before, maintenance }, { signal: shard.signal });
+      const page = await json(shardPath(shard.name, "history"), { limit: PAGE, before, maintenance }, {
+        signal: shard.signal,
+      });
       entries = before === null ? page.entries : [...entries, ...page.entries];
       following = page.following;
       if (!entries.length) return made.empty("The history tells of nothing yet.");
@@ -39,9 +58,19 @@ export function historyPanel(shard) {
 }
 
 function line(entry) {
-  const said = entry.info === null ? "" : JSON.stringify(entry.info, (_, value) => (typeof value === "bigint" ? String(value) : value));
-  return [`v${entry.seqno}`, instant(Date.parse(entry.timestamp)), entry.operation, `[${frontier(entry.lower)}, ${frontier(entry.upper)})`, count(entry.rows), bytes(entry.bytes),
-    entry.who ?? entry.purpose ?? "", h("td", { class: "cell", textContent: said, title: said })];
+  const said = entry.info === null
+    ? ""
+    : JSON.stringify(entry.info, (_, value) => (typeof value === "bigint" ? String(value) : value));
+  return [
+    `v${entry.seqno}`,
+    instant(Date.parse(entry.timestamp)),
+    entry.operation,
+    `[${frontier(entry.lower)}, ${frontier(entry.upper)})`,
+    count(entry.rows),
+    bytes(entry.bytes),
+    entry.who ?? entry.purpose ?? "",
+    h("td", { class: "cell", textContent: said, title: said }),
+  ];
 }
 
 export function doctorPanel(shard) {
@@ -57,8 +86,17 @@ export function doctorPanel(shard) {
     try {
       const report = await json("v1/doctor", { pattern: shard.name }, { signal: shard.signal });
       const found = report.findings.map(finding);
-      made.show(found.length ? found : h("p", { class: "good", textContent: "Nothing is wrong with this shard and its location." }),
-        h("p", { class: "soft", textContent: `${many(report.findings.length, "finding")}, ${instant(Date.parse(report.at))}.${report.left_out ? ` ${report.left_out} more are left out.` : ""}` }));
+      made.show(
+        found.length
+          ? found
+          : h("p", { class: "good", textContent: "Nothing is wrong with this shard and its location." }),
+        h("p", {
+          class: "soft",
+          textContent: `${many(report.findings.length, "finding")}, ${instant(Date.parse(report.at))}.${
+            report.left_out ? ` ${report.left_out} more are left out.` : ""
+          }`,
+        }),
+      );
     } catch (problem) {
       if (problem.name !== "AbortError") made.show(failure(problem));
     }
@@ -70,6 +108,12 @@ export function doctorPanel(shard) {
 }
 
 function finding(one) {
-  return h("div", { class: `finding ${one.severity}` }, h("b", { textContent: `${one.severity}: ${one.what}` }), h("p", { textContent: one.cause }), h("p", { textContent: one.remedy }),
-    one.command ? h("code", { class: "mono", textContent: one.command }) : null);
+  return h(
+    "div",
+    { class: `finding ${one.severity}` },
+    h("b", { textContent: `${one.severity}: ${one.what}` }),
+    h("p", { textContent: one.cause }),
+    h("p", { textContent: one.remedy }),
+    one.command ? h("code", { class: "mono", textContent: one.command }) : null,
+  );
 }

@@ -11,12 +11,29 @@ const UPKEEP = new Set(["merge", "bundle", "collect", "age"]);
 
 export function tracePanel(shard) {
   let width = 0, selected = -1, mode = null, trace = null, due = false;
-  const place = h("div", { tabIndex: 0, role: "group", "aria-label": "Batches. Left and right arrows go from one to the next.", onkeydown: key, onclick: click });
+  const place = h("div", {
+    tabIndex: 0,
+    role: "group",
+    "aria-label": "Batches. Left and right arrows go from one to the next.",
+    onkeydown: key,
+    onclick: click,
+  });
   const notice = h("p", { class: "notice", "aria-live": "polite" });
   const upkeep = h("div"), rows = h("div");
-  const made = panel("Trace", { wide: true, tools: [choice("Width of a batch", [["time", "By time"], ["each", "Alike"]], null, (value) => { mode = value; draw(); })] });
+  const made = panel("Trace", {
+    wide: true,
+    tools: [choice("Width of a batch", [["time", "By time"], ["each", "Alike"]], null, (value) => {
+      mode = value;
+      draw();
+    })],
+  });
   const buttons = [...made.element.querySelectorAll(".group button")];
-  const more = h("details", { ontoggle: () => list() }, h("summary", { textContent: "The batches as a table" }), rows);
+  const more = h(
+    "details",
+    { ontoggle: () => list() },
+    h("summary", { textContent: "The batches as a table" }),
+    rows,
+  );
   made.loading();
 
   function draw() {
@@ -27,7 +44,11 @@ export function tracePanel(shard) {
     buttons[1].setAttribute("aria-pressed", String(!byTime));
     selected = Math.min(selected, trace.batches.length - 1);
     fill(place, traceDrawing(trace, width, { byTime, selected }));
-    const hint = trace.batch_count ? `${many(trace.batch_count, "batch", "batches")} of ${many(trace.batches.reduce((sum, one) => sum + one.runs, 0), "run")}. Choose one to see what it is.` : "";
+    const hint = trace.batch_count
+      ? `${many(trace.batch_count, "batch", "batches")} of ${
+        many(trace.batches.reduce((sum, one) => sum + one.runs, 0), "run")
+      }. Choose one to see what it is.`
+      : "";
     notice.textContent = selected < 0 ? hint : batchInWords(trace.batches[selected]);
   }
 
@@ -40,7 +61,10 @@ export function tracePanel(shard) {
     const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
     if (step === undefined || !trace?.batches.length) return;
     event.preventDefault();
-    selected = Math.max(0, Math.min(trace.batches.length - 1, (selected < 0 ? trace.batches.length : selected) + step));
+    selected = Math.max(
+      0,
+      Math.min(trace.batches.length - 1, (selected < 0 ? trace.batches.length : selected) + step),
+    );
     draw();
   }
 
@@ -54,21 +78,81 @@ export function tracePanel(shard) {
   function list() {
     if (!more.open || !trace) return;
     const newest = trace.batches.slice(-TABLE_MAX).reverse();
-    fill(rows, table("Batches", [["lower", true], ["upper", true], ["updates", true], ["bytes", true], ["runs", true], ["parts", true], ["level", true], ["inline", true], ["", false]],
-      newest.map((one) => [frontier(one.lower), frontier(one.upper), count(one.rows), bytes(one.bytes), count(one.runs), count(one.parts), String(one.level), bytes(one.inline_bytes), one.merging ? "being merged" : ""])));
+    fill(
+      rows,
+      table(
+        "Batches",
+        [
+          ["lower", true],
+          ["upper", true],
+          ["updates", true],
+          ["bytes", true],
+          ["runs", true],
+          ["parts", true],
+          ["level", true],
+          ["inline", true],
+          ["", false],
+        ],
+        newest.map((
+          one,
+        ) => [
+          frontier(one.lower),
+          frontier(one.upper),
+          count(one.rows),
+          bytes(one.bytes),
+          count(one.runs),
+          count(one.parts),
+          String(one.level),
+          bytes(one.inline_bytes),
+          one.merging ? "being merged" : "",
+        ]),
+      ),
+    );
   }
 
   function kept() {
     const done = trace.recent.filter((one) => UPKEEP.has(one.operation)).slice(0, UPKEEP_MAX);
-    const words = done.map((one) => h("li", { textContent: `${one.operation} [${frontier(one.lower)}, ${frontier(one.upper)}) at v${one.seqno}, ${ago(one.at_ms)}` }));
-    fill(upkeep, words.length ? h("details", {}, h("summary", { textContent: `Upkeep: ${done[0].operation} ${ago(done[0].at_ms)}` }), h("ul", { class: "soft" }, words)) : null);
+    const words = done.map((one) =>
+      h("li", {
+        textContent: `${one.operation} [${frontier(one.lower)}, ${frontier(one.upper)}) at v${one.seqno}, ${
+          ago(one.at_ms)
+        }`,
+      })
+    );
+    fill(
+      upkeep,
+      words.length
+        ? h(
+          "details",
+          {},
+          h("summary", { textContent: `Upkeep: ${done[0].operation} ${ago(done[0].at_ms)}` }),
+          h("ul", { class: "soft" }, words),
+        )
+        : null,
+    );
   }
 
   shard.onTrace((found) => {
     if (!trace) {
-      made.show(place, h("div", { class: "legend" }, legend("k-blob", "in the blob store, fuller on higher levels"), legend("k-inline", "inline, in the State"),
-        legend("k-merge", "being merged"), legend("k-since", "since"), legend("k-upper", "upper")), notice, upkeep, more);
-      whenSized(place, shard.signal, (value) => { width = value; draw(); });
+      made.show(
+        place,
+        h(
+          "div",
+          { class: "legend" },
+          legend("k-blob", "in the blob store, fuller on higher levels"),
+          legend("k-inline", "inline, in the State"),
+          legend("k-merge", "being merged"),
+          legend("k-since", "since"),
+          legend("k-upper", "upper"),
+        ),
+        notice,
+        upkeep,
+        more,
+      );
+      whenSized(place, shard.signal, (value) => {
+        width = value;
+        draw();
+      });
     }
     trace = found;
     soon();
