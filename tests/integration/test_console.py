@@ -465,6 +465,24 @@ def test_the_batches_are_told_by_arrow_keys(page: Page) -> None:
     assert page.ask("document.querySelectorAll('.slot.at').length") == 1
 
 
+def test_a_merge_under_way_is_drawn_around_its_batches_with_how_far_it_is(page: Page) -> None:
+    batch = {"batches": 1, "runs": 2, "parts": 2, "rows": 50, "bytes": 9_000, "inline_bytes": 0, "level": 2}
+    edges = [(n, n + 1, 0 < n < 3) for n in range(4)]
+    batches = [{**batch, "lower": [low], "upper": [high], "merging": merging} for low, high, merging in edges]
+    merge = {"lower": [1], "upper": [3], "batches": 2, "rows": 100, "done_rows": 25}
+    trace = {"since": [0], "upper": [4], "rows": 200, "bytes": 36_000, "batch_count": 4, "batches": batches}
+    page.open()
+    found = page.browser.driver.execute_async_script(
+        "const [trace, done] = arguments; import('/console/draw.js').then(({ traceDrawing }) => {"
+        "const drawing = traceDrawing(trace, 400, { byTime: true });"
+        "const of = (kind, name) => Number(drawing.querySelector(kind).getAttribute(name));"
+        "done([of('.merging', 'x'), of('.merging', 'width'), of('.done', 'width'),"
+        "drawing.querySelectorAll('.run').length, drawing.querySelectorAll('.merging').length]); });",
+        {**trace, "merges": [merge]},
+    )
+    assert found == [100, 200, 50, 4, 1]
+
+
 def test_what_has_the_focus_can_be_seen(page: Page) -> None:
     page.open()
     page.wait("document.querySelector('.row')")
