@@ -179,6 +179,52 @@ def test_a_handle_of_before_writes_by_the_new_constraints(client: Client, way: s
     assert there(new) == [(1, 1), (5, 5)]
 
 
+# --- columns that change
+
+
+def test_what_is_asked_of_a_column_keeps_its_new_name_and_goes_with_it(client: Client) -> None:
+    shard = client.create_shard("columns", COLUMNS, ["id"])
+    shard.set_constraints(not_null=["n"], unique=True)
+    shard.rename_column("n", "amount")
+    with pytest.raises(ConstraintViolated, match="not null: amount"):
+        shard.insert([{"id": 1, "amount": None}])
+    shard.rename_column("id", "key")
+    shard.insert([{"key": 1, "amount": 1}])
+    with pytest.raises(ConstraintViolated, match="unique"):
+        shard.insert([{"key": 1, "amount": 2}])
+    shard.drop_column("amount")
+    assert shard.schema.details.not_null == ()
+    shard.insert([{"key": 2}])
+
+
+@pytest.mark.parametrize("change", [lambda s: s.drop_column("n"), lambda s: s.rename_column("n", "m")])
+def test_a_column_of_a_check_stays(checked: Shard, change: Callable[[Shard], object]) -> None:
+    with pytest.raises(InvalidUsage, match=r"check 'positive': where names 'n'.*take the check away first"):
+        change(checked)
+    checked.set_constraints(checks={})
+    change(checked)
+
+
+def test_a_writer_of_before_a_rename_obeys_the_checks_that_it_knew(client: Client, checked: Shard) -> None:
+    checked.add_column("note", pa.string())
+    writer = client.shard("checked").open_writer()
+    staged = writer.stage([{"id": 3, "n": 3, "note": "x"}], None)
+    checked.rename_column("note", "remark")
+    writer.commit_insert(staged)
+    assert checked.get(3) == [{"id": 3, "n": 3, "remark": "x"}]
+
+
+def test_a_column_that_is_left_out_has_its_default_which_the_checks_see(client: Client) -> None:
+    shard = client.create_shard("defaults", COLUMNS, ["id"], unique=True)
+    shard.add_column("state", pa.string(), nullable=False, default="new")
+    shard.set_constraints(checks={"known": "state IN ('new', 'paid')"})
+    shard.insert([{"id": 1, "n": 1}])
+    with pytest.raises(ConstraintViolated, match="unique"):
+        shard.insert([{"id": 1, "n": 1}])
+    with pytest.raises(ConstraintViolated, match="known"):
+        shard.upsert([{"id": 1, "n": 1, "state": "lost"}])
+
+
 # --- unique keys
 
 CROWDING: dict[str, Callable[[Shard], object]] = {
