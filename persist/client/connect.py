@@ -204,7 +204,7 @@ class Client(Timeable):
             name: 1 to 128 of `A-Z a-z 0-9 . _ -` and not only dots, or two such names with a slash between them, which
                 are at most 256 characters together.
             schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`.
-            key: the columns by which rows are ordered and found. Several rows may have one key, unless `unique` says no.
+            key: the columns by which rows are ordered and found. Several rows may have one key without `unique`.
             history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
                 readers need it) or `forever`. None is what new shards have here. A shard that exists keeps its own;
                 `Shard.configure` changes it.
