@@ -37,7 +37,7 @@ from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardS
 from persist.core.view import ViewRequest
 from persist.formats.exposition import figures
 from persist.parts import ShardSchema
-from persist.parts.constraints import Constraining
+from persist.parts.constraints import Constraining, without_constraints
 
 # Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
 _TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.transport"}
@@ -189,7 +189,7 @@ class Client(Timeable):
     def create_shard(
         self,
         name: str,
-        schema: pa.Schema,
+        schema: pa.Schema | ShardSchema,
         key: Sequence[str],
         *,
         history: timedelta | str | None = None,
@@ -203,7 +203,8 @@ class Client(Timeable):
         Args:
             name: 1 to 128 of `A-Z a-z 0-9 . _ -` and not only dots, or two such names with a slash between them, which
                 are at most 256 characters together.
-            schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`.
+            schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`. The schema of
+                another shard (`Shard.schema`) gives its columns the same numbers and defaults, and no constraints.
             key: the columns by which rows are ordered and found. Several rows may have one key without `unique`.
             history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
                 readers need it) or `forever`. None is what new shards have here. A shard that exists keeps its own;
@@ -218,7 +219,7 @@ class Client(Timeable):
             return home.create_shard(name, schema, key, history=history, unique=unique, checks=checks)
         settings = None if history is None else ShardSettings(kept_ms(history), version=1)
         constraining = Constraining.of(unique, None, {} if checks is None else checks)
-        record, follows = constraining.applied(ShardSchema(schema, tuple_of("key", key))).to_record(), ""
+        record, follows = constraining.applied(_columns(schema, tuple_of("key", key))).to_record(), ""
         for _ in range(LIVES_MAX):
             view = self.transport.create(name, record, follows, settings)
             if not view.is_dropped:
@@ -424,6 +425,13 @@ class Client(Timeable):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _columns(schema: pa.Schema | ShardSchema, key: tuple[str, ...]) -> ShardSchema:
+    """The columns of a new shard, without constraints."""
+    return (
+        replace(without_constraints(schema), key=key) if isinstance(schema, ShardSchema) else ShardSchema(schema, key)
+    )
 
 
 def connect(url: str | None = None, **settings: Any) -> Client:

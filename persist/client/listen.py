@@ -21,7 +21,7 @@ from persist.core.drops import RowDrop, clipped, drops_within, taken_away
 from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.view import Seen, ShardView, ViewRequest
-from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, newest, sound_schemas
+from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, newest, sound_schemas
 
 # A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
 DOWNGRADES_PER_LEASE = 30
@@ -75,6 +75,7 @@ class Listen(Timeable):
         self._downgraded_s = transport.clock.monotonic()
         self._closed = False
         self._seen: Seen | None = None
+        self.schema: ShardSchema | None = None  # by which the updates of the last event are
         self.frontier = frontier(0 if as_of is None else as_of + 1)
 
     def __repr__(self) -> str:
@@ -178,6 +179,7 @@ class Listen(Timeable):
         There is one also where none of them is wanted: it tells that the time has passed.
         """
         lower = self.frontier
+        self.schema = wanted.schema
         held: list[pa.Table] = []
         left = self._settings.memory_bytes if rows <= EVENT_ROWS else 0
         for piece in filter(len, map(wanted.apply, kept(pieces, self._lease))):

@@ -74,6 +74,11 @@ def differ(after: ShardSchema, before: ShardSchema) -> bool:
     return (new.unique, list(new.not_null), new.checks) != (old.unique, not_null, old.checks)
 
 
+def without_constraints(schema: ShardSchema) -> ShardSchema:
+    """The columns of a schema, with their ids and defaults, and nothing that is asked of rows."""
+    return schema if schema.is_plain else schema.with_details(unique=False, not_null=(), checks=())
+
+
 def not_null(schema: ShardSchema) -> list[str]:
     """The columns that take no null by a constraint, in schema order."""
     return [name for name, number in schema.id_of.items() if number in schema.details.not_null]

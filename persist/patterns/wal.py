@@ -15,6 +15,7 @@ from typing import Self
 import pyarrow as pa
 
 from persist.client.arguments import check_numbers, checked, checked_wait
+from persist.client.columns import Life, ShardSchema, same, with_constraints_of, without_constraints
 from persist.client.connect import Client
 from persist.client.listen import Listen
 from persist.client.shard import Shard
@@ -27,7 +28,9 @@ from persist.core.errors import (
     Indeterminate,
     InvalidUsage,
     SchemaMismatch,
+    ShardExists,
     Unavailable,
+    UnknownShard,
     UpperMismatch,
 )
 from persist.patterns.events import whole_events
@@ -36,6 +39,7 @@ from persist.patterns.given import TIME, one_table
 from persist.patterns.numbered import Numbered
 
 NAME_CHARS_MAX = 128
+SCHEMAS_TRIED_MAX = 100  # by which a table follows its log: each failed one is a rival's
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +161,21 @@ class FrontEnd:
 class Replica:
     """One of those who apply a log to a table. Not thread-safe: rivals have one each.
 
-    At each complete time the table has the contents of the log. It is written by replicas of this log alone; its upper
-    says how far they have come.
+    At each complete time the table has the contents of the log, by the columns that the log has: it follows every
+    change of them. It is written by replicas of this log alone; its upper says how far they have come.
     """
 
     def __init__(self, log: Shard, table: Shard) -> None:
-        """It goes on from the upper of `table`. Raises InvalidUsage (the table has another key, or these are none)."""
+        """It goes on from the upper of `table`, which `Replica.open` has made.
+
+        Raises: InvalidUsage (the table has another key, or columns that the log never had, or these are no shards).
+        """
         checked("log", log, Shard)
         checked("table", table, Shard)
-        if log.schema.key != table.schema.key:
-            raise InvalidUsage(
-                f"table {table.name!r} has the key {list(table.schema.key)}, and its log {log.name!r} the key "
-                f"{list(log.schema.key)}; they must be the same"
-            )
         self.log = log
         self.table = table
+        table.refresh_schema()
+        self._place_in(Life.of(log))
         self._writer = table.open_writer(purpose=f"replica of {log.name}"[:256])
         self._listen: Listen | None = None
         self.upper = 0
@@ -180,10 +184,20 @@ class Replica:
     def open(cls, client: Client, log: str, table: str, *, history: timedelta | str | None = None) -> Self:
         """A replica of the log called `log`. The table is made if it is not there; `history` as for `create_shard`.
 
-        Raises: UnknownShard (there is no such log), ShardExists (the table has another schema).
+        It is made with the numbers that the columns have in the log, by which it follows their changes. What the log
+        asks of rows (constraints) was asked there.
+        Raises: UnknownShard (there is no such log), InvalidUsage (the table has columns that the log never had).
         """
         source = client.shard(log)
-        return cls(source, client.create_shard(table, source.schema.arrow, list(source.schema.key), history=history))
+        try:
+            return cls(source, client.shard(table))
+        except UnknownShard:
+            pass
+        try:
+            made = client.create_shard(table, source.schema, list(source.schema.key), history=history)
+        except ShardExists:  # a rival has made it, by columns of another moment
+            made = client.shard(table)
+        return cls(source, made)
 
     def __repr__(self) -> str:
         return f"Replica({self.log.name!r} -> {self.table.name!r}, upper={self.upper})"
@@ -222,21 +236,64 @@ class Replica:
                 raise Conflict(f"table {self.table.name!r} is closed, as its log is, or by somebody else")
             self.upper = upper
             self._listen = self.log.listen(upper - 1, purpose=f"replica {self.table.name}")
-        went_on = False
+        went_on = self._follow(self.log.refresh_schema())
         for updates, upper_of in whole_events(self._listen, wait_s):
-            if not set(updates.schema.names) <= set(self.table.schema.updates_schema.names):
-                self._grow()
-            self._writer.append(updates, self.upper, upper_of)
+            columns = self._listen.schema or self.log.schema
+            self._follow(columns)
+            self._writer.append(self._as_of_table(updates, columns), self.upper, upper_of)
             self.upper = self.upper if upper_of.element is None else upper_of.element
             went_on = True
         return went_on
 
-    def _grow(self) -> None:
-        """The log has columns that the table lacks: somebody has added them. A rival may add them here as well."""
-        try:
-            self.table.evolve_schema(self.log.refresh_schema().arrow)
-        except SchemaMismatch:
-            self.table.refresh_schema()
+    def _follow(self, columns: ShardSchema) -> bool:
+        """Bring the table to these columns, which the log has or had, or to later ones. Whether they changed.
+
+        A rival may do it as well. What it did is seen, and not done again.
+        """
+        begin = without_constraints(self.table.schema)
+        if same(columns, begin):
+            return False
+        for _ in range(SCHEMAS_TRIED_MAX):
+            known = self.table.refresh_schema()  # before the log: so the log has what a rival brought here
+            life = Life.of(self.log)
+            here, target = self._place_in(life), life.place(columns)
+            if target is None or here >= target:
+                return not same(known, begin)
+            try:
+                self.table.evolve_schema(with_constraints_of(life.following(here, target), known))
+            except SchemaMismatch:  # a rival was quicker
+                continue
+        raise Unavailable(f"the columns of table {self.table.name!r} are changed all the time; retry")
+
+    def _place_in(self, life: Life) -> int:
+        """Where the table stands among the columns that the log has had. Raises InvalidUsage (it had others)."""
+        known = self.table.schema
+        place = life.place(known)
+        if place is not None:
+            return place
+        key = life.written[-1].key
+        if len(known.key) != len(key) or known.key not in {schema.key for schema in life.written}:
+            raise InvalidUsage(
+                f"table {self.table.name!r} has the key {list(known.key)}, and its log {self.log.name!r} the key "
+                f"{list(key)}; they must be the same: apply the log to a table of another name"
+            )
+        raise InvalidUsage(
+            f"table {self.table.name!r} has columns, or numbers of columns, that its log {self.log.name!r} never had: "
+            "somebody else made or changed it; apply the log to a table of another name"
+        )
+
+    def _as_of_table(self, updates: pa.Table, columns: ShardSchema) -> pa.Table:
+        """The updates by the columns that the table has, which are those of the log, or later ones that it has by now.
+
+        A plain schema says nothing of what its columns became. So the life of the log tells it.
+        """
+        if same(columns, self.table.schema):
+            return updates
+        life = Life.of(self.log)
+        begin, end = life.place(columns), self._place_in(life)
+        if begin is None or begin > end:
+            raise Unavailable(f"the columns of log {self.log.name!r} have changed meanwhile; retry")
+        return life.moved(updates, begin, end)
 
     def _end(self) -> None:
         if self._listen is not None:

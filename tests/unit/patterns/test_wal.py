@@ -12,7 +12,7 @@ import pytest
 
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, ShardExists, Unavailable
+from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable
 from persist.patterns.wal import FrontEnd, FrontEndSettings, Replica
 from tests.support.bound import Processes
 from tests.support.clocks import HOUR_MS, World
@@ -243,5 +243,6 @@ def test_a_table_with_another_key_or_other_columns_is_none_of_this_log(client: C
     other = client.create_shard("table", ROWS, ["word"])
     with pytest.raises(InvalidUsage, match="they must be the same"):
         Replica(client.shard("log"), other)
-    with pytest.raises(ShardExists):
-        Replica.open(client, "log", "table")
+    client.create_shard("wider", pa.schema([*ROWS, ("more", pa.int64())]), ["id"])
+    with pytest.raises(InvalidUsage, match="never had"):
+        Replica.open(client, "log", "wider")

@@ -1,0 +1,89 @@
+"""Columns of shards by their numbers: which schema of a shard's life rows have, and the same rows by another one.
+
+Names are moved by changes of the columns, and numbers never are. So whoever brings rows from one shard to another goes
+by numbers: those of both shards are the same where one was made with the schema of the other, and followed it since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from persist.client.shard import Shard
+from persist.core.errors import InvalidUsage
+from persist.parts.constraints import without_constraints as without_constraints
+from persist.parts.described import PLAIN
+from persist.parts.evolution import sound_schemas
+from persist.parts.migration import Migration
+from persist.parts.schema import ShardSchema as ShardSchema
+
+
+def with_constraints_of(schema: ShardSchema, other: ShardSchema) -> ShardSchema:
+    """The columns of `schema`, and what `other` asks of rows."""
+    asked = other.details
+    if (asked.unique, asked.not_null, asked.checks) == (PLAIN.unique, PLAIN.not_null, PLAIN.checks):
+        return without_constraints(schema)
+    return schema.with_details(unique=asked.unique, not_null=asked.not_null, checks=asked.checks)
+
+
+def alike(one: ShardSchema, other: ShardSchema) -> bool:
+    """Whether shards have the same columns now: numbers, names, types, places, key and defaults."""
+    if one.ids != other.ids or one.key != other.key or not one.arrow.equals(other.arrow):
+        return False
+    return one.details.default_of == other.details.default_of
+
+
+def same(one: ShardSchema, other: ShardSchema) -> bool:
+    """Whether schemas of one life are the same: a plain one says no numbers, and is never one that says some."""
+    return one.is_plain == other.is_plain and alike(one, other)
+
+
+@dataclass(frozen=True)
+class Life:
+    """The schemas that a shard has had, oldest first: as they were written, and with the numbers that followed."""
+
+    written: tuple[ShardSchema, ...]
+    numbered: tuple[ShardSchema, ...]
+
+    @classmethod
+    def of(cls, shard: Shard) -> Life:
+        """As of now. Raises what every call may."""
+        records = shard.view().schemas
+        sound = sound_schemas(records)
+        written = tuple(ShardSchema.from_record(records[number]) for number in sorted(sound))
+        return cls(written, tuple(sound[number] for number in sorted(sound)))
+
+    def place(self, schema: ShardSchema) -> int | None:
+        """The last place in this life where the columns were these; None: they never were."""
+        plain = [at for at, known in enumerate(self.written) if known.is_plain]
+        if schema.is_plain and plain:
+            found = [at for at in plain if alike(schema, self.written[at])]
+        else:  # where all are plain, numbers are those of the last one
+            begin = len(plain) - 1 if len(plain) == len(self.written) else 0
+            found = [at for at in range(begin, len(self.written)) if alike(schema, self.numbered[at])]
+        return found[-1] if found else None
+
+    def following(self, place: int, target: int) -> ShardSchema:
+        """What comes after `place` on the way to `target`: plain schemas first, since numbers follow from the last."""
+        plain = [at for at in range(place + 1, target + 1) if self.written[at].is_plain]
+        return self.written[plain[-1] if plain else target]
+
+    def moved(self, rows: pa.Table, begin: int, end: int) -> pa.Table:
+        """Rows by the schema at one place, with `__time` and `__diff`, as rows by a later one."""
+        if begin == end:
+            return rows
+        return Migration(self.numbered[begin], self.numbered[end]).rows(rows)
+
+
+def check_alike(whose: str, schemas: Mapping[str, ShardSchema]) -> None:
+    """Raise InvalidUsage unless these shards, by their names, have the same columns now."""
+    first = next(iter(schemas))
+    for name, schema in schemas.items():
+        if not alike(schema, schemas[first]):
+            raise InvalidUsage(
+                f"{whose}: shards {first!r} and {name!r} have different schemas, in names or numbers of columns; "
+                "change both alike (Shard.alter), or make one with the schema of the other (create_shard(name, "
+                "other.schema, key))"
+            )
