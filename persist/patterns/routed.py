@@ -19,11 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from persist.client.arguments import checked
+from persist.client.columns import ShardSchema, alike, check_alike
 from persist.client.shard import Shard
 from persist.client.write import Updates, WriteHandle
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, PersistError, Unavailable
-from persist.patterns.given import one_table
+from persist.patterns.given import held, table_by
 from persist.patterns.numbered import Numbered
 from persist.patterns.routes import Epoch, Routes
 
@@ -36,15 +37,22 @@ class _Lane:
     """The writer's way into one shard, in one epoch."""
 
     def __init__(self, routes: Routes, shard: Shard, writer: WriteHandle, name: str, epoch: int) -> None:
+        self._shard = shard
         self.numbered = Numbered(shard, f"routed {routes.shard.name} {name}", str(epoch))
         self._writer = writer
         self._gate = AttributeUpdate.replace_if_equals(routes.gate, epoch, epoch)
 
-    def send(self, rows: pa.Table, number: int) -> bool:
-        """Land the rows, once. False where the epoch has ended: they may have landed before that.
+    def send(self, rows: pa.Table, number: int, columns: ShardSchema) -> bool:
+        """Land the rows, which are by `columns`, once. False where the epoch has ended: they may have landed before.
 
         Raises AttributeMismatch (another instance was opened), and what an insert may.
         """
+        known = self._shard.schema
+        if not alike(known, columns):
+            raise InvalidUsage(
+                f"shard {self._shard.name!r} has other columns than this routed writer knows; change those of all its "
+                "shards alike, open the writer anew, and append the same rows again by their names of then"
+            )
         try:
             self._writer.insert(rows, attributes=(self._gate, *self.numbered.conditions(number)))
         except AttributeMismatch as error:
@@ -89,6 +97,7 @@ class RoutedWriter:
         self._numbers: list[int] = []  # the last number by slot, in the epoch of now
         self._epochs: list[Epoch] = []  # up to the one of now
         self._adopt()
+        self._columns = self._common()
         self.acknowledged = max(0, max(max(numbers) for numbers in (*self._ended.values(), self._numbers)) - 1)
 
     def __repr__(self) -> str:
@@ -109,7 +118,7 @@ class RoutedWriter:
             happened: append the same rows again).
         """
         with self._lock:
-            rows = one_table(updates, self._shard(self._epochs[-1].shards[0]), "a routed writer")
+            rows = self._given(held(updates))
             if self._incomplete is not None and not self._incomplete.equals(rows):
                 raise InvalidUsage(
                     f"append {self.acknowledged + 1} of routed writer {self.name!r} is not complete; append its rows "
@@ -135,6 +144,28 @@ class RoutedWriter:
 
     # --- how
 
+    def _given(self, updates: Updates) -> pa.Table:
+        """The rows by the columns that all shards have, as this writer knows them or, if they do not fit, as of now."""
+        try:
+            return table_by(self._columns, updates, "a routed writer")
+        except InvalidUsage:
+            known = self._columns
+            for name in self._epochs[-1].shards:
+                self._shard(name).refresh_schema()
+            self._columns = self._common()
+            if alike(known, self._columns):
+                raise
+        return table_by(self._columns, updates, "a routed writer")
+
+    def _common(self) -> ShardSchema:
+        """The columns of all shards. Raises InvalidUsage where they were not changed alike."""
+        shards = {name: self._shard(name) for name in self._epochs[-1].shards}
+        schemas = {name: shard.schema for name, shard in shards.items()}
+        if not all(alike(schema, next(iter(schemas.values()))) for schema in schemas.values()):
+            schemas = {name: shard.refresh_schema() for name, shard in shards.items()}
+        check_alike(f"routes {self.routes.shard.name!r} take no rows", schemas)
+        return next(iter(schemas.values()))
+
     def _land(self, rows: pa.Table, number: int) -> None:
         ended: set[int] = set()
         for _ in range(EPOCHS_TRIED_MAX):
@@ -150,11 +181,11 @@ class RoutedWriter:
     def _left(self, rows: pa.Table, epoch: Epoch, numbers: list[int], number: int) -> pa.Table:
         """The rows that have not landed by the routes of that epoch."""
         landed = np.array(numbers) >= number
-        return rows.filter(pa.array(~landed[epoch.slots(rows, self.routes.by)]))
+        return rows.filter(pa.array(~landed[epoch.slots(rows, self.routes.by_of(self._columns))]))
 
     def _sent(self, rows: pa.Table, number: int) -> bool:
         """Send the rows by the routes of now; False where these have changed."""
-        slots = self._epochs[-1].slots(rows, self.routes.by)
+        slots = self._epochs[-1].slots(rows, self.routes.by_of(self._columns))
         wanted = [int(slot) for slot in np.unique(slots) if self._numbers[slot] < number]
         pieces = {slot: rows.take(np.flatnonzero(slots == slot)) for slot in wanted}
         return self._all_landed(self._outcomes(pieces, number), number)
@@ -162,7 +193,7 @@ class RoutedWriter:
     def _outcomes(self, pieces: dict[int, pa.Table], number: int) -> Iterable[tuple[int, bool | PersistError]]:
         def send(slot: int) -> tuple[int, bool | PersistError]:
             try:
-                return slot, self._lanes[slot].send(pieces[slot], number)
+                return slot, self._lanes[slot].send(pieces[slot], number, self._columns)
             except PersistError as error:
                 return slot, error
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.client.arguments import checked, checked_wait
+from persist.client.columns import ShardSchema, check_alike
 from persist.client.listen import Listen
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.errors import InvalidUsage, shown
@@ -21,12 +22,16 @@ EPOCH_COLUMN, TIME_COLUMN = "__epoch", "__time"
 
 @dataclass(frozen=True, slots=True)
 class RoutedEvent:
-    """Updates of one shard in one epoch, complete before `upper`, by time. `updates` has `__time` and `__diff`."""
+    """Updates of one shard in one epoch, complete before `upper`, by time. `updates` has `__time` and `__diff`.
+
+    `schema` is that by which they were read: shards whose columns are changed one after the other differ for a while.
+    """
 
     epoch: int
     shard: str
     upper: int
     updates: pa.Table
+    schema: ShardSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +136,18 @@ class RoutedReader:
                 with self._listen(epoch, name, end) as listen:
                     while not listen.done:
                         for updates, frontier in whole_events(listen, 0.0):
-                            yield from self._told(epoch, name, updates, frontier)
+                            yield from self._told(epoch, name, updates, frontier, listen)
 
     def _step(self, epoch: Epoch, name: str, wait_s: float) -> Iterator[RoutedEvent]:
         if name not in self._listens:
             self._listens[name] = self._listen(epoch, name, None)
-        for number, (updates, frontier) in enumerate(whole_events(self._listens[name], wait_s)):
+        listen = self._listens[name]
+        for number, (updates, frontier) in enumerate(whole_events(listen, wait_s)):
             # What was seen may be of the next epoch, if that was open by then. Other shards come first in that case.
             if number == 0 and len(self.routes.opened()) != self._epochs:
                 self.close()
                 return
-            yield from self._told(epoch, name, updates, frontier)
+            yield from self._told(epoch, name, updates, frontier, listen)
 
     def _listen(self, epoch: Epoch, name: str, end: int | None) -> Listen:
         begin, purpose = self._upper(epoch, name), f"routes {self.routes.shard.name}"
@@ -150,10 +156,13 @@ class RoutedReader:
     def _upper(self, epoch: Epoch, name: str) -> int:
         return self.position.uppers.get(name, (epoch.began or {})[name])
 
-    def _told(self, epoch: Epoch, name: str, updates: pa.Table, frontier: Antichain) -> Iterator[RoutedEvent]:
+    def _told(
+        self, epoch: Epoch, name: str, updates: pa.Table, frontier: Antichain, listen: Listen
+    ) -> Iterator[RoutedEvent]:
+        schema = listen.schema or self.routes.of(name).schema
         upper = TIME_MAX if frontier.element is None else frontier.element
         if len(updates):
-            yield RoutedEvent(epoch.number, name, upper, updates)
+            yield RoutedEvent(epoch.number, name, upper, updates, schema)
         self.position = RoutedPosition(epoch.number, {**self.position.uppers, name: upper})
 
 
@@ -165,16 +174,19 @@ def read_routed(routes: Routes, *, rows_max: int = ROWS_MAX, **selected: Any) ->
         rows_max: more than so many updates are refused; take a part of them, by keys.
         selected: as `Shard.listen` says: `where`, `columns` (with the key), `start_key`, `end_key`, `key_prefix`.
     Returns: the columns, `__time` (of the shard of then), `__diff` and `__epoch`. Sum up `__diff` for the contents.
-    Raises: InvalidUsage (there are more updates), NotReadable (a shard has forgotten what was there in the beginning).
+    Raises: InvalidUsage (there are more updates, or shards have different columns: change them alike, then read
+        again), NotReadable (a shard has forgotten what was there in the beginning).
     """
     checked("rows_max", rows_max, int)
     if rows_max <= 0:
         raise InvalidUsage(f"rows_max is {shown(rows_max)}; it must be a positive number of updates")
-    key = routes.of(routes.current().shards[0]).schema.key
     found: list[pa.Table] = []
+    schemas: dict[str, ShardSchema] = {}
     rows = 0
     with RoutedReader(routes, **selected) as reader:
         for event in reader.next_events():
+            schemas.setdefault(event.shard, event.schema)
+            check_alike(f"routes {routes.shard.name!r} are not read", {**schemas, event.shard: event.schema})
             rows += len(event.updates)
             if rows > rows_max:
                 raise InvalidUsage(
@@ -184,7 +196,7 @@ def read_routed(routes: Routes, *, rows_max: int = ROWS_MAX, **selected: Any) ->
             epochs = pa.repeat(pa.scalar(event.epoch, pa.int64()), len(event.updates))
             found.append(event.updates.append_column(EPOCH_COLUMN, epochs))
     if not found:
-        empty = routes.of(routes.current().shards[0]).schema.updates_schema.empty_table()
+        empty = routes.of(routes.current().shards[0]).refresh_schema().updates_schema.empty_table()
         return empty.append_column(EPOCH_COLUMN, pa.array([], pa.int64()))
-    order = [(name, "ascending") for name in (*key, EPOCH_COLUMN, TIME_COLUMN)]
+    order = [(name, "ascending") for name in (*event.schema.key, EPOCH_COLUMN, TIME_COLUMN)]
     return pa.concat_tables(found, promote_options="default").sort_by(order)

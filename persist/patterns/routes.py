@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.client.arguments import checked, names
+from persist.client.columns import ShardSchema, check_alike
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core.attribute import AttributeKey, AttributeUpdate, named_key
@@ -49,7 +50,7 @@ class Epoch:
     began: dict[str, int] | None
 
     def slots(self, rows: pa.Table, by: tuple[str, ...]) -> Any:
-        """The slot of each row: an array of integers."""
+        """The slot of each row by the columns `by`, as they are called there: an array of integers."""
         return hashes_of(rows, by) % np.uint64(len(self.shards))
 
 
@@ -60,7 +61,7 @@ class Routes:
         self.client = client
         self.shard = shard
         self.gate: AttributeKey = named_key(f"routes {shard.name}")
-        self.by: tuple[str, ...] = ()
+        self._places: tuple[int, ...] = ()  # in the key, whose order is for ever; columns may get other names
         self._known: tuple[int, list[Epoch]] = (0, [])
         self._shards: dict[str, Shard] = {}
 
@@ -85,9 +86,10 @@ class Routes:
         if listed is None or wanted is None:
             found = cls(client, client.shard(name))
         else:
-            _check_by(client.shard(listed[0]), wanted)
+            schema = client.shard(listed[0]).schema
+            _check_by(schema, wanted)
             found = cls(client, client.create_shard(name, SCHEMA, list(KEY), history="forever"))
-            found._begin(listed, wanted)
+            found._begin(listed, wanted, [schema.key.index(column) for column in wanted])
         current = found.current()
         if (listed or current.shards) != current.shards or (wanted or found.by) != found.by:
             raise InvalidUsage(
@@ -98,6 +100,15 @@ class Routes:
 
     def __repr__(self) -> str:
         return f"Routes({self.shard.name!r}, {len(self._known[1])} epochs)"
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        """The key columns whose values say to which shard a row goes, as they are called where it was opened."""
+        return self.by_of(self.of(self.current().shards[0]).schema)
+
+    def by_of(self, schema: ShardSchema) -> tuple[str, ...]:
+        """The columns to route by as they are called in a schema of one of the shards."""
+        return tuple(schema.key[place] for place in self._places)
 
     def epochs(self) -> list[Epoch]:
         """All epochs, the last one open: a proposal that somebody left is opened first. Raises what every call may."""
@@ -126,10 +137,10 @@ class Routes:
             happened: repeat it).
         """
         listed = checked_shards(self.client, shards)
-        _check_by(self.client.shard(listed[0]), self.by)
         current = self.current()
         if current.shards == listed:
             return current
+        _check_like(self.client, (current.shards[0], listed[0]))
         number = current.number + 1
         if number >= EPOCHS_MAX:
             raise InvalidUsage(
@@ -147,8 +158,8 @@ class Routes:
 
     # --- how
 
-    def _begin(self, shards: tuple[str, ...], by: tuple[str, ...]) -> None:
-        first = [_rows(0, BY, by), _rows(0, HASHED, (HASH,)), _rows(0, ROUTE, shards)]
+    def _begin(self, shards: tuple[str, ...], by: tuple[str, ...], places: list[int]) -> None:
+        first = [_rows(0, BY, by, places), _rows(0, HASHED, (HASH,)), _rows(0, ROUTE, shards)]
         if self.shard.upper().element == 0:
             self._committed(pa.concat_tables(first), 0)
 
@@ -166,7 +177,7 @@ class Routes:
             return self._known[1]
         with self.shard.snapshot(purpose="routes") as snapshot:
             rows = snapshot.to_arrow().to_pylist()
-        by = [row[NAME] for row in rows if row[KIND] == BY]
+        places = [row[AT] for row in rows if row[KIND] == BY]
         hashed = [row[NAME] for row in rows if row[KIND] == HASHED]
         if hashed and hashed != [HASH]:
             raise InvalidUsage(f"routes {self.shard.name!r} are by the hash {hashed[0]!r}; this version knows {HASH!r}")
@@ -178,7 +189,7 @@ class Routes:
             elif row[KIND] == OPENED:
                 began[row[NAME]] = row[AT]
         epochs = [Epoch(number, tuple(shards), began or None) for number, (shards, began) in found.items()]
-        self.by, self._known = tuple(by), (snapshot.as_of + 1, epochs)
+        self._places, self._known = tuple(places), (snapshot.as_of + 1, epochs)
         return epochs
 
     def _open_proposed(self, epochs: list[Epoch]) -> None:
@@ -200,18 +211,19 @@ def checked_shards(client: Client, given: Sequence[str]) -> tuple[str, ...]:
     found = names("shards", given)
     if not 0 < len(found) <= SHARDS_MAX or len(set(found)) < len(found):
         raise InvalidUsage(f"shards are {len(found)} names; rows are routed to 1 to {SHARDS_MAX} different ones")
-    schemas = [client.shard(name).schema for name in found]
-    for name, schema in zip(found, schemas, strict=True):
-        if not schema.arrow.equals(schemas[0].arrow) or schema.key != schemas[0].key:
-            raise InvalidUsage(f"shards {found[0]!r} and {name!r} have different schemas; rows are routed to like ones")
+    _check_like(client, found)
     return found
 
 
-def _check_by(shard: Shard, by: tuple[str, ...]) -> None:
-    if not by or not set(by) <= set(shard.schema.key):
-        raise InvalidUsage(f"rows are routed by key columns, some of {list(shard.schema.key)}, not by {list(by)}")
+def _check_like(client: Client, shards: tuple[str, ...]) -> None:
+    check_alike("rows are routed to like ones", {name: client.shard(name).schema for name in shards})
+
+
+def _check_by(schema: ShardSchema, by: tuple[str, ...]) -> None:
+    if not by or not set(by) <= set(schema.key):
+        raise InvalidUsage(f"rows are routed by key columns, some of {list(schema.key)}, not by {list(by)}")
     for name in by:
-        check_type(name, shard.schema.arrow.field(name).type)
+        check_type(name, schema.arrow.field(name).type)
 
 
 def _rows(epoch: int, kind: str, listed: tuple[str, ...], at: list[int] | None = None) -> pa.Table:
