@@ -271,6 +271,7 @@ class _Pieces:
     def _row_groups(self, item: Item, number: int) -> Iterator[Piece]:
         part, file = item.part, self._files.open(item.part)
         plain = is_plain(part, self._times, self._files)
+        before: int | None = None  # the last row group that is read
         for group in file.wanted(self._range):
             known, bounds = file.known(group), file.groups[group]
             if known is not None and (
@@ -289,8 +290,10 @@ class _Pieces:
                 settled=plain or not merges,
                 folds=not plain and merges and known is not None and file.tells_twins(group),
                 apart=apart,
-                touches=apart and group > 0 and bounds.key_lower == file.groups[group - 1].key_upper,
+                # Only after a piece that ends with its key: else it has to come before those that touch others.
+                touches=apart and before == group - 1 and bounds.key_lower == file.groups[group - 1].key_upper,
             )
+            before = group
 
 
 def is_settled(pieces: Sequence[Piece]) -> bool:
