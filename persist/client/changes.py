@@ -277,6 +277,12 @@ def changes_between(
         schema, reader = part_reader(earlier.transport, earlier.view, shared)
         theirs, their_reader = part_reader(later.transport, later.view, shared)
         if schema != theirs:
+            if (schema.arrow, schema.key) == (theirs.arrow, theirs.key):
+                raise InvalidUsage(
+                    f"shards {one[1]!r} and {other[1]!r} have equal columns, and other ids, defaults or constraints of "
+                    "them, since their columns were changed in other ways; only shards of equal schema are compared: "
+                    "copy the rows of one of them into a shard that begins with the schema of the other"
+                )
             raise InvalidUsage(
                 f"shards {one[1]!r} and {other[1]!r} have other columns or keys: {_told(schema)}, and {_told(theirs)}; "
                 "only shards of equal schema are compared"

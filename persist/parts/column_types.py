@@ -100,6 +100,18 @@ def check_storable(column: Any, field: pa.Field) -> None:
             raise InvalidUsage(f"column {field.name!r} does not fit timestamp('ms'): {error}") from error
 
 
+def has_stray_null(column: Any, field: pa.Field) -> bool:
+    """Whether the values hold a null, at any depth, where their type allows none."""
+    if not field.nullable and column.null_count:
+        return True
+    kind = field.type
+    if not pa.types.is_nested(kind):
+        return False
+    if pa.types.is_map(kind):
+        return has_stray_null(column.items, kind.item_field)
+    return any(has_stray_null(one, kind.field(index)) for index, one in enumerate(_within(column)))
+
+
 def is_picky(kind: pa.DataType) -> bool:
     """Whether Parquet does not hold every value of this type, or of one within it."""
     if pa.types.is_nested(kind):

@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
+from persist.parts.column_types import has_stray_null
 from persist.parts.constrained import check_sound
 from persist.parts.constraints import ask_more, differ
+from persist.parts.predicate import columns_of, parse
 from persist.parts.schema import DIFF, TIME, ShardSchema
 from persist.parts.sizes import row_bytes
 
@@ -36,8 +38,22 @@ def check_added(before: ShardSchema, after: ShardSchema) -> None:
     """Raise InvalidUsage unless a shard may get the columns, and the names, that `after` has and `before` has not."""
     fresh = [field for field in after.arrow if field.name not in before.arrow.names]
     _check_fields(fresh)
+    _check_defaults(before, after)
     if fresh or after.arrow != before.arrow:
         _check_sizes(after)
+
+
+def _check_defaults(before: ShardSchema, after: ShardSchema) -> None:
+    """Raise InvalidUsage where a new column has a default with nulls where its type allows none: no file holds it."""
+    if after.is_plain:
+        return
+    for name, default in after.defaults.items():
+        is_new = after.id_of[name] not in before.name_of
+        if is_new and has_stray_null(pa.repeat(default, 1), after.arrow.field(name)):
+            raise InvalidUsage(
+                f"the default of column {name!r} has a null where {after.arrow.field(name).type} allows none; give a "
+                "whole value"
+            )
 
 
 def check_kept(before: ShardSchema, after: ShardSchema) -> None:
@@ -47,10 +63,27 @@ def check_kept(before: ShardSchema, after: ShardSchema) -> None:
     """
     if differ(after, before):
         raise InvalidUsage("the columns and the constraints of a shard change one after the other: use set_constraints")
+    _check_named(before, after)
     try:
         check_sound(after)
     except InvalidUsage as error:
         raise InvalidUsage(f"{error.message}; take the check away first, or set it anew") from error
+
+
+def _check_named(before: ShardSchema, after: ShardSchema) -> None:
+    """Raise InvalidUsage where a name in a check is another column's afterwards, or no column's: swapped, or dropped.
+
+    A check knows columns by their names alone. Where both schemas are plain, a name stays with its column.
+    """
+    if after.is_plain:
+        return
+    for check in after.details.checks:
+        for name in columns_of(parse(check.where)):
+            if name in before.id_of and after.id_of.get(name) != before.id_of[name]:
+                raise InvalidUsage(
+                    f"the check {check.name!r} names column {name!r}: take it away first, and set it anew by the new "
+                    "name"
+                )
 
 
 def check_policy(before: ShardSchema, after: ShardSchema, column: str | None) -> None:
