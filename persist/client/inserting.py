@@ -200,7 +200,7 @@ class CheckedWriter(WriteHandle):
             self._settings,
             ReadSettings(),
             info=said,
-            plan=Binding(Insert(rows)),
+            plan=Binding(Insert(rows), self._newest()[0]),
             attributes=attributes,
             writer=self,
             caller=replace(self.caller, info=said) if said else self.caller,

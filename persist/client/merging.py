@@ -272,6 +272,11 @@ class _Merging(Bound):
     source: pa.Table
     clauses: tuple[Clause, ...]
 
+    @property
+    def source_names(self) -> Sequence[str]:
+        names: list[str] = self.source.schema.names
+        return names
+
     def check(self) -> None:
         """Raise InvalidUsage where a clause fits no row, whether there are any or not."""
         ours, theirs = _prefixed(self.schema.arrow.empty_table(), TARGET), _prefixed(self.source.slice(0, 0), SOURCE)

@@ -15,6 +15,7 @@ from persist.client.snapshot import Held, kept, part_reader
 from persist.core.view import ShardView
 from persist.parts import ALL_KEYS, DIFF, KeyRange, ShardSchema, consolidate, current_schema
 from persist.parts.constrained import UNIQUE, counted, violation
+from persist.parts.evolution import check_names, sound_schemas
 from persist.parts.files import Keeps
 from persist.parts.keyed import KeyPoints, distinct_keys, key_schema, semi_join
 from persist.parts.pruning import Filter
@@ -114,6 +115,11 @@ class Bound(ABC):
         """Whether a key may come to have more rows than it had, so that unique keys have to be looked up."""
         return True
 
+    @property
+    def source_names(self) -> Sequence[str]:
+        """Columns of a source which may have others than the shard has."""
+        return ()
+
     @abstractmethod
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
         """The rows that are added and taken away, by their `__diff`. Raises InvalidUsage."""
@@ -124,7 +130,10 @@ class Bound(ABC):
 
 
 class GainedKeys:
-    """The keys that get more rows by some changes than they lose. It holds the keys of all that is changed."""
+    """The keys that get rows by some changes. It holds the rows that are changed.
+
+    Keys are looked at with their rows: one that is taken away without being there makes no room for another one.
+    """
 
     def __init__(self, schema: ShardSchema) -> None:
         self._schema = schema
@@ -202,18 +211,27 @@ def check_uncrowded(rows: pa.Table, schema: ShardSchema) -> None:
 
 
 class Binding:
-    """A plan as it is for the schema that a shard has, which may change between two looks at it."""
+    """A plan as it is for the schema that a shard has, which may change between two looks at it.
 
-    def __init__(self, plan: Plan) -> None:
+    `known` is the id of the schema by whose names the caller has said what is to happen.
+    """
+
+    def __init__(self, plan: Plan, known: int) -> None:
         self.verb = plan.verb
         self._plan = plan
+        self._known = known
         self._found: tuple[int, Bound] | None = None
 
     def to(self, view: ShardView) -> Bound:
-        """The plan for this view. Raises InvalidUsage where it does not fit."""
+        """The plan for this view. Raises InvalidUsage where it does not fit, or a name means another column by now."""
         number, schema = current_schema(view.schemas)
         if self._found is None or self._found[0] != number:
+            known = sound_schemas(view.schemas).get(self._known, schema)
+            check_names(known, schema)
             bound = self._plan.bound(schema)
+            for name in bound.source_names:
+                if name not in schema.id_of and known.id_of.get(name) in schema.name_of:
+                    raise schema.no_column(name)
             is_guarded = schema.details.unique and bound.may_crowd
             self._found = number, Guarded.of(bound) if is_guarded else bound
         return self._found[1]

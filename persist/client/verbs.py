@@ -31,6 +31,7 @@ class Verbs:
     """
 
     name: str
+    _schema_id: int
     _transport: OneShard
     _settings: HandleSettings
 
@@ -208,7 +209,7 @@ class Verbs:
             settings.write,
             settings.read,
             info=said,
-            plan=Binding(plan),
+            plan=Binding(plan, self._schema_id),
             expected=expected_of(read_time),
             attributes=changes,
         )

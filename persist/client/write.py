@@ -28,7 +28,8 @@ from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
 from persist.core.view import ViewRequest
 from persist.formats.store_errors import translated
-from persist.parts import DIFF, PartSink, ShardSchema, current_schema, stage
+from persist.parts import DIFF, PartSink, ShardSchema, stage
+from persist.parts.evolution import check_names, newest, sound_schemas
 from persist.parts.given import column_of
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
@@ -242,9 +243,16 @@ class WriteHandle(Timeable):
         return known if self._learnt is None or self._learnt[0] < known[0] else self._learnt
 
     def _learn(self) -> tuple[int, ShardSchema]:
-        """The schema as of now, which this writer goes by from here on. Raises what every call may."""
-        self._learnt = current_schema(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
-        return self._learnt
+        """The schema as of now, which this writer goes by from here on. Raises what every call may.
+
+        Raises InvalidUsage where a name that it knows means another column by now: rows that a caller gives by the
+        names of before would be taken for those of other columns.
+        """
+        schemas = sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
+        found = newest(schemas)
+        check_names(schemas.get(self._newest()[0], found[1]), found[1])
+        self._learnt = found
+        return found
 
     def receipted(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         """The staged `runs` with receipts. Calls the server only where a blob has none yet; repeating it is safe.

@@ -176,6 +176,21 @@ def _same_key_bytes(old: Any, new: Any) -> bool:
     )
 
 
+def check_names(known: ShardSchema, current: ShardSchema) -> None:
+    """Raise InvalidUsage where a name that is known from an earlier schema of the chain means another column by now.
+
+    For a caller who says columns by their names: none is taken for another one.
+    """
+    for name, number in known.id_of.items():
+        if current.id_of.get(name, number) != number:
+            now = current.name_of.get(number)
+            became = "was dropped" if now is None else f"is called {now!r} now"
+            raise InvalidUsage(
+                f"column {name!r}, as this handle knows it, {became}, and another column has its name; nothing was "
+                "written: call refresh_schema(), and name the columns as they are now"
+            )
+
+
 # --- the chain
 
 

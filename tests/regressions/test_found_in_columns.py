@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 import persist
 from persist.client.connect import Client
+from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage
 from persist.parts.altering import AddColumn, Change, DropColumn, RenameColumn
 
@@ -77,3 +78,71 @@ def test_shards_of_equal_columns_with_other_ids_are_told_apart_in_words(client: 
     assert one.schema.arrow == other.schema.arrow
     with pytest.raises(InvalidUsage, match="have equal columns, and other ids"):
         one.changes(0, 0, other=other)
+
+
+ROW = [{"id": 2, "a": 100, "b": 200}]
+BY_NUMBER: dict[str, Callable[[Shard], object]] = {
+    "insert": lambda s: s.insert(ROW),
+    "compare_and_append": lambda s: s.compare_and_append(ROW, 1, 2),
+}
+BY_NAME: dict[str, Callable[[Shard], object]] = {
+    "upsert": lambda s: s.upsert(ROW),
+    "overwrite": lambda s: s.overwrite(ROW),
+    "merge": lambda s: s.merge(ROW).when_not_matched_insert().execute(),
+    "update": lambda s: s.update({"a": 5}, "b = 20"),
+    "delete": lambda s: s.delete("a = 10"),
+    "replace_where": lambda s: s.replace_where("a = 100", ROW),
+}
+
+
+@pytest.mark.parametrize("write", BY_NUMBER.values(), ids=BY_NUMBER)
+def test_rows_of_a_handle_from_before_are_read_by_number(client: Client, write: Callable[[Shard], object]) -> None:
+    shard, before = _with_handle_of_before(client)
+    write(before)
+    assert shard.get(2) == [{"id": 2, "b": 100, "a": 200}]
+
+
+@pytest.mark.parametrize("write", BY_NAME.values(), ids=BY_NAME)
+def test_a_verb_by_a_name_that_another_column_has_got_is_refused(
+    client: Client, write: Callable[[Shard], object]
+) -> None:
+    """Values went into the column that had got the name, without a word."""
+    shard, before = _with_handle_of_before(client)
+    with pytest.raises(InvalidUsage, match=r"'a', as this handle knows it, is called 'b' now.*refresh_schema"):
+        write(before)
+    assert shard.snapshot().to_arrow(expand=True).to_pylist() == [{"id": 1, "b": 10, "a": 20}]
+    before.refresh_schema()
+    write(before)
+
+
+@pytest.mark.parametrize("write", BY_NUMBER.values(), ids=BY_NUMBER)
+@pytest.mark.parametrize("asked", [{"unique": True}, {"checks": {"c": "id > 0"}}], ids=["unique", "check"])
+def test_rows_that_have_to_be_staged_anew_are_never_read_by_names_of_other_columns(
+    client: Client, write: Callable[[Shard], object], asked: dict[str, Any]
+) -> None:
+    shard, before = _with_handle_of_before(client)
+    shard.set_constraints(**asked)
+    with pytest.raises(InvalidUsage, match="'a', as this handle knows it, is called 'b' now"):
+        write(before)
+    before.refresh_schema()
+    write(before)
+    assert shard.get(2) == [{"id": 2, "b": 200, "a": 100}]
+
+
+def test_a_merge_by_the_former_name_of_a_column_is_refused(client: Client) -> None:
+    """It wrote null in the renamed column."""
+    shard, before = _with_handle_of_before(client, RenameColumn("a", "c"))
+    with pytest.raises(InvalidUsage, match="column 'a' is called 'c' now; use that name"):
+        before.merge(ROW).when_not_matched_insert().execute()
+    before.refresh_schema()  # from here on `a` is a column of the source alone
+    before.merge(ROW).when_not_matched_insert({"id": 2, "c": persist.source("a")}).execute()
+    assert shard.get(2) == [{"id": 2, "c": 100, "b": None}]
+
+
+def _with_handle_of_before(client: Client, *changes: Change) -> tuple[Shard, Shard]:
+    """A shard whose columns were changed (none given: two names were swapped), and a handle that does not know it."""
+    shard = client.create_shard("orders", COLUMNS, ["id"])
+    before = client.shard("orders")
+    before.insert([{"id": 1, "a": 10, "b": 20}])
+    shard.alter(*(changes or SWAP))
+    return shard, before
