@@ -74,7 +74,7 @@ def whole_rows(rows: Updates, schema: ShardSchema) -> pa.Table:
     if is_dicts(rows):
         blank = dict.fromkeys(name for name in schema.arrow.names if name not in schema.defaults)
         rows = [{**blank, **row} for row in rows]
-    given = source_table(rows, schema, ())
+    given = source_table(rows, schema, schema.key)
     columns = [
         given.column(name) if name in given.column_names else schema.absent(name, len(given))
         for name in schema.arrow.names

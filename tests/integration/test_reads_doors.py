@@ -177,8 +177,10 @@ def test_a_far_shard_reads_near_with_every_verb_of_reading(machine: Machine, sha
     assert far.snapshot(where="id = 3").to_arrow().num_rows == 1
     assert sum(len(event.updates) for event in far.listen(None, until=2, where="name = 'a'")) == 2
     assert sum(len(event.updates) for event in far.subscribe(until=3, where="name = 'a'").next_events(0)) == 2
+    with far.scan(where="id = 3") as scan:
+        assert scan.to_table().num_rows == 1
     verbs = {name for name in vars(Reading) if not name.startswith("_") and name not in ("view", "name")}
-    assert verbs == {"snapshot", "get", "head", "count", "listen", "subscribe"}
+    assert verbs == {"snapshot", "get", "head", "count", "listen", "subscribe", "scan"}
     assert not verbs & set(AT_HOME)
 
 
