@@ -35,6 +35,7 @@ from persist.core.ids import PartId
 from persist.core.state import SchemaRecord
 from persist.parts.arrow_messages import check_schema
 from persist.parts.checksums import Checksums
+from persist.parts.column_types import check_no_stray_null
 from persist.parts.columns import extremes, is_bytes, one_chunk
 from persist.parts.consolidate import join
 from persist.parts.footers import check_footer
@@ -43,6 +44,7 @@ from persist.parts.known import Known, Stats, Teller, known_of
 from persist.parts.part_index import FORMAT_VERSION, MAGIC, GroupTold, decode_index
 from persist.parts.schema import DIFF, TIME, ShardSchema
 from persist.parts.sizes import by_itself
+from persist.parts.strict_types import whole_table
 
 _T = TypeVar("_T")
 ROW_GROUP_ROWS = 64 * 1024
@@ -220,6 +222,10 @@ class ParquetEncoder:
         self._stats.add(table)
         if table.schema != schema.updates_schema:
             table = table.cast(schema.updates_schema)
+        for field in schema.strict:
+            check_no_stray_null(table.column(field.name), field)
+        if schema.strict:
+            table = whole_table(table)
         self._writer.write_table(table, row_group_size=len(table))
 
     def finish(self, schema_id: int, part_id: PartId, key: str) -> tuple[Part, bytes]:

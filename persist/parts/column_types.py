@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
+from persist.parts.strict_types import has_stray_null
 
 NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
 FAMILIES_MAX = 1_000  # types of which is remembered what they hold
@@ -72,8 +73,18 @@ def conform_column(column: Any, field: pa.Field) -> Any:
     column = as_type(column, field.type)
     if not field.nullable and column.null_count:
         raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
+    check_no_stray_null(column, field)
     check_storable(column, field)
     return column
+
+
+def check_no_stray_null(column: Any, field: pa.Field) -> None:
+    """Raise InvalidUsage where a value has a null within it that its type does not allow."""
+    if has_stray_null(column, field):
+        raise InvalidUsage(
+            f"column {field.name!r} has a null where {field.type} allows none; give a whole value, or let the column "
+            "take nulls there by widen_column"
+        )
 
 
 def check_storable(column: Any, field: pa.Field) -> None:
@@ -98,18 +109,6 @@ def check_storable(column: Any, field: pa.Field) -> None:
             column.cast(pa.timestamp("ms", kind.tz))
         except pa.ArrowInvalid as error:
             raise InvalidUsage(f"column {field.name!r} does not fit timestamp('ms'): {error}") from error
-
-
-def has_stray_null(column: Any, field: pa.Field) -> bool:
-    """Whether the values hold a null, at any depth, where their type allows none."""
-    if not field.nullable and column.null_count:
-        return True
-    kind = field.type
-    if not pa.types.is_nested(kind):
-        return False
-    if pa.types.is_map(kind):
-        return has_stray_null(column.items, kind.item_field)
-    return any(has_stray_null(one, kind.field(index)) for index, one in enumerate(_within(column)))
 
 
 def is_picky(kind: pa.DataType) -> bool:

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts.column_types import has_stray_null
 from persist.parts.constrained import check_sound
 from persist.parts.constraints import ask_more, differ
 from persist.parts.predicate import columns_of, parse
 from persist.parts.schema import DIFF, TIME, ShardSchema
 from persist.parts.sizes import row_bytes
+from persist.parts.strict_types import has_stray_null
 
 FIELDS_MAX = 10_000  # of columns and of all that is within them
 NAME_CHARS_MAX = 255

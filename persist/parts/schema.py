@@ -21,9 +21,10 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import described
 from persist.parts.arrow_messages import check_schema
-from persist.parts.column_types import check_storable, conform_column, is_picky, none_of, stored
+from persist.parts.column_types import check_no_stray_null, check_storable, conform_column, is_picky, none_of, stored
 from persist.parts.described import PLAIN, Details
 from persist.parts.sizes import row_bytes
+from persist.parts.strict_types import is_strict
 
 TIME = "__time"
 DIFF = "__diff"
@@ -206,6 +207,11 @@ class ShardSchema:
         return tuple(one for one in picky if one[2] or not one[1].nullable)
 
     @cached_property
+    def strict(self) -> tuple[pa.Field, ...]:
+        """The columns with something within them that may not be null."""
+        return tuple(field for field in self.arrow if is_strict(field.type))
+
+    @cached_property
     def width(self) -> int:
         """The number of columns that rows have, with those for times and multiplicities."""
         return len(self.updates_schema)
@@ -228,6 +234,8 @@ class ShardSchema:
                 raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
             if may_not_fit:
                 check_storable(column, field)
+        for field in self.strict:
+            check_no_stray_null(rows.column(field.name), field)
 
     def conform(self, rows: pa.Table | pa.RecordBatch, default_time: int | None) -> pa.Table:
         """The rows in `updates_schema`: columns ordered and losslessly cast, `__time` and `__diff` filled in.

@@ -146,3 +146,47 @@ def _with_handle_of_before(client: Client, *changes: Change) -> tuple[Shard, Sha
     before.insert([{"id": 1, "a": 10, "b": 20}])
     shard.alter(*(changes or SWAP))
     return shard, before
+
+
+STRICT = pa.struct([pa.field("x", pa.int32(), nullable=False)])
+
+
+def test_rows_of_before_a_strict_struct_column_are_merged(client: Client) -> None:
+    """A null of it hides a null that its type does not allow: larger inserts and merges failed, raw."""
+    shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), ["id"])
+    for start in range(0, 6_000, 3_000):
+        shard.insert(pa.table({"id": range(start, start + 3_000)}))
+    shard.add_column("c", STRICT)
+    shard.insert([{"id": -2}, {"id": -1, "c": {"x": 5}}])
+    shard.insert(pa.table({"id": range(6_000, 9_000)}))
+    shard.optimize()
+    found = shard.snapshot().to_arrow(expand=True)
+    assert found.slice(0, 3).to_pylist() == [{"id": -2, "c": None}, {"id": -1, "c": {"x": 5}}, {"id": 0, "c": None}]
+    assert (len(found), found.column("c").null_count) == (9_002, 9_001)
+
+
+def test_a_null_within_a_value_that_allows_none_is_refused(client: Client) -> None:
+    """Dicts with one were taken, and stopped the maintenance of the shard."""
+    shard = client.create_shard("orders", pa.schema([("id", pa.int64()), ("c", STRICT)]), ["id"])
+    with pytest.raises(InvalidUsage, match="column 'c' has a null where struct<x: int32 not null> allows none"):
+        shard.insert([{"id": 1, "c": {"x": None}}])
+    assert len(shard.snapshot().to_arrow()) == 0
+    shard.widen_column("c", pa.struct([pa.field("x", pa.int32())]))
+    shard.insert([{"id": 1, "c": {"x": None}}])
+
+
+def test_stray_nulls_that_an_older_build_wrote_are_merged_once_the_type_allows_them(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = client.create_shard("orders", pa.schema([("id", pa.int64()), ("c", STRICT)]), ["id"])
+    with monkeypatch.context() as older:
+        for module in ("column_types", "schema"):
+            older.setattr(f"persist.parts.{module}.check_no_stray_null", lambda column, field: None)
+        for start in range(2):
+            shard.insert([{"id": start, "c": {"x": None}}])
+    shard.insert(pa.table({"id": range(2, 6_000)}))
+    with pytest.raises(InvalidUsage, match="widen_column"):
+        shard.optimize()
+    shard.widen_column("c", pa.struct([pa.field("x", pa.int32())]))
+    shard.optimize()
+    assert shard.get(1) == [{"id": 1, "c": {"x": None}}]
