@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from persist.client.snapshot import Held, kept, part_reader
 from persist.core.view import ShardView
-from persist.parts import ALL_KEYS, DIFF, KeyRange, ShardSchema, consolidate, current_schema
+from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, current_schema
 from persist.parts.constrained import UNIQUE, counted, violation
+from persist.parts.digest import numbers_of_rows
 from persist.parts.evolution import check_names, sound_schemas
 from persist.parts.files import Keeps
 from persist.parts.keyed import KeyPoints, distinct_keys, key_schema, semi_join
@@ -130,20 +131,24 @@ class Bound(ABC):
 
 
 class GainedKeys:
-    """The keys that get rows by some changes. It holds the rows that are changed.
+    """The keys that get rows by some changes. Of each row that is changed it holds the key and a number.
 
-    Keys are looked at with their rows: one that is taken away without being there makes no room for another one.
+    Keys are looked at with their rows: one that is taken away without being there makes no room for another one. Where
+    a key loses a row and gets one, it is looked at as well: the one that it loses need not have been there.
     """
 
     def __init__(self, schema: ShardSchema) -> None:
         self._schema = schema
         self._keyed = key_schema(schema)
+        self._number = "number of " + " ".join(schema.key)  # which is the name of none of them
+        numbered = self._keyed.arrow.append(pa.field(self._number, pa.uint64(), nullable=False))
+        self._lines = ShardSchema(numbered, schema.key)
         self._changed: list[pa.Table] = []
 
     def of(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """The changes, whose keys are noted as they pass."""
         for rows in tables:
-            self._changed.append(self._keys(rows))
+            self._changed.append(self._numbered(rows))
             yield rows
 
     def rows(self) -> Those:
@@ -156,16 +161,22 @@ class GainedKeys:
         `are_changed`: the contents have the changes; otherwise these come to them.
         """
         gained = self._gained()
-        if len(gained):
-            there = [self._keys(rows) for rows in self.rows().rows(contents)]
-            check_uncrowded(consolidate(there if are_changed else [gained, *there], self._keyed), self._keyed)
+        if not len(gained):
+            return
+        found = [self._numbered(rows) for rows in with_keys(gained, self._keyed, self._schema).rows(contents)]
+        if not are_changed:
+            found += [semi_join(rows, gained, self._keyed) for rows in self._changed]
+        check_uncrowded(consolidate(found, self._lines), self._lines)
 
     def _gained(self) -> pa.Table:
-        self._changed = [consolidate(self._changed, self._keyed)]
-        return self._changed[0].filter(pc.greater(self._changed[0].column(DIFF), 0))
+        self._changed = [consolidate(self._changed, self._lines)]
+        return distinct_keys(self._changed[0].filter(pc.greater(self._changed[0].column(DIFF), 0)), self._keyed)
 
-    def _keys(self, rows: pa.Table) -> pa.Table:
-        return self._keyed.conform(rows.select([*self._keyed.key, DIFF]), 0)
+    def _numbered(self, rows: pa.Table) -> pa.Table:
+        """The keys of the rows, each with a number that stands for the row: rows may be large."""
+        rows = self._schema.conform(rows, 0)
+        numbers = pa.array(numbers_of_rows(rows.drop_columns([TIME])))
+        return self._lines.conform(rows.select([*self._keyed.key, DIFF]).append_column(self._number, numbers), 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -257,6 +257,34 @@ def test_no_key_gets_a_second_row(unique: Shard, way: str) -> None:
     assert unique.view().upper.element == 1
 
 
+CROWDING_BESIDE: dict[str, Callable[[Shard], object]] = {
+    "update of a key": lambda shard: shard.update({"id": 1}, "id = 2"),
+    "update of keys by which one loses an absent row": lambda shard: shard.update({"id": 1}, "n = 2 or n = -4"),
+    "replace_where": lambda shard: shard.replace_where("n > 6", [{"id": 1, "n": 7}]),
+    "merge": lambda shard: shard.merge([{"id": 1, "n": 9}], ["id", "n"]).when_not_matched_insert().execute(),
+    "merge by a value": lambda shard: shard.merge([{"id": 1, "n": 9}], ["n"]).when_not_matched_insert().execute(),
+    "insert": lambda shard: shard.insert([{"id": 1, "n": 7}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", CROWDING_BESIDE)
+def test_a_row_that_is_there_less_than_no_times_makes_no_room_for_another_one(unique: Shard, way: str) -> None:
+    """Verbs that read before they write added up the rows of a key: one that was not there cancelled one that was."""
+    unique.insert([{"id": 1, "n": 5, "__diff": -1}, {"id": 3, "n": -4, "__diff": -1}])
+    before = unique.snapshot().to_arrow()
+    with pytest.raises(ConstraintViolated, match="constraint 'unique': 1 key would have more than one row") as refused:
+        CROWDING_BESIDE[way](unique)
+    assert details(refused) == ("unique", 1, [[1]])
+    assert unique.snapshot().to_arrow() == before
+
+
+def test_a_merge_that_changes_the_rows_of_keys_keeps_them_unique(unique: Shard) -> None:
+    unique.insert([{"id": 1, "n": 5, "__diff": -1}])
+    unique.merge([{"id": 2, "n": 7}, {"id": 3, "n": 3}]).when_matched_update().when_not_matched_insert().execute()
+    rows = unique.snapshot().to_arrow().to_pylist()
+    assert [(row["id"], row["n"], row["__diff"]) for row in rows] == [(1, 1, 1), (1, 5, -1), (2, 7, 1), (3, 3, 1)]
+
+
 def test_an_overwrite_with_a_key_twice_is_refused(unique: Shard) -> None:
     with pytest.raises(ConstraintViolated, match="unique"):
         unique.overwrite([{"id": 7, "n": 1}, {"id": 7, "n": 2}])
