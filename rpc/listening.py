@@ -26,7 +26,7 @@ from persist.core.keys import is_of_maintenance
 from persist.core.phases import dropped, outlived
 from persist.core.state import State
 from persist.core.view import Seen
-from persist.parts import EVERYTHING, Selection
+from persist.parts import EVERYTHING, Selection, current_schema
 from rpc.leases import LEASE_MS, Hold, Leases
 from rpc.listen_frames import EVENTS, HEARTBEAT_S, Source, frame, heartbeat, sse
 from rpc.settings import Limits
@@ -42,7 +42,7 @@ LARGE_STEPS_MAX = 4  # made at a time, and taken by their listeners
 LARGE_STEPS_OF_ONE = 2  # of them, of one caller: a listener that takes nothing holds one until it is cut off
 _Encode = Callable[[ListenEvent], bytes]
 _Step = list[tuple[Antichain, bytes]]
-_Form = tuple[str, Selection]  # how events are written, and of which updates
+_Form = tuple[str, Selection, int]  # how events are written, of which updates, and by the names of which schema
 _Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the form, and the frontiers between which it lies
 
 
@@ -74,7 +74,7 @@ class Listeners:
 
         The first one comes at once: it tells the id by which to resume.
         """
-        frontier, is_first = start, True
+        frontier, is_first, known = start, True, None
         with self._watcher.watch(name) as watch:
             while frontier.element is not None and frontier < until and not self._watcher.stopping.is_set():
                 state = watch.machine.cached
@@ -84,13 +84,15 @@ class Listeners:
                     raise UnknownShard(outlived(name))
                 if state.is_closed:
                     raise UnknownShard(dropped(name))
+                known = current_schema(state.schemas)[0] if known is None else known
                 if not is_past(state, frontier.element):
                     if is_first or not await watch.wait(HEARTBEAT_S):
                         yield heartbeat(frontier, form, _source(state))
                     is_first = False
                     continue
                 with hold.reading(state.seqno):
-                    async for upper, frame in self._step(state, frontier, min(state.upper, until), (form, selection)):
+                    wanted = form, selection, known
+                    async for upper, frame in self._step(state, frontier, min(state.upper, until), wanted):
                         yield frame
                         frontier, is_first = upper, False
                 hold.move(frontier)
@@ -157,6 +159,7 @@ class Listeners:
         name, transport = state.name, OneShard(self._transport, state.shard_id)
         lease = _HeldElsewhere(transport, name, ReaderId("r" + "0" * 32), self._settings, SeqNo(1))
         listen = Listen(transport, name, lease, (as_of, until), self._settings, form[1])
+        listen.known = form[2]
         for event in listen.next_events(0.0):
             yield event.upper, encode(event)
 

@@ -51,8 +51,9 @@ class Listen(Timeable):
     `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it
     is closed, and when a `for` loop over it is left, but for Unavailable and Overloaded: then another loop goes on. A
     listener that is only polled and then forgotten lapses.
-    Both raise Expired (the lease lapsed: listen anew from `frontier`) and UnknownShard (the shard was dropped), before
-    they give anything that may be wrong, Unavailable (retrying is safe) and Corruption.
+    Both raise Expired (the lease lapsed: listen anew from `frontier`), UnknownShard (the shard was dropped) and
+    InvalidUsage (a column that it selects by was renamed or dropped: listen anew from `frontier`, with the names as
+    they are now), before they give anything that may be wrong, Unavailable (retrying is safe) and Corruption.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Listen(Timeable):
         self._downgraded_s = transport.clock.monotonic()
         self._closed = False
         self._seen: Seen | None = None
+        self.known: int | None = None  # the id of the schema by whose names it selects; None: that of the first view
         self.schema: ShardSchema | None = None  # by which the updates of the last event are
         self.frontier = frontier(0 if as_of is None else as_of + 1)
 
@@ -137,8 +139,15 @@ class Listen(Timeable):
         self._downgrade(view.seqno)
 
     def _reader(self, view: ShardView) -> tuple[Selected, PartReader]:
-        """What is selected of the shard as it is in this view, and a reader for it."""
-        wanted = self._selection.on(newest(sound_schemas(view.schemas))[1])
+        """What is selected of the shard as it is in this view, and a reader for it.
+
+        Raises InvalidUsage where a name of the selection means no column by now, or another one than at first.
+        """
+        schemas = sound_schemas(view.schemas)
+        number, schema = newest(schemas)
+        self.known = number if self.known is None else self.known
+        wanted = self._selection.on(schema)
+        wanted.check_names(schemas.get(self.known, schema), f"this listener of shard {self._name!r}")
         return wanted, part_reader(self._transport, view, self._settings, wanted.keeps)[1]
 
     def _steps(self, view: ShardView, upper: Antichain, reader: PartReader, wanted: Selected) -> Iterator[ListenEvent]:

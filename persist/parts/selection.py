@@ -94,6 +94,22 @@ class Selected:
             return self.columns
         return (*self.columns, *(name for name in self.filter.columns if name not in self.columns))
 
+    def check_names(self, known: ShardSchema, who: str) -> None:
+        """Raise InvalidUsage where a name of the selection meant another column by an earlier schema of the chain.
+
+        A stream that went on by that name would not take away what it gave. `who` is what selects.
+        """
+        for name in self.read or (() if self.filter is None else self.filter.columns):
+            number = known.id_of.get(name)
+            if number is None or self.schema.id_of.get(name) == number:
+                continue
+            now = self.schema.name_of.get(number)
+            became = "was dropped" if now is None else f"is called {now!r} now"
+            raise InvalidUsage(
+                f"column {name!r}, by which {who} selects, {became}, and another column has its name: begin anew from "
+                "its frontier, with the columns as they are named now"
+            )
+
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows that are meant of what was read, with the columns that are shown, `__time` and `__diff`."""
         if self.filter is None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pyarrow as pa
 import pytest
@@ -163,6 +164,57 @@ def test_a_listener_that_names_a_column_which_goes_is_told_so(shard: Shard) -> N
     shard.insert([{"id": 3}])
     with pytest.raises(InvalidUsage, match="column 'n' was dropped; leave it out"):
         list(listener)
+
+
+NAME_TAKEN: dict[str, list[Change]] = {
+    "two names are swapped": [RenameColumn("n", "x"), RenameColumn("m", "n"), RenameColumn("x", "m")],
+    "renamed, and another one has the name": [RenameColumn("n", "x"), AddColumn("n", pa.int32())],
+    "dropped, and another one has the name": [DropColumn("n"), AddColumn("n", pa.int32())],
+}
+
+
+@pytest.mark.parametrize("chosen", [{"where": "n >= 1"}, {"columns": ["n"]}], ids=["where", "columns"])
+@pytest.mark.parametrize("stream", ["listen", "subscribe"])
+@pytest.mark.parametrize("change", NAME_TAKEN)
+def test_a_listener_ends_where_a_name_by_which_it_selects_means_another_column(
+    shard: Shard, change: str, stream: str, chosen: dict[str, Any]
+) -> None:
+    """It went on by the name, so rows that it had given were never taken away."""
+    shard.alter(AddColumn("m", pa.int32(), default=0))
+    listener = getattr(shard, stream)(0 if stream == "subscribe" else -1, **chosen)
+    assert len(next(iter(listener.next_events(1.0))).updates) == 2
+    shard.alter(*NAME_TAKEN[change])
+    shard.delete("id = 1")
+    with pytest.raises(InvalidUsage, match=r"column 'n', by which this listener .* another column has its name: begin"):
+        list(listener.next_events(1.0))
+    assert listener.frontier.element == 1
+    listener.close()
+
+
+def test_a_listener_goes_on_where_other_names_change_places(shard: Shard) -> None:
+    shard.alter(AddColumn("a", pa.int8()), AddColumn("b", pa.int8()))
+    listener = shard.listen(-1, where="n >= 1", until=2)
+    heard = next(iter(listener.next_events(1.0))).updates.num_rows
+    shard.alter(RenameColumn("a", "x"), RenameColumn("b", "a"), RenameColumn("x", "b"))
+    shard.delete("id = 1")
+    assert heard - sum(len(event.updates) for event in listener) == 1
+
+
+def test_a_stream_over_http_ends_there_too() -> None:
+    location = memory_location(small_merges=False)
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", COLUMNS, ["id"])
+    shard.insert(HISTORY)
+    with served(location) as url:
+        asked = Request(f"{url}/v1/shards/orders/listen?where=n%3E%3D1", headers={"accept": "text/event-stream"})
+        with urlopen(asked, timeout=60) as stream:
+            heard = iter(stream.readline, b"")
+            assert any(b'"rows"' in line for line in heard)
+            shard.alter(AddColumn("m", pa.int32()), *NAME_TAKEN["dropped, and another one has the name"])
+            shard.delete("id = 1")
+            rest = b"".join(heard).decode()
+    assert "event: error" in rest
+    assert "another column has its name" in rest
+    assert '"rows"' not in rest
 
 
 def test_changes_of_rivals_are_made_on_top_of_one_another(client: Client, shard: Shard) -> None:
