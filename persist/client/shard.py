@@ -127,17 +127,19 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
                 Arrow, or a list of dicts. A column `__diff` tells how often a row is added (default 1; -1 takes one
                 away). A table without rows takes no time.
             token: to repeat a call whose outcome is unknown, give the token of that call (`Client.new_token` makes
-                one), on any handle, client or process: if it had happened, it is answered as it was then. What became
-                of a token is known for seven days at least. None is a fresh token, for this call's own retries. A text
-                of your own is no token; `token_of_key` makes one of it.
+                one), on any handle, client or process: if it had happened, it is answered as it was then, or refused as
+                TokenReused where the columns have changed since. What became of a token is known for seven days at
+                least. None is a fresh token, for this call's own retries. A text of your own is no token;
+                `token_of_key` makes one of it.
             attributes: updates of attributes that happen together with the append, or not at all.
             info: what `history` is to tell of this write: a JSON object of at most 4 KiB. Of a retry only what the
                 try that landed said is kept.
         Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
-            TokenReused (the token stands for another command or other rows), OutcomeForgotten (what became of the
-            token is no longer known, or it was minted in the future), Unavailable or Overloaded (it did not happen),
-            Indeterminate (it may have happened: retry with its token).
+            TokenReused (the token stands for another command or other rows; where the columns have changed since it
+            may be for the same rows, which have landed then: look at the history before writing them again),
+            OutcomeForgotten (what became of the token is no longer known, or it was minted in the future), Unavailable
+            or Overloaded (it did not happen), Indeterminate (it may have happened: retry with its token).
         """
         with self._writer() as writer:
             return writer.insert(updates, token=token, attributes=attributes, info=info)

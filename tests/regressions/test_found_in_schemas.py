@@ -15,7 +15,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, TokenReused
 from persist.core.state import SchemaRecord
 from persist.parts.new_schema import FIELDS_MAX, FIXED_ROW_BYTES_MAX, NAME_CHARS_MAX, SCHEMA_BYTES_MAX
 from rpc.app import create_app
@@ -123,3 +123,18 @@ def test_a_shard_of_old_whose_schema_is_refused_by_now_goes_on(
     assert client.shard("old").snapshot().to_arrow().column("id").to_pylist() == [1, 2, 3]
     with pytest.raises(InvalidUsage, match="Nowhere/Other"):
         shard.evolve_schema(shard.schema.arrow.append(pa.field("x", pa.timestamp("us", "Nowhere/Other"))))
+
+
+@pytest.mark.parametrize("verb", ["insert", "upsert"])
+def test_a_repeated_write_was_told_to_take_a_new_token_after_a_change(location: Location, verb: str) -> None:
+    """Whoever did so wrote twice."""
+    client = Client(EmbeddedTransport(location))
+    shard = client.create_shard("s", pa.schema([("id", pa.int64()), ("n", pa.int32())]), ["id"])
+    token, rows = client.new_token(), [{"id": 1, "n": 1}]
+    getattr(shard, verb)(rows, token=token)
+    with pytest.raises(TokenReused, match="for another command or other rows; use a new token for each write"):
+        getattr(shard, verb)([{"id": 2, "n": 2}], token=token)
+    shard.widen_column("n", pa.int64())
+    with pytest.raises(TokenReused, match="has landed, so look at the shard's history and do not write them again"):
+        getattr(client.shard("s"), verb)(rows, token=token)
+    assert client.shard("s").count() == 1

@@ -56,10 +56,7 @@ def answered(state: State, command: Written, context: Context) -> c.Appended | N
     if known.digest == ENDED:
         raise _forgotten(state, command.token, context)
     if known.digest and command.digest and known.digest != command.digest:
-        raise TokenReused(
-            f"token {command.token} was used before on shard {state.name!r}, for another command or other rows; "
-            "use a new token for each write"
-        )
+        raise _reused(state, command.token)
     return c.Appended(known.lower, known.upper)
 
 
@@ -167,6 +164,17 @@ def _check_known(state: State, token: Token, context: Context) -> None:
             "long; set the clock of the machine that mints it, or of this server, then write with a new token",
             born_ms=born,
         )
+
+
+def _reused(state: State, token: Token) -> TokenReused:
+    """A digest is of rows by the columns of then: by other ones the same rows have another, and landed all the same."""
+    used = f"token {token} was used before on shard {state.name!r}, for another command or other rows"
+    if len(state.schemas) > 1:
+        return TokenReused(
+            f"{used}, or for the same rows before the columns changed: a write that is repeated with its rows has "
+            "landed, so look at the shard's history and do not write them again; use a new token for another write only"
+        )
+    return TokenReused(f"{used}; use a new token for each write")
 
 
 def _forgotten(state: State, token: Token, context: Context) -> OutcomeForgotten:
