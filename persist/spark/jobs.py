@@ -7,6 +7,7 @@ parts that nobody names, which the orphan sweep takes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -15,13 +16,21 @@ from pyspark.sql.types import StructType
 
 from persist.client.connect import Client
 from persist.client.retry import send
+from persist.client.shaping import ALTER_TRIES
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core.antichain import EMPTY, frontier
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
 from persist.core.commands import AttributeValues, ReadAttributes
-from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, UnknownShard, UpperMismatch
+from persist.core.errors import (
+    AttributeMismatch,
+    Indeterminate,
+    InvalidUsage,
+    SchemaMismatch,
+    UnknownShard,
+    UpperMismatch,
+)
 from persist.core.ids import ShardId, Token, WriterId, incarnation_of, mint
 from persist.core.phases import outlived
 from persist.core.recorded import NOBODY, Caller
@@ -31,7 +40,7 @@ from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.spark import executors, replacing, telling
 from persist.spark.cancelling import lasting
 from persist.spark.changes import CHANGE_COLUMNS
-from persist.spark.matching import can_be_absent, named_as, with_merged
+from persist.spark.matching import can_be_absent, evolve, merged, named_as
 from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.schemas import check_collations, stored_schema
 
@@ -91,15 +100,12 @@ class Job:
         _check_roles(schema, options)
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
-        if options.merge_schema:
-            view = with_merged(target, options, schema, view)
+        taken = options.txn is not None and is_taken(target, view.shard_id, options.txn)
+        if not taken:
+            view = _fitting(target, options, schema, view)
         schema_id, current = current_schema(view.schemas)
         names = named_as(schema, options, current, target.shard)
-        taken = options.txn is not None and is_taken(target, view.shard_id, options.txn)
-        base = None
-        if not taken:
-            _check_columns(schema, current, options, target.shard, names)
-            base = _base(target, view, options, replaces)
+        base = None if taken else _base(target, view, options, replaces)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
         record = view.schemas[schema_id]
         about = (schema_id, record, base, view.shard_id, taken, tuple(names.items()))
@@ -317,6 +323,11 @@ def _base(target: Target, view: ShardView, options: WriteOptions, replaces: str)
     """What a job that replaces rows goes by. Raises UpperMismatch where others wrote after what its user has read."""
     if replaces == REPLACE_NOTHING:
         return None
+    _check_upper(target, view, options)
+    return replacing.Base.take(target, view)
+
+
+def _check_upper(target: Target, view: ShardView, options: WriteOptions) -> None:
     expected = options.expected_upper
     if expected is not None and view.upper != frontier(expected):
         raise UpperMismatch(
@@ -325,7 +336,24 @@ def _base(target: Target, view: ShardView, options: WriteOptions, replaces: str)
             expected=[expected],
             actual=view.upper.to_json(),
         )
-    return replacing.Base.take(target, view)
+
+
+def _fitting(target: Target, options: WriteOptions, schema: StructType, view: ShardView) -> ShardView:
+    """The shard with columns that take the DataFrame's: by `mergeSchema` it gets those that it lacks, by one commit.
+
+    Raises InvalidUsage and UpperMismatch, and changes nothing then: a write that cannot land leaves no column behind.
+    """
+    for _ in range(ALTER_TRIES):
+        current = current_schema(view.schemas)[1]
+        planned = merged(schema, options, current, target.shard) if options.merge_schema else current
+        _check_columns(schema, planned, options, target.shard, named_as(schema, options, planned, target.shard))
+        if planned == current:
+            return view
+        _check_upper(target, view, options)
+        with suppress(SchemaMismatch):  # others change them too: what is planned goes by theirs
+            evolve(target, view, planned)
+        view = executors.view_of(target)
+    raise SchemaMismatch(f"the columns of shard {target.shard!r} are changed all the time; write the DataFrame again")
 
 
 def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardView:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from persist.client.connect import Client
+from persist.client.retry import send
+from persist.client.transport import OneShard
+from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.view import ShardView
-from persist.parts import DIFF, TIME, ShardSchema, current_schema
-from persist.parts.altering import AddColumn, Change, WidenColumn
+from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts.altering import AddColumn, Change, WidenColumn, altered
 from persist.parts.evolution import widening_error
 from persist.spark import executors
 from persist.spark.options import Target, WriteOptions
@@ -45,25 +48,43 @@ def can_be_absent(shard: ShardSchema, column: str) -> bool:
     return column not in shard.key and (column in shard.defaults or shard.arrow.field(column).nullable)
 
 
-def with_merged(target: Target, options: WriteOptions, schema: StructType, view: ShardView) -> ShardView:
-    """The shard after it has got what the DataFrame's columns have more, by one commit. Raises InvalidUsage."""
-    current = current_schema(view.schemas)[1]
-    changes = list(_changes(schema, options, current, target.shard))
+def merged(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> ShardSchema:
+    """The columns of the shard with what those of the DataFrame have more. Nothing is changed yet.
+
+    Raises InvalidUsage where they cannot be so, or rows of these types could not be written then.
+    """
+    given = _given(schema, options, shard, name)
+    changes = list(_changes(given, shard))
     if not changes:
-        return view
-    client = Client(executors.transport(target.connection), target.connection.handles)
-    client.shard(target.shard).alter(*changes)
-    return executors.view_of(target)
+        return shard
+    found = altered(shard, changes)
+    found.conform(given.empty_table(), 0)
+    return found
 
 
-def _changes(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> Iterator[Change]:
+def evolve(target: Target, view: ShardView, planned: ShardSchema) -> None:
+    """Give the shard the columns as planned for the view. Raises SchemaMismatch: others changed them since the view."""
+    settings = target.connection.handles.write
+    command = c.EvolveSchema(view.schema_id, planned.to_record())
+    send(OneShard(executors.transport(target.connection), view.shard_id), target.shard, command, settings.retry_s)
+
+
+def _given(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> pa.Schema:
+    """The columns of the DataFrame that are those of rows, as the shard calls and stores them."""
     apart = [n for n in (TIME, DIFF, options.time_column, options.diff_column, options.delete_column) if n]
     names = named_as(schema, options, shard, name)
-    for field in stored_schema(schema, apart):
-        column = names.get(field.name, field.name)
-        if column not in shard.arrow.names:
-            yield AddColumn(column, field.type)
+    return pa.schema([field.with_name(names.get(field.name, field.name)) for field in stored_schema(schema, apart)])
+
+
+def _changes(given: pa.Schema, shard: ShardSchema) -> Iterator[Change]:
+    """What the shard lacks. Raises InvalidUsage for a name, in any case, of a column that was renamed or dropped."""
+    former = {old.lower(): old for old, _ in shard.former}
+    for field in given:
+        if field.name not in shard.arrow.names:
+            if field.name.lower() in former:  # a job from before would split its column
+                raise shard.no_column(former[field.name.lower()], "mergeSchema adds no column by a former name: ")
+            yield AddColumn(field.name, field.type)
             continue
-        kind = shard.arrow.field(column).type
-        if column not in shard.key and kind != field.type and widening_error(kind, field.type) is None:
-            yield WidenColumn(column, field.type)
+        kind = shard.arrow.field(field.name).type
+        if field.name not in shard.key and kind != field.type and widening_error(kind, field.type) is None:
+            yield WidenColumn(field.name, field.type)

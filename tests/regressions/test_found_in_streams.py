@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist
 from persist.client.connect import Client
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, UpperMismatch
 from persist.parts.altering import AddColumn, DropColumn, RenameColumn
 from persist.parts.schema import COLUMNS_MAX
+from persist.spark import jobs
 from tests.support.without_jvm import read, rows_of, source, write
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
@@ -76,6 +77,61 @@ def test_b9_a_frame_brings_its_columns_and_wider_types_by_merge_schema(client: C
     assert read(url, "orders") == [{"k": "a", "n": 1, "city": None}, {"k": "b", "n": 2**40, "city": "Bonn"}]
     with pytest.raises(InvalidUsage, match=r"'overwriteschema' is not supported: .* two commits"):
         write(url, "orders", wider, overwrite=True, overwriteSchema="true")
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "error"),
+    [
+        ({"k": ["a"], "ghost": [1]}, {"readTime": 0}, UpperMismatch),
+        ({"k": ["a"], "n": ["x"], "ghost": [1]}, {}, InvalidUsage),
+        ({"kk": ["a"], "ghost": [1]}, {}, InvalidUsage),
+        ({"k": ["a"], "ghost": [1]}, {"envelope": "upsert"}, InvalidUsage),
+        ({"k": ["a"], "ghost": [1]}, {"key": "n"}, InvalidUsage),
+        ({"k": ["a"], "ghost": [1]}, {"txnAppId": "job", "txnVersion": 5}, None),
+    ],
+    ids=["readTime", "type", "no key", "upsert lacks a column", "another key", "skipped"],
+)
+def test_d_merge_schema_changes_no_column_for_a_write_that_does_not_land(
+    client: Client, url: str, frame: dict[str, Any], options: dict[str, Any], error: type[Exception] | None
+) -> None:
+    """Such writes left their columns behind."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    given = pa.table({"k": ["a", "b"], "n": pa.array([1, 2], pa.int32())})
+    write(url, "orders", given)
+    write(url, "orders", given, txnAppId="job", txnVersion=5)
+    with nullcontext() if error is None else pytest.raises(error):
+        write(url, "orders", pa.table(frame), mergeSchema="true", **options)
+    assert shard.refresh_schema().arrow == SCHEMA
+    assert shard.count() == 4
+
+
+def test_e_merge_schema_adds_no_column_by_a_former_name(client: Client, url: str) -> None:
+    """A job from before a column was renamed made a second column of the old name, and split the data."""
+    shard = client.create_shard("orders", pa.schema([*SCHEMA, ("s", pa.string()), ("gone", pa.string())]), ["k"])
+    shard.alter(RenameColumn("s", "status"), DropColumn("gone"))
+    for name, remedy in {"s": "is called 'status' now", "S": "is called 'status' now", "gone": "was dropped"}.items():
+        with pytest.raises(InvalidUsage, match=f"mergeSchema adds no column by a former name: .*{remedy}"):
+            write(url, "orders", pa.table({"k": ["a"], name: ["x"]}), mergeSchema="true")
+    assert shard.refresh_schema().arrow.names == ["k", "n", "status"]
+    shard.add_column("s", pa.string())  # by hand it can be had again
+    write(url, "orders", pa.table({"k": ["a"], "s": ["x"], "more": [1]}), mergeSchema="true")
+    assert read(url, "orders") == [{"k": "a", "n": None, "status": None, "s": "x", "more": 1}]
+
+
+def test_merge_schema_goes_by_what_others_add_meanwhile(
+    client: Client, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    evolve = jobs.evolve
+
+    def late(*args: Any) -> None:
+        monkeypatch.setattr(jobs, "evolve", evolve)
+        shard.add_column("city", pa.string())
+        evolve(*args)
+
+    monkeypatch.setattr(jobs, "evolve", late)
+    write(url, "orders", pa.table({"k": ["a"], "city": ["Bonn"], "m": [1]}), mergeSchema="true")
+    assert read(url, "orders") == [{"k": "a", "n": None, "city": "Bonn", "m": 1}]
 
 
 def test_names_are_those_of_the_shard_whatever_their_case_unless_two_are_meant(client: Client, url: str) -> None:
