@@ -184,8 +184,23 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
         raise InvalidUsage(f"a scan has no fragments; {INSTEAD}")
 
     def replace_schema(self, schema: Any) -> NoReturn:
-        """A scan has the columns that it was made with. Raises InvalidUsage."""
-        raise InvalidUsage("a scan keeps its columns; call shard.scan(columns=...) for others")
+        """A scan has the columns that it was made with, and is no part of a union. Raises InvalidUsage."""
+        raise InvalidUsage(
+            "a scan keeps its columns, and is no part of a union of datasets; call shard.scan(columns=...) for other "
+            "columns, or put tables together: pyarrow.concat_tables([scan.to_table(), ...])"
+        )
+
+    def sort_by(self, sorting: Any, **how: Any) -> NoReturn:
+        """Rows are sorted as a table, or by an engine. Raises InvalidUsage."""
+        raise _as_table("sort_by")
+
+    def join(self, right_dataset: Any, keys: Any, *args: Any, **how: Any) -> NoReturn:
+        """Rows are joined as a table, or by an engine. Raises InvalidUsage."""
+        raise _as_table("join")
+
+    def join_asof(self, right_dataset: Any, on: Any, by: Any, tolerance: Any, **how: Any) -> NoReturn:
+        """Rows are joined as a table, or by an engine. Raises InvalidUsage."""
+        raise _as_table("join_asof")
 
     def __reduce__(self) -> NoReturn:
         raise InvalidUsage("a scan lives in its process; call shard.scan(as_of=...) in the other one")
@@ -225,3 +240,10 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
             _, read = needed(self.schema, names, wanted)
         for table in self._rows.tables(read, may, finish if wanted is None else both):
             yield from expanded(table)
+
+
+def _as_table(verb: str) -> InvalidUsage:
+    return InvalidUsage(
+        f"a scan is read in key order, and has no {verb}; call scan.to_table().{verb}(...), or let an engine do it: "
+        "scan.duckdb(), scan.polars()"
+    )

@@ -437,8 +437,24 @@ REFUSED: dict[str, Callable[[Shard], object]] = {
     "an argument that datasets of pyarrow do not have": lambda shard: shard.scan().scanner(rows=1),
     "`get_fragments`": lambda shard: list(shard.scan().get_fragments()),
     "`replace_schema`": lambda shard: shard.scan().replace_schema(KINDS),
+    "a scan in `pyarrow.dataset.dataset([...])`": lambda shard: ds.dataset([shard.scan()]),
+    "`sort_by`, `join`, `join_asof`": lambda shard: shard.scan().sort_by("id"),
     "a scan that is pickled": lambda shard: shard.scan().__reduce__(),
 }
+
+
+def test_f_what_other_datasets_do_with_rows_is_refused_with_the_remedy(shard: Shard) -> None:
+    """They ended with FileNotFoundError: a missing file whose name was a sentence."""
+    with shard.scan() as scan:
+        for verb, call in {
+            "sort_by": lambda: scan.sort_by([("amount", "descending")], null_placement="at_end"),
+            "join": lambda: scan.join(scan, "id", right_suffix="r"),
+            "join_asof": lambda: scan.join_asof(scan, "id", ["state"], 1),
+        }.items():
+            with pytest.raises(InvalidUsage, match=rf"has no {verb}; call scan\.to_table\(\)\.{verb}\(\.\.\.\)"):
+                call()
+        with pytest.raises(InvalidUsage, match=r"no part of a union .* pyarrow\.concat_tables"):
+            ds.dataset([scan, scan])
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -464,9 +480,6 @@ def test_a_time_that_was_forgotten_is_refused(shard: Shard) -> None:
 
 def test_pyarrows_own_code_gets_no_rows_behind_the_scan(shard: Shard) -> None:
     """Else it would find none, and nobody would be told."""
-    with shard.scan() as scan:
-        for read_all in (lambda: ds.UnionDataset(scan.schema, [scan]).to_table(), lambda: scan.sort_by("id")):
-            with pytest.raises(
-                FileNotFoundError, match=r"a scan is read by scanner\(\), to_table\(\) or to_reader\(\)"
-            ):
-                read_all()
+    missing = r"a scan is read by scanner\(\), to_table\(\) or to_reader\(\)"
+    with shard.scan() as scan, pytest.raises(FileNotFoundError, match=missing):
+        ds.UnionDataset(scan.schema, [scan]).to_table()
