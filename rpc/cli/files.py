@@ -398,7 +398,7 @@ def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
     """The rows of a block of lines, of which the first one has this number."""
     most = block.count(b"\n") + 1
     try:
-        table = read_ndjson(block, schema.updates_schema, most)
+        table = read_ndjson(block, schema.updates_schema, most, defaults=schema.defaults)
     except rows.UNREADABLE as error:
         lines = [line + b"\n" for line in block.split(b"\n")]
 

@@ -153,7 +153,8 @@ class Taken:
                     raise source.refused(f"it has no column {name!r}: its columns are {', '.join(names)}")
             taken = tuple(name for name in schema.arrow.names if name in (names if asked is None else asked))
         for one in schema.arrow:
-            if one.name not in taken and (one.name in schema.key or (not one.nullable and verb != UPSERT)):
+            may_lack = one.nullable or one.name in schema.defaults or verb == UPSERT
+            if one.name not in taken and (one.name in schema.key or not may_lack):
                 raise source.refused(f"it lacks column {one.name!r}, which each row must have")
         if verb == UPSERT:
             given = ShardSchema(pa.schema([one for one in schema.arrow if one.name in taken]), schema.key)
@@ -193,7 +194,7 @@ class Reading:
             raise self.source.refused(f"it has a column {DIFF}: only rows that are added may say how often")
         for one in given.arrow:
             if one.name not in table.column_names:
-                table = table.append_column(one, pa.nulls(len(table), one.type))
+                table = table.append_column(one, given.absent(one.name, len(table)))
         try:
             found = given.conform(table, 0)
         except InvalidUsage as error:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import persist
@@ -431,3 +432,33 @@ def test_a_token_of_such_a_name_saw_the_figures_of_others(name: str) -> None:
         figures.observe(label_of(principal), 1, 1)
     assert [family.samples for family in figures.families(name)] == [[], [], []]
     assert mint(name)
+
+
+# --- import
+
+
+@pytest.mark.parametrize("verb", [(), ("--upsert",), ("--overwrite",)], ids=["insert", "upsert", "overwrite"])
+@pytest.mark.parametrize("form", ["ndjson", "csv", "parquet"])
+def test_rows_of_a_file_that_lacks_a_column_had_null_for_its_default(form: str, verb: tuple[str, ...]) -> None:
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        shard = client.shard("orders")
+        shard.add_column("currency", pa.string(), default="EUR")
+        shard.add_column("pieces", pa.int64(), default=7, nullable=False)
+    name = f"more.{form}"
+    if form == "parquet":
+        pq.write_table(pa.table({"id": [2], "state": ["paid"]}), name)
+    else:
+        Path(name).write_text('{"id": 2, "state": "paid"}\n' if form == "ndjson" else "id,state\n2,paid\n")
+    assert main(["import", "orders", name, *verb]) == 0
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        assert client.shard("orders").get(2) == [{"id": 2, "state": "paid", "currency": "EUR", "pieces": 7}]
+
+
+def test_a_null_that_a_line_says_stays_null() -> None:
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        client.shard("orders").add_column("currency", pa.string(), default="EUR")
+    Path("more.ndjson").write_text('{"id": 2, "currency": null}\n{"id": 3}\n')
+    assert main(["import", "orders", "more.ndjson"]) == 0
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        shard = client.shard("orders")
+        assert [shard.get(key)[0]["currency"] for key in (2, 3)] == [None, "EUR"]
