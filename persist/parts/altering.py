@@ -110,6 +110,11 @@ class _Work:
         return ShardSchema(pa.schema(list(self._fields.values())), names, details)
 
     def make(self, change: Change) -> None:
+        if not isinstance(change, Change):
+            raise InvalidUsage(
+                f"a change of the schema is an AddColumn, RenameColumn or the like, not {shown(change)}; take one of "
+                "persist.parts.altering"
+            )
         if isinstance(change, AddColumn):
             self._add(change)
         elif isinstance(change, RenameColumn):
@@ -127,7 +132,7 @@ class _Work:
             self._place(self._number(change.name), change.after, is_first=change.after is None)
         elif isinstance(change, WidenColumn):
             number = self._number(change.name)
-            self._fields[number] = self._fields[number].with_type(stored(change.name, change.type))
+            self._fields[number] = self._fields[number].with_type(_stored(change.name, change.type))
         else:
             number = self._number(change.name)
             if number in self._before.details.not_null:
@@ -136,7 +141,9 @@ class _Work:
 
     def _add(self, change: AddColumn) -> None:
         self._check_free(change.name)
-        kind = stored(change.name, change.type)
+        if not isinstance(change.nullable, bool):
+            raise InvalidUsage(f"nullable of column {change.name!r} is True or False, not {shown(change.nullable)}")
+        kind = _stored(change.name, change.type)
         number, self._next = self._next, self._next + 1
         self._fields[number] = pa.field(change.name, kind, change.nullable)
         if change.default is not None:
@@ -172,5 +179,21 @@ class _Work:
     def _check_free(self, name: str) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidUsage(f"a column is named by a text that is not empty, not by {shown(name)}")
+        if not _is_unicode(name):
+            raise InvalidUsage(f"the column name {shown(name)} is no Unicode text: it has half of a pair; leave it out")
         if any(field.name == name for field in self._fields.values()):
             raise InvalidUsage(f"there is a column {name!r} already; take another name")
+
+
+def _stored(name: str, kind: object) -> Any:
+    if not isinstance(kind, pa.DataType):
+        raise InvalidUsage(f"the type of column {name!r} is an Arrow type such as pa.int64(), not {shown(kind)}")
+    return stored(name, kind)
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

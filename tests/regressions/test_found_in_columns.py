@@ -13,7 +13,7 @@ import persist
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage
-from persist.parts.altering import AddColumn, Change, DropColumn, RenameColumn
+from persist.parts.altering import AddColumn, Change, DropColumn, RenameColumn, WidenColumn
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.int32())])
 SWAP = (RenameColumn("a", "t"), RenameColumn("b", "a"), RenameColumn("t", "b"))
@@ -190,3 +190,25 @@ def test_stray_nulls_that_an_older_build_wrote_are_merged_once_the_type_allows_t
     shard.widen_column("c", pa.struct([pa.field("x", pa.int32())]))
     shard.optimize()
     assert shard.get(1) == [{"id": 1, "c": {"x": None}}]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (AddColumn("\ud800", pa.int32()), "no Unicode text"),
+        (RenameColumn("a", "\ud800"), "no Unicode text"),
+        (AddColumn("x", "int64"), "an Arrow type such as"),
+        (AddColumn("x", None), "an Arrow type such as"),
+        (WidenColumn("a", "int64"), "an Arrow type such as"),
+        (AddColumn("x", pa.int32(), nullable="no"), "True or False"),
+        ("x", "a change of the schema is an AddColumn"),
+        ([], "a change of the schema is an AddColumn"),
+    ],
+    ids=range(8),
+)
+def test_a_change_that_is_none_is_refused_in_words(client: Client, change: Any, said: str) -> None:
+    """They ended raw, a name by HTTP as 500; and what is no truth value was taken as one."""
+    shard = client.create_shard("orders", COLUMNS, ["id"])
+    with pytest.raises(InvalidUsage, match=said):
+        shard.alter(change)
+    assert shard.refresh_schema().arrow == COLUMNS
