@@ -31,7 +31,9 @@ from persist.core.recorded import Caller
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.consolidate import join
+from persist.parts.constrained import check_rows
 from persist.parts.digest import digest_of_rows
+from persist.parts.evolution import current_schema
 from persist.parts.keyed import distinct_keys, key_schema
 from persist.parts.writer import UNASSIGNED_TIME, pieces
 
@@ -175,6 +177,20 @@ class CheckedWriter(WriteHandle):
 
         return self._by_schema(updates, write)
 
+    def check(self, updates: Updates) -> None:
+        """Look whether rows could be inserted into the shard as it is now: by its constraints, and by its keys.
+
+        Nothing is written. `updates` are a table or a list of dicts. Raises InvalidUsage, and ConstraintViolated.
+        """
+        view = self._transport.view(self._name, ViewRequest(with_batches=False))
+        if _asked(current_schema(view.schemas)[1]) != _asked(self._newest()[1]):
+            self._learn()
+        schema = self.schema_of(updates)[1]
+        given = _conformed(updates, schema, None)
+        check_rows(given, schema)
+        if schema.details.unique and view.upper.element is not None:
+            self._check_unique(given, schema, view.upper.element)
+
     def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T]) -> _T:
         """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile."""
         for tries in range(1, SCHEMAS_MAX + 1):
@@ -221,6 +237,10 @@ class CheckedWriter(WriteHandle):
         schema = self.schema_of(rows)[1]
         given = _conformed(rows, schema, lower.element or 0)
         given = given.filter(pc.greater_equal(given.column(TIME), start))
+        self._check_unique(given, schema, start)
+
+    def _check_unique(self, given: pa.Table, schema: ShardSchema, start: int) -> None:
+        """Raise ConstraintViolated where keys of the rows, which land where the upper is `start`, have another one."""
         those = _with_added_keys(given, key_schema(schema), schema)
         if start == 0:
             check_keys(given, those, Contents(schema, None, -1))
@@ -230,6 +250,10 @@ class CheckedWriter(WriteHandle):
                 check_keys(given, those, Contents(schema, held, start - 1))
             finally:
                 held.lease.close()
+
+
+def _asked(schema: ShardSchema) -> object:
+    return schema.details.unique, schema.details.not_null, schema.details.checks
 
 
 def _can_be_read_again(updates: Updates) -> bool:

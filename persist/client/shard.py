@@ -102,7 +102,7 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
 
     # --- writing
 
-    def open_writer(self, *, purpose: str = "") -> WriteHandle:
+    def open_writer(self, *, purpose: str = "") -> CheckedWriter:
         """A writer of its own: one for each thread that writes much. Close it when done.
 
         Args:

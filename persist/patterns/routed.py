@@ -20,10 +20,12 @@ import pyarrow as pa
 
 from persist.client.arguments import checked
 from persist.client.columns import ShardSchema, alike, check_alike
+from persist.client.inserting import CheckedWriter
 from persist.client.shard import Shard
-from persist.client.write import Updates, WriteHandle
+from persist.client.write import Updates
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, PersistError, Unavailable
+from persist.patterns.fingerprints import Fingerprint, Kept
 from persist.patterns.given import held, table_by
 from persist.patterns.numbered import Numbered
 from persist.patterns.routes import Epoch, Routes
@@ -36,25 +38,28 @@ EPOCHS_TRIED_MAX = 100  # of one append: the routes were changed meanwhile
 class _Lane:
     """The writer's way into one shard, in one epoch."""
 
-    def __init__(self, routes: Routes, shard: Shard, writer: WriteHandle, name: str, epoch: int) -> None:
+    def __init__(self, routes: Routes, shard: Shard, writer: CheckedWriter, name: str, epoch: int) -> None:
         self._shard = shard
-        self.numbered = Numbered(shard, f"routed {routes.shard.name} {name}", str(epoch))
+        known = f"routed {routes.shard.name} {name}"
+        self.numbered = Numbered(shard, known, str(epoch))
+        self.kept = Kept(self.numbered, known, str(epoch))
         self._writer = writer
         self._gate = AttributeUpdate.replace_if_equals(routes.gate, epoch, epoch)
 
-    def send(self, rows: pa.Table, number: int, columns: ShardSchema) -> bool:
+    def check(self, rows: pa.Table, columns: ShardSchema) -> None:
+        """Raise InvalidUsage where the shard would refuse the rows, as it is now. Nothing is written."""
+        self._check_columns(columns)
+        self._writer.check(rows)
+
+    def send(self, rows: pa.Table, number: int, columns: ShardSchema, whole: Fingerprint) -> bool:
         """Land the rows, which are by `columns`, once. False where the epoch has ended: they may have landed before.
 
         Raises AttributeMismatch (another instance was opened), and what an insert may.
         """
-        known = self._shard.schema
-        if not alike(known, columns):
-            raise InvalidUsage(
-                f"shard {self._shard.name!r} has other columns than this routed writer knows; change those of all its "
-                "shards alike, open the writer anew, and append the same rows again by their names of then"
-            )
+        self._check_columns(columns)
+        changes = (self._gate, *self.numbered.conditions(number), *self.kept.updates(whole))
         try:
-            self._writer.insert(rows, attributes=(self._gate, *self.numbered.conditions(number)))
+            self._writer.insert(rows, attributes=changes)
         except AttributeMismatch as error:
             if self._gate.key in error.details.get("actual", {}):
                 return False
@@ -64,6 +69,14 @@ class _Lane:
             if self.numbered.last() < number:
                 raise
         return True
+
+    def _check_columns(self, columns: ShardSchema) -> None:
+        known = self._shard.schema
+        if not alike(known, columns):
+            raise InvalidUsage(
+                f"shard {self._shard.name!r} has other columns than this routed writer knows; change those of all its "
+                "shards alike, open the writer anew, and append the same rows again by their names of then"
+            )
 
 
 class RoutedWriter:
@@ -88,10 +101,11 @@ class RoutedWriter:
         self.name = name
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(SENT_AT_ONCE, thread_name_prefix=f"persist-routed-{name}")
-        self._writers: dict[str, WriteHandle] = {}
+        self._writers: dict[str, CheckedWriter] = {}
         self._home = Numbered(routes.shard, f"routed {name}")
         self._home.take_over()
         self._incomplete: pa.Table | None = None  # the rows of an append of which not all is known to have landed
+        self._is_unsure = False  # whether some of them may have landed, though no shard has told so
         self._ended: dict[int, list[int]] = {}  # of epochs that have ended: the last number by slot
         self._lanes: list[_Lane] = []
         self._numbers: list[int] = []  # the last number by slot, in the epoch of now
@@ -99,6 +113,7 @@ class RoutedWriter:
         self._adopt()
         self._columns = self._common()
         self.acknowledged = max(0, max(max(numbers) for numbers in (*self._ended.values(), self._numbers)) - 1)
+        self._begun = self._kept(self.acknowledged + 1)  # by an instance before: these rows, and no others
 
     def __repr__(self) -> str:
         return f"RoutedWriter({self.routes.shard.name!r}, {self.name!r}, acknowledged={self.acknowledged})"
@@ -113,9 +128,10 @@ class RoutedWriter:
         Returns: the number of this append: all of it has landed, and so have those before it. `acknowledged` is the
             last of them. When just opened: where to go on. The one after it may have landed in part, or as a whole;
             append it again all the same.
-        Raises: InvalidUsage (the rows do not fit, and none was written; or an append before has to be repeated first),
-            AttributeMismatch (it was opened elsewhere), Unavailable, Overloaded or Indeterminate (some of it may have
-            happened: append the same rows again).
+        Raises: InvalidUsage and ConstraintViolated (a shard refuses rows: none was written, or the error says that the
+            append is not complete; or an append before has to be repeated first), AttributeMismatch (it was opened
+            elsewhere), Unavailable, Overloaded or Indeterminate (some of it may have happened: append the same rows
+            again).
         """
         with self._lock:
             rows = self._given(held(updates))
@@ -124,11 +140,24 @@ class RoutedWriter:
                     f"append {self.acknowledged + 1} of routed writer {self.name!r} is not complete; append its rows "
                     "again first"
                 )
+            number, whole = self.acknowledged + 1, Fingerprint.of(rows, self._columns)
+            if self._begun is not None and not self._begun.can_be(whole):
+                raise InvalidUsage(
+                    f"append {number} of routed writer {self.name!r} has landed with other rows, perhaps in part, "
+                    "before the writer was opened; append those rows again first"
+                )
+            is_first = self._incomplete is None
             self._incomplete = rows
-            self._land(rows, self.acknowledged + 1)
-            self._incomplete = None
-            self.acknowledged += 1
-            return self.acknowledged
+            try:
+                self._land(rows, number, whole)
+            except InvalidUsage as error:
+                if is_first and not self._may_be_there(number):
+                    self._incomplete = None
+                    raise
+                raise self._refused_in_part(error, number) from error
+            self._incomplete, self._begun, self._is_unsure = None, None, False
+            self.acknowledged = number
+            return number
 
     def close(self) -> None:
         """Give back what it holds. Raises what every call may."""
@@ -166,14 +195,35 @@ class RoutedWriter:
         check_alike(f"routes {self.routes.shard.name!r} take no rows", schemas)
         return next(iter(schemas.values()))
 
-    def _land(self, rows: pa.Table, number: int) -> None:
+    def _may_be_there(self, number: int) -> bool:
+        """Whether rows of this append may have landed."""
+        return self._is_unsure or any(max(numbers) >= number for numbers in (*self._ended.values(), self._numbers))
+
+    def _refused_in_part(self, error: InvalidUsage, number: int) -> InvalidUsage:
+        why = error.message.split("; nothing was written")[0]
+        return type(error)(
+            f"append {number} of routed writer {self.name!r} is not complete, and may have landed in part: {why}; mend "
+            "what refuses it, such as a constraint, and append the same rows again",
+            **error.details,
+        )
+
+    def _kept(self, number: int) -> Fingerprint | None:
+        """What is known of the rows of an append that has landed somewhere; None: of such a one nothing is."""
+        for epoch in self._epochs:
+            numbers = self._numbers if epoch is self._epochs[-1] else self._ended[epoch.number]
+            for lane, last in zip(self._lanes_of(epoch), numbers, strict=True):
+                if last == number and (found := lane.kept.last()) is not None:
+                    return found
+        return None
+
+    def _land(self, rows: pa.Table, number: int, whole: Fingerprint) -> None:
         ended: set[int] = set()
         for _ in range(EPOCHS_TRIED_MAX):
             for epoch in self._epochs[:-1]:  # what has landed in epochs that have ended
                 if epoch.number not in ended and max(self._ended[epoch.number]) >= number:
                     rows = self._left(rows, epoch, self._ended[epoch.number], number)
                 ended.add(epoch.number)
-            if self._sent(rows, number):
+            if self._sent(rows, number, whole):
                 return
             self._adopt()
         raise Unavailable(f"routes {self.routes.shard.name!r} are changed all the time; append the same rows again")
@@ -183,21 +233,37 @@ class RoutedWriter:
         landed = np.array(numbers) >= number
         return rows.filter(pa.array(~landed[epoch.slots(rows, self.routes.by_of(self._columns))]))
 
-    def _sent(self, rows: pa.Table, number: int) -> bool:
-        """Send the rows by the routes of now; False where these have changed."""
+    def _sent(self, rows: pa.Table, number: int, whole: Fingerprint) -> bool:
+        """Send the rows by the routes of now, if all shards would take them; False where the routes have changed."""
         slots = self._epochs[-1].slots(rows, self.routes.by_of(self._columns))
         wanted = [int(slot) for slot in np.unique(slots) if self._numbers[slot] < number]
         pieces = {slot: rows.take(np.flatnonzero(slots == slot)) for slot in wanted}
-        return self._all_landed(self._outcomes(pieces, number), number)
+        if len(pieces) > 1:  # one commit is whole by itself
+            self._check(pieces)
 
-    def _outcomes(self, pieces: dict[int, pa.Table], number: int) -> Iterable[tuple[int, bool | PersistError]]:
         def send(slot: int) -> tuple[int, bool | PersistError]:
             try:
-                return slot, self._lanes[slot].send(pieces[slot], number, self._columns)
+                return slot, self._lanes[slot].send(pieces[slot], number, self._columns, whole)
             except PersistError as error:
                 return slot, error
 
-        return [send(slot) for slot in pieces] if len(pieces) == 1 else self._pool.map(send, pieces)
+        return self._all_landed(
+            [send(slot) for slot in pieces] if len(pieces) == 1 else self._pool.map(send, pieces), number
+        )
+
+    def _check(self, pieces: dict[int, pa.Table]) -> None:
+        """Raise what a shard would refuse its rows with, before any shard takes some."""
+
+        def check(slot: int) -> PersistError | None:
+            try:
+                self._lanes[slot].check(pieces[slot], self._columns)
+            except PersistError as error:
+                return error
+            return None
+
+        for error in list(self._pool.map(check, pieces)):
+            if error is not None:
+                raise error
 
     def _all_landed(self, outcomes: Iterable[tuple[int, bool | PersistError]], number: int) -> bool:
         landed, errors = True, []
@@ -208,8 +274,11 @@ class RoutedWriter:
                 self._numbers[slot] = number
             else:
                 landed = False
-        if errors:
-            raise errors[0]
+        self._is_unsure |= not all(isinstance(error, InvalidUsage) for error in errors)
+        if errors:  # that another instance writes comes first, then what a retry does not mend
+            raise min(
+                errors, key=lambda e: 0 if isinstance(e, AttributeMismatch) else 1 + (not isinstance(e, InvalidUsage))
+            )
         return landed
 
     def _adopt(self) -> None:
@@ -236,7 +305,7 @@ class RoutedWriter:
     def _shard(self, name: str) -> Shard:
         return self.routes.of(name)
 
-    def _writer(self, name: str) -> WriteHandle:
+    def _writer(self, name: str) -> CheckedWriter:
         if name not in self._writers:
             self._writers[name] = self._shard(name).open_writer(purpose=f"routed writer {self.name}")
         return self._writers[name]

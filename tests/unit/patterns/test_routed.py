@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.attribute import AttributeUpdate, named_key
-from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable, UnknownShard
+from persist.core.errors import (
+    AttributeMismatch,
+    Conflict,
+    ConstraintViolated,
+    Indeterminate,
+    InvalidUsage,
+    Unavailable,
+    UnknownShard,
+)
+from persist.parts.altering import AddColumn, RenameColumn
 from persist.patterns.hashing import BASE, MODULUS, hashes_of
 from persist.patterns.numbered import Numbered
 from persist.patterns.routed import RoutedWriter, _Lane
@@ -39,6 +48,9 @@ class Lossy:
 
     def __init__(self, writer: Any, act: Callable[[], None], chosen: random.Random) -> None:
         self._writer, self._act, self._chosen = writer, act, chosen
+
+    def check(self, rows: Any) -> None:
+        self._writer.check(rows)
 
     def insert(self, *args: Any, **options: Any) -> Any:
         fate = self._chosen.random()
@@ -215,6 +227,9 @@ def test_an_append_that_is_not_complete_is_repeated_first(client: Client) -> Non
     inserts = writer._lanes[0]._writer
 
     class Down:
+        def check(self, _: Any) -> None:
+            """It fails later."""
+
         def insert(self, *_: Any, **__: Any) -> None:
             raise Unavailable("nobody answers")
 
@@ -232,14 +247,17 @@ def test_an_append_that_is_not_complete_is_repeated_first(client: Client) -> Non
 def test_rows_of_an_append_that_landed_in_part_go_on_by_new_routes(client: Client) -> None:
     routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
     writer = RoutedWriter(routes, "w")
-    inserts = writer._lanes[0]._writer
+    writer._pool = InTurn()  # type: ignore[assignment]
+    inserts = writer._lanes[1]._writer
 
     class Changed:
+        check = inserts.check
+
         def insert(self, *args: Any, **options: Any) -> Any:
             Routes.open(client, "routes").change(SHARDS[1:])
             return inserts.insert(*args, **options)
 
-    writer._lanes[0]._writer = Changed()  # type: ignore[assignment]
+    writer._lanes[1]._writer = Changed()  # type: ignore[assignment]
     assert writer.append([row(f"k{key}") for key in range(20)]) == 1
     found = read_routed(Routes.open(client, "routes"))
     assert found.column("key").to_pylist() == sorted(f"k{key}" for key in range(20))
@@ -260,6 +278,81 @@ def test_routes_without_rows_are_read_as_none(client: Client) -> None:
     found = read_routed(Routes.open(client, "routes", SHARDS, by=["key"]))
     assert found.num_rows == 0
     assert found.schema.names == [*ROWS.names, "__time", "__diff", "__epoch"]
+
+
+# --- rows that a shard refuses: an append came to be there in part, and others were taken for it
+
+
+@pytest.fixture
+def writer(client: Client) -> RoutedWriter:
+    for name in SHARDS:
+        client.shard(name).set_constraints(checks={"small": "number < 100"}, unique=True)
+    return RoutedWriter(Routes.open(client, "routes", SHARDS, by=["key"]), "w")
+
+
+def many(number: int, **others: int) -> list[dict[str, Any]]:
+    return [row(f"k{key}", others.get(f"k{key}", number)) for key in range(20)]
+
+
+def there(client: Client) -> list[tuple[str, int]]:
+    rows = [found for name in SHARDS for found in client.shard(name).snapshot().to_arrow().to_pylist()]
+    return sorted((found["key"], found["number"]) for found in rows)
+
+
+@pytest.mark.parametrize("bad", [many(2, k3=500), [*many(2), row("old")]], ids=["check", "unique"])
+def test_an_append_that_a_shard_refuses_is_written_nowhere_and_the_writer_goes_on(
+    client: Client, writer: RoutedWriter, bad: list[dict[str, Any]]
+) -> None:
+    writer.append([row("old")])
+    with pytest.raises(ConstraintViolated, match="nothing was written"):
+        writer.append(bad)
+    assert there(client) == [("old", 0)]
+    assert writer.append(many(3)) == 2
+    assert len(there(client)) == 21
+
+
+def test_a_constraint_that_came_since_is_known_before_a_row_is_written(client: Client, writer: RoutedWriter) -> None:
+    client.shard("s3").set_constraints(checks={"tiny": "number < 10"})
+    with pytest.raises(ConstraintViolated, match=r"'tiny' .* nothing was written"):
+        writer.append(many(50))
+    assert there(client) == []
+    assert writer.append(many(5)) == 1
+
+
+def test_an_append_that_has_landed_in_part_takes_its_own_rows_alone(client: Client, writer: RoutedWriter) -> None:
+    """A constraint comes after the look: other rows must not be acknowledged while some of its rows are missing."""
+    check, rows = writer._check, many(50)
+
+    def late(pieces: Any) -> None:
+        check(pieces)
+        client.shard("s3").set_constraints(checks={"tiny": "number < 10"})
+
+    writer._check = late  # type: ignore[method-assign]
+    with pytest.raises(ConstraintViolated, match=r"append 1 .* not complete, and may have landed in part: .*'tiny'"):
+        writer.append(rows)
+    assert 0 < len(there(client)) < 20
+    again = RoutedWriter(writer.routes, "w")
+    for other in (many(5), many(50)[:-1], [*rows, row("more", 1)]):
+        with pytest.raises(InvalidUsage, match=r"append 1 .* has landed with other rows, perhaps in part"):
+            again.append(other)
+    with pytest.raises(ConstraintViolated, match=r"append 1 .* may have landed in part"):
+        again.append(rows)
+    client.shard("s3").set_constraints(checks={})
+    assert RoutedWriter(writer.routes, "w").append(rows[::-1]) == 1  # their order does not matter
+    assert there(client) == sorted((f"k{key}", 50) for key in range(20))
+
+
+def test_an_append_is_known_by_its_keys_where_columns_were_changed_since(client: Client) -> None:
+    routes = Routes.open(client, "routes", SHARDS, by=["key"])
+    RoutedWriter(routes, "w").append(many(1))
+    for name in SHARDS:
+        client.shard(name).alter(RenameColumn("key", "name"), AddColumn("more", pa.int64(), default=7))
+    again = RoutedWriter(Routes.open(client, "routes"), "w")
+    renamed = [{"name": one["key"], "who": "w", "number": 1} for one in many(1)]
+    with pytest.raises(InvalidUsage, match="has landed with other rows"):
+        again.append(renamed[1:])
+    assert again.append(renamed) == 1
+    assert sum(client.shard(name).count() for name in SHARDS) == 20
 
 
 # --- what is wrong: each row of the table in docs/patterns.md
