@@ -89,6 +89,7 @@ PROVOKED: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("Writing", lambda _, s: s.insert(pa.table({"state": ["new"]}))),
     ("Writing", lambda _, s: (s.rename_column("state", "status"), s.insert([ROW]))),
     ("Writing", lambda _, s: (s.drop_column("state"), s.insert([ROW]))),
+    ("Writing", lambda _, s: (s.add_column("n", pa.int64()), s.widen_column("n", pa.string()))),
     ("Writing", lambda _, s: s.insert([{"id": 1, "stat": "new"}])),
     ("Writing", lambda _, s: s.insert(5)),
     ("Reading", lambda _, s: s.tag("eom")),
