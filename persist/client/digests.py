@@ -16,7 +16,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.record import replace
 from persist.core.transitions.outcomes import Written
-from persist.parts.digest import MODULUS
+from persist.parts.digest import MODULUS as MODULUS
+from persist.parts.digest import digest_of_rows as digest_of_rows
 
 
 def digest_of(command: Written) -> bytes:

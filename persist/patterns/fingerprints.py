@@ -10,10 +10,11 @@ from typing import Self
 import pyarrow as pa
 
 from persist.client.columns import ShardSchema
+from persist.client.digests import MODULUS, digest_of_rows
 from persist.core.attribute import AttributeUpdate, named_key
-from persist.parts import DIFF
-from persist.parts.digest import MODULUS, digest_of_rows
 from persist.patterns.numbered import Numbered
+
+DIFF = "__diff"
 
 
 @dataclass(frozen=True)
