@@ -44,12 +44,7 @@ def trace_json(state: State, *, tells_names: bool) -> dict[str, Any]:
     claimed = frozenset(part for claim in claims for part in claim.inputs)
     return {
         "shard": state.name,
-        "seqno": int(state.seqno),
-        "at": instant_text(state.walltime_ms),
-        "since": state.since.to_json(),
-        "upper": state.upper.to_json(),
-        "rows": state.trace.rows,
-        "bytes": sum(batch.size for batch in batches),
+        **_size_json(state),
         "inline_bytes": state.trace.inline_bytes,
         "batch_count": len(batches),
         "batches": [_stretch_json(some, claimed) for some in _stretches(batches)],
@@ -64,19 +59,25 @@ def trace_json(state: State, *, tells_names: bool) -> dict[str, Any]:
     }
 
 
-def activity_json(state: State) -> dict[str, Any]:
-    """A shard in a line: how large it is, and what was written last, `[milliseconds since 1970, rows, bytes]` each."""
-    batches = state.trace.batches
-    written = [one for one in _recent(state, ACTIVITY_MAX, maintenance=False) if one[2].rows]
+def _size_json(state: State) -> dict[str, Any]:
+    """Which version it is, its frontiers, and how much it holds."""
     return {
-        "name": state.name,
         "seqno": int(state.seqno),
         "at": instant_text(state.walltime_ms),
         "since": state.since.to_json(),
         "upper": state.upper.to_json(),
         "rows": state.trace.rows,
-        "bytes": sum(batch.size for batch in batches),
-        "batches": len(batches),
+        "bytes": sum(batch.size for batch in state.trace.batches),
+    }
+
+
+def activity_json(state: State) -> dict[str, Any]:
+    """A shard in a line: how large it is, and what was written last, `[milliseconds since 1970, rows, bytes]` each."""
+    written = [one for one in _recent(state, ACTIVITY_MAX, maintenance=False) if one[2].rows]
+    return {
+        "name": state.name,
+        **_size_json(state),
+        "batches": len(state.trace.batches),
         "recent": [[at_ms, entry.rows, entry.size] for _, at_ms, entry in reversed(written)],
     }
 

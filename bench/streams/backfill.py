@@ -10,7 +10,6 @@ bound that is never passed needs above it: cuts lie at keys that indexes name.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from functools import partial
@@ -19,21 +18,12 @@ from pathlib import Path
 import persist
 from bench.bars import bar, median, timed
 from bench.spark import Bench
+from bench.streams.alone import run
 
 ROWS = 10_000_000
 BATCHES = 10
 SLACK = 1.05  # of the bound, above a tenth of the rows
 SHARD = "backfilled"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=lambda text: int(text.replace("_", "")), default=ROWS)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", help="where to work; default a temporary directory")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-streams-", dir=args.directory) as directory:
-        return 0 if measure(Path(directory), args.rounds, rows=args.rows) else 1
 
 
 def measure(root: Path, rounds: int, *, rows: int = ROWS) -> bool:
@@ -89,4 +79,4 @@ def streamed(bench: Bench, rows_max: int | None, found: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, __doc__, ROWS))

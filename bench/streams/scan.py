@@ -9,9 +9,7 @@ pyarrow alone (`FROM scan`); and a shard with history, of which DuckDB's reader 
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ import pyarrow as pa
 
 import persist
 from bench.bars import bar, interleaved, median
+from bench.streams.alone import run
 
 ROWS = 10_000_000
 BAR = 0.7
@@ -46,16 +45,6 @@ QUERIES = {
     "a twentieth, by the key": "SELECT count(*), sum(amount) FROM source WHERE id BETWEEN 4000000 AND 4499999",
     "rows of a thousandth": "SELECT * FROM source WHERE n = 7",
 }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=lambda text: int(text.replace("_", "")), default=ROWS)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", help="where to work; default a temporary directory")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-streams-", dir=args.directory) as directory:
-        return 0 if measure(Path(directory), args.rounds, rows=args.rows) else 1
 
 
 def measure(root: Path, rounds: int, *, rows: int = ROWS) -> bool:
@@ -131,4 +120,4 @@ def compared(what: str, own: Any, ours: Any, rounds: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(measure, __doc__, ROWS))

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.arguments import check_numbers, checked, checked_wait
-from persist.client.listen import Listen
+from persist.client.arguments import check_numbers, checked
 from persist.client.shard import Shard
-from persist.core.errors import Conflict, Expired, InvalidUsage
+from persist.core.errors import Conflict, InvalidUsage
 from persist.patterns.bindings import Bindings
 from persist.patterns.events import whole_events
 from persist.patterns.known import times_by
 from persist.patterns.positions import BEFORE_ALL, Numbers, checked_column
+from persist.patterns.stepping import Stepping
 from persist.patterns.stored import PARTITION, POSITION, TIME
 
 ROW_TIME = "__time"
@@ -60,10 +59,13 @@ class IngestSettings:
 Moves = dict[str, tuple[Numbers, Numbers]]  # of each partition the positions that are bound, ascending, and their times
 
 
-class Ingester:
+class Ingester(Stepping):
     """Writes the records of a source into a shard, at their times. Not thread-safe: rivals have one each.
 
-    The shard is written by ingesters of these bindings alone. An upper of the shard says how far it has come.
+    The shard is written by ingesters of these bindings alone. An upper of the shard says how far it has come. A step
+    writes the records of the bindings that are new. It raises InvalidUsage (the source gives what does not fit: nothing
+    of that batch was written), Conflict (the shard is closed, or others write to it), NotReadable (the shard of
+    bindings has forgotten history), and whatever the source raises.
     """
 
     def __init__(
@@ -81,40 +83,11 @@ class Ingester:
         self._shard = shard
         self._settings = settings or IngestSettings()
         self._writer = shard.open_writer(purpose=f"ingesting by {bindings.shard.name}"[:256])
-        self._listen: Listen | None = None
         self._stands: dict[str, int] = {}
         self.upper = 0
 
     def __repr__(self) -> str:
         return f"Ingester({self._bindings.shard.name!r} -> {self._shard.name!r}, upper={self.upper})"
-
-    def step(self, wait_s: float = 0.0) -> bool:
-        """Write the records of the bindings that are new; wait at most `wait_s` for one. Whether there was one.
-
-        Repeating it is safe, after any error. Raises: InvalidUsage (the source gives what does not fit: nothing of that
-        batch was written), Conflict (the shard is closed, or others write to it), NotReadable (the shard of bindings
-        has forgotten history), and what every call may; whatever the source raises.
-        """
-        checked_wait("wait_s", wait_s)
-        try:
-            return self._step(wait_s)
-        except Expired:  # it was not asked for so long that its lease has lapsed
-            self._end()
-            return self._step(wait_s)
-        except BaseException:  # it begins anew from what the shards tell
-            self._end()
-            raise
-
-    def close(self) -> None:
-        """Give back what it holds. Raises what every call may."""
-        self._end()
-        self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # --- how
 
@@ -175,11 +148,6 @@ class Ingester:
         if upper is None:
             raise Conflict(f"shard {self._shard.name!r} is closed: no record can be written any more")
         return upper
-
-    def _end(self) -> None:
-        if self._listen is not None:
-            self._listen.close()
-            self._listen = None
 
 
 def moves_of(bound: pa.Table) -> Moves:

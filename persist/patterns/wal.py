@@ -14,17 +14,15 @@ from typing import Self
 
 import pyarrow as pa
 
-from persist.client.arguments import check_numbers, checked, checked_wait
+from persist.client.arguments import check_numbers, checked
 from persist.client.columns import Life, ShardSchema, same, with_constraints_of, without_constraints
 from persist.client.connect import Client
-from persist.client.listen import Listen
 from persist.client.shard import Shard
 from persist.client.write import Updates
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
     Conflict,
-    Expired,
     Indeterminate,
     InvalidUsage,
     SchemaMismatch,
@@ -37,6 +35,7 @@ from persist.patterns.events import whole_events
 from persist.patterns.following import Clock, Followed, confirmed_by
 from persist.patterns.given import TIME, one_table
 from persist.patterns.numbered import Numbered
+from persist.patterns.stepping import Stepping
 
 NAME_CHARS_MAX = 128
 SCHEMAS_TRIED_MAX = 100  # by which a table follows its log: each failed one is a rival's
@@ -158,11 +157,13 @@ class FrontEnd:
         return upper
 
 
-class Replica:
+class Replica(Stepping):
     """One of those who apply a log to a table. Not thread-safe: rivals have one each.
 
     At each complete time the table has the contents of the log, by the columns that the log has: it follows every
-    change of them. It is written by replicas of this log alone; its upper says how far they have come.
+    change of them. It is written by replicas of this log alone; its upper says how far they have come. A step applies
+    what is new in the log, progress without rows too. It raises Conflict (others write to the table) and NotReadable
+    (the log has forgotten what the table lacks: give the log more history, and make the table anew).
     """
 
     def __init__(self, log: Shard, table: Shard) -> None:
@@ -177,7 +178,6 @@ class Replica:
         table.refresh_schema()
         self._place_in(Life.of(log))
         self._writer = table.open_writer(purpose=f"replica of {log.name}"[:256])
-        self._listen: Listen | None = None
         self.upper = 0
 
     @classmethod
@@ -201,33 +201,6 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"Replica({self.log.name!r} -> {self.table.name!r}, upper={self.upper})"
-
-    def step(self, wait_s: float = 0.0) -> bool:
-        """Apply what is new in the log, progress without rows too; wait at most `wait_s` for it. Whether anything was.
-
-        Repeating it is safe, after any error. Raises: Conflict (others write to the table), NotReadable (the log has
-        forgotten what the table lacks: give the log more history, and make the table anew), and what every call may.
-        """
-        checked_wait("wait_s", wait_s)
-        try:
-            return self._step(wait_s)
-        except Expired:  # it was not asked for so long that its lease has lapsed
-            self._end()
-            return self._step(wait_s)
-        except BaseException:  # it begins anew from what the shards tell
-            self._end()
-            raise
-
-    def close(self) -> None:
-        """Give back what it holds. Raises what every call may."""
-        self._end()
-        self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _step(self, wait_s: float) -> bool:
         if self._listen is None:
@@ -294,8 +267,3 @@ class Replica:
         if begin is None or begin > end:
             raise Unavailable(f"the columns of log {self.log.name!r} have changed meanwhile; retry")
         return life.moved(updates, begin, end)
-
-    def _end(self) -> None:
-        if self._listen is not None:
-            self._listen.close()
-            self._listen = None

@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from persist.cli.__main__ import COMMANDS, main
 from rpc.cli.supervising import CHILD_STOP_EXTRA_S
 from rpc.settings import Limits, ServerSettings
+from tests.support.installed import installed
 from tests.support.pages import ROOT
 
 HERE = ROOT / "deploy" / "systemd"
@@ -30,13 +30,7 @@ UNITS_OF = {"M": 1, "G": 1024}
 
 def analyze(*arguments: str) -> str:
     """What systemd-analyze complains of in our units. Skipped where it is not installed, but not in CI."""
-    found = shutil.which("systemd-analyze")
-    if found is None:
-        message = "systemd-analyze is not installed: `bash tests/services/install.sh` installs it"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([installed("systemd-analyze"), *arguments], capture_output=True, text=True, check=False)
     said = done.stderr + (done.stdout if done.returncode else "")
     return "\n".join(line for line in said.splitlines() if "persist" in line)  # units of the machine are not ours
 

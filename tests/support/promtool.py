@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
+from tests.support.installed import installed
 from tests.support.pages import ROOT
 
 ALERTS = ROOT / "docs" / "monitoring" / "alerts.yaml"
@@ -19,13 +16,7 @@ TARGET = 'instance="here:8787",job="persist"'
 
 def promtool(*arguments: str) -> str:
     """What it says. Fails where it is not content; the test is skipped where it is not installed, but not in CI."""
-    found = shutil.which("promtool")
-    if found is None:
-        message = "promtool is not installed: `bash tests/services/install.sh` installs it"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([installed("promtool"), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
