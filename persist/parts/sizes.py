@@ -44,17 +44,6 @@ def row_bytes(schema: pa.Schema) -> int:
     return sum(fixed_bytes(field.type) for field in schema)
 
 
-def table_bytes(table: pa.Table | pa.RecordBatch, schema: pa.Schema | None = None) -> int:
-    """The bytes of all rows. Columns that `schema` has are counted with the types that they have there."""
-    total = 0
-    for name, column in zip(table.schema.names, table.columns, strict=True):
-        place = -1 if schema is None else schema.get_field_index(name)
-        kind = column.type if schema is None or place < 0 else schema.field(place).type
-        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        total += sum(column_bytes(chunk, kind) for chunk in chunks)
-    return total
-
-
 def is_within(table: pa.Table, each_bytes: int, most: int) -> bool:
     """Whether `working_bytes` is at most `most`, as far as that is seen at a glance. False: it may be.
 
