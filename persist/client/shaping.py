@@ -55,12 +55,13 @@ class Shaping:
             the time).
         """
         for left in range(ALTER_TRIES, 0, -1):
-            known = self.refresh_schema()
+            self.refresh_schema()
+            newest, known = self._newest_schema()  # both of one moment: other threads may refresh this handle too
             new = altered(known, changes)
             if new == known:
                 return known
             try:
-                self._send(c.EvolveSchema(self._newest_schema()[0], new.to_record()))
+                self._send(c.EvolveSchema(newest, new.to_record()))
                 return self.refresh_schema()
             except SchemaMismatch:
                 if left == 1:

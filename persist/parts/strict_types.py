@@ -78,7 +78,8 @@ def _whole(column: pa.Array) -> pa.Array:
 
 
 def _entries(column: pa.MapArray) -> pa.ListArray:
-    """A map as lists of its pairs."""
+    """A map as lists of its pairs. (Arrow's own cast refuses what a null within them hides.)"""
     kind = column.type
-    pairs = pa.struct([pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)])
-    return column.cast(pa.list_(pairs))
+    pairs = pa.StructArray.from_arrays([column.keys, column.items], fields=[kind.key_field, kind.item_field])
+    offsets = pa.array(column.offsets.to_numpy())  # a copy: those of a slice take no mask
+    return pa.ListArray.from_arrays(offsets, pairs, mask=column.is_null())

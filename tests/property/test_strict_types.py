@@ -96,3 +96,12 @@ def test_a_null_where_none_may_be_is_found(kind: pa.DataType, value: Any) -> Non
     assert is_strict(kind)
     assert has_stray_null(pa.array([None, value], kind), pa.field("c", kind))
     assert not has_stray_null(pa.nulls(3, kind), pa.field("c", kind))
+
+
+def test_a_list_of_a_fixed_size_that_is_null_within_a_map_hides_its_nulls() -> None:
+    """Arrow's own cast of such a map refused them: "nulls in input cannot be viewed as non-nullable"."""
+    pair = pa.list_(pa.field("element", pa.int32(), nullable=False), 2)
+    kind = pa.list_(pa.field("element", pa.map_(pa.string(), pa.field("value", pair))), 2)
+    column = pa.array([[None, [("a", None)]], [[("b", [1, 2])], None]], kind)
+    assert not has_stray_null(column, pa.field("c", kind))
+    assert whole_table(pa.table({"c": column})).column(0).to_pylist() == column.to_pylist()

@@ -195,7 +195,7 @@ class Story:
                     self.acting = True
                     self.change() if self.chosen.random() < 0.5 else self.write()
                     with suppress(Unavailable):
-                        self.chosen.choice(self.replicas).step()
+                        self.chosen.choice([one for one in self.replicas if one is not found]).step()
                     self.acting = False
                 if self.chosen.random() < 0.1:
                     raise Unavailable("killed before")
