@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from starlette.requests import Request
 
-from persist.client.thin_writer import Making
+from persist.client.thin_writer import Making, Names
 from persist.core import commands as c
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, Overloaded, SchemaMismatch, Unavailable
 from persist.core.ids import Token
@@ -26,6 +26,7 @@ from rpc.service import Service
 AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is decoded on the event loop
 AT_ONCE_COLUMNS_MAX = 32  # none of them nested
 AT_ONCE_ROWS_BYTES_MAX = 128 * 1024  # that rows take in memory, however few bytes stand for each
+READINGS_MAX = 10  # of one body, where the shard gets other columns each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,18 @@ async def post(service: Service, request: Request, posted: Posted) -> c.Appended
 
 
 async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended | None:
-    """As `_written`, without a thread. None: nothing was written, and it takes one."""
+    """As `_written`, without a thread. None: nothing was written by this try, and it takes one."""
     machine = service.location.machine(posted.name)
     state = machine.cached
     if state is None or state.is_closed:
         return None
     writers = service.writers
-    schema = writers.schema(posted.name)[1]
+    names = writers.names(state)
+    schema = names.schema
     rows_max = data.count(b"\n") + 1
     if not schema.is_flat or schema.width > AT_ONCE_COLUMNS_MAX or rows_max * schema.row_bytes > AT_ONCE_ROWS_BYTES_MAX:
         return None  # it takes longer than a moment
-    handle, command = writers.take(posted.name, state.shard_id, posted.caller), None
+    handle, command = writers.take(posted.name, names, posted.caller), None
     try:
         with service.allowance() as allowed:
             table = _read(service, posted, data, schema, allowed)
@@ -79,38 +81,41 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
         pass  # or it has another schema by now: who looks at the store knows
     finally:
         if command is None:
-            writers.give_back(state.shard_id, handle)
+            writers.give_back(handle)
     if command is None:
         return None
     try:
         # Nobody need look at parts that were made here.
-        done = await service.work.commit(machine, command, Verdict(shard=state.shard_id), posted.caller)
+        verdict = Verdict(shard=names.shard, schema=names.newest)
+        try:
+            done = await service.work.commit(machine, command, verdict, posted.caller)
+        except (Unavailable, Overloaded, Indeterminate) as error:
+            done = await service.work.run(handle.resumed, command, posted.caller, error)
     except (Expired, InvalidUsage, SchemaMismatch):
         return None
-    except (Unavailable, Overloaded, Indeterminate) as error:
-        done = await service.work.run(handle.resumed, command, posted.caller, error)
-    writers.give_back(state.shard_id, handle)
+    writers.give_back(handle)
     assert isinstance(done, c.Appended)
     return done
 
 
 def _as_of_now(service: Service, posted: Posted, data: bytes) -> c.Appended:
+    """As `_written`, of the shard as it is now: through another server it may have got other columns, or a new life."""
     machine = service.location.machine(posted.name)
-    known = machine.state()
-    try:
-        return _written(service, posted, data)
-    except InvalidUsage:
-        found = machine.refresh()
-        if (found.shard_id, found.schema_id) == (known.shard_id, known.schema_id):
-            raise
-        return _written(service, posted, data)  # through another server columns were added, or the name was used again
+    state = machine.state()
+    for left in range(READINGS_MAX, 0, -1):
+        try:
+            return _written(service, posted, data, service.writers.names(state))
+        except (InvalidUsage, SchemaMismatch):
+            known, state = state, machine.refresh()
+            if left == 1 or (state.shard_id, state.schema_id) == (known.shard_id, known.schema_id):
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
-def _written(service: Service, posted: Posted, data: bytes) -> c.Appended:
-    schema = service.writers.schema(posted.name)[1]
+def _written(service: Service, posted: Posted, data: bytes, names: Names) -> c.Appended:
     with service.allowance() as allowed:
-        table = _read(service, posted, data, schema, allowed)
-        with service.writers.writer(posted.name, posted.caller) as handle:
+        table = _read(service, posted, data, names.schema, allowed)
+        with service.writers.writer(posted.name, names, posted.caller) as handle:
             return handle.write(table, posted.kind.default_time, posted.kind.command, posted.token)
 
 

@@ -15,16 +15,16 @@ from starlette.requests import Request
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
-from persist.client.thin_writer import ThinWriter
-from persist.client.transport import OneShard
+from persist.client.thin_writer import Names, ThinWriter
 from persist.client.write import WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.errors import ConstraintViolated, Forbidden, ReadOnly
+from persist.core.errors import ConstraintViolated, Forbidden, ReadOnly, SchemaMismatch
 from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.core.recorded import NOBODY, Caller
+from persist.core.state import State
 from persist.formats.exposition import Family
-from persist.parts import ShardSchema, current_schema
+from persist.parts import current_schema
 from persist.regions.index import open_index, region_of
 from rpc.allowance import Allowance
 from rpc.audit import Audit
@@ -216,46 +216,45 @@ class ThinWriters:
         self._lock = threading.Lock()
         self._idle: OrderedDict[ShardId, list[ThinWriter]] = OrderedDict()
         self._idle_count = 0
-        self._schemas: OrderedDict[tuple[ShardId, int], tuple[int, ShardSchema]] = OrderedDict()
+        self._names: OrderedDict[tuple[ShardId, int], Names] = OrderedDict()
 
-    def schema(self, name: str) -> tuple[int, ShardSchema]:
-        """The current schema of a shard as the cached State knows it. Raises UnknownShard."""
-        state = self._transport.location.machine(name).state()
+    def names(self, state: State) -> Names:
+        """What the names of columns mean in this State. Raises Corruption: no schema of it can be read."""
         key = (state.shard_id, state.schema_id)
         with self._lock:
-            found = self._schemas.get(key)
+            found = self._names.get(key)
         if found is None:
-            found = current_schema(state.schemas)
+            found = Names(state.shard_id, *current_schema(state.schemas), state.schema_id)
             with self._lock:
-                self._schemas[key] = found
-                if len(self._schemas) > SCHEMAS_MAX:
-                    self._schemas.popitem(last=False)
+                self._names[key] = found
+                if len(self._names) > SCHEMAS_MAX:
+                    self._names.popitem(last=False)
         return found
 
     @contextmanager
-    def writer(self, name: str, caller: Caller = NOBODY) -> Iterator[ThinWriter]:
+    def writer(self, name: str, names: Names, caller: Caller = NOBODY) -> Iterator[ThinWriter]:
         """A writer that nobody else uses meanwhile; it writes for this caller. After an error it is left to lapse."""
-        shard = self._transport.location.machine(name).state().shard_id
-        handle = self.take(name, shard, caller)
+        handle = self.take(name, names, caller)
         try:
             yield handle
-        except ConstraintViolated:  # nothing happened: callers that are often refused use one writer
-            self.give_back(shard, handle)
+        except (ConstraintViolated, SchemaMismatch):  # nothing happened: those that are often refused use one writer
+            self.give_back(handle)
             raise
-        self.give_back(shard, handle)
+        self.give_back(handle)
 
-    def take(self, name: str, shard: ShardId, caller: Caller = NOBODY) -> ThinWriter:
-        """A writer of this life of the shard, to be given back, or left to lapse."""
+    def take(self, name: str, names: Names, caller: Caller = NOBODY) -> ThinWriter:
+        """A writer of rows that were read by these names, to be given back, or left to lapse."""
         with self._lock:
-            handles = self._idle.get(shard)
+            handles = self._idle.get(names.shard)
             handle = handles.pop() if handles else None
             self._idle_count -= handle is not None
-        handle = handle or self._open(name, shard)
-        handle.caller = caller
+        handle = handle or ThinWriter(self._transport, name, names, self._settings)
+        handle.caller, handle.names = caller, names
         return handle
 
-    def give_back(self, shard: ShardId, handle: ThinWriter) -> None:
+    def give_back(self, handle: ThinWriter) -> None:
         """Let others use a writer that `take` gave, and that has no call under way."""
+        shard = handle.names.shard
         with self._lock:
             self._idle.setdefault(shard, []).append(handle)
             self._idle.move_to_end(shard)
@@ -266,9 +265,6 @@ class ThinWriters:
                 self._idle_count -= 1
                 if not self._idle[oldest]:
                     del self._idle[oldest]
-
-    def _open(self, name: str, shard: ShardId) -> ThinWriter:
-        return ThinWriter(OneShard(self._transport, shard), name, lambda: self.schema(name), self._settings)
 
 
 class ShardIds:

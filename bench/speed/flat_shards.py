@@ -111,9 +111,9 @@ class TimedTransport(EmbeddedTransport):
     took_s = 0.0
     last: c.Command | None = None
 
-    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
         start = time.thread_time()
-        result = super().apply(name, command, caller)
+        result = super().apply(name, command, caller, by_names)
         self.took_s, self.last = time.thread_time() - start, command
         return result
 

@@ -126,10 +126,11 @@ class EmbeddedTransport:
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self._patience.ask(_about(name), lambda: self.location.machine(name).receipted(runs))
 
-    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
+        """`by_names`: SchemaMismatch where the rows of the command were not read by the columns of now."""
         check_shard_name(name)
         ask = self._patience.ask
-        return ask(_about(name), lambda: self.location.machine(name).apply(command, caller), safe=False)
+        return ask(_about(name), lambda: self.location.machine(name).apply(command, caller, by_names), safe=False)
 
     def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
         check_shard_name(name)

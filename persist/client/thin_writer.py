@@ -1,38 +1,80 @@
-"""A writer of a server, for clients that post rows: a few rows become a command without a call of a store."""
+"""A writer of a server, for clients that post rows: a few rows become a command without a call of a store.
+
+Such clients name columns, and know no schema: what the names mean, the shard says as of the commit. So the rows were
+read by a schema before they come here, and the commit refuses them with SchemaMismatch where the shard has another one
+by then: whoever has their bytes reads them anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from persist.client.embedded import EmbeddedTransport
 from persist.client.inserting import CheckedWriter
 from persist.client.retry import send
-from persist.client.write import by_token
+from persist.client.transport import OneShard
+from persist.client.write import Updates, WriteSettings, by_token
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import PersistError
-from persist.core.ids import Token, WriterId, mint
+from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.core.record import replace
-from persist.core.recorded import Caller
+from persist.core.recorded import NOBODY, Caller
+from persist.core.transitions.outcomes import Written
 from persist.parts import ShardSchema, stage_at_once
 
 Append: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
 Making: TypeAlias = Callable[[WriterId, Token, tuple[Run, ...]], Append]
 
 
+class Names(NamedTuple):
+    """What the names of columns mean in one life of a shard: a schema, its id, and the newest id that there is.
+
+    That is another one where an older build let a schema be registered that cannot be read.
+    """
+
+    shard: ShardId
+    id: int
+    schema: ShardSchema
+    newest: int
+
+
+class OneShardByNames(OneShard):
+    """A transport for one shard, to which rows come by the names that its columns have as of the commit."""
+
+    def __init__(self, inner: EmbeddedTransport, shard: ShardId) -> None:
+        super().__init__(inner, shard)
+        self._embedded = inner
+
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        if not isinstance(command, Written):
+            return super().apply(name, command, caller)
+        return self._embedded.apply(name, replace(command, shard=self.shard), caller, by_names=True)
+
+
 class ThinWriter(CheckedWriter):
-    """As a write handle; and its caller may send what it makes of a few rows by itself."""
+    """As a write handle; and its caller may send what it makes of a few rows by itself.
+
+    `names` are those by which the rows of its next write were read.
+    """
+
+    def __init__(self, inner: EmbeddedTransport, name: str, names: Names, settings: WriteSettings) -> None:
+        super().__init__(OneShardByNames(inner, names.shard), name, lambda: self.schema_of(()), settings)
+        self.names = names
+
+    def schema_of(self, updates: Updates) -> tuple[int, ShardSchema]:
+        """The schema by which the rows were read, whatever the shard has by now."""
+        return self.names.id, self.names.schema
 
     def write(self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None) -> c.Appended:
-        """Commit what `command` makes of rows, those without a time at `default_time`. Raises what `insert` does."""
-        return self._by_schema(rows, lambda _, schema: self._written(rows, default_time, command, token, schema))
+        """Commit what `command` makes of rows, those without a time at `default_time`. Raises what `insert` does.
 
-    def _written(
-        self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None, schema: ShardSchema
-    ) -> c.Appended:
-        if schema.details.unique:
+        Raises SchemaMismatch where the shard has other columns than the `names` tell.
+        """
+        if self.names.schema.details.unique:
             made = command(self.writer_id, mint(Token, self._transport.ids), ())
             if isinstance(made, c.Insert):
                 return self._inserted(rows, made.attributes, token, b"")
@@ -47,10 +89,10 @@ class ThinWriter(CheckedWriter):
         """What `command` makes of a few rows, for a caller who sends it; no call of a store is made.
 
         For who is the only one to use this handle meanwhile. None: a call is needed, as the rows are many, or have a
-        column that is not known yet, or keys that are unique, or the writer has to be registered. Raises InvalidUsage
+        column that is not known, or keys that are unique, or the writer has to be registered. Raises InvalidUsage
         (the rows do not fit).
         """
-        schema_id, schema = self._newest()
+        _, schema_id, schema, _ = self.names
         if (token is None and not self._registered) or not set(rows.schema.names).issubset(schema.updates_schema.names):
             return None
         if schema.details.unique:
@@ -63,7 +105,7 @@ class ThinWriter(CheckedWriter):
             made = command(self.writer_id, mint(Token, self._transport.ids), runs)
         else:
             made = by_token(lambda w, t: command(w, t, runs), token)
-        return replace(made, shard=self._transport.shard)
+        return replace(made, shard=self.names.shard)
 
     def resumed(self, command: c.Command, caller: Caller, before: PersistError) -> c.Result:
         """Go on with a command that was sent once and met with `before`. Raises what `settled` raises."""

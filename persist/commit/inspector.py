@@ -14,14 +14,15 @@ from persist.commit.bundler import check_moved
 from persist.commit.receipts import Receipts
 from persist.core import commands as c
 from persist.core.batch import Part, Run
-from persist.core.errors import Corruption, InvalidUsage, PersistError
+from persist.core.errors import Corruption, InvalidUsage, PersistError, SchemaMismatch
 from persist.core.keys import belongs_to
+from persist.core.record import replace
 from persist.core.state import SchemaRecord, State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.store_errors import translate
 from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_put
-from persist.parts.evolution import check_first, check_next, sound_schemas
+from persist.parts.evolution import check_first, check_next, current_schema, sound_schemas
 from persist.parts.files import Bound
 from persist.parts.new_schema import check_added, check_constrained, check_kept, check_new, check_policy
 
@@ -48,11 +49,16 @@ class Inspector:
         self._bound = bound
         self._checks: tuple[Mapping[int, SchemaRecord], dict[int, PartCheck]] = ({}, {})  # of the newest State
 
-    def verdict(self, command: c.Command, state: State) -> Verdict:
+    def verdict(self, command: c.Command, state: State, by_names: bool = False) -> Verdict:
         """What is found of what the command brings. Never raises an error of the tree: it is in the verdict.
 
-        At most `threads` blobs are looked at together; memory is bounded by that.
+        At most `threads` blobs are looked at together; memory is bounded by that. `by_names`: somebody gave the rows by
+        the names of columns, so that they are refused where these are not those of now.
         """
+        found = self._found(command, state)
+        return _named_now(found, command, state) if by_names and not found.kind else found
+
+    def _found(self, command: c.Command, state: State) -> Verdict:
         parts = _brought(command, state)
         try:
             if isinstance(command, EVOLVING):
@@ -156,6 +162,21 @@ def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate, state: Sta
     check_kept(before, after)
     rows = state.settings.rows
     check_policy(before, after, None if rows is None else rows.column)
+
+
+def _named_now(found: Verdict, command: c.Command, state: State) -> Verdict:
+    """The verdict of rows that somebody gave by names, which were read by the schema that their parts name."""
+    named = {part.schema_id for run in _runs(command) for part in run.parts}
+    if not named:
+        return found
+    current, other = current_schema(state.schemas)[0], min(named)
+    if named == {current}:
+        return replace(found, schema=state.schema_id)
+    message = (
+        f"rows came by the names of columns in schema {other} of shard {state.name!r}, which has schema {current} by "
+        "now; nothing was written: read the rows anew by its names"
+    )
+    return Verdict(SchemaMismatch.kind, message, {"expected": other, "actual": current}, state.shard_id)
 
 
 def _brought(command: c.Command, state: State) -> list[Part]:

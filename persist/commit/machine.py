@@ -170,22 +170,22 @@ class Machine(CachedState):
             return self.refresh()
         return self.state()
 
-    def apply(self, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+    def apply(self, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
         """Commit one command and return its result. Raises the error with which it was refused.
 
         Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token. `caller` is
-        kept in the commit history.
+        kept in the commit history. `by_names`: SchemaMismatch where its rows are not of the columns as they are now.
         """
-        return self._applied(command, self.verdict(command), caller)
+        return self._applied(command, self.verdict(command, by_names), caller)
 
-    def verdict(self, command: c.Command) -> Verdict:
+    def verdict(self, command: c.Command, by_names: bool = False) -> Verdict:
         """What is found of the parts or the schema that the command brings, for `submit`. What is wrong is in it.
 
         Calls a store unless `knows(command)` and `is_at_once(command)`.
         """
         if isinstance(command, BRINGING):
-            cached = self.cached
-            return self._inspector.verdict(command, cached if cached and self.knows(command) else self.refresh())
+            state = (self.cached if self.knows(command) else None) or self.refresh()
+            return self._inspector.verdict(command, state, by_names)
         return SOUND
 
     def knows(self, command: c.Command) -> bool:

@@ -217,7 +217,7 @@ class ReplicaMachine(Machine):
     def create(self, state: State, follows: str | None = None) -> State:
         raise self._home.refusal("creating a shard")
 
-    def apply(self, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+    def apply(self, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
         state = self.refresh()
         if command.shard not in (None, state.shard_id):
             raise UnknownShard(f"shard {self.name!r} was dropped, and its name has another life")
@@ -255,7 +255,7 @@ class ReplicaMachine(Machine):
 
         run(work)
 
-    def verdict(self, command: c.Command) -> Verdict:
+    def verdict(self, command: c.Command, by_names: bool = False) -> Verdict:
         return SOUND
 
     def _held(self, command: c.Command, state: State) -> c.Result | None:

@@ -186,10 +186,10 @@ def salvage(old: Location, promotion: Promotion, directory: Path) -> Iterator[Di
 class _Unheld(EmbeddedTransport):
     """Reads shards that were handed over without a hold in their log, which takes none: nothing changes them."""
 
-    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
         state = self.location.machine(name).state()
         if not state.handed_over:
-            return super().apply(name, command, caller)
+            return super().apply(name, command, caller, by_names)
         if isinstance(command, c.RegisterReader):
             if command.since is not None and not state.since <= command.since:
                 raise NotReadable(f"shard {name!r} is readable from {state.since} on, and not as of {command.since}")
@@ -198,7 +198,7 @@ class _Unheld(EmbeddedTransport):
             return c.SinceDowngraded(command.since, state.since)
         if isinstance(command, (c.HeartbeatReader, c.ExpireReader)):
             return c.Done()
-        return super().apply(name, command, caller)
+        return super().apply(name, command, caller, by_names)
 
 
 def _written(client: Client, found: Diverged, directory: Path) -> Diverged:

@@ -65,13 +65,15 @@ class Verdict(Record, frozen=True):
     """What the committer found of the parts or the schema of a command, at which it looked before it planned.
 
     `kind` is that of the error with which the command is refused; "" where they are what they say. `shard`: it holds
-    for this life of the name, since another one has other schemas. None: for every one.
+    for this life of the name, since another one has other schemas. None: for every one. `schema`: the rows came by the
+    names of columns, where this was the newest schema of the shard: a newer one may give them to others. None: by ids.
     """
 
     kind: str = ""
     message: str = ""
     details: Mapping[str, Any] = {}
     shard: ShardId | None = None
+    schema: int | None = None
 
     def check(self) -> None:
         """Raise the error, if there is one."""

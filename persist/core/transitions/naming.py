@@ -37,6 +37,7 @@ def check_staged(state: State, runs: Iterable[Run], context: Context) -> None:
     for part in parts:
         _check_fields(state, part, staged_from_ms)
     _check_constrained(state, parts)
+    _check_named(state, context)
     _check_new(state, parts)
     context.verdict.check()
 
@@ -49,6 +50,18 @@ def _check_constrained(state: State, parts: Sequence[Part]) -> None:
             f"rows were staged by schema {oldest} of shard {state.name!r}, which has got stricter constraints by "
             f"schema {state.schema_floor} since; nothing was written: stage the rows again",
             expected=oldest,
+            actual=state.schema_id,
+        )
+
+
+def _check_named(state: State, context: Context) -> None:
+    """Refuse rows that came by the names of columns, where columns have changed since: who has them reads them anew."""
+    known = context.verdict.schema
+    if known not in (None, state.schema_id):
+        raise SchemaMismatch(
+            f"rows came by the names of columns in schema {known} of shard {state.name!r}, which has schema "
+            f"{state.schema_id} by now; nothing was written: read the rows anew by its names",
+            expected=known,
             actual=state.schema_id,
         )
 
