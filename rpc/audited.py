@@ -116,7 +116,9 @@ def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
         if upper.is_empty:
             return CLOSE, {}
         return (MOVE_UPPER, {"upper": plain(upper)}) if isinstance(command, c.AdvanceUpper) else None
-    what = command.verb if isinstance(command, c.Edit) and command.verb == OVERWRITE else OF_COMMANDS.get(type(command))
+    what = (
+        command.verb if isinstance(command, c.Editing) and command.verb == OVERWRITE else OF_COMMANDS.get(type(command))
+    )
     if what is None:
         return None
     found = {name: getattr(command, name) for name in _TOLD if hasattr(command, name)}

@@ -25,7 +25,7 @@ def digest_of(command: Written) -> bytes:
     said: list[object] = [type(command).__name__]
     if isinstance(command, c.Erase):  # whichever time it finds
         return _digest([*said, command.question.hex(), command.tags])
-    if isinstance(command, c.Edit):  # whatever was there by then
+    if isinstance(command, c.Editing):  # whatever was there by then
         return _digest([*said, command.verb, command.question.hex()])
     if isinstance(command, c.Rewrite):  # a retry finds other rows: those that differ by then
         return _digest([*said, command.as_of])

@@ -19,6 +19,7 @@ from persist.core.keys import belongs_to
 from persist.core.record import replace
 from persist.core.state import SchemaRecord, State
 from persist.core.transitions.context import SOUND, Verdict
+from persist.core.transitions.lifecycle import reshaped
 from persist.formats.store_errors import translate
 from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_put
@@ -29,7 +30,7 @@ from persist.parts.new_schema import check_added, check_constrained, check_kept,
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
-EVOLVING = (c.EvolveSchema, c.Constrain, c.Recreate)
+EVOLVING = (c.EvolveSchema, c.Constrain, c.Recreate, c.Reshape)
 BRINGING = (
     c.Insert, c.CompareAndAppend, c.Append, c.Restore, c.Truncate, c.Edit, c.Erase, c.RetractAged,
     c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
@@ -63,6 +64,8 @@ class Inspector:
         try:
             if isinstance(command, EVOLVING):
                 _check_schema(command, state)
+            if isinstance(command, c.Reshape):
+                state = reshaped(state, command)
             if isinstance(command, c.AddRollup):
                 self._check_rollup(command, state)
             if isinstance(command, c.BundleParts) or (isinstance(command, c.ReplacePart) and command.within):
@@ -148,7 +151,7 @@ def is_at_once(command: c.Command) -> bool:
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
 
 
-def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate, state: State) -> None:
+def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape, state: State) -> None:
     """Raise InvalidUsage unless the shard can have the schema. Whose turn it is, the plan decides."""
     if isinstance(command, c.Recreate):
         check_new(check_first(command.schema))

@@ -193,7 +193,7 @@ class Machine(CachedState):
         state = self.cached
         if state is None or state.is_closed or command.shard not in (None, state.shard_id):
             return False
-        if isinstance(command, (c.EvolveSchema, c.Constrain)):
+        if isinstance(command, (c.EvolveSchema, c.Constrain, c.Reshape)):
             return command.expected_id in state.schemas
         parts = [part for run in getattr(command, "runs", ()) for part in run.parts]
         of_it = all(part.key is None or shard_of(part.key) == state.shard_id for part in parts)

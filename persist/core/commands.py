@@ -108,6 +108,8 @@ from persist.core.retention_commands import TakeCut as TakeCut
 from persist.core.rewrite_commands import EDITS as EDITS
 from persist.core.rewrite_commands import DropBefore as DropBefore
 from persist.core.rewrite_commands import Edit as Edit
+from persist.core.rewrite_commands import Editing as Editing
+from persist.core.rewrite_commands import Reshape as Reshape
 from persist.core.rewrite_commands import Restore as Restore
 from persist.core.rewrite_commands import Rewrite as Rewrite
 from persist.core.rewrite_commands import Truncate as Truncate

@@ -39,6 +39,7 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Truncate: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.DropBefore: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Edit: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
+    c.Reshape: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Erase: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.RetractAged: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Finalise: frozenset({Phase.DROPPED, Phase.TOMBSTONE}),

@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.command import MAINTAIN, WRITE, WriteCommand
+from persist.core.command import MAINTAIN, MANAGE, WRITE, WriteCommand
 from persist.core.ids import Token, WriterId, written
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.record import Meta
+from persist.core.state import SchemaRecord
 
 
 class Rewrite(WriteCommand, frozen=True):
@@ -63,7 +64,7 @@ EDITS = (
 )  # verbs, as the commit history has them
 
 
-class Edit(Rewrite, frozen=True, kw_only=True):
+class Editing(Rewrite, frozen=True, kw_only=True):
     """The rows are what a verb, such as `upsert`, changes in the contents as of `as_of` (-1: nothing is there yet).
 
     -> Appended. With `drops` all that is there goes as well, as by `DropBefore`, and an `expected_upper` of [] stands
@@ -76,3 +77,19 @@ class Edit(Rewrite, frozen=True, kw_only=True):
     question: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
     attributes: tuple[AttributeUpdate, ...] = ()
     drops: bool = False
+
+
+class Edit(Editing, frozen=True, kw_only=True):
+    """See `Editing`. -> Appended"""
+
+
+class Reshape(Editing, frozen=True, kw_only=True):
+    """An edit, and in the same commit `schema` becomes current, iff the current id is `expected_id`. -> Appended
+
+    The rows are of the schema after that, or of one before it. What is refused changes neither rows nor columns:
+    SchemaMismatch, and InvalidUsage where the shard cannot evolve so.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE,)  # as EvolveSchema
+    expected_id: int
+    schema: SchemaRecord

@@ -40,7 +40,7 @@ from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.spark import executors, replacing, telling
 from persist.spark.cancelling import lasting
 from persist.spark.changes import CHANGE_COLUMNS
-from persist.spark.matching import can_be_absent, evolve, merged, named_as
+from persist.spark.matching import can_be_absent, evolve, merged, named_as, overwritten
 from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.schemas import check_collations, stored_schema
 
@@ -85,6 +85,7 @@ class Job:
     shard_id: ShardId
     is_taken: bool = False  # its transaction was committed before: nothing is left to do
     names: tuple[tuple[str, str], ...] = ()  # of the DataFrame's columns that the shard calls otherwise, with those
+    before: replacing.Before | None = None  # the columns that those of this job take the place of; None: they stay
 
     @classmethod
     def open(cls, target: Target, options: WriteOptions, schema: StructType, overwrite: bool) -> Job:
@@ -97,18 +98,25 @@ class Job:
         if overwrite and (options.upsert or options.time_column or options.restores is not None or options.moves_upper):
             raise InvalidUsage("mode 'overwrite' replaces everything at a time of its own; use mode 'append' instead")
         replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
+        _check_of_columns(options, overwrite)
         _check_roles(schema, options)
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
         taken = options.txn is not None and is_taken(target, view.shard_id, options.txn)
-        if not taken:
+        if not taken and not options.overwrite_schema:
             view = _fitting(target, options, schema, view)
         schema_id, current = current_schema(view.schemas)
         names = named_as(schema, options, current, target.shard)
+        record, before = view.schemas[schema_id], None
+        if options.overwrite_schema and not taken:
+            planned = overwritten(schema, options, current, target.shard)
+            _check_columns(schema, planned, options, target.shard, names)
+            if planned != current:
+                before = replacing.Before(schema_id, record, view.schema_id)
+                schema_id, record = view.schema_id + 1, planned.to_record()
         base = None if taken else _base(target, view, options, replaces)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
-        record = view.schemas[schema_id]
-        about = (schema_id, record, base, view.shard_id, taken, tuple(names.items()))
+        about = (schema_id, record, base, view.shard_id, taken, tuple(names.items()), before)
         return cls(target, options, replaces, writer, token, *about)
 
     @property
@@ -138,7 +146,9 @@ class Job:
             names_it = self.replaces == REPLACE_ALL or self.options.restores is not None  # the commit names the time
             time = None if names_it else self.options.expected_upper
             runs = handle.stage_for_one_commit(rows, time, by_rows=False)
-            return Staged(self.shard_id, handle.receipted(runs), (), self.base, query, telling.task_tells())
+            if self.before is None:  # of columns that are to come nobody can tell yet
+                runs = handle.receipted(runs)
+            return Staged(self.shard_id, runs, (), self.base, query, telling.task_tells())
         assert self.base is not None
         handle = self.handle()
         did = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
@@ -285,7 +295,7 @@ class Job:
         return telling.caller("spark stream" if streams else "spark job", told, self.options.info)
 
     def _replacement(self, base: replacing.Base, handle: WriteHandle) -> replacing.Replacement:
-        return replacing.Replacement(self.target, base, handle, self.schema)
+        return replacing.Replacement(self.target, base, handle, self.schema, self.before)
 
     def _renamed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches with the time and diff columns under the names that a shard gives them."""
@@ -354,6 +364,15 @@ def _fitting(target: Target, options: WriteOptions, schema: StructType, view: Sh
             evolve(target, view, planned)
         view = executors.view_of(target)
     raise SchemaMismatch(f"the columns of shard {target.shard!r} are changed all the time; write the DataFrame again")
+
+
+def _check_of_columns(options: WriteOptions, overwrite: bool) -> None:
+    if options.overwrite_schema and not overwrite:
+        raise InvalidUsage("option 'overwriteSchema' needs mode 'overwrite': columns go only where all rows do")
+    if options.overwrite_schema and options.merge_schema:
+        raise InvalidUsage(
+            "give one of 'overwriteSchema' and 'mergeSchema': one replaces the columns, one adds to them"
+        )
 
 
 def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardView:

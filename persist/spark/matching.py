@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -14,10 +15,11 @@ from persist.core.errors import InvalidUsage
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.altering import AddColumn, Change, WidenColumn, altered
-from persist.parts.evolution import widening_error
+from persist.parts.evolution import check_evolution, evolution_error, widening_error
+from persist.parts.new_schema import check_added, check_kept
 from persist.spark import executors
 from persist.spark.options import Target, WriteOptions
-from persist.spark.schemas import stored_schema
+from persist.spark.schemas import spark_type, stored_schema
 
 
 def named_as(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> dict[str, str]:
@@ -62,6 +64,35 @@ def merged(schema: StructType, options: WriteOptions, shard: ShardSchema, name: 
     return found
 
 
+def overwritten(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> ShardSchema:
+    """The columns of the shard as they are once those of the DataFrame are in their place. Nothing is changed yet.
+
+    A column stays where its name does and its type holds the same for Spark; it widens where that is possible.
+    Otherwise it goes, and another one of its name comes. Raises InvalidUsage where the key would be another one, or
+    something else asks for a column that goes.
+    """
+    given = _given(schema, options, shard, name)
+    _check_key_stays(given, shard, name)
+    fields, ids, following = [], [], shard.details.next_id or len(shard.arrow) + 1
+    for field in given:
+        kept = _kept(field, shard)
+        fields.append(kept or field)
+        ids.append(following if kept is None else shard.id_of[field.name])
+        following += kept is None
+    arrow = pa.schema(fields)
+    if arrow.equals(shard.arrow) and tuple(ids) == shard.ids:
+        return shard
+    defaults = tuple(one for one in shard.details.defaults if one[0] in ids)
+    found = ShardSchema(arrow, shard.key, replace(shard.details, ids=tuple(ids), next_id=following, defaults=defaults))
+    plain = ShardSchema(arrow, shard.key)
+    if shard.is_plain and evolution_error(shard, plain) is None:  # which needs no level
+        found = plain
+    check_evolution(shard, found)
+    check_added(shard, found)
+    check_kept(shard, found)
+    return found
+
+
 def evolve(target: Target, view: ShardView, planned: ShardSchema) -> None:
     """Give the shard the columns as planned for the view. Raises SchemaMismatch: others changed them since the view."""
     settings = target.connection.handles.write
@@ -74,6 +105,39 @@ def _given(schema: StructType, options: WriteOptions, shard: ShardSchema, name: 
     apart = [n for n in (TIME, DIFF, options.time_column, options.diff_column, options.delete_column) if n]
     names = named_as(schema, options, shard, name)
     return pa.schema([field.with_name(names.get(field.name, field.name)) for field in stored_schema(schema, apart)])
+
+
+def _check_key_stays(given: pa.Schema, shard: ShardSchema, name: str) -> None:
+    for column in shard.key:
+        if column not in given.names:
+            raise InvalidUsage(
+                f"the DataFrame lacks {column!r}, a key column of shard {name!r}: overwriteSchema keeps the key; give "
+                "the column, or write another shard"
+            )
+        kind = shard.arrow.field(column).type
+        if not _is_same(column, kind, given.field(column).type):
+            raise InvalidUsage(
+                f"key column {column!r} of shard {name!r} is {kind}, not {given.field(column).type}: overwriteSchema "
+                "keeps the key; cast the column, or write another shard"
+            )
+
+
+def _kept(field: pa.Field, shard: ShardSchema) -> pa.Field | None:
+    """The column of the shard that a column of the DataFrame goes on as, wider perhaps; None: there is none."""
+    if field.name not in shard.arrow.names:
+        return None
+    known = shard.arrow.field(field.name)
+    if _is_same(field.name, known.type, field.type):
+        return known
+    return known.with_type(field.type) if widening_error(known.type, field.type) is None else None
+
+
+def _is_same(column: str, known: pa.DataType, given: pa.DataType) -> bool:
+    """Whether the type of a shard's column is for Spark the one that a DataFrame brings."""
+    try:
+        return bool(known == given or spark_type(column, known) == spark_type(column, given))
+    except InvalidUsage:  # Spark cannot hold what the shard has
+        return False
 
 
 def _changes(given: pa.Schema, shard: ShardSchema) -> Iterator[Change]:

@@ -31,7 +31,10 @@ WRITE = (
     "key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info", "mergeSchema",
     "unique", "checks",
 )  # fmt: skip
-BATCH_WRITE = ("expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites")
+BATCH_WRITE = (
+    "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites",
+    "overwriteSchema",
+)  # fmt: skip
 WRITES_OTHERWISE = (
     "newUpper",
     "rewrites",
@@ -42,6 +45,7 @@ WRITES_OTHERWISE = (
     "deleteColumn",
     "history",
     "mergeSchema",
+    "overwriteSchema",
     "unique",
     "checks",
 )
@@ -66,10 +70,8 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 }
 _KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
 _REFUSED = {
-    "overwriteschema": "columns and rows would change by two commits, between which readers see neither; change the "
-    "columns first, by `Shard.alter`, or drop the shard and write a new one",
+    "location": "CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist",
 }
-_REFUSED["location"] = "CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist"
 _UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 

@@ -177,6 +177,7 @@ class WriteOptions:
     write_id: str | None = None  # by which the commit history tells this write from others
     restores: int | None = None  # the time to which the rows, which are changes, lead back
     merge_schema: bool = False  # the shard gets the columns and wider types that the DataFrame has more
+    overwrite_schema: bool = False  # the shard gets the columns of the DataFrame, in the place of its own
     rewrites: bool = False  # the rows change what was read: where they cancel out there is nothing to write
 
     @property
@@ -238,6 +239,7 @@ class WriteOptions:
             restores=restores,
             rewrites=rewrites,
             merge_schema=options.flag("mergeSchema"),
+            overwrite_schema=options.flag("overwriteSchema"),
             write_id=_write_id(options),
         )
 

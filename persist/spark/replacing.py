@@ -13,12 +13,12 @@ Which keys a job replaces is staged as parts too (claims: the key columns alone)
 commit find a key that comes twice, and what was there, in bounded memory.
 
 An overwrite lets all that is there go by metadata, by a drop in the same commit, without a look at it. Where that is
-not possible the commit reads and retracts it.
+not possible the commit reads and retracts it. With `overwriteSchema` the columns change by that very commit too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -39,6 +39,7 @@ from persist.core.batch import Run
 from persist.core.drops import drops_within
 from persist.core.errors import Conflict, Expired, InvalidUsage, UpperMismatch
 from persist.core.ids import ReaderId, SeqNo, ShardId, Token
+from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translated
 from persist.parts import ALL_KEYS, TIME, KeyRange, PartReader, ShardSchema
@@ -137,13 +138,29 @@ class Replaced:
 
 
 @dataclass(frozen=True)
+class Before:
+    """The columns that a job takes away with the rows: their schema, its id, and the newest id, which must be so still.
+
+    What was there is retracted by them, where it is.
+    """
+
+    schema_id: int
+    record: SchemaRecord
+    newest_id: int
+
+
+@dataclass(frozen=True)
 class Replacement:
-    """What one process needs to replace rows of a shard: the job's base, its writer, and the shard's schema."""
+    """What one process needs to replace rows of a shard: the job's base, its writer, and the schema of its rows.
+
+    With `before` the shard gets that schema by the commit of the rows.
+    """
 
     target: Target
     base: Base
     handle: WriteHandle
     schema: ShardSchema
+    before: Before | None = None
 
     def stage_upsert(self, batches: Iterable[pa.RecordBatch], delete_column: str | None) -> Replaced:
         """Stage new rows, and the retractions of those that they replace where these lie close together.
@@ -197,7 +214,7 @@ class Replacement:
                 return
             lease.check()
             whole = _batches(map(_negated, _rows_of(self.base.held(target), ALL_KEYS)))
-            runs = (*runs, *self.handle.stage_for_one_commit(whole, None, by_rows=False))
+            runs = (*runs, *self._retracting.stage_for_one_commit(whole, None, by_rows=False))
         else:
             self._check_claims(claims)
             lease.check()
@@ -226,12 +243,24 @@ class Replacement:
     def _commit(self, runs: Runs, expected: Antichain, commit: Commit, *, drops: bool = False) -> c.Appended:
         """One try. Raises UpperMismatch where the upper is not the expected one."""
         as_of = (expected.element or 0) - 1
+        kind: Callable[..., c.Editing] = c.Edit
+        if self.before is not None:
+            kind = partial(c.Reshape, expected_id=self.before.newest_id, schema=self.schema.to_record())
         return self.handle.commit_rewrite(
-            lambda writer, token: c.Edit(
+            lambda writer, token: kind(
                 writer, token, expected, as_of, runs, verb=commit.verb, attributes=commit.attributes, drops=drops
             ),
             commit.token,
         )
+
+    @property
+    def _retracting(self) -> WriteHandle:
+        """By which rows of before are written: as the shard has them."""
+        if self.before is None:
+            return self.handle
+        known = self.before.schema_id, ShardSchema.from_record(self.before.record)
+        settings = self.target.connection.handles.write
+        return WriteHandle(self.handle.transport, self.target.shard, lambda: known, settings, self.handle.writer_id)
 
     def _dropped(self, runs: Runs, commit: Commit) -> bool:
         """Whether all that was there went by a drop in the commit of the rows. False: that is not possible here.
@@ -320,7 +349,7 @@ class Replacement:
             updates = chain(updates, retracted(reader, whole_view(transport, self.target.shard, view), drops))
         pieces = kept(updates, lease)
         opposite = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
-        return self.handle.stage_for_one_commit(_batches(opposite), None, by_rows=False)
+        return self._retracting.stage_for_one_commit(_batches(opposite), None, by_rows=False)
 
     def _claimed(self, rows: pa.Table, claims: Runs | None) -> Iterator[pa.Table]:
         """The rows that the job replaces."""

@@ -200,6 +200,9 @@ def frame_samples() -> dict[str, bytes]:
         "upper": c.AdvanceUpper(Antichain(3)),
         "reader": c.RegisterReader(reader, None, 60_000),
         "evolve": c.EvolveSchema(1, SCHEMA.to_record()),
+        "reshape": c.Reshape(
+            writer, token, Antichain(0), -1, (run,), verb="overwrite", expected_id=1, schema=SCHEMA.to_record()
+        ),
         "staged": Staged((run,)),
     }
     return {name: encoded(one) for name, one in found.items()}

@@ -119,6 +119,7 @@ def commands(place: Place) -> list[c.Command]:
         c.Truncate(WRITER, TOKEN, Antichain(UPPER), 0, ()),
         c.DropBefore(WRITER, TOKEN, EMPTY, 0, ()),
         c.Edit(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), verb="delete"),
+        c.Reshape(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), verb="overwrite", expected_id=1, schema=schema),
         c.Erase(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), erasure="e" + "1" * 32),
         c.ReadErasures(),
         c.NoteRewritten("e" + "1" * 32, Doomed()),

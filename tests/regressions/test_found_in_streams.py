@@ -75,8 +75,6 @@ def test_b9_a_frame_brings_its_columns_and_wider_types_by_merge_schema(client: C
         write(url, "orders", wider)
     write(url, "orders", wider, mergeSchema="true")
     assert read(url, "orders") == [{"k": "a", "n": 1, "city": None}, {"k": "b", "n": 2**40, "city": "Bonn"}]
-    with pytest.raises(InvalidUsage, match=r"'overwriteschema' is not supported: .* two commits"):
-        write(url, "orders", wider, overwrite=True, overwriteSchema="true")
 
 
 @pytest.mark.parametrize(

@@ -491,6 +491,17 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
         digest=_digest(a),
         runs=parse_runs(a.rest()),
     ),
+    "reshape": lambda a: c.Reshape(
+        *parse_written(a),
+        _frontier(a),
+        a.number("as-of", 0),
+        verb="overwrite",
+        expected_id=a.number("expected", 1),
+        schema=SchemaRecord(a.named("schema").encode(), ("k",)),
+        drops=a.flag("drops"),
+        digest=_digest(a),
+        runs=parse_runs(a.rest()),
+    ),
     "erase": lambda a: c.Erase(
         *parse_written(a),
         _frontier(a),

@@ -51,6 +51,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.Truncate: writers.truncate,
     c.DropBefore: writers.drop_before,
     c.Edit: writers.edit,
+    c.Reshape: writers.reshape,
     c.Erase: erasures.erase,
     c.NoteRewritten: erasures.note_rewritten,
     c.ProveErasure: erasures.prove,

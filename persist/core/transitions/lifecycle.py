@@ -25,12 +25,21 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
     current = state.schema_id
     if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
         return state, c.SchemaRegistered(current)
+    return with_schema(state, command, context), c.SchemaRegistered(current + 1)
+
+
+def with_schema(state: State, command: c.EvolveSchema | c.Reshape, context: Context) -> State:
+    """The State whose current schema is that of the command. Raises SchemaMismatch, and what the verdict says."""
     _check_current(state, command.expected_id)
     if command.schema.is_described:
         context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
-    schemas = {**state.schemas, current + 1: command.schema}
-    return replace(state, schemas=schemas), c.SchemaRegistered(current + 1)
+    return reshaped(state, command)
+
+
+def reshaped(state: State, command: c.EvolveSchema | c.Reshape) -> State:
+    """The State as it would be with the schema of the command. Nothing is checked."""
+    return replace(state, schemas={**state.schemas, command.expected_id + 1: command.schema})
 
 
 def constrain(state: State, command: c.Constrain, context: Context) -> tuple[State, c.SchemaRegistered]:

@@ -41,6 +41,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.Erase: "erase",
     c.RetractAged: "truncate",
     c.Edit: "edit",  # its verb is told
+    c.Reshape: "edit",
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }
@@ -87,8 +88,11 @@ def entry_of(
     if operation is None:
         return None
     if kind in _WRITING:
-        operation = command.verb if isinstance(command, c.Edit) else operation
-        if after.trace is before.trace and after.attributes is before.attributes:
+        operation = command.verb if isinstance(command, c.Editing) else operation
+        changed = (after.trace, after.attributes, after.schemas)
+        if all(
+            now is then for now, then in zip(changed, (before.trace, before.attributes, before.schemas), strict=True)
+        ):
             return None
         lower, upper = before.upper, after.upper
         if lower == upper and isinstance(result, c.Appended):  # rows joined a batch of the same commit

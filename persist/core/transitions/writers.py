@@ -19,6 +19,7 @@ from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import HISTORY_LEVEL, OVERWRITES_LEVEL, RETRY_LATER_S, Context
 from persist.core.transitions.dropping import drops_rows, without_cuts
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
+from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
 from persist.core.transitions.uppers import check_near, check_upper, no_time_left
@@ -217,7 +218,7 @@ def _dropped(state: State, cut: int, time: int, context: Context) -> State:
     )
 
 
-def edit(state: State, command: c.Edit, context: Context) -> tuple[State, c.Appended]:
+def edit(state: State, command: c.Edit | c.Reshape, context: Context) -> tuple[State, c.Appended]:
     """What drops needs no look at what is there, so that it may land whatever the upper is."""
     _check_no_times(command.runs)
     state = with_updates(state, command.attributes, context)
@@ -247,6 +248,12 @@ def edit(state: State, command: c.Edit, context: Context) -> tuple[State, c.Appe
     else:
         state = replace(state, service_times=with_times(state.service_times, time, time + 1))
     return _push(state, command, result, _at(command.runs, time), context)
+
+
+def reshape(state: State, command: c.Reshape, context: Context) -> tuple[State, c.Appended]:
+    """The columns come first: the rows name their schema. What attributes ask tells before that what has landed."""
+    with_updates(state, command.attributes, context)
+    return edit(with_schema(state, command, context), command, context)
 
 
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:

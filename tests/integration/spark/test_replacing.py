@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from collections import Counter
 from typing import Any
@@ -203,3 +204,16 @@ def test_a_transaction_that_is_run_again_is_skipped(spark: Any, client: Any, sav
     assert contents(client) == {("a", 1): 3}
     save(frame, "orders", txnAppId="nightly", txnVersion=2, envelope="upsert")
     assert contents(client) == {("a", 1): 3}
+
+
+def test_an_overwrite_replaces_the_columns_too(spark: Any, client: Any, load: Any, save: Any) -> None:
+    """The rows come from the shard itself: they are read by the columns of before."""
+    save(spark.range(1000).selectExpr("id k", "string(id) text", "int(id) n"), "orders", key="k")
+    frame = load("orders").selectExpr("n + 5000000000 n", "k", "int(text) text", "date'2024-02-29' day").repartition(3)
+    save(frame, "orders", "overwrite", overwriteSchema="true")
+    after = load("orders")
+    assert after.dtypes == [("n", "bigint"), ("k", "bigint"), ("text", "int"), ("day", "date")]
+    assert after.selectExpr("count(*)", "sum(text)", "sum(n - k)", "max(day)").collect() == [
+        (1000, 499_500, 5_000_000_000_000, dt.date(2024, 2, 29))
+    ]
+    assert client.shard("orders").upper().element == 2

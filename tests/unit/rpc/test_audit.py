@@ -18,6 +18,7 @@ from persist.core.errors import Indeterminate, Unavailable
 from persist.core.ids import AUDIT_SHARD, CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.recorded import NOBODY, Caller
 from persist.core.row_policy import RowPolicy
+from persist.core.state import SchemaRecord
 from rpc.audit import LOST, USE, USE_EVERY_S, Audit, Entry
 from rpc.audited import DETAIL_CHARS_MAX, OFTEN, detail_of, did, of_command, of_query
 from tests.support.location import memory_location
@@ -99,6 +100,19 @@ TOLD: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
         ("overwrite", {"as_of": 1}),
     ),
     (c.Edit(WriterId("w" + "1" * 32), Token("i" + "1" * 32), Antichain(0), 1, (), verb="upsert"), None),
+    (
+        c.Reshape(
+            WriterId("w" + "1" * 32),
+            Token("i" + "1" * 32),
+            Antichain(0),
+            1,
+            (),
+            verb="overwrite",
+            expected_id=1,
+            schema=SchemaRecord(b"", ()),
+        ),
+        ("overwrite", {"as_of": 1}),
+    ),
 ]
 
 
