@@ -40,6 +40,7 @@ from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ViewRequest
 from persist.parts import DIFF, PartReader, ShardSchema, consolidate, current_schema, negated
 from persist.parts.ages import AgeColumn, Sieve
+from persist.parts.evolution import check_names, newest, sound_schemas
 
 TRIES = 5  # where others write meanwhile, before the next turn
 READS_AT_ONCE = 5  # that share the memory: what was there, what went since, what is there, and two that compare
@@ -367,9 +368,15 @@ def run_by_column(
     return taking.run(dry_run=dry_run)
 
 
-def check_column(transport: OneShard, name: str, column: str, unit: str) -> None:
-    """Raises InvalidUsage where the shard has no such column, or it tells no wall clock."""
-    AgeColumn.of(schema_now(transport, name), column, unit)
+def check_column(transport: OneShard, name: str, column: str, unit: str, known: int | None = None) -> None:
+    """Raises InvalidUsage where the shard has no such column, or it tells no wall clock.
+
+    Also where the name was another column's by the schema of the id `known` (None: that of now).
+    """
+    schemas = sound_schemas(transport.view(name, ViewRequest(with_batches=False)).schemas)
+    number, schema = newest(schemas)
+    AgeColumn.of(schema, column, unit)
+    check_names(schemas.get(number if known is None else known, schema), schema, (column,))
 
 
 def held_by_column(transport: OneShard, name: str, facts: Facts) -> tuple[str, ...]:

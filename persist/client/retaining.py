@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,6 +28,7 @@ from persist.core.retention_plan import Due, Facts, blocked, next_ms, plan, want
 from persist.core.row_policy import DROP, RETRACT, Ladder, RowPolicy, bytes_of, cut_every_of
 from persist.core.shard_settings import history_text
 from persist.core.view import ViewRequest
+from persist.parts import ShardSchema
 
 TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
 FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
@@ -346,7 +348,7 @@ def set_policy(
             actual=now.version,
         )
     if policy is not None and policy.column is not None:
-        check_column(transport, name, policy.column, policy.column_unit)
+        check_column(transport, name, policy.column, policy.column_unit, asked.known)
     if policy is not None and not asked.confirm:
         _guard(transport, name, policy, settings)
     send(transport, name, c.SetSettings(version, now.history_ms, now.mark_every_ms, policy), retry_s)
@@ -355,10 +357,14 @@ def set_policy(
 
 @dataclass(frozen=True)
 class Asked:
-    """`confirm`: also where more than half of the rows go at once. `expected_version` None: whichever it is."""
+    """`confirm`: also where more than half of the rows go at once. `expected_version` None: whichever it is.
+
+    `known` is the id of the schema by which the policy names its column; None: that of now.
+    """
 
     confirm: bool = False
     expected_version: int | None = None
+    known: int | None = None
 
 
 def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSettings) -> None:
@@ -413,6 +419,10 @@ def _checked_ms(name: str, found: c.RetentionIs) -> int:
 class Retaining(Past):
     """The policy of rows of a shard. `persist.client.shard.Shard` is one."""
 
+    @abstractmethod
+    def _current_schema(self) -> tuple[int, ShardSchema]:
+        """The id of the schema that the handle knows, and the schema."""
+
     def retention(self) -> RowRetention:
         """Which rows the shard keeps, and what holds its policy back. Raises what every call may."""
         return read_retention(self._transport, self.name, self._settings.write.retry_s)
@@ -442,7 +452,8 @@ class Retaining(Past):
         if policy is not None and not isinstance(policy, Mapping):
             raise InvalidUsage(f"policy is {shown(policy)}; it must be a dict such as {{'age': '90d'}}, or None")
         wanted = None if policy is None else read_policy(policy)
-        return set_policy(self._transport, self.name, wanted, self._settings, Asked(confirm, expected_version))
+        asked = Asked(confirm, expected_version, self._current_schema()[0])
+        return set_policy(self._transport, self.name, wanted, self._settings, asked)
 
     def run_retention(self, *, dry_run: bool = False) -> RetentionRun:
         """Do now what the policy asks for. Maintenance does it anyway. Repeating it is safe.

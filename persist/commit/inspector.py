@@ -25,7 +25,7 @@ from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_put
 from persist.parts.evolution import check_first, check_next, current_schema, sound_schemas
 from persist.parts.files import Bound
-from persist.parts.new_schema import check_added, check_constrained, check_kept, check_new, check_policy
+from persist.parts.new_schema import check_added, check_constrained, check_kept, check_new, check_policy, takes_names
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
@@ -62,8 +62,8 @@ class Inspector:
     def _found(self, command: c.Command, state: State) -> Verdict:
         parts = _brought(command, state)
         try:
-            if isinstance(command, EVOLVING):
-                _check_schema(command, state)
+            taken = isinstance(command, EVOLVING) and _check_schema(command, state)
+            version = state.settings.version if taken else None
             if isinstance(command, c.Reshape):
                 state = reshaped(state, command)
             if isinstance(command, c.AddRollup):
@@ -71,7 +71,7 @@ class Inspector:
             if isinstance(command, c.BundleParts) or (isinstance(command, c.ReplacePart) and command.within):
                 check_moved(command, state, self._blob)
             if not parts:
-                return Verdict(shard=state.shard_id) if isinstance(command, EVOLVING) else SOUND
+                return Verdict(shard=state.shard_id, settings=version) if isinstance(command, EVOLVING) else SOUND
             if parts[0].bundle is not None and isinstance(command, c.ReplacePart):
                 read_bundle(parts[0], self._blob)
                 return SOUND
@@ -93,7 +93,7 @@ class Inspector:
         except BlobError as error:
             told = translate(error)
             return Verdict(told.kind, told.message, told.details, state.shard_id)
-        return Verdict(shard=state.shard_id)
+        return Verdict(shard=state.shard_id, settings=version)
 
     def receipted(self, runs: Iterable[Run], state: State) -> tuple[Run, ...]:
         """The runs with receipts, after all their parts were looked at. Raises what is wrong with one of them."""
@@ -151,20 +151,24 @@ def is_at_once(command: c.Command) -> bool:
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
 
 
-def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape, state: State) -> None:
-    """Raise InvalidUsage unless the shard can have the schema. Whose turn it is, the plan decides."""
+def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape, state: State) -> bool:
+    """Whether it takes names from columns. Raises InvalidUsage unless the shard can have the schema.
+
+    Whose turn it is, the plan decides.
+    """
     if isinstance(command, c.Recreate):
         check_new(check_first(command.schema))
-        return
+        return False
     known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
     before, after = check_next(command.schema, known or state.schemas)
     if isinstance(command, c.Constrain):
         check_constrained(before, after, is_looked_at=command.expected_upper is not None)
-        return
+        return False
     check_added(before, after)
     check_kept(before, after)
     rows = state.settings.rows
     check_policy(before, after, None if rows is None else rows.column)
+    return takes_names(before, after)
 
 
 def _named_now(found: Verdict, command: c.Command, state: State) -> Verdict:

@@ -19,8 +19,8 @@ class ShardSettings(Record, frozen=True):
     """`history_ms`: for so long every time stays readable, by the wall clock. None: for ever; 0: as readers need it.
 
     `mark_every_ms`: how finely a wall clock names a time. `rows`: which rows it keeps (None: all of them). `version`
-    counts the changes. 0: the shard has no settings, as those that are older than settings. Then since goes by the
-    readers alone, and by what `forget` says.
+    counts the changes, also those by which columns lose their names, which a policy may go by. 0: the shard has no
+    settings, as those that are older than settings. Then since goes by the readers alone, and by what `forget` says.
     """
 
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("history_ms", "mark_every_ms", "version", "rows"), 4)

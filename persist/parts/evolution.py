@@ -6,7 +6,7 @@ of which all before it are a part. Between plain schemas only nullable value col
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -176,13 +176,14 @@ def _same_key_bytes(old: Any, new: Any) -> bool:
     )
 
 
-def check_names(known: ShardSchema, current: ShardSchema) -> None:
+def check_names(known: ShardSchema, current: ShardSchema, names: Iterable[str] | None = None) -> None:
     """Raise InvalidUsage where a name that is known from an earlier schema of the chain means another column by now.
 
-    For a caller who says columns by their names: none is taken for another one.
+    For a caller who says columns by their names, or by these `names` alone: none is taken for another one.
     """
-    for name, number in known.id_of.items():
-        if current.id_of.get(name, number) != number:
+    for name in known.arrow.names if names is None else names:
+        number = known.id_of.get(name)
+        if number is not None and current.id_of.get(name, number) != number:
             now = current.name_of.get(number)
             became = "was dropped" if now is None else f"is called {now!r} now"
             raise InvalidUsage(

@@ -86,6 +86,11 @@ def _check_named(before: ShardSchema, after: ShardSchema) -> None:
                 )
 
 
+def takes_names(before: ShardSchema, after: ShardSchema) -> bool:
+    """Whether a name that a column has before is no column's afterwards, or another one's."""
+    return not after.is_plain and any(after.id_of.get(name) != number for name, number in before.id_of.items())
+
+
 def check_policy(before: ShardSchema, after: ShardSchema, column: str | None) -> None:
     """Raise InvalidUsage where the column by which a policy of rows goes (None: by none) is dropped or renamed."""
     if column is None or column not in before.id_of or after.is_plain:

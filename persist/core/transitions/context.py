@@ -67,6 +67,7 @@ class Verdict(Record, frozen=True):
     `kind` is that of the error with which the command is refused; "" where they are what they say. `shard`: it holds
     for this life of the name, since another one has other schemas. None: for every one. `schema`: the rows came by the
     names of columns, where this was the newest schema of the shard: a newer one may give them to others. None: by ids.
+    `settings`: a schema takes names from columns, and by the settings of this version nothing goes by such a name.
     """
 
     kind: str = ""
@@ -74,6 +75,7 @@ class Verdict(Record, frozen=True):
     details: Mapping[str, Any] = {}
     shard: ShardId | None = None
     schema: int | None = None
+    settings: int | None = None
 
     def check(self) -> None:
         """Raise the error, if there is one."""

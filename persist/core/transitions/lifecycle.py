@@ -11,6 +11,7 @@ from persist.core.ids import INCARNATION_MAX, shard_id_of
 from persist.core.outcomes import births
 from persist.core.record import replace
 from persist.core.row_policy import NO_RETENTION
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import State, initial_state
 from persist.core.trace import trace_of
 from persist.core.transitions.context import LIVES_LEVEL, SCHEMAS_LEVEL, Context
@@ -34,12 +35,32 @@ def with_schema(state: State, command: c.EvolveSchema | c.Reshape, context: Cont
     if command.schema.is_described:
         context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
-    return reshaped(state, command)
+    settings = _settings_after(state, context.verdict.settings)
+    return replace(reshaped(state, command), settings=settings)
 
 
 def reshaped(state: State, command: c.EvolveSchema | c.Reshape) -> State:
     """The State as it would be with the schema of the command. Nothing is checked."""
     return replace(state, schemas={**state.schemas, command.expected_id + 1: command.schema})
+
+
+def _settings_after(state: State, looked_at: int | None) -> ShardSettings:
+    """The settings after a change of the columns. `looked_at`: their version by which no name that goes is needed.
+
+    A policy of rows knows its column by the name. So where names go the settings have another version then: whoever has
+    looked at the columns before, to set a policy, is refused.
+    """
+    known = state.settings
+    if looked_at is None:
+        return known
+    if known.version != looked_at:
+        raise SchemaMismatch(
+            f"the settings of shard {state.name!r} changed while its columns were about to; nothing was changed: try "
+            "again",
+            expected=looked_at,
+            actual=known.version,
+        )
+    return replace(known, version=known.version + 1) if known.version else known
 
 
 def constrain(state: State, command: c.Constrain, context: Context) -> tuple[State, c.SchemaRegistered]:

@@ -1,0 +1,117 @@
+"""A policy of rows knows its column by a name, which others give to another column at that very moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.location import Location
+from persist.commit.machine import Machine
+from persist.core import commands as c
+from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
+from persist.core.shard_settings import NO_SETTINGS
+from persist.core.state import initial_state
+from persist.core.transitions import Context, step
+from persist.core.transitions.context import Verdict
+from persist.parts.altering import DropColumn, RenameColumn
+from tests.support.location import memory_location
+
+COLUMNS = pa.schema([("id", pa.int64()), ("made", pa.timestamp("us")), ("seen", pa.timestamp("us"))])
+SWAP = RenameColumn("made", "x"), RenameColumn("seen", "made"), RenameColumn("x", "seen")
+POLICY = {"column": "made", "column_age": "1d"}
+
+
+@pytest.fixture
+def location() -> Iterator[Location]:
+    with closing(memory_location(small_merges=False)) as found:
+        yield found
+
+
+@pytest.fixture
+def shard(location: Location) -> Shard:
+    return Client(EmbeddedTransport(location)).create_shard("s", COLUMNS, ["id"], history="7d")
+
+
+@pytest.fixture
+def other(location: Location, shard: Shard) -> Shard:
+    return Client(EmbeddedTransport(location)).shard("s")
+
+
+def before_sending(monkeypatch: pytest.MonkeyPatch, kind: type[c.Command], work: Callable[[], object]) -> None:
+    """Have something done once, when all was looked at for such a command and it is about to be committed."""
+    real, done = Machine._applied, []
+
+    def applied(self: Machine, command: c.Command, verdict: Verdict, *more: Any) -> c.Result:
+        if isinstance(command, kind) and not done:
+            done.append(command)
+            work()
+        return real(self, command, verdict, *more)
+
+    monkeypatch.setattr(Machine, "_applied", applied)
+
+
+def test_the_name_was_another_columns_by_then(shard: Shard, other: Shard) -> None:
+    """The handle of the caller knows the columns as they were: rows would have gone by the other clock."""
+    other.alter(*SWAP)
+    with pytest.raises(InvalidUsage, match=r"column 'made', as this handle knows it, is called 'seen' now"):
+        shard.retain(POLICY, confirm=True)
+    assert shard.retention().policy is None
+    shard.refresh_schema()
+    policy = shard.retain(POLICY, confirm=True).policy
+    assert policy is not None
+    assert policy["column"] == "made"
+
+
+@pytest.mark.parametrize("changes", [SWAP, (DropColumn("made"),), (RenameColumn("made", "x"),)])
+def test_the_columns_changed_their_names_after_they_were_looked_at(
+    changes: tuple[Any, ...], shard: Shard, other: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_sending(monkeypatch, c.SetSettings, lambda: other.alter(*changes))
+    with pytest.raises(Conflict, match="settings of shard 's' have version 2, not the expected 1"):
+        shard.retain(POLICY, confirm=True)
+    assert shard.retention().policy is None
+
+
+def test_a_policy_was_set_while_its_column_was_about_to_lose_its_name(
+    shard: Shard, other: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_sending(monkeypatch, c.EvolveSchema, lambda: other.retain(POLICY, confirm=True))
+    with pytest.raises(InvalidUsage, match="a policy of rows goes by column 'made'"):
+        shard.alter(*SWAP)
+    assert shard.refresh_schema().arrow.names == COLUMNS.names
+
+
+def test_one_try_of_a_change_is_refused_where_the_settings_changed_meanwhile(
+    shard: Shard, other: Shard, location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = Client(EmbeddedTransport(location)).create_shard("t", COLUMNS, ["id"]).alter(*SWAP)
+    before_sending(monkeypatch, c.EvolveSchema, lambda: other.retain(POLICY, confirm=True))
+    with pytest.raises(SchemaMismatch, match="settings of shard 's' changed while its columns were about to"):
+        location.machine("s").apply(c.EvolveSchema(1, schema.to_record()))
+    assert shard.refresh_schema().arrow.names == COLUMNS.names
+
+
+def test_columns_that_come_or_move_leave_the_settings_as_they_are(
+    shard: Shard, other: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_sending(monkeypatch, c.SetSettings, lambda: other.add_column("more", pa.int64(), default=7))
+    assert shard.retain(POLICY, confirm=True).version == 2
+    shard.move_column("seen", after="id")
+    shard.rename_column("seen", "looked")
+    assert shard.retention().version == 3
+
+
+def test_a_shard_without_settings_gets_none_by_a_change_of_its_columns(shard: Shard, location: Location) -> None:
+    after = shard.alter(*SWAP).to_record()
+    first = location.machine("s").state().schemas[1]
+    old = initial_state("s", first, 0, NO_SETTINGS)
+    context = Context(0, location.settings.policy, verdict=Verdict(settings=0))
+    following, _ = step(old, c.EvolveSchema(1, after), context)
+    assert (following.schema_id, following.settings) == (2, NO_SETTINGS)
