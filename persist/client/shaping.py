@@ -7,7 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.core import commands as c
+from persist.client.past import HandleSettings
+from persist.client.transport import OneShard
+from persist.client.widening import Evolving
 from persist.core.errors import SchemaMismatch
 from persist.parts import ShardSchema
 from persist.parts.altering import (
@@ -28,6 +30,10 @@ ALTER_TRIES = 16  # while others change the columns meanwhile
 class Shaping:
     """The base of shard handles that change columns. Every verb gives the schema as of then."""
 
+    name: str
+    _transport: OneShard
+    _settings: HandleSettings
+
     def evolve_schema(self, schema: ShardSchema | pa.Schema) -> ShardSchema:
         """Add columns to the shard, all columns given by their names. Repeating it is safe.
 
@@ -38,7 +44,7 @@ class Shaping:
         """
         newest, known = self._newest_schema()
         new = by_names(known, schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key))
-        self._send(c.EvolveSchema(newest, new.to_record()))
+        self._evolve(newest, known, new)
         return self.refresh_schema()
 
     def alter(self, *changes: Change) -> ShardSchema:
@@ -61,7 +67,7 @@ class Shaping:
             if new == known:
                 return known
             try:
-                self._send(c.EvolveSchema(newest, new.to_record()))
+                self._evolve(newest, known, new)
                 return self.refresh_schema()
             except SchemaMismatch:
                 if left == 1:
@@ -124,10 +130,12 @@ class Shaping:
 
         Args:
             name: of the column.
-            kind: a wider whole number, float or decimal; timestamp("ms") of date32; a struct with more fields that may
-                be null, at any depth.
+            kind: a wider whole number, float or decimal; timestamp("ms") or ("us") of date32, which is midnight; a
+                struct with more fields that may be null, at any depth.
         Returns: the schema as of now.
-        Raises: InvalidUsage (the type does not hold every value, or keys would be encoded in another way).
+        Raises: InvalidUsage (the type does not hold every value, or keys would be encoded in another way; of
+            microseconds: the column has or had a day for which they have no room), UpperMismatch (others write all the
+            time while its days are looked at).
         """
         return self.alter(WidenColumn(name, kind))
 
@@ -151,6 +159,6 @@ class Shaping:
     def _newest_schema(self) -> tuple[int, ShardSchema]:
         """The id of the newest schema, and the one in use, as the handle knows them."""
 
-    @abstractmethod
-    def _send(self, command: c.Command) -> Any:
-        """Commit a command; its result."""
+    def _evolve(self, newest: int, known: ShardSchema, new: ShardSchema) -> None:
+        read, retry_s = self._settings.read, self._settings.write.retry_s
+        Evolving(self._transport, self.name, newest, read, retry_s).run(known, new)

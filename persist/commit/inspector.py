@@ -23,7 +23,7 @@ from persist.core.transitions.lifecycle import reshaped
 from persist.formats.store_errors import translate
 from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_put
-from persist.parts.evolution import check_first, check_next, current_schema, sound_schemas
+from persist.parts.evolution import check_first, check_next, current_schema, of_days, sound_schemas
 from persist.parts.files import Bound
 from persist.parts.new_schema import check_added, check_constrained, check_kept, check_new, check_policy, takes_names
 
@@ -164,6 +164,8 @@ def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape
     if isinstance(command, c.Constrain):
         check_constrained(before, after, is_looked_at=command.expected_upper is not None)
         return False
+    if of_days(before, after) and (isinstance(command, c.Reshape) or command.expected_upper is None):
+        raise InvalidUsage("days become microseconds only once all rows were looked at for far ones: use widen_column")
     check_added(before, after)
     check_kept(before, after)
     rows = state.settings.rows

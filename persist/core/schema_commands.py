@@ -10,11 +10,14 @@ from persist.core.state import SchemaRecord
 class EvolveSchema(ManagedCommand, frozen=True):
     """Make `schema` current iff the current id is `expected_id` and the shard can evolve to it. -> SchemaRegistered
 
-    InvalidUsage where it is no schema, or does not fit the one before it.
+    InvalidUsage where it is no schema, or does not fit the one before it. Where types have no room for every value,
+    `expected_upper` is the shard's upper up to which all values were found to have room; UpperMismatch where somebody
+    wrote since.
     """
 
     expected_id: int
     schema: SchemaRecord
+    expected_upper: Antichain | None = None
 
 
 class Constrain(ManagedCommand, frozen=True):

@@ -163,7 +163,13 @@ def family(kind: Any) -> str | None:
     return next((name for name, test in tests.items() if test(kind)), None)
 
 
-_WIDENINGS = {("integer", "float"), ("integer", "decimal"), ("string", "binary"), ("binary", "string")}
+_WIDENINGS = {
+    ("integer", "float"),
+    ("integer", "decimal"),
+    ("string", "binary"),
+    ("binary", "string"),
+    ("date", "timestamp"),  # midnight: what a writer gives who knows the column from before it was widened
+}
 
 
 def _castable(source: Any, target: Any) -> bool:

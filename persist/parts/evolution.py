@@ -58,10 +58,34 @@ def evolution_error(old: ShardSchema, new: ShardSchema) -> str | None:
 
 
 def widening_error(old: Any, new: Any) -> str | None:
-    """Why values of type `old` cannot be read as `new`; None: each of them can, and their order stays."""
-    if old == new or _widens(old, new):
+    """Why values of type `old` cannot be read as `new`; None: each of them can, and their order stays.
+
+    Where days become microseconds (`of_days`), that is known once somebody has looked at the values.
+    """
+    if old == new or _widens(old, new) or is_of_days(old, new):
         return None
-    return f"changes from {old} to {new}"
+    zone = ", and a day is no moment before a zone is chosen" if pa.types.is_date32(old) and _has_zone(new) else ""
+    return f"changes from {old} to {new}{zone}"
+
+
+def is_of_days(old: Any, new: Any) -> bool:
+    """Whether days become moments in microseconds: a day beyond the year 294246 has no room there."""
+    return bool(pa.types.is_date32(old) and new == pa.timestamp("us"))
+
+
+def of_days(old: ShardSchema, new: ShardSchema) -> dict[str, str]:
+    """The columns whose days become moments in microseconds, by their names in `old`, with those in `new`."""
+    if new.is_plain:
+        return {}
+    return {
+        name: new.name_of[number]
+        for name, number in old.id_of.items()
+        if number in new.name_of and is_of_days(old.arrow.field(name).type, new.arrow.field(new.name_of[number]).type)
+    }
+
+
+def _has_zone(kind: Any) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is not None
 
 
 def _plain_error(old: ShardSchema, new: ShardSchema) -> str | None:
@@ -138,7 +162,7 @@ def _widens(old: Any, new: Any) -> bool:
         wider = new.bit_width >= old.bit_width and new.scale >= old.scale
         return bool(wider and new.precision - new.scale >= old.precision - old.scale)
     if types.is_date32(old) and types.is_timestamp(new):
-        return new.tz is None and new.unit == "ms"  # in microseconds far days have no room
+        return new.tz is None and new.unit == "ms"  # in microseconds far days have no room: see `of_days`
     return _grows(old, new)
 
 

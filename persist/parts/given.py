@@ -35,7 +35,12 @@ _EXACT = (pa.Scalar, np.datetime64, np.timedelta64)  # Arrow takes these in the 
 
 
 def column_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of these values. Raises InvalidUsage, naming the column, where one does not fit or would change."""
+    """A column of these values. Raises InvalidUsage, naming the column, where one does not fit or would change.
+
+    A day is its midnight, where moments have no zone: who knows the column from before it was widened gives days.
+    """
+    if family(kind) == "timestamp":
+        values = [dt.datetime(one.year, one.month, one.day) if type(one) is dt.date else one for one in values]  # noqa: DTZ001
     try:
         column = pa.array(values, kind)
         _check(values, kind)

@@ -213,6 +213,19 @@ class PartReader:
         wanted = lambda part: key_range.overlaps(part.key_lower, part.key_upper)  # noqa: E731
         return tuple(expanded(runs, self._files.blob, wanted))
 
+    def as_written(self, part: Part, column: str) -> Iterator[Any]:
+        """A column of all rows of a part, as they were written, piece by piece; nothing where the part has none such.
+
+        Also of rows that no time shows any more.
+        """
+        for name in self._files.migration(part).names([column]):
+            if part.is_inline:
+                yield self._files.inline(part).column(name)
+                continue
+            file = self._files.open(part)
+            for group in range(len(file.groups)):
+                yield file.read((group,), (name,)).column(name)
+
     def row_groups(self, part: Part) -> Sequence[RowGroup]:
         """The row groups of a Parquet part, from its footer."""
         return self._files.open(part).groups

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from persist.client.retry import send
 from persist.client.transport import OneShard
-from persist.core import commands as c
+from persist.client.widening import Evolving
 from persist.core.errors import InvalidUsage
 from persist.core.view import ShardView
-from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.parts.altering import AddColumn, Change, WidenColumn, altered
-from persist.parts.evolution import check_evolution, evolution_error, widening_error
+from persist.parts.evolution import check_evolution, evolution_error, is_of_days, widening_error
 from persist.parts.new_schema import check_added, check_kept
 from persist.spark import executors
 from persist.spark.options import Target, WriteOptions
@@ -95,9 +94,9 @@ def overwritten(schema: StructType, options: WriteOptions, shard: ShardSchema, n
 
 def evolve(target: Target, view: ShardView, planned: ShardSchema) -> None:
     """Give the shard the columns as planned for the view. Raises SchemaMismatch: others changed them since the view."""
-    settings = target.connection.handles.write
-    command = c.EvolveSchema(view.schema_id, planned.to_record())
-    send(OneShard(executors.transport(target.connection), view.shard_id), target.shard, command, settings.retry_s)
+    handles, one = target.connection.handles, OneShard(executors.transport(target.connection), view.shard_id)
+    change = Evolving(one, target.shard, view.schema_id, handles.read, handles.write.retry_s)
+    change.run(current_schema(view.schemas)[1], planned)
 
 
 def _given(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> pa.Schema:
@@ -129,6 +128,8 @@ def _kept(field: pa.Field, shard: ShardSchema) -> pa.Field | None:
     known = shard.arrow.field(field.name)
     if _is_same(field.name, known.type, field.type):
         return known
+    if is_of_days(known.type, field.type):  # that takes a look at the rows that are to go
+        return None
     return known.with_type(field.type) if widening_error(known.type, field.type) is None else None
 
 

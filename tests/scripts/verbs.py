@@ -584,7 +584,9 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
         _reader(a), a.number("lease", LEASE_MS), a.named("purpose", ""), a.named("tag", ""), a.number("time", 0)
     ),
     "evolve-schema": lambda a: c.EvolveSchema(
-        a.number("expected", 1), SchemaRecord(a.next("a schema").encode(), ("k",))
+        a.number("expected", 1),
+        SchemaRecord(a.next("a schema").encode(), ("k",)),
+        _optional_frontier(a.optional("upper")),
     ),
     "drop": lambda a: c.Drop(a.flag("force")),
     "finalise": lambda a: c.Finalise(),

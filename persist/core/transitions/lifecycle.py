@@ -26,7 +26,12 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
     current = state.schema_id
     if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
         return state, c.SchemaRegistered(current)
-    return with_schema(state, command, context), c.SchemaRegistered(current + 1)
+    following = with_schema(state, command, context)
+    if command.expected_upper is not None:  # what was staged by the schema before is staged anew
+        context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
+        check_upper(state, command.expected_upper)
+        following = replace(following, schema_floor=current + 1)
+    return following, c.SchemaRegistered(current + 1)
 
 
 def with_schema(state: State, command: c.EvolveSchema | c.Reshape, context: Context) -> State:
