@@ -11,7 +11,6 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,6 +22,7 @@ from persist.commit.location import Location
 from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.services.chromium import Browser
+from tests.support.console_page import Page
 from tests.support.location import InlineBackground
 from tests.support.served import Served
 from tests.support.waiting import wait_until
@@ -73,55 +73,6 @@ def crowded() -> Iterator[Served]:
 def page(browser: Browser, served: Served) -> Iterator[Page]:
     yield Page(browser, served.url)
     assert browser.problems() == []
-
-
-class Page:
-    """What somebody sees and does."""
-
-    def __init__(self, browser: Browser, url: str) -> None:
-        self.browser = browser
-        self.url = f"{url}/console"
-
-    def open(self, place: str = "#/", **look: Any) -> None:
-        self.browser.open(self.url + place, **look)
-
-    def shard(self, name: str = "eu/orders", **look: Any) -> None:
-        self.open(f"#/shard/{name.replace('/', '%2F')}", **look)
-        self.wait("document.querySelector('.live.on')")
-
-    def ask(self, expression: str, *given: Any) -> Any:
-        return self.browser.run(f"return {expression};", *given)
-
-    def wait(self, expression: str, *given: Any) -> None:
-        wait_until(lambda: self.ask(f"Boolean({expression})", *given), expression)
-
-    def press(self, words: str) -> None:
-        """The button with these words."""
-        script = "const it = [...document.querySelectorAll('button')].find((one) => one.textContent === arguments[0]);"
-        self.wait("[...document.querySelectorAll('button')].some((one) => one.textContent === arguments[0])", words)
-        self.browser.run(f"{script} it.click();", words)
-
-    def tile(self, label: str) -> str:
-        script = "[...document.querySelectorAll('.tile')].find((one) => one.lastChild.textContent === arguments[0])"
-        found: str = self.ask(f"{script}?.firstChild.textContent ?? ''", label)
-        return found
-
-    def table(self, label: str) -> list[list[str]]:
-        """The cells of the table in the region of that label."""
-        rows = 'document.querySelectorAll(`[aria-label="${arguments[0]}"] tbody tr`)'
-        found: list[list[str]] = self.ask(
-            f"[...{rows}].map((row) => [...row.cells].map((one) => one.textContent))", label
-        )
-        return found
-
-    def shown(self) -> str:
-        """Which time, or times, the rows are of."""
-        found: str = self.ask("document.querySelector('[aria-label=Rows]')?.dataset.shown ?? ''")
-        return found
-
-    def rows_in_list(self) -> list[str]:
-        found: list[str] = self.ask("[...document.querySelectorAll('.row')].map((row) => row.firstChild.textContent)")
-        return found
 
 
 # --- many shards
@@ -233,15 +184,14 @@ def test_who_holds_what_and_what_was_done_are_told(page: Page) -> None:
     holds = {row[0]: row[1:] for row in page.table("Holds")}
     assert holds["tag eom"] == ["10", "never"]
     assert holds["cursor billing"] == ["0", "never"]
-    page.browser.run("document.querySelector('.panel:nth-child(7)').scrollIntoView()")
+    page.browser.run("document.querySelector('.panel:last-child').scrollIntoView()")
     page.wait("document.querySelector('[aria-label=History]')")
     assert ["insert", "[29, 30)"] in [row[2:4] for row in page.table("History")]
 
 
 def test_figures_and_their_cost_come_once_they_are_in_sight(page: Page) -> None:
     page.shard()
-    page.browser.run("document.querySelector('.panel:last-child').scrollIntoView()")
-    page.wait("document.querySelector('[aria-label=\"Requests to the blob store\"]')")
+    page.show_cost()
     kinds = [row[0] for row in page.table("Requests to the blob store")]
     assert kinds == ["PUT", "LIST", "GET", "DELETE"]
     page.wait("document.querySelector('[aria-label=\"Requests to this server\"]')")
@@ -363,6 +313,10 @@ def test_times_beyond_what_javascript_counts_exactly_are_read_exactly(page: Page
     page.browser.keys(LEFT)
     wait_until(lambda: page.shown() == str(first), "the rows of the step before are shown")
     assert page.tile("upper") == str(first + 3)
+    shard.append([{"id": 1, "state": "x", "__time": first + 3}], first + 3, first + 4)
+    # By the tile, the trace, the line of holds, and the movement.
+    drawn = "[...document.querySelectorAll('svg text')].filter((one) => one.textContent === arguments[0]).length"
+    page.wait(f"{drawn} === 3", f"upper {first + 4}")
 
 
 # --- tokens
@@ -523,6 +477,7 @@ def test_nothing_is_wider_than_the_page(page: Page, place: str, width: int) -> N
     else:
         page.shard(width=width, dark=dark)
         wait_until(page.shown, "rows are shown")
+        page.show_cost()
     assert page.ask("document.documentElement.scrollWidth") <= width
 
 

@@ -23,8 +23,10 @@ from examples.flights.store import Stored
 from examples.flights.timeline import Timeline
 from tests.integration.flights_sample import CSV
 from tests.services.chromium import Browser
+from tests.support.pages import ROOT
 from tests.support.waiting import wait_until
 
+PAGES = ("README.md", "docs/figures.md")
 CANCELLED, DIVERTED, EARLY, SUMMER = 1, 2, 3, 4
 
 
@@ -77,6 +79,11 @@ def test_a_checksum_is_that_of_the_multiset() -> None:
     assert checksum(rows.slice(1)) != checksum(rows)
     doubled = pa.table({**{n: rows[n] for n in COLUMNS.names}, "__diff": pa.array([2] * rows.num_rows)})
     assert checksum(doubled) != checksum(rows)
+
+
+def test_the_pages_say_of_the_same_number_of_figures_that_they_are_compared() -> None:
+    said = {name: set(re.findall(r"([0-9,]{5,}) figures", (ROOT / name).read_text())) for name in PAGES}
+    assert said == {name: {"2,319"} for name in PAGES}
 
 
 def test_a_listener_keeps_what_was_inserted_and_not_retracted() -> None:

@@ -88,7 +88,7 @@ export function traceDrawing(trace, width, { byTime, selected = -1 }) {
   );
   const scale = [64, 4096, 262144, 16777216, 1073741824].filter((size) => Math.log2(size) < most).map((size) => {
     const y = base - ((base - top) * Math.log2(size)) / most;
-    return [line("axis", 0, y, width, y), text(2, y - 3, bytes(size))];
+    return [line("axis", 0, y, width, y), text(2, y - 3, bytes(size), "start", "scale")];
   });
   const label = `${many(trace.batch_count, "batch", "batches")}, ${many(trace.rows, "update")}, ${
     bytes(trace.bytes)
@@ -97,9 +97,10 @@ export function traceDrawing(trace, width, { byTime, selected = -1 }) {
     width,
     height,
     label,
-    scale,
+    scale.map(([rule]) => rule),
     line("axis", 0, base, width, base),
     slots,
+    scale.map(([, words]) => words),
     merges(trace, spots, base, top),
     frontiers(trace, spots, width, base, byTime),
   );
@@ -234,15 +235,14 @@ export function holdsDrawing(trace, width) {
 /** In words who holds a time. */
 export function holdInWords(hold) {
   const kinds = {
-    history: "the shard's history",
-    cursor: "cursor",
-    reader: "reader",
-    point: "reader of one time",
-    tag: "tag",
+    cursor: ["cursor", "cursors"],
+    reader: ["reader", "readers"],
+    point: ["reader of one time", "readers of one time"],
+    tag: ["tag", "tags"],
   };
-  if (hold.kind === "history") return kinds.history;
+  if (hold.kind === "history") return "the shard's history";
   const names = hold.names.length ? ` ${hold.names.join(", ")}` : "";
-  return hold.count > 1 ? `${many(hold.count, kinds[hold.kind])}${names}` : `${kinds[hold.kind]}${names}`;
+  return `${hold.count > 1 ? many(hold.count, ...kinds[hold.kind]) : kinds[hold.kind][0]}${names}`;
 }
 
 /** Two frontiers as they moved while somebody looked. `samples`: [milliseconds, since, upper] each, ascending. */
@@ -258,7 +258,7 @@ export function movementDrawing(samples, width) {
       text(width / 2, height / 2, "neither has moved yet", "middle"),
     );
   }
-  const start = samples[0][0], end = samples[samples.length - 1][0];
+  const start = samples[0][0], [end, since, upper] = samples[samples.length - 1];
   const values = samples.flatMap(([, since, upper]) => [since, upper]).filter((value) => value !== null).map(
     Number,
   );
@@ -280,8 +280,8 @@ export function movementDrawing(samples, width) {
     s("path", { class: "curve", d: steps(2) }),
     text(left, height - 4, `${seconds((end - start) / 1000)} ago`),
     text(right, height - 4, "now", "end"),
-    text(right, top - 4, `upper ${most}`, "end", "strong"),
-    text(left, top - 4, `since ${samples[samples.length - 1][1] ?? "closed"}`),
+    text(right, top - 4, `upper ${upper ?? "closed"}`, "end", "strong"),
+    text(left, top - 4, `since ${since ?? "closed"}`),
   );
 }
 

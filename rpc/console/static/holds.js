@@ -3,12 +3,13 @@
 import { fill, h } from "./dom.js";
 import { holdInWords, holdsDrawing, movementDrawing } from "./draw.js";
 import { frontier, many, seconds } from "./format.js";
-import { panel, table, whenSized } from "./panel.js";
+import { panel, renew, table, whenSized } from "./panel.js";
 
 const SAMPLES_MAX = 600;
+const TICK_MS = 5_000; // when a lease lapses is told anew
 
 export function holdsPanel(shard) {
-  let width = 0, trace = null;
+  let width = 0, trace = null, came = 0;
   const samples = [];
   const line = h("div"), moves = h("div"), list = h("div"), told = h("p", { class: "soft" });
   const made = panel("Frontiers, and who holds them");
@@ -20,6 +21,21 @@ export function holdsPanel(shard) {
     fill(moves, movementDrawing(samples, width));
   }
 
+  /** The server tells what it has seen lapse by now; between two versions the time goes on here. */
+  function lapse() {
+    if (!trace) return;
+    const passed = (performance.now() - came) / 1000;
+    const rows = trace.holds.map((hold) => [
+      h("td", { class: "wrap", textContent: holdInWords(hold) }),
+      frontier(hold.since),
+      hold.lapses_in_s === null ? "never" : lapsesIn(hold.lapses_in_s - passed),
+    ]);
+    if (rows.length) renew(list, table("Holds", [["who", false], ["holds", true], ["lapses in", true]], rows));
+    else fill(list);
+  }
+
+  const timer = setInterval(() => document.hidden || lapse(), TICK_MS);
+  shard.signal.addEventListener("abort", () => clearInterval(timer));
   shard.onTrace((found) => {
     if (!trace) {
       made.show(line, told, list, h("h3", { textContent: "As they moved while this page was open" }), moves);
@@ -39,23 +55,13 @@ export function holdsPanel(shard) {
     told.textContent = `${many(found.readers, "reader")}, ${many(found.cursors, "cursor")}, ${
       many(found.tags, "tag")
     }, ${many(found.writers, "writer")}. History is kept ${history}.`;
-    fill(
-      list,
-      found.holds.length
-        ? table(
-          "Holds",
-          [["who", false], ["holds", true], ["lapses in", true]],
-          found.holds.map((
-            hold,
-          ) => [
-            h("td", { class: "wrap", textContent: holdInWords(hold) }),
-            frontier(hold.since),
-            hold.lapses_in_s === null ? "never" : seconds(hold.lapses_in_s),
-          ]),
-        )
-        : null,
-    );
+    came = performance.now();
+    lapse();
     draw();
   });
   return made.element;
+}
+
+function lapsesIn(leftS) {
+  return leftS > 0 ? seconds(leftS) : "due";
 }

@@ -14,6 +14,7 @@ const NAMES_PAGE = 1_000;
 const ACTIVITY_PAGE = 100;
 const KNOWN_MAX = 5_000;
 const LOOK_MS = 5_000;
+const ANSWERS_MAX = 5; // of one look
 
 /** Show the list in `main` until the signal. */
 export function showList(main, signal) {
@@ -31,6 +32,8 @@ class ShardList {
   #selected = 0;
   #round = new AbortController();
   #looking = false;
+  #isLoading = false;
+  #isTroubled = false;
   #timers = {};
 
   constructor(signal) {
@@ -101,7 +104,7 @@ class ShardList {
   async search(prefix, cached = true) {
     this.#round.abort();
     const round = (this.#round = new AbortController());
-    [this.#prefix, this.#names, this.#selected] = [prefix, [], 0];
+    [this.#prefix, this.#names, this.#selected, this.#isLoading] = [prefix, [], 0, true];
     if (!cached) this.#known.clear();
     this.told.textContent = "Loading…";
     fill(this.note);
@@ -112,6 +115,7 @@ class ShardList {
         const isFirst = !this.#names.length;
         this.#names.push(...page.shards);
         more = page.more;
+        this.#isLoading = more && this.#names.length < NAMES_MAX;
         if (isFirst) {
           this.view.scrollTop = 0;
           this.#rows.clear();
@@ -222,34 +226,60 @@ class ShardList {
     this.#contents(row, name);
   }
 
-  /** Ask what the shards in sight hold. With `cached` the server need not ask its store. */
+  /** Ask what the shards in sight hold, and which are new there. With `cached` the server need not ask its store. */
   async #look(cached = true) {
-    const places = [...this.#rows.keys()].sort((a, b) => a - b);
-    if (!places.length || this.#looking) return;
+    if (this.#looking || (this.#isLoading && !this.#names.length)) return;
     this.#looking = true;
     const { signal } = this.#round;
     try {
-      for (let at = places[0]; at <= places[places.length - 1]; at += ACTIVITY_PAGE) {
-        const limit = Math.min(ACTIVITY_PAGE, places[places.length - 1] - at + 1);
-        const names = this.#names.slice(at, at + limit);
-        const page = await json("v1/activity", {
-          prefix: this.#prefix,
-          after: this.#names[at - 1] ?? "",
-          limit,
-          cached,
-        }, { signal });
-        for (const name of names) this.#learn(name, null);
-        for (const one of page.shards) this.#learn(one.name, one);
-      }
+      await this.#ask(cached, signal);
       for (const [index, row] of this.#rows) this.#renew(row, this.#names[index]);
+      if (this.#isTroubled) this.#count(this.#isLoading);
+      this.#isTroubled = false;
     } catch (problem) {
-      if (problem.name !== "AbortError") this.told.textContent = problem.message;
+      if (problem.name === "AbortError") return;
+      this.told.textContent = problem.message;
+      this.#isTroubled = true;
     } finally {
       this.#looking = false;
     }
     if (!signal.aborted && [...this.#rows.keys()].some((index) => !this.#known.has(this.#names[index]))) {
       this.#soon("look", () => this.#look(cached), 60);
     }
+  }
+
+  async #ask(cached, signal) {
+    const places = [...this.#rows.keys()].sort((a, b) => a - b);
+    const sought = places.map((index) => this.#names[index]), last = sought[sought.length - 1] ?? "";
+    const isEnd = !this.#isLoading && last === (this.#names[this.#names.length - 1] ?? "");
+    const limit = Math.min(ACTIVITY_PAGE, sought.length + (isEnd ? BEYOND : 0)), told = [];
+    let after = this.#names[places[0] - 1] ?? "", answers = 0;
+    if (!limit) return;
+    do {
+      const page = await json("v1/activity", { prefix: this.#prefix, after, limit, cached }, { signal });
+      told.push(...page.shards);
+      after = page.following;
+      answers += 1;
+    } while (after !== null && after < last && answers < ANSWERS_MAX);
+    // What lies beyond the last name that was told is asked for the next time.
+    for (const name of sought) if (after === null || name <= after) this.#learn(name, null);
+    for (const one of told) this.#learn(one.name, one);
+    const known = new Set(sought), isHere = (name) => !known.has(name) && (isEnd || name <= last);
+    this.#insert(told.map((one) => one.name).filter(isHere));
+  }
+
+  /** Take up names that others have made since they were listed. */
+  #insert(made) {
+    if (!made.length || this.#names.length + made.length > NAMES_MAX) return;
+    const selected = this.#names[this.#selected];
+    this.#names = [...this.#names, ...made].sort((a, b) => (a < b ? -1 : 1));
+    this.#selected = Math.max(0, this.#names.indexOf(selected));
+    this.#rows.clear();
+    fill(this.space);
+    fill(this.note);
+    this.#count(this.#isLoading);
+    this.#draw();
+    if (this.view.hasAttribute("aria-activedescendant")) this.#point();
   }
 
   #learn(name, found) {
@@ -288,7 +318,11 @@ class ShardList {
     else if (top + ROW > scrollTop + clientHeight) this.view.scrollTop = top + ROW - clientHeight;
     this.#draw();
     this.#rows.get(this.#selected)?.setAttribute("aria-selected", "true");
-    return this.view.setAttribute("aria-activedescendant", `row-${this.#selected}`);
+    return this.#point();
+  }
+
+  #point() {
+    this.view.setAttribute("aria-activedescendant", `row-${this.#selected}`);
   }
 }
 

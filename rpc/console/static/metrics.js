@@ -3,7 +3,7 @@
 import { ask, json } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, count, money, seconds } from "./format.js";
-import { panel, table, whenSeen } from "./panel.js";
+import { panel, renew, table, whenSeen } from "./panel.js";
 
 const EVERY_MS = 10_000;
 const LEAST_S = 5; // between two looks, however often a panel comes into sight
@@ -51,7 +51,7 @@ function metered(shard, title, names, show) {
     try {
       const text = await (await ask("metrics", {}, { signal: shard.signal })).text();
       const now = { at: performance.now() / 1000, found: samples(text, names) };
-      made.show(await show(now, last));
+      renew(made.body, ...(await show(now, last)));
       last = now;
     } catch (problem) {
       if (problem.name !== "AbortError") made.failed(problem);
@@ -101,15 +101,13 @@ export function latencyPanel(shard) {
         ...[0.5, 0.99].map((part) => (STREAMS.has(verb) ? "a stream" : atMost(quantile(buckets, part)))),
       ];
     });
-    return h(
-      "div",
-      {},
+    return [
       factsOf(facts),
       table("Requests to this server", [["request", false], ["all", true], ["a second", true], [
         "half within",
         true,
       ], ["99 % within", true]], rows),
-    );
+    ];
   });
 }
 
@@ -146,9 +144,7 @@ export function costPanel(shard) {
       )
       : null;
     const kept = shard.trace ? shard.trace.bytes : 0;
-    return h(
-      "div",
-      {},
+    return [
       table("Requests to the blob store", [["blob store", false], ["all", true], ["a second", true], [
         "cost",
         true,
@@ -164,7 +160,7 @@ export function costPanel(shard) {
         textContent: `Requests are this server's, of all shards. Prices: ${prices.name}. ` +
           "“persist cost” tells all, with history and garbage.",
       }),
-    );
+    ];
   });
 }
 

@@ -100,6 +100,20 @@ export function table(label, columns, rows, classes = () => "") {
   );
 }
 
+/** Put `fresh` in the place of what is alike: what somebody has scrolled to, or has the focus in, stays as it is. */
+export function renew(place, ...fresh) {
+  const known = [...place.children];
+  if (known.length !== fresh.length || known.some((one, index) => one.className !== fresh[index].className)) {
+    fill(place, ...fresh);
+    return;
+  }
+  known.forEach((one, index) => {
+    const { scrollTop, scrollLeft } = one;
+    one.replaceChildren(...fresh[index].childNodes);
+    Object.assign(one, { scrollTop, scrollLeft });
+  });
+}
+
 /** Wait so many milliseconds; at once when the signal comes. */
 export function pause(ms, signal) {
   return new Promise((done) => {

@@ -37,9 +37,9 @@ export function showShard(main, name, signal) {
     commitsPanel,
     tailPanel,
     doctorPanel,
-    historyPanel,
     latencyPanel,
     costPanel,
+    historyPanel, // six that are not wide come before it: they fill rows of two, and of three
   ];
   const trouble = h("div");
   fill(

@@ -3,10 +3,11 @@
 import { fill, h } from "./dom.js";
 import { batchInWords, isEvenInTime, traceDrawing } from "./draw.js";
 import { ago, bytes, count, frontier, many } from "./format.js";
-import { choice, panel, table, whenSized } from "./panel.js";
+import { choice, panel, renew, table, whenSized } from "./panel.js";
 
 const TABLE_MAX = 200;
 const UPKEEP_MAX = 5;
+const TICK_MS = 5_000; // how long ago something was is told anew
 const UPKEEP = new Set(["merge", "bundle", "collect", "age"]);
 
 export function tracePanel(shard) {
@@ -19,7 +20,8 @@ export function tracePanel(shard) {
     onclick: click,
   });
   const notice = h("p", { class: "notice", "aria-live": "polite" });
-  const upkeep = h("div"), rows = h("div");
+  const rows = h("div"), newest = h("summary"), done = h("ul", { class: "soft" });
+  const upkeep = h("details", { hidden: true }, newest, done);
   const made = panel("Trace", {
     wide: true,
     tools: [choice("Width of a batch", [["time", "By time"], ["each", "Alike"]], null, (value) => {
@@ -77,8 +79,8 @@ export function tracePanel(shard) {
 
   function list() {
     if (!more.open || !trace) return;
-    const newest = trace.batches.slice(-TABLE_MAX).reverse();
-    fill(
+    const latest = trace.batches.slice(-TABLE_MAX).reverse();
+    renew(
       rows,
       table(
         "Batches",
@@ -93,7 +95,7 @@ export function tracePanel(shard) {
           ["inline", true],
           ["", false],
         ],
-        newest.map((
+        latest.map((
           one,
         ) => [
           frontier(one.lower),
@@ -111,27 +113,25 @@ export function tracePanel(shard) {
   }
 
   function kept() {
-    const done = trace.recent.filter((one) => UPKEEP.has(one.operation)).slice(0, UPKEEP_MAX);
-    const words = done.map((one) =>
-      h("li", {
-        textContent: `${one.operation} [${frontier(one.lower)}, ${frontier(one.upper)}) at v${one.seqno}, ${
-          ago(one.at_ms)
-        }`,
-      })
+    const latest = trace.recent.filter((one) => UPKEEP.has(one.operation)).slice(0, UPKEEP_MAX);
+    upkeep.hidden = !latest.length;
+    if (!latest.length) return;
+    newest.textContent = `Upkeep: ${latest[0].operation} ${ago(latest[0].at_ms)}`;
+    const words = latest.map((one) =>
+      `${one.operation} [${frontier(one.lower)}, ${frontier(one.upper)}) at v${one.seqno}, ${ago(one.at_ms)}`
     );
-    fill(
-      upkeep,
-      words.length
-        ? h(
-          "details",
-          {},
-          h("summary", { textContent: `Upkeep: ${done[0].operation} ${ago(done[0].at_ms)}` }),
-          h("ul", { class: "soft" }, words),
-        )
-        : null,
-    );
+    fill(done, words.map((textContent) => h("li", { textContent })));
   }
 
+  /** Where the batch that was chosen is now: merged, it is the one that covers what it began with. */
+  function follow(found) {
+    if (selected < 0) return;
+    const [lower] = trace.batches[selected].lower;
+    selected = found.batches.findLastIndex((one) => one.lower[0] <= lower);
+  }
+
+  const timer = setInterval(() => document.hidden || !trace || kept(), TICK_MS);
+  shard.signal.addEventListener("abort", () => clearInterval(timer));
   shard.onTrace((found) => {
     if (!trace) {
       made.show(
@@ -154,6 +154,7 @@ export function tracePanel(shard) {
         draw();
       });
     }
+    if (trace) follow(found);
     trace = found;
     soon();
     list();

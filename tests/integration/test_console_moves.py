@@ -1,0 +1,224 @@
+"""The console while shards move under it: what somebody has opened, chosen or scrolled to stays, nothing is stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.commit.location import Location
+from tests.services.chromium import Browser
+from tests.support.console_page import Page
+from tests.support.location import InlineBackground
+from tests.support.served import Served
+from tests.support.waiting import wait_until
+
+SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
+SLIDER_PX_MIN = 200
+MANY = 40  # enough for a table that has to be scrolled
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    with Served(location) as running:
+        yield running
+    location.close()
+
+
+@pytest.fixture
+def page(browser: Browser, served: Served) -> Iterator[Page]:
+    yield Page(browser, served.url)
+    assert browser.problems() == []
+
+
+def made(served: Served, *names: str) -> None:
+    for name in names:
+        served.client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "state": "new"}])
+
+
+def drawn(page: Page, script: str, given: Any) -> Any:
+    """What a script makes of draw.js, imported as `draw`, and of what is `given`."""
+    page.open()
+    return page.browser.driver.execute_async_script(
+        f"const [given, done] = arguments; import('/console/draw.js').then((draw) => done({script}));", given
+    )
+
+
+# --- the list
+
+
+def test_a_shard_that_somebody_makes_comes_into_the_list_and_none_of_the_others_is_called_gone(
+    page: Page, served: Served
+) -> None:
+    made(served, "a", "c", "d")
+    page.open()
+    page.wait("document.querySelectorAll('.row .spark').length === 3")
+    page.browser.run("document.querySelector('.list').focus()")
+    page.browser.keys("\ue015")  # down, to "c"
+    made(served, "b", "e")
+    wait_until(lambda: page.rows_in_list() == ["a", "b", "c", "d", "e"], "all five are in the list")
+    page.wait("document.querySelectorAll('.row .spark').length === 5")
+    assert page.ask("document.querySelector('.head [role=status]').textContent") == "5 shards"
+    assert page.ask("document.querySelector('[aria-selected=true] .name').textContent") == "c"
+    assert page.ask("document.activeElement.getAttribute('aria-activedescendant')") == "row-2"
+    served.client.shard("c").drop()
+    page.wait("[...document.querySelectorAll('.row')].some((row) => row.textContent === 'cgone')")
+    assert page.ask("document.querySelectorAll('.row .spark').length") == 4
+
+
+def test_the_first_shard_comes_into_a_list_that_is_open_and_empty(page: Page, served: Served) -> None:
+    page.open()
+    page.wait("document.body.textContent.includes('There is no shard yet')")
+    made(served, "first")
+    wait_until(lambda: page.rows_in_list() == ["first"], "it is in the list")
+    assert not page.ask("document.body.textContent.includes('There is no shard yet')")
+
+
+# --- a shard
+
+
+def test_what_is_open_scrolled_to_or_has_the_focus_stays_when_the_shard_moves(page: Page, served: Served) -> None:
+    made(served, "moving")
+    shard = served.client.shard("moving")
+    for number in range(MANY):
+        shard.insert([{"id": number, "state": "new"}])
+        shard.tag(f"tag-{number:02}", at=number)
+    for tall in range(20):  # until it has been merged, so that there is upkeep to tell of
+        shard.insert([{"id": number, "state": "x" * 5_000} for number in range(40 * (tall + 1))])
+    page.shard("moving")
+    page.wait("[...document.querySelectorAll('summary')].some((one) => one.textContent.startsWith('Upkeep:'))")
+    page.browser.run(
+        "for (const one of document.querySelectorAll('details')) one.open = true;"
+        "const holds = document.querySelector('[aria-label=Holds]'); holds.scrollTop = 150; holds.focus();"
+    )
+    looks = (
+        "[[...document.querySelectorAll('details')].map((one) => one.open),"
+        " document.querySelector('[aria-label=Holds]').scrollTop, document.activeElement.getAttribute('aria-label')]"
+    )
+    before = page.ask(looks)
+    assert before == [[True, True], 150, "Holds"]
+    upper = shard.upper().element
+    assert upper is not None
+    shard.insert([{"id": 1, "state": "later"}])
+    wait_until(lambda: page.tile("upper") == str(upper + 1), "the commit is shown")
+    page.wait(
+        "document.querySelector('[aria-label=Batches] td:nth-child(2)').textContent === arguments[0]", str(upper + 1)
+    )
+    assert page.ask(looks) == before
+
+
+def test_a_batch_that_was_chosen_stays_chosen_until_it_is_merged_and_then_what_covers_it_is(page: Page) -> None:
+    batch = {"batches": 1, "runs": 1, "parts": 1, "rows": 1, "bytes": 500, "inline_bytes": 0, "level": 0}
+
+    def trace(*edges: tuple[int, int]) -> dict[str, Any]:
+        batches = [{**batch, "lower": [low], "upper": [high], "merging": False} for low, high in edges]
+        return {
+            "since": [0], "upper": [edges[-1][1]], "rows": 9, "bytes": 900, "batch_count": len(edges),
+            "batches": batches, "merges": [], "recent": [],
+        }  # fmt: skip
+
+    traces = [
+        trace((0, 1), (1, 2), (2, 3)),
+        trace((0, 1), (1, 2), (2, 3), (3, 4)),
+        trace((0, 2), (2, 3), (3, 4)),
+        trace((0, 2), (2, 4)),
+    ]
+    page.open()
+    found = page.browser.driver.execute_async_script(
+        """const [traces, done] = arguments;
+        import('/console/trace.js').then(async ({ tracePanel }) => {
+          let take;
+          const panel = tracePanel({ signal: new AbortController().signal, onTrace: (one) => { take = one; } });
+          document.getElementById("main").replaceChildren(panel);
+          const drawn = () => new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)));
+          const told = [];
+          for (const trace of traces) {
+            take(trace);
+            while (panel.querySelectorAll(".slot").length !== trace.batches.length) await drawn();
+            const third = panel.querySelector("[data-index='2'] .hit");
+            if (!told.length) third.dispatchEvent(new Event("click", {bubbles: true}));
+            told.push(panel.querySelector(".notice").textContent.split(":")[0]);
+          }
+          done(told);
+        });""",
+        traces,
+    )
+    assert found == ["batch [2, 3)", "batch [2, 3)", "batch [2, 3)", "batch [2, 4)"]
+
+
+def test_how_long_a_lease_has_goes_on_while_nothing_is_committed(page: Page) -> None:
+    hold = {"kind": "reader", "since": [0], "count": 1, "names": [], "lapses_in_s": 7}
+    trace = {
+        "since": [0], "upper": [1], "readers": 1, "cursors": 0, "tags": 0, "writers": 0, "history_ms": 0,
+        "holds": [hold], "batches": [],
+    }  # fmt: skip
+    page.open()
+    page.browser.driver.execute_async_script(
+        """const [trace, done] = arguments;
+        import('/console/holds.js').then(({ holdsPanel }) => {
+          const shard = { signal: new AbortController().signal, onTrace: (take) => { shard.take = take; } };
+          document.getElementById("main").replaceChildren(holdsPanel(shard));
+          shard.take(trace);
+          done();
+        });""",
+        trace,
+    )
+    assert page.table("Holds") == [["reader", "0", "7.00 s"]]
+    wait_until(lambda: page.table("Holds") == [["reader", "0", "due"]], "the lease has come to its end")
+
+
+def test_several_that_hold_one_time_are_told_in_the_plural(page: Page) -> None:
+    kinds = ("cursor", "reader", "point", "tag")
+    holds = [{"kind": kind, "count": count, "names": ["a"]} for kind in kinds for count in (1, 3)]
+    assert drawn(page, "given.map(draw.holdInWords)", holds) == [
+        "cursor a", "3 cursors a", "reader a", "3 readers a",
+        "reader of one time a", "3 readers of one time a", "tag a", "3 tags a",
+    ]  # fmt: skip
+
+
+# --- what is seen
+
+
+def test_the_scale_of_the_trace_can_be_read_whatever_lies_under_it(page: Page) -> None:
+    batch = {
+        "batches": 1, "runs": 1, "parts": 1, "rows": 50, "bytes": 9_000_000, "inline_bytes": 0, "level": 2,
+        "lower": [0], "upper": [4], "merging": False,
+    }  # fmt: skip
+    trace = {"since": [0], "upper": [4], "rows": 50, "bytes": 9_000, "batch_count": 1, "batches": [batch], "merges": []}
+    script = (
+        "(() => { const all = [...draw.traceDrawing(given, 400, { byTime: true }).children];"
+        "const last = all.findLastIndex((one) => one.classList.contains('slot'));"
+        "const above = all.slice(last + 1).filter((one) => one.classList.contains('scale'));"
+        "return above.map((one) => one.textContent); })()"
+    )
+    assert drawn(page, script, trace) == ["64 B", "4.00 KiB", "256 KiB"]
+
+
+def test_on_a_phone_the_slider_has_room_and_figures_stay_in_their_panel(page: Page, served: Served) -> None:
+    made(served, "small")
+    page.shard("small", width=360)
+    wait_until(page.shown, "rows are shown")
+    assert page.ask("document.querySelector('input[type=range][aria-label=\"As of\"]').offsetWidth") >= SLIDER_PX_MIN
+    page.show_cost()
+    beyond = page.ask(
+        "[...document.querySelectorAll('.facts dd')].filter((one) => { const range = document.createRange();"
+        "range.selectNodeContents(one); return range.getBoundingClientRect().right >"
+        " one.closest('.panel').getBoundingClientRect().right; }).map((one) => one.textContent)"
+    )
+    assert beyond == []
+
+
+@pytest.mark.parametrize("width", [1280, 3840])
+def test_the_panels_leave_no_hole(page: Page, served: Served, width: int) -> None:
+    made(served, "whole")
+    page.shard("whole", width=width)
+    rows: dict[float, float] = {}
+    boxes = "[...document.querySelectorAll('.panel')].map((one) => one.getBoundingClientRect())"
+    for top, wide in page.ask(f"{boxes}.map((one) => [one.top, one.width + 16])"):
+        rows[top] = rows.get(top, 0) + wide
+    assert {round(wide) for wide in rows.values()} == {page.ask("document.querySelector('.panels').clientWidth") + 16}

@@ -1,0 +1,64 @@
+"""The console as somebody sees and uses it, in a real browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.services.chromium import Browser
+from tests.support.waiting import wait_until
+
+COST = "Requests to the blob store"
+
+
+class Page:
+    """What somebody sees and does."""
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self.browser = browser
+        self.url = f"{url}/console"
+
+    def open(self, place: str = "#/", **look: Any) -> None:
+        self.browser.open(self.url + place, **look)
+
+    def shard(self, name: str = "eu/orders", **look: Any) -> None:
+        self.open(f"#/shard/{name.replace('/', '%2F')}", **look)
+        self.wait("document.querySelector('.live.on')")
+
+    def ask(self, expression: str, *given: Any) -> Any:
+        return self.browser.run(f"return {expression};", *given)
+
+    def wait(self, expression: str, *given: Any) -> None:
+        wait_until(lambda: self.ask(f"Boolean({expression})", *given), expression)
+
+    def press(self, words: str) -> None:
+        """The button with these words."""
+        script = "const it = [...document.querySelectorAll('button')].find((one) => one.textContent === arguments[0]);"
+        self.wait("[...document.querySelectorAll('button')].some((one) => one.textContent === arguments[0])", words)
+        self.browser.run(f"{script} it.click();", words)
+
+    def tile(self, label: str) -> str:
+        script = "[...document.querySelectorAll('.tile')].find((one) => one.lastChild.textContent === arguments[0])"
+        found: str = self.ask(f"{script}?.firstChild.textContent ?? ''", label)
+        return found
+
+    def table(self, label: str) -> list[list[str]]:
+        """The cells of the table in the region of that label."""
+        rows = 'document.querySelectorAll(`[aria-label="${arguments[0]}"] tbody tr`)'
+        found: list[list[str]] = self.ask(
+            f"[...{rows}].map((row) => [...row.cells].map((one) => one.textContent))", label
+        )
+        return found
+
+    def shown(self) -> str:
+        """Which time, or times, the rows are of."""
+        found: str = self.ask("document.querySelector('[aria-label=Rows]')?.dataset.shown ?? ''")
+        return found
+
+    def show_cost(self) -> None:
+        """Scroll to the panel of costs, the last but one, which asks once it is in sight."""
+        self.browser.run("document.querySelector('.panel:nth-last-child(2)').scrollIntoView()")
+        self.wait("document.querySelector(`[aria-label='${arguments[0]}']`)", COST)
+
+    def rows_in_list(self) -> list[str]:
+        found: list[str] = self.ask("[...document.querySelectorAll('.row')].map((row) => row.firstChild.textContent)")
+        return found
