@@ -10,7 +10,6 @@ and goes where its rows are not yet.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -24,7 +23,15 @@ from persist.client.inserting import CheckedWriter
 from persist.client.shard import Shard
 from persist.client.write import Updates
 from persist.core.attribute import AttributeUpdate
-from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, PersistError, Unavailable
+from persist.core.errors import (
+    AttributeMismatch,
+    Conflict,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    Unavailable,
+    UpperMismatch,
+)
 from persist.patterns.fingerprints import Fingerprint, Kept
 from persist.patterns.given import held, table_by
 from persist.patterns.numbered import Numbered
@@ -46,10 +53,14 @@ class _Lane:
         self._writer = writer
         self._gate = AttributeUpdate.replace_if_equals(routes.gate, epoch, epoch)
 
-    def check(self, rows: pa.Table, columns: ShardSchema) -> None:
+    def check(self, rows: pa.Table, number: int, columns: ShardSchema) -> None:
         """Raise InvalidUsage where the shard would refuse the rows, as it is now. Nothing is written."""
         self._check_columns(columns)
-        self._writer.check(rows)
+        try:
+            self._writer.check(rows)
+        except InvalidUsage:
+            if self.numbered.last() < number:
+                raise  # else their keys are there because an earlier try has landed
 
     def send(self, rows: pa.Table, number: int, columns: ShardSchema, whole: Fingerprint) -> bool:
         """Land the rows, which are by `columns`, once. False where the epoch has ended: they may have landed before.
@@ -65,7 +76,14 @@ class _Lane:
                 return False
             if not self.numbered.landed(error, number):
                 raise
-        except Indeterminate:  # a later try may have been refused because this one has landed
+        except UpperMismatch as error:
+            if error.details.get("actual") != []:
+                raise
+            if self.numbered.last() < number:  # the shard is closed, and the routes may lead to another one by now
+                if (self._shard.attributes.get(self._gate.key) or 0) > (self._gate.expected or 0):
+                    return False
+                raise Conflict(f"{error.message}; change the routes to shards that are open") from error
+        except (Indeterminate, InvalidUsage):  # a later try may have been refused because an earlier one has landed
             if self.numbered.last() < number:
                 raise
         return True
@@ -129,9 +147,9 @@ class RoutedWriter:
             last of them. When just opened: where to go on. The one after it may have landed in part, or as a whole;
             append it again all the same.
         Raises: InvalidUsage and ConstraintViolated (a shard refuses rows: none was written, or the error says that the
-            append is not complete; or an append before has to be repeated first), AttributeMismatch (it was opened
-            elsewhere), Unavailable, Overloaded or Indeterminate (some of it may have happened: append the same rows
-            again).
+            append is not complete; or an append before has to be repeated first), Conflict (a shard is closed: change
+            the routes, and append the same rows again), AttributeMismatch (it was opened elsewhere), Unavailable,
+            Overloaded or Indeterminate (some of it may have happened: append the same rows again).
         """
         with self._lock:
             rows = self._given(held(updates))
@@ -146,15 +164,17 @@ class RoutedWriter:
                     f"append {number} of routed writer {self.name!r} has landed with other rows, perhaps in part, "
                     "before the writer was opened; append those rows again first"
                 )
-            is_first = self._incomplete is None
-            self._incomplete = rows
+            is_first, self._incomplete = self._incomplete is None, rows
             try:
+                if not is_first:  # what was on its way may have landed meanwhile
+                    self._adopt()
                 self._land(rows, number, whole)
-            except InvalidUsage as error:
-                if is_first and not self._may_be_there(number):
+            except PersistError as error:
+                if not self._may_be_there(number):
                     self._incomplete = None
-                    raise
-                raise self._refused_in_part(error, number) from error
+                elif isinstance(error, InvalidUsage):
+                    raise self._refused_in_part(error, number) from error
+                raise
             self._incomplete, self._begun, self._is_unsure = None, None, False
             self.acknowledged = number
             return number
@@ -239,7 +259,7 @@ class RoutedWriter:
         wanted = [int(slot) for slot in np.unique(slots) if self._numbers[slot] < number]
         pieces = {slot: rows.take(np.flatnonzero(slots == slot)) for slot in wanted}
         if len(pieces) > 1:  # one commit is whole by itself
-            self._check(pieces)
+            self._check(pieces, number)
 
         def send(slot: int) -> tuple[int, bool | PersistError]:
             try:
@@ -247,16 +267,18 @@ class RoutedWriter:
             except PersistError as error:
                 return slot, error
 
-        return self._all_landed(
-            [send(slot) for slot in pieces] if len(pieces) == 1 else self._pool.map(send, pieces), number
-        )
+        was_unsure, self._is_unsure = self._is_unsure, True  # also where the caller is interrupted
+        outcomes = [send(slot) for slot in pieces] if len(pieces) == 1 else list(self._pool.map(send, pieces))
+        refused = [outcome for _, outcome in outcomes if isinstance(outcome, PersistError)]
+        self._is_unsure = was_unsure or not all(isinstance(error, InvalidUsage) for error in refused)
+        return self._all_landed(outcomes, number)
 
-    def _check(self, pieces: dict[int, pa.Table]) -> None:
+    def _check(self, pieces: dict[int, pa.Table], number: int) -> None:
         """Raise what a shard would refuse its rows with, before any shard takes some."""
 
         def check(slot: int) -> PersistError | None:
             try:
-                self._lanes[slot].check(pieces[slot], self._columns)
+                self._lanes[slot].check(pieces[slot], number, self._columns)
             except PersistError as error:
                 return error
             return None
@@ -265,7 +287,7 @@ class RoutedWriter:
             if error is not None:
                 raise error
 
-    def _all_landed(self, outcomes: Iterable[tuple[int, bool | PersistError]], number: int) -> bool:
+    def _all_landed(self, outcomes: list[tuple[int, bool | PersistError]], number: int) -> bool:
         landed, errors = True, []
         for slot, outcome in outcomes:
             if isinstance(outcome, PersistError):
@@ -274,7 +296,6 @@ class RoutedWriter:
                 self._numbers[slot] = number
             else:
                 landed = False
-        self._is_unsure |= not all(isinstance(error, InvalidUsage) for error in errors)
         if errors:  # that another instance writes comes first, then what a retry does not mend
             raise min(
                 errors, key=lambda e: 0 if isinstance(e, AttributeMismatch) else 1 + (not isinstance(e, InvalidUsage))

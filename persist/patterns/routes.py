@@ -19,6 +19,7 @@ from persist.client.arguments import checked, names
 from persist.client.columns import ShardSchema, check_alike
 from persist.client.connect import Client
 from persist.client.shard import Shard
+from persist.core.antichain import TIME_MAX
 from persist.core.attribute import AttributeKey, AttributeUpdate, named_key
 from persist.core.errors import AttributeMismatch, Conflict, InvalidUsage, Unavailable, UpperMismatch
 from persist.patterns.hashing import HASH, check_type, hashes_of
@@ -43,7 +44,7 @@ KEY = (EPOCH, KIND, SLOT)
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """The shards of an epoch, by slot. `began`: the upper that shards had when it was opened, those of the epoch
-    before it too, which ended there. None: it is proposed."""
+    before it too, which ended there (TIME_MAX: the shard was closed). None: it is proposed."""
 
     number: int
     shards: tuple[str, ...]
@@ -133,14 +134,17 @@ class Routes:
         """Route rows to these shards from now on. Writers go on by themselves. Repeating it is safe.
 
         Returns: the epoch of these shards. Raises: InvalidUsage (no such shards), UnknownShard, Conflict (somebody
-            changes them otherwise at the same time: look at `current`, and decide anew), Indeterminate (it may have
-            happened: repeat it).
+            changes them otherwise at the same time: look at `current`, and decide anew; or one of these shards is
+            closed), Indeterminate (it may have happened: repeat it).
         """
         listed = checked_shards(self.client, shards)
         current = self.current()
         if current.shards == listed:
             return current
         _check_like(self.client, (current.shards[0], listed[0]))
+        for name in current.shards:  # once the epoch is proposed, each of them is needed to open it
+            self.of(name).upper()
+        self._check_open(listed)
         number = current.number + 1
         if number >= EPOCHS_MAX:
             raise InvalidUsage(
@@ -161,7 +165,14 @@ class Routes:
     def _begin(self, shards: tuple[str, ...], by: tuple[str, ...], places: list[int]) -> None:
         first = [_rows(0, BY, by, places), _rows(0, HASHED, (HASH,)), _rows(0, ROUTE, shards)]
         if self.shard.upper().element == 0:
+            self._check_open(shards)
             self._committed(pa.concat_tables(first), 0)
+
+    def _check_open(self, shards: tuple[str, ...]) -> None:
+        """Raise Conflict where one of them is closed. One that is closed later takes no rows, and can be left."""
+        for name in shards:
+            if self.of(name).upper().is_empty:
+                raise Conflict(f"shard {name!r} is closed; route rows to one that is open")
 
     def _committed(self, rows: pa.Table, at: int) -> bool:
         """Write the rows at that time; False if somebody else has written there."""
@@ -235,6 +246,4 @@ def _rows(epoch: int, kind: str, listed: tuple[str, ...], at: list[int] | None =
 
 def _upper(shard: Shard) -> int:
     upper = shard.upper().element
-    if upper is None:
-        raise Conflict(f"shard {shard.name!r} is closed; route rows to one that is open")
-    return upper
+    return TIME_MAX if upper is None else upper

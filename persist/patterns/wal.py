@@ -25,6 +25,7 @@ from persist.core.errors import (
     Conflict,
     Indeterminate,
     InvalidUsage,
+    PersistError,
     SchemaMismatch,
     ShardExists,
     Unavailable,
@@ -111,8 +112,18 @@ class FrontEnd:
         with self._lock:
             if self._unknown is not None:
                 raise Indeterminate(f"{self._unknown.message}; open front end {self.name!r} anew to go on")
-            time = self._written(rows, self.acknowledged + 1)
-            self.acknowledged += 1
+            number = self.acknowledged + 1
+            try:
+                time = self._written(rows, number)
+            except Indeterminate as error:
+                self._unknown = error
+                raise
+            except PersistError:  # it has not happened: another write may have its number
+                raise
+            except BaseException:  # the caller was interrupted, such as by a signal
+                self._unknown = Indeterminate(f"write {number} to log {self.log.name!r} was interrupted")
+                raise
+            self.acknowledged = number
             return time
 
     def close(self) -> None:
@@ -128,12 +139,8 @@ class FrontEnd:
     def _written(self, rows: pa.Table, number: int) -> int:
         lost: Indeterminate | None = None
         for _ in range(self._settings.tries_max):
-            lower = self._log_upper() if self._upper is None else self._upper
-            time = lower if self._followed is None else self._followed.time(lower)
-            timed = rows.append_column(TIME, pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows))
-            changes = (*self._numbered.conditions(number), AttributeUpdate.replace(self._time_key, time))
             try:
-                self._writer.compare_and_append(timed, lower, time + 1, attributes=changes)
+                return self._tried(rows, number)
             except UpperMismatch as error:
                 self._upper = next(iter(error.details.get("actual") or []), None)
             except Indeterminate as error:
@@ -141,14 +148,39 @@ class FrontEnd:
             except AttributeMismatch as error:
                 if not self._numbered.landed(error, number):
                     raise
-                return self.log.attributes.get(self._time_key) or 0
-            else:
-                self._upper = time + 1
-                return time
-        if lost is not None:
-            self._unknown = lost
-            raise lost
-        raise Unavailable(f"other front ends of shard {self.log.name!r} were quicker each time; retry")
+                return self._landed_at(number)
+            except PersistError as error:  # such as of a key that is there because an earlier try has landed
+                if lost is None:
+                    raise
+                if self._has_landed(number):
+                    return self._landed_at(number)
+                raise lost from error
+        raise lost or Unavailable(f"other front ends of shard {self.log.name!r} were quicker each time; retry")
+
+    def _tried(self, rows: pa.Table, number: int) -> int:
+        lower = self._log_upper() if self._upper is None else self._upper
+        time = lower if self._followed is None else self._followed.time(lower)
+        timed = rows.append_column(TIME, pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows))
+        changes = (*self._numbered.conditions(number), AttributeUpdate.replace(self._time_key, time))
+        self._writer.compare_and_append(timed, lower, time + 1, attributes=changes)
+        self._upper = time + 1
+        return time
+
+    def _has_landed(self, number: int) -> bool:
+        """Whether a try is known to have landed: one whose answer was lost may also land later."""
+        try:
+            return self._numbered.last() >= number
+        except PersistError:
+            return False
+
+    def _landed_at(self, number: int) -> int:
+        """The time of a write that has landed. Raises Indeterminate: nobody tells it."""
+        try:
+            return self.log.attributes.get(self._time_key) or 0
+        except PersistError as error:
+            raise Indeterminate(
+                f"write {number} to log {self.log.name!r} has landed, and its time is not known: {error.message}"
+            ) from error
 
     def _log_upper(self) -> int:
         upper = self.log.upper().element

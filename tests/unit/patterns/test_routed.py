@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -323,8 +324,8 @@ def test_an_append_that_has_landed_in_part_takes_its_own_rows_alone(client: Clie
     """A constraint comes after the look: other rows must not be acknowledged while some of its rows are missing."""
     check, rows = writer._check, many(50)
 
-    def late(pieces: Any) -> None:
-        check(pieces)
+    def late(pieces: Any, number: int) -> None:
+        check(pieces, number)
         client.shard("s3").set_constraints(checks={"tiny": "number < 10"})
 
     writer._check = late  # type: ignore[method-assign]
@@ -353,6 +354,87 @@ def test_an_append_is_known_by_its_keys_where_columns_were_changed_since(client:
         again.append(renamed[1:])
     assert again.append(renamed) == 1
     assert sum(client.shard(name).count() for name in SHARDS) == 20
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["nobody tells", "it lands after the look"])
+def test_rows_whose_answer_was_lost_do_not_stand_in_their_own_way(
+    client: Client, writer: RoutedWriter, is_late: bool
+) -> None:
+    """The keys of rows that had landed were taken for those of others: the append could never become complete."""
+    lane = writer._lanes[0]
+    inserts, last = lane._writer, lane.numbered.last
+
+    class Lost:
+        check = inserts.check
+
+        def insert(self, *args: Any, **options: Any) -> None:
+            lane._writer = inserts
+            inserts.insert(*args, **options)
+            raise Indeterminate("the answer was lost")
+
+    lane._writer = Lost()  # type: ignore[assignment]
+    lane.numbered.last = lambda: 0  # type: ignore[method-assign]
+    with pytest.raises(Indeterminate):
+        writer.append(many(1))
+    lane.numbered.last = last  # type: ignore[method-assign]
+    if is_late:
+        writer._adopt = lambda: None  # type: ignore[method-assign]
+    assert writer.append(many(1)) == 1
+    assert there(client) == sorted((f"k{key}", 1) for key in range(20))
+
+
+def test_an_append_of_which_nothing_was_sent_is_left_for_another(client: Client, writer: RoutedWriter) -> None:
+    lane = writer._lanes[0]
+    inserts = lane._writer
+
+    class Down:
+        def check(self, _: Any) -> None:
+            raise Unavailable("nobody answers")
+
+    lane._writer = Down()  # type: ignore[assignment]
+    with pytest.raises(Unavailable):
+        writer.append(many(1))
+    lane._writer = inserts
+    assert writer.append(many(2)) == 1
+    assert there(client) == sorted((f"k{key}", 2) for key in range(20))
+
+
+# --- shards that are closed: routes could never be used or changed again
+
+
+@pytest.mark.parametrize("is_unique", [False, True])
+def test_routes_that_lead_to_a_closed_shard_are_changed_and_writers_go_on(client: Client, is_unique: bool) -> None:
+    for name in SHARDS[: 3 * is_unique]:
+        client.shard(name).set_constraints(unique=True)
+    routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
+    writer, other = RoutedWriter(routes, "w"), RoutedWriter(Routes.open(client, "routes"), "other")
+
+    def of(number: int) -> list[dict[str, Any]]:
+        return [{**one, "key": f"{one['key']} {number * is_unique}"} for one in many(number)]
+
+    assert writer.append(of(1)) == 1
+    client.shard("s1").advance_upper(None)
+    with pytest.raises(Conflict, match=r"'s1' is closed.*change the routes"):
+        writer.append(of(2))
+    assert Routes.open(client, "routes").change(["s0", "s2"]).number == 1
+    assert writer.append(of(2)) == 2
+    assert other.append(of(3)) == 1
+    found = read_routed(Routes.open(client, "routes")).to_pylist()
+    assert Counter(one["number"] for one in found) == {1: 20, 2: 20, 3: 20}
+    by_key = {key: [one["number"] for one in rows] for key, rows in groupby(found, lambda one: one["key"])}
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def test_no_routes_are_proposed_that_cannot_be_opened(client: Client) -> None:
+    routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
+    client.shard("s3").advance_upper(None)
+    with pytest.raises(Conflict, match="'s3' is closed"):
+        routes.change(["s0", "s3"])
+    assert RoutedWriter(Routes.open(client, "routes"), "w").append([row("a")]) == 1
+    client.shard("s1").drop(force=True)
+    with pytest.raises(UnknownShard):
+        Routes.open(client, "routes").change(["s0", "s2"])
+    assert Routes.open(client, "routes").current().number == 0
 
 
 # --- what is wrong: each row of the table in docs/patterns.md
@@ -413,6 +495,7 @@ def test_a_closed_shard_takes_no_routes(client: Client) -> None:
     client.shard("s1").advance_upper(None)
     with pytest.raises(Conflict, match="closed"):
         Routes.open(client, "routes", SHARDS, by=["key"])
+    assert Routes.open(client, "routes", SHARDS[2:], by=["key"]).current().shards == ("s2", "s3")
 
 
 @pytest.mark.parametrize("rows", [[{"key": "a", "__time": 0}], [{"other": 1}], [{"number": "x"}], iter([]), "text"])

@@ -165,6 +165,86 @@ def test_what_is_not_known_stays_so_until_a_front_end_is_opened_anew(client: Cli
     assert FrontEnd(client.shard("log"), "front").acknowledged == 0
 
 
+def closes(client: Client) -> None:
+    client.shard("log").advance_upper(None)
+
+
+def nobody_answers(client: Client) -> None:
+    raise Unavailable("nobody answers")
+
+
+def has_unique_keys(client: Client) -> None:
+    client.shard("log").set_constraints(unique=True)
+
+
+def has_a_check(client: Client) -> None:
+    client.shard("log").insert([{"id": 1, "word": "x", "__diff": -1}])
+    client.shard("log").set_constraints(checks={"other": "word <> 'x'"})
+
+
+@pytest.mark.parametrize("then", [closes, nobody_answers, has_unique_keys, has_a_check])
+def test_a_write_that_landed_is_not_called_refused_when_its_answer_was_lost(
+    client: Client, then: Callable[[Client], None]
+) -> None:
+    """The next try was refused, and said that nothing was written. The next write was then taken for that one, and
+    lost without a word."""
+    found = FrontEnd(client.shard("log"), "front")
+    writer = found._writer
+
+    class Lost:
+        def compare_and_append(self, *args: Any, **options: Any) -> None:
+            writer.compare_and_append(*args, **options)
+            found._writer = Then()  # type: ignore[assignment]
+            raise Indeterminate("the answer was lost")
+
+    class Then:
+        def compare_and_append(self, *args: Any, **options: Any) -> Any:
+            found._writer = writer
+            then(client)
+            return writer.compare_and_append(*args, **options)
+
+    found._writer = Lost()  # type: ignore[assignment]
+    assert found.write([{"id": 1, "word": "x"}]) == 0
+    assert found.acknowledged == 1
+    if then is not closes:
+        assert found.write([{"id": 2, "word": "y"}]) > 0
+        assert {row["id"] for row in client.shard("log").snapshot().to_arrow().to_pylist()} >= {2}
+
+
+def test_a_front_end_does_not_go_on_where_a_lost_try_may_still_land(client: Client) -> None:
+    found = FrontEnd(client.shard("log"), "front")
+    errors = iter([Indeterminate("the answer was lost"), Unavailable("nobody answers")])
+
+    class Lost:
+        def compare_and_append(self, *_: Any, **__: Any) -> None:
+            raise next(errors)
+
+    found._writer = Lost()  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(Indeterminate, match="the answer was lost"):
+            found.write([{"id": 1, "word": "x"}])
+
+
+def test_a_front_end_that_was_interrupted_does_not_take_another_write_for_that_one(client: Client) -> None:
+    found = FrontEnd(client.shard("log"), "front")
+    writer = found._writer
+
+    class Interrupted:
+        def compare_and_append(self, *args: Any, **options: Any) -> None:
+            writer.compare_and_append(*args, **options)
+            raise KeyboardInterrupt
+
+    found._writer = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        found.write([{"id": 1, "word": "x"}])
+    found._writer = writer
+    with pytest.raises(Indeterminate, match=r"write 1 .* was interrupted; open front end 'front' anew"):
+        found.write([{"id": 2, "word": "y"}])
+    again = FrontEnd(client.shard("log"), "front")
+    assert again.acknowledged == 1
+    assert again.write([{"id": 2, "word": "y"}]) == 1
+
+
 def test_rivals_that_are_always_quicker_are_told(client: Client) -> None:
     log = client.shard("log")
     found = FrontEnd(log, "front", settings=FrontEndSettings(tries_max=3))
