@@ -428,7 +428,7 @@ def test_a_merge_under_way_is_drawn_around_its_batches_with_how_far_it_is(page: 
     page.open()
     found = page.browser.driver.execute_async_script(
         "const [trace, done] = arguments; import('/console/draw.js').then(({ traceDrawing }) => {"
-        "const drawing = traceDrawing(trace, 400, { byTime: true });"
+        "const drawing = traceDrawing(trace, 454, { byTime: true });"
         "const of = (kind, name) => Number(drawing.querySelector(kind).getAttribute(name));"
         "done([of('.merging', 'x'), of('.merging', 'width'), of('.done', 'width'),"
         "drawing.querySelectorAll('.run').length, drawing.querySelectorAll('.merging').length]); });",

@@ -184,19 +184,18 @@ def test_several_that_hold_one_time_are_told_in_the_plural(page: Page) -> None:
 # --- what is seen
 
 
-def test_the_scale_of_the_trace_can_be_read_whatever_lies_under_it(page: Page) -> None:
-    batch = {
-        "batches": 1, "runs": 1, "parts": 1, "rows": 50, "bytes": 9_000_000, "inline_bytes": 0, "level": 2,
-        "lower": [0], "upper": [4], "merging": False,
-    }  # fmt: skip
-    trace = {"since": [0], "upper": [4], "rows": 50, "bytes": 9_000, "batch_count": 1, "batches": [batch], "merges": []}
-    script = (
-        "(() => { const all = [...draw.traceDrawing(given, 400, { byTime: true }).children];"
-        "const last = all.findLastIndex((one) => one.classList.contains('slot'));"
-        "const above = all.slice(last + 1).filter((one) => one.classList.contains('scale'));"
-        "return above.map((one) => one.textContent); })()"
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_scale_of_the_trace_lies_beside_the_batches(page: Page, served: Served, width: int) -> None:
+    made(served, "large")
+    served.client.shard("large").insert([{"id": number, "state": str(number)} for number in range(20_000)])
+    page.shard("large", width=width)
+    page.wait("document.querySelector('.slot .batch')")
+    words, beside = page.ask(
+        "[[...document.querySelectorAll('svg text.scale')].map((one) => one.textContent),"
+        "Math.max(...[...document.querySelectorAll('svg text.scale')].map((one) => one.getBoundingClientRect().right))"
+        " <= document.querySelector('.slot').getBoundingClientRect().left]"
     )
-    assert drawn(page, script, trace) == ["64 B", "4.00 KiB", "256 KiB"]
+    assert (words[:2], beside) == (["64 B", "4 KiB"], True)
 
 
 def test_on_a_phone_the_slider_has_room_and_figures_stay_in_their_panel(page: Page, served: Served) -> None:

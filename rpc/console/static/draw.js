@@ -5,6 +5,8 @@ import { bytes, count, frontier, instant, many, seconds, short } from "./format.
 
 const LEVEL_MAX = 6;
 const TICK_CHARS = 7.2; // pixels of a digit
+const GUTTER = 54; // pixels for the scale of sizes, beside the batches
+const SCALE = [[64, "64 B"], [4096, "4 KiB"], [262144, "256 KiB"], [16777216, "16 MiB"], [1073741824, "1 GiB"]];
 
 function drawing(width, height, label, ...parts) {
   return s(
@@ -79,30 +81,34 @@ export function batchInWords(batch) {
 }
 
 /** The batches of a trace: where in time, how large, of how many runs, on which level, and what is being merged. */
-export function traceDrawing(trace, width, { byTime, selected = -1 }) {
-  const height = width < 500 ? 190 : 240, base = height - 40, top = 18;
+export function traceDrawing(trace, wholeWidth, { byTime, selected = -1 }) {
+  const height = wholeWidth < 500 ? 190 : 240, base = height - 40, top = 18;
+  const gutter = trace.batches.length ? GUTTER : 0, width = wholeWidth - gutter;
   const most = Math.max(2, ...trace.batches.map((batch) => Math.log2(batch.bytes + 1)));
   const spots = places(trace.batches, width, byTime);
   const slots = trace.batches.map((batch, index) =>
     slot(batch, spots[index], { base, top, most, index, isAt: index === selected })
   );
-  const scale = [64, 4096, 262144, 16777216, 1073741824].filter((size) => Math.log2(size) < most).map((size) => {
+  const scale = SCALE.filter(([size]) => gutter && Math.log2(size) < most).map(([size, words]) => {
     const y = base - ((base - top) * Math.log2(size)) / most;
-    return [line("axis", 0, y, width, y), text(2, y - 3, bytes(size), "start", "scale")];
+    return [line("axis", gutter, y, wholeWidth, y), text(gutter - 6, y + 4, words, "end", "scale")];
   });
   const label = `${many(trace.batch_count, "batch", "batches")}, ${many(trace.rows, "update")}, ${
     bytes(trace.bytes)
   }`;
   return drawing(
-    width,
+    wholeWidth,
     height,
     label,
-    scale.map(([rule]) => rule),
-    line("axis", 0, base, width, base),
-    slots,
-    scale.map(([, words]) => words),
-    merges(trace, spots, base, top),
-    frontiers(trace, spots, width, base, byTime),
+    scale.flat(),
+    s(
+      "g",
+      { transform: `translate(${gutter} 0)` },
+      line("axis", 0, base, width, base),
+      slots,
+      merges(trace, spots, base, top),
+      frontiers(trace, spots, width, base, byTime),
+    ),
   );
 }
 
