@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist.client.shard import Shard
+from persist.core import commands as c
 from persist.core.errors import InvalidUsage
+from persist.core.view import ShardView
 from persist.parts.constraints import without_constraints as without_constraints
 from persist.parts.described import PLAIN
-from persist.parts.evolution import sound_schemas
+from persist.parts.evolution import by_names, check_names, newest, sound_schemas
+from persist.parts.evolution import current_schema as current_schema
 from persist.parts.migration import Migration
 from persist.parts.schema import ShardSchema as ShardSchema
 
@@ -38,6 +41,36 @@ def alike(one: ShardSchema, other: ShardSchema) -> bool:
 def same(one: ShardSchema, other: ShardSchema) -> bool:
     """Whether schemas of one life are the same: a plain one says no numbers, and is never one that says some."""
     return one.is_plain == other.is_plain and alike(one, other)
+
+
+def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSchema] | None:
+    """The schema that the shard has by now, which the handle learns then; None: its columns are called as before.
+
+    `number` and `known`: the one by which a caller named columns. Raises InvalidUsage where one of the names is another
+    column's by now: the handle learns nothing then. And what every call may.
+    """
+    schemas = sound_schemas(shard.view().schemas)
+    last, current = newest(schemas)
+    if set(known.arrow.names) == set(current.arrow.names):
+        return None
+    check_names(schemas.get(number, known), current)
+    shard.refresh_schema()
+    return last, current
+
+
+def known_by(shard: Shard) -> tuple[int, ShardSchema]:
+    """The id of the schema that the handle knows, and the schema: both of one moment."""
+    return shard._current_schema()
+
+
+def evolve(shard: Shard, view: ShardView, schema: ShardSchema) -> None:
+    """Give the shard these columns, worked out from those of the view.
+
+    Raises SchemaMismatch where others changed them since, whatever the handle has learnt meanwhile; InvalidUsage.
+    """
+    known = current_schema(view.schemas)[1]
+    shard._send(c.EvolveSchema(view.schema_id, by_names(known, schema).to_record()))
+    shard.refresh_schema()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from persist.client.changes import Named
 from persist.client.editing import Editing
+from persist.client.pinned import Pinned
 from persist.client.planned import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
 from persist.client.snapshot import ReadSettings, holding
 from persist.client.telling import Info, info_bytes
@@ -33,8 +34,9 @@ from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.consolidate import join
 from persist.parts.constrained import check_rows
 from persist.parts.digest import digest_of_rows
-from persist.parts.evolution import current_schema
+from persist.parts.evolution import current_schema, newest, sound_schemas
 from persist.parts.keyed import distinct_keys, key_schema
+from persist.parts.migration import Migration
 from persist.parts.writer import UNASSIGNED_TIME, pieces
 
 SCHEMAS_MAX = 10  # by which one write is staged, where the shard gets stricter constraints each time
@@ -183,18 +185,18 @@ class CheckedWriter(WriteHandle):
         Nothing is written. `updates` are a table or a list of dicts. Raises InvalidUsage, and ConstraintViolated.
         """
         view = self._transport.view(self._name, ViewRequest(with_batches=False))
-        if _asked(current_schema(view.schemas)[1]) != _asked(self._newest()[1]):
-            self._learn()
-        schema = self.schema_of(updates)[1]
+        if _asked(current_schema(view.schemas)[1]) != _asked(self.schema_of(updates)[1]):
+            updates = self._as_of_now(updates)
+        schema_id, schema = self.schema_of(updates)
         given = _conformed(updates, schema, None)
         check_rows(given, schema)
         if schema.details.unique and view.upper.element is not None:
-            self._check_unique(given, schema, view.upper.element)
+            self._check_unique(given, schema_id, schema, view.upper.element)
 
     def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T]) -> _T:
         """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile."""
         for tries in range(1, SCHEMAS_MAX + 1):
-            schema = self._newest()[1]
+            schema = updates.schema if isinstance(updates, Pinned) else self._newest()[1]
             if schema.details.unique:
                 updates = reusable(updates)
             try:
@@ -202,13 +204,21 @@ class CheckedWriter(WriteHandle):
             except SchemaMismatch:
                 if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
                     raise
-                self._learn()
+                updates = self._as_of_now(updates)
         raise AssertionError("the last try returns or raises")
+
+    def _as_of_now(self, updates: Updates) -> Updates:
+        """The rows, for a shard that got another schema. Raises InvalidUsage: a name means another column by now."""
+        if not isinstance(updates, Pinned):
+            self._learn()
+            return updates
+        return updates.by(sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas))
 
     def _inserted(
         self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes
     ) -> c.Appended:
         """The insert of rows whose keys are looked up."""
+        known = rows.schema_id if isinstance(rows, Pinned) else self._newest()[0]
         inserting = Inserting.of(
             self._transport,
             self._name,
@@ -216,7 +226,7 @@ class CheckedWriter(WriteHandle):
             self._settings,
             ReadSettings(),
             info=said,
-            plan=Binding(Insert(rows), self._newest()[0]),
+            plan=Binding(Insert(rows), known),
             attributes=attributes,
             writer=self,
             caller=replace(self.caller, info=said) if said else self.caller,
@@ -234,20 +244,25 @@ class CheckedWriter(WriteHandle):
         start = view.upper.element
         if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
             return
-        schema = self.schema_of(rows)[1]
+        schema_id, schema = self.schema_of(rows)
         given = _conformed(rows, schema, lower.element or 0)
-        given = given.filter(pc.greater_equal(given.column(TIME), start))
-        self._check_unique(given, schema, start)
+        self._check_unique(given.filter(pc.greater_equal(given.column(TIME), start)), schema_id, schema, start)
 
-    def _check_unique(self, given: pa.Table, schema: ShardSchema, start: int) -> None:
-        """Raise ConstraintViolated where keys of the rows, which land where the upper is `start`, have another one."""
-        those = _with_added_keys(given, key_schema(schema), schema)
+    def _check_unique(self, given: pa.Table, schema_id: int, schema: ShardSchema, start: int) -> None:
+        """Raise ConstraintViolated where keys of the rows, which land where the upper is `start`, have another one.
+
+        The rows are by a schema that the shard may have had before: what is there is read by that of now.
+        """
         if start == 0:
-            check_keys(given, those, Contents(schema, None, -1))
+            check_keys(given, _with_added_keys(given, key_schema(schema), schema), Contents(schema, None, -1))
             return
         with holding(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
             try:
-                check_keys(given, those, Contents(schema, held, start - 1))
+                schemas = sound_schemas(held.view.schemas)
+                current = newest(schemas)[1]
+                rows = Migration(schemas.get(schema_id, schema), current).rows(given)
+                those = _with_added_keys(rows, key_schema(current), current)
+                check_keys(rows, those, Contents(current, held, start - 1))
             finally:
                 held.lease.close()
 
@@ -257,4 +272,5 @@ def _asked(schema: ShardSchema) -> object:
 
 
 def _can_be_read_again(updates: Updates) -> bool:
+    updates = updates.rows if isinstance(updates, Pinned) else updates
     return isinstance(updates, (pa.Table, pa.RecordBatch, list)) or hasattr(updates, "iloc")

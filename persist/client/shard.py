@@ -57,6 +57,7 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
         self._transport = OneShard(transport, view.shard_id)
         self._settings = settings
         self._lock = threading.Lock()
+        self._asked = self._answered = 0  # how often for the schema; the last time that was answered
         self._idle_writers: list[WriteHandle] = []
         self._newest_id = view.schema_id
         self._schema_id, self._schema = current_schema(view.schemas)
@@ -78,12 +79,17 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
 
     def refresh_schema(self) -> ShardSchema:
         """The schema as of now, which this handle uses from here on. Raises what every call may."""
+        with self._lock:
+            self._asked = turn = self._asked + 1
         view = self.view()
         found = current_schema(view.schemas)
         with self._lock:
-            self._newest_id = view.schema_id
-            self._schema_id, self._schema = found
-        return found[1]
+            # Another thread may have asked later, and have its answer: what it has learnt is not put back.
+            if turn > self._answered or view.schema_id > self._newest_id:
+                self._answered = max(turn, self._answered)
+                self._newest_id = view.schema_id
+                self._schema_id, self._schema = found
+            return self._schema
 
     def view(self) -> ShardView:
         """Frontiers and schemas as of now. Raises what every call may."""

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from persist.client.arguments import check_numbers, checked
 from persist.client.digests import digest_of, standing_for_themselves
+from persist.client.pinned import Pinned
 from persist.client.retry import send
 from persist.client.telling import Info, info_bytes
 from persist.client.timed import Timeable
@@ -232,6 +233,8 @@ class WriteHandle(Timeable):
 
         What an iterator will give is not known. Raises what every call may.
         """
+        if isinstance(updates, Pinned):
+            return updates.schema_id, updates.schema
         schema_id, schema = self._newest()
         if set(_names(updates)).issubset(schema.updates_schema.names):
             return schema_id, schema
@@ -389,6 +392,8 @@ def _names(updates: Updates) -> Iterable[Any]:
 
 def as_updates(updates: Updates, schema: ShardSchema) -> Any:
     """Rows in whatever form users have them, as what `stage` takes. Raises InvalidUsage."""
+    if isinstance(updates, Pinned):
+        return as_updates(updates.rows, schema)
     if isinstance(updates, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
         return updates
     if isinstance(updates, list) and all(isinstance(row, dict) for row in updates):
@@ -414,6 +419,8 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
 
 def reusable(rows: Updates) -> Updates:
     """Rows that can be read again: what can be read only once is taken into memory."""
+    if isinstance(rows, Pinned):
+        return Pinned(reusable(rows.rows), rows.schema_id, rows.schema)
     if isinstance(rows, (pa.Table, pa.RecordBatch, list)) or hasattr(rows, "iloc"):
         return rows
     if isinstance(rows, pa.RecordBatchReader):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client.columns import ShardSchema
+from persist.client.columns import ShardSchema, known_by, learnt
+from persist.client.pinned import Pinned
 from persist.client.shard import Shard
 from persist.client.write import Updates, as_updates, reusable
 from persist.core.errors import InvalidUsage
@@ -14,18 +15,20 @@ from persist.core.errors import InvalidUsage
 TIME = "__time"
 
 
-def one_table(updates: Updates, shard: Shard, who: str) -> pa.Table:
-    """The rows with the columns of the shard and `__diff`, without times.
+def one_table(updates: Updates, shard: Shard, who: str) -> Pinned:
+    """The rows with the columns of the shard, as the handle knows them, and `__diff`, without times.
 
-    Raises InvalidUsage (an iterator, rows with `__time`, rows that do not fit).
+    Where they do not fit, and the shard has other columns by now, the handle learns of them. Raises InvalidUsage (an
+    iterator, rows with `__time`, rows that do not fit, a name that means another column by now).
     """
-    rows = held(updates)
+    rows, (number, known) = held(updates), known_by(shard)
     try:
-        return table_by(shard.schema, rows, who)
+        return Pinned(table_by(known, rows, who), number, known)
     except InvalidUsage:
-        if set(shard.schema.arrow.names) == set(shard.refresh_schema().arrow.names):
+        found = learnt(shard, number, known)
+        if found is None:
             raise
-        return table_by(shard.schema, rows, who)  # the shard has other columns by now
+        return Pinned(table_by(found[1], rows, who), *found)
 
 
 def held(updates: Updates) -> Updates:

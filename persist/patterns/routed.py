@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from persist.client.arguments import checked
-from persist.client.columns import ShardSchema, alike, check_alike
+from persist.client.columns import ShardSchema, alike, check_alike, known_by
 from persist.client.inserting import CheckedWriter
+from persist.client.pinned import Pinned
 from persist.client.shard import Shard
 from persist.client.write import Updates
 from persist.core.attribute import AttributeUpdate
@@ -55,9 +56,9 @@ class _Lane:
 
     def check(self, rows: pa.Table, number: int, columns: ShardSchema) -> None:
         """Raise InvalidUsage where the shard would refuse the rows, as it is now. Nothing is written."""
-        self._check_columns(columns)
+        pinned = self._pinned(rows, columns)
         try:
-            self._writer.check(rows)
+            self._writer.check(pinned)
         except InvalidUsage:
             if self.numbered.last() < number:
                 raise  # else their keys are there because an earlier try has landed
@@ -67,10 +68,10 @@ class _Lane:
 
         Raises AttributeMismatch (another instance was opened), and what an insert may.
         """
-        self._check_columns(columns)
+        pinned = self._pinned(rows, columns)
         changes = (self._gate, *self.numbered.conditions(number), *self.kept.updates(whole))
         try:
-            self._writer.insert(rows, attributes=changes)
+            self._writer.insert(pinned, attributes=changes)
         except AttributeMismatch as error:
             if self._gate.key in error.details.get("actual", {}):
                 return False
@@ -88,13 +89,15 @@ class _Lane:
                 raise
         return True
 
-    def _check_columns(self, columns: ShardSchema) -> None:
-        known = self._shard.schema
+    def _pinned(self, rows: pa.Table, columns: ShardSchema) -> Pinned:
+        """The rows by the columns that the shard has here. Raises InvalidUsage where those are others."""
+        number, known = known_by(self._shard)
         if not alike(known, columns):
             raise InvalidUsage(
                 f"shard {self._shard.name!r} has other columns than this routed writer knows; change those of all its "
                 "shards alike, open the writer anew, and append the same rows again by their names of then"
             )
+        return Pinned(rows, number, known)
 
 
 class RoutedWriter:

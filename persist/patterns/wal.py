@@ -7,7 +7,7 @@ the log and `append` what it says to a table, at the same times. So any number o
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -15,8 +15,18 @@ from typing import Self
 import pyarrow as pa
 
 from persist.client.arguments import check_numbers, checked
-from persist.client.columns import Life, ShardSchema, same, with_constraints_of, without_constraints
+from persist.client.columns import (
+    Life,
+    ShardSchema,
+    current_schema,
+    evolve,
+    known_by,
+    same,
+    with_constraints_of,
+    without_constraints,
+)
 from persist.client.connect import Client
+from persist.client.pinned import Pinned
 from persist.client.shard import Shard
 from persist.client.write import Updates
 from persist.core.attribute import AttributeUpdate, named_key
@@ -136,7 +146,7 @@ class FrontEnd:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _written(self, rows: pa.Table, number: int) -> int:
+    def _written(self, rows: Pinned, number: int) -> int:
         lost: Indeterminate | None = None
         for _ in range(self._settings.tries_max):
             try:
@@ -157,10 +167,11 @@ class FrontEnd:
                 raise lost from error
         raise lost or Unavailable(f"other front ends of shard {self.log.name!r} were quicker each time; retry")
 
-    def _tried(self, rows: pa.Table, number: int) -> int:
+    def _tried(self, rows: Pinned, number: int) -> int:
         lower = self._log_upper() if self._upper is None else self._upper
         time = lower if self._followed is None else self._followed.time(lower)
-        timed = rows.append_column(TIME, pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows))
+        times = pa.repeat(pa.scalar(time, pa.int64()), rows.rows.num_rows)
+        timed = replace(rows, rows=rows.rows.append_column(TIME, times))
         changes = (*self._numbered.conditions(number), AttributeUpdate.replace(self._time_key, time))
         self._writer.compare_and_append(timed, lower, time + 1, attributes=changes)
         self._upper = time + 1
@@ -207,8 +218,7 @@ class Replica(Stepping):
         checked("table", table, Shard)
         self.log = log
         self.table = table
-        table.refresh_schema()
-        self._place_in(Life.of(log))
+        self._place_in(Life.of(log), table.refresh_schema())
         self._writer = table.open_writer(purpose=f"replica of {log.name}"[:256])
         self.upper = 0
 
@@ -259,20 +269,21 @@ class Replica(Stepping):
         if same(columns, begin):
             return False
         for _ in range(SCHEMAS_TRIED_MAX):
-            known = self.table.refresh_schema()  # before the log: so the log has what a rival brought here
+            view = self.table.view()  # before the log: so the log has what a rival brought here
+            known = current_schema(view.schemas)[1]
             life = Life.of(self.log)
-            here, target = self._place_in(life), life.place(columns)
+            here, target = self._place_in(life, known), life.place(columns)
             if target is None or here >= target:
+                self.table.refresh_schema()
                 return not same(known, begin)
             try:
-                self.table.evolve_schema(with_constraints_of(life.following(here, target), known))
+                evolve(self.table, view, with_constraints_of(life.following(here, target), known))
             except SchemaMismatch:  # a rival was quicker
                 continue
         raise Unavailable(f"the columns of table {self.table.name!r} are changed all the time; retry")
 
-    def _place_in(self, life: Life) -> int:
-        """Where the table stands among the columns that the log has had. Raises InvalidUsage (it had others)."""
-        known = self.table.schema
+    def _place_in(self, life: Life, known: ShardSchema) -> int:
+        """Where these columns of a table stand among those that the log has had. Raises InvalidUsage (they did not)."""
         place = life.place(known)
         if place is not None:
             return place
@@ -287,15 +298,16 @@ class Replica(Stepping):
             "somebody else made or changed it; apply the log to a table of another name"
         )
 
-    def _as_of_table(self, updates: pa.Table, columns: ShardSchema) -> pa.Table:
+    def _as_of_table(self, updates: pa.Table, columns: ShardSchema) -> Pinned:
         """The updates by the columns that the table has, which are those of the log, or later ones that it has by now.
 
         A plain schema says nothing of what its columns became. So the life of the log tells it.
         """
-        if same(columns, self.table.schema):
-            return updates
+        number, known = known_by(self.table)
+        if same(columns, known):
+            return Pinned(updates, number, known)
         life = Life.of(self.log)
-        begin, end = life.place(columns), self._place_in(life)
+        begin, end = life.place(columns), self._place_in(life, known)
         if begin is None or begin > end:
             raise Unavailable(f"the columns of log {self.log.name!r} have changed meanwhile; retry")
-        return life.moved(updates, begin, end)
+        return Pinned(life.moved(updates, begin, end), number, known)
