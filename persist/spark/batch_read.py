@@ -18,10 +18,11 @@ from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_f
 from persist.client.transport import OneShard
 from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
-from persist.core.view import ViewRequest
+from persist.core.view import ShardView, ViewRequest
 from persist.parts import DIFF, TIME, current_schema
 from persist.spark import executors, planning
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
+from persist.spark.going_on import Known, names_in
 from persist.spark.options import ReadOptions, Target
 from persist.spark.outliving import outliving, snapshot_again
 from persist.spark.schemas import arrow_schema, batches, spark_schema
@@ -40,10 +41,11 @@ class SplitPartition(InputPartition):
 class SnapshotReader(DataSourceReader):
     """Reads the columns of `schema` as of one time, which is fixed when Spark plans the load."""
 
-    def __init__(self, target: Target, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, target: Target, options: ReadOptions, schema: StructType, known: Known | None = None) -> None:
         self._target = target
         self._options = options
         self._schema = schema
+        self._known = known  # by which `schema` was told; None: somebody has given it
         if options.with_diff and DIFF not in schema.names:
             raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
@@ -51,6 +53,8 @@ class SnapshotReader(DataSourceReader):
         schema = current_schema(executors.view_of(self._target).schemas)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
         splits = planning.plan_snapshot(self._target, planning.with_times(self._target, self._options), columns)
+        for split in splits[:1]:
+            planning.check_names(self._target, (*columns, *names_in(self._options.selection.where)), self._known, split)
         return [SplitPartition(split) for split in splits] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -99,10 +103,11 @@ class ChangesReader(DataSourceReader):
     the shard's since come first, as changes at that time.
     """
 
-    def __init__(self, target: Target, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, target: Target, options: ReadOptions, schema: StructType, known: Known | None = None) -> None:
         self._target = target
         self._options = options
         self._schema = schema
+        self._known = known  # as for a snapshot
 
     def partitions(self) -> Sequence[InputPartition]:
         target = self._target
@@ -122,6 +127,8 @@ class ChangesReader(DataSourceReader):
             else:
                 view = wait_for_upper(transport, target.shard, ending, lease, options.wait_s)
             check_held(view, interval.held.element or 0)
+            names = (*self._schema.names, *names_in(options.selection.where))
+            planning.check_names(target, names, self._known, view)
             splits = plan_changes(target, options, view, interval, lease, self._schema.names)
         except BaseException:
             lease.close()
@@ -134,9 +141,9 @@ class ChangesReader(DataSourceReader):
         return read_changes(self._target, self._options, self._schema, partition.split)
 
 
-def snapshot_schema(target: Target, options: ReadOptions) -> StructType:
+def snapshot_schema(view: ShardView, options: ReadOptions) -> StructType:
     """The columns that a snapshot read shows when it is given no schema."""
-    schema = current_schema(executors.view_of(target).schemas)[1]
+    schema = current_schema(view.schemas)[1]
     names = schema.columns(options.columns)
     fields = [schema.arrow.field(name) for name in names]
     return spark_schema([*fields, MULTIPLICITY] if options.with_diff else fields)

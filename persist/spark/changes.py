@@ -29,7 +29,7 @@ from persist.spark import executors, planning
 from persist.spark.going_on import Renamed, as_began
 from persist.spark.images import by_whole_keys, kinds, updates
 from persist.spark.options import ReadOptions, Target
-from persist.spark.outliving import forgotten, held_again, outliving
+from persist.spark.outliving import check_same, forgotten, held_again, outliving
 from persist.spark.schemas import arrow_schema, batches, spark_schema
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
@@ -199,6 +199,7 @@ def changes_again(target: Target, split: ChangesSplit) -> ChangesSplit:
     held = held_again(target, split.shard_id, first)
     with forgotten(target, first):
         check_held(held.view, first)  # a hold on this time alone says nothing of later ones
+    check_same(target, split.columns, split.schemas, held.view.schemas)
     reader = part_reader(held.transport, held.view, split.settings)[1]
     runs, dropped = found_runs(
         OneShard(held.transport, split.shard_id), reader, held.view, interval, wanted, held.lease
@@ -252,13 +253,13 @@ def columns_read(schema: ShardSchema, names: Iterable[str]) -> tuple[str, ...]:
     return (*shown, *(name for name in schema.key if name not in shown))
 
 
-def changes_schema(target: Target, options: ReadOptions) -> StructType:
+def changes_schema(view: ShardView, options: ReadOptions) -> StructType:
     """The columns that a change feed shows when it is given no schema."""
-    schema = current_schema(executors.view_of(target).schemas)[1]
+    schema = current_schema(view.schemas)[1]
     names = schema.columns(options.columns)
     for name in set(names).intersection(CHANGE_COLUMNS):
         raise InvalidUsage(
-            f"shard {target.shard!r} has a column {name!r}, and so has a change feed; leave that of the shard out with "
+            f"shard {view.name!r} has a column {name!r}, and so has a change feed; leave that of the shard out with "
             "option 'columns', or read what changed between two times with readChanges"
         )
     return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])

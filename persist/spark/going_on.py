@@ -1,19 +1,57 @@
-"""The columns of a stream, which are fixed when it begins, of a shard whose columns change meanwhile.
+"""The columns of a stream or a DataFrame, which are fixed when it begins, of a shard whose columns change meanwhile.
 
-They are followed by their ids: a column that is renamed goes on, one that is dropped is null from then on, and those
-that are added are left out, until the query is started again.
+A stream follows them by their ids: a column that is renamed goes on, one that is dropped is null from then on, and
+those that are added are left out, until the query is started again. Where rows are selected by a name that means
+another column by now, a stream ends. So does a DataFrame with any such name, since it is loaded again easily.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from persist.core.errors import InvalidUsage
+from persist.core.ids import ShardId
 from persist.core.state import SchemaRecord
+from persist.core.view import ShardView
 from persist.parts import newest, sound_schemas
+from persist.parts.predicate import columns_of, parse
 
 Renamed = tuple[tuple[str, str | None], ...]  # names of a stream's columns, and what they are called now
+
+
+@dataclass(frozen=True)
+class Known:
+    """By which schema of which shard somebody was told the columns."""
+
+    shard: ShardId
+    number: int
+
+    @classmethod
+    def of(cls, view: ShardView) -> Known:
+        """The current one."""
+        return cls(view.shard_id, newest(sound_schemas(view.schemas))[0])
+
+
+def names_in(where: str | None) -> list[str]:
+    """The columns that a predicate names."""
+    return [] if where is None else columns_of(parse(where))
+
+
+def check_means(names: Iterable[str], began: int, schemas: Mapping[int, SchemaRecord], whose: str, remedy: str) -> None:
+    """Raise InvalidUsage where a name means another column by now than in the schema `began`, or none."""
+    sound = sound_schemas(schemas)
+    current = newest(sound)[1]
+    known = sound.get(began, current)
+    for name in names:
+        number = known.id_of.get(name)
+        if number is None or current.id_of.get(name) == number:
+            continue
+        now = current.name_of.get(number)
+        became = "was dropped" if now is None else f"is called {now!r} now"
+        raise InvalidUsage(f"column {name!r}, {whose}, {became}: {remedy}, with the columns as they are named now")
 
 
 def names_now(names: Iterable[str], began: int | None, schemas: Mapping[int, SchemaRecord]) -> Renamed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -22,11 +22,14 @@ from persist.client.snapshot import Held, SnapshotSplit, check_held, holding, le
 from persist.client.transport import OneShard
 from persist.core.errors import Expired, NotReadable
 from persist.core.ids import ShardId
-from persist.parts import KeyRange, overlapping
+from persist.core.state import SchemaRecord
+from persist.parts import KeyRange, current_schema, overlapping
 from persist.spark import executors
+from persist.spark.going_on import check_means, names_in
 from persist.spark.options import WAIT_S, Target
 
 HOLDS_MAX = 64  # times of shards that one process holds anew
+Schemas = Mapping[int, SchemaRecord]
 _Split = TypeVar("_Split", bound=SnapshotSplit)
 
 
@@ -52,9 +55,19 @@ def outliving(pieces: Iterator[pa.Table], anew: Callable[[], Iterator[pa.Table]]
         ) from error
 
 
+def check_same(target: Target, names: Iterable[str] | None, planned: Schemas, now: Schemas) -> None:
+    """Raise InvalidUsage where a column of a plan (None: all) is called otherwise by now: it goes by its names."""
+    number, schema = current_schema(planned)
+    whose = f"which this DataFrame of shard {target.shard!r} shows or selects by"
+    remedy = "its lease has lapsed, so load() again"
+    check_means(schema.arrow.names if names is None else names, number, now, whose, remedy)
+
+
 def snapshot_again(target: Target, split: SnapshotSplit) -> SnapshotSplit:
     """The split with parts and a lease as of now. Raises Expired where its time was forgotten, UnknownShard."""
     held = held_again(target, split.shard_id, split.as_of)
+    names = None if split.columns is None else (*split.columns, *names_in(split.where))
+    check_same(target, names, split.schemas, held.view.schemas)
     with leased_blobs(held.lease):
         reader = part_reader(held.transport, held.view, split.settings)[1]
         runs = overlapping(reader.expanded(held.runs, split.key_range), split.key_range)
@@ -70,6 +83,7 @@ def past_again(target: Target, split: PastSplit | PairSplit) -> PastSplit | Pair
         return replace(split, earlier=earlier, later=later)
     low, high = sorted((split.start, split.as_of))
     held = held_again(target, split.shard_id, low)
+    check_same(target, split.columns, split.schemas, held.view.schemas)
     if held.lease.is_point:
         with forgotten(target, high):
             check_held(held.view, high)

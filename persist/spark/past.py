@@ -16,11 +16,14 @@ from pyspark.sql.types import StructType
 
 from persist.client.changes import Asked, Changes, ChangesSplit, Named, PairSplit, changes_between, changes_of
 from persist.client.rewriting import check_complete
+from persist.client.snapshot import SnapshotSplit
 from persist.client.transport import OneShard
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from persist.core.view import ShardView
 from persist.parts import DIFF, current_schema
 from persist.spark import executors, planning
+from persist.spark.going_on import Known
 from persist.spark.options import Options, PastOptions, Target
 from persist.spark.outliving import carrying, lighter, outliving, past_again
 from persist.spark.saving import FORMAT, save
@@ -44,10 +47,11 @@ class PastReader(DataSourceReader):
     The leases are not closed: Spark plans once and may read the plan again and again, so they lapse when nobody reads.
     """
 
-    def __init__(self, target: Target, options: PastOptions, schema: StructType) -> None:
+    def __init__(self, target: Target, options: PastOptions, schema: StructType, known: Known | None = None) -> None:
         self._target = target
         self._options = options
         self._schema = schema
+        self._known = known  # by which `schema` was told; None: somebody has given it
         if DIFF not in schema.names:
             raise InvalidUsage(
                 f"the schema given to readChanges lacks the column {DIFF}, without which rows that were removed look "
@@ -55,7 +59,12 @@ class PastReader(DataSourceReader):
             )
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [PastPartition(one) for one in map(_carrying, self._changes().splits) if one] or [InputPartition(None)]
+        splits = self._changes().splits
+        for split in splits[:1]:
+            planned = split.earlier if isinstance(split, PairSplit) else split
+            assert isinstance(planned, SnapshotSplit)
+            planning.check_names(self._target, self._schema.names, self._known, planned)
+        return [PastPartition(one) for one in map(_carrying, splits) if one] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PastPartition):
@@ -80,9 +89,9 @@ class PastReader(DataSourceReader):
         return changes_between((one, target.shard, first), (two, other.shard, last), asked, settings)
 
 
-def changes_schema(target: Target, options: PastOptions) -> StructType:
+def changes_schema(view: ShardView, options: PastOptions) -> StructType:
     """The columns that changes show when they are given no schema."""
-    schema = current_schema(executors.view_of(target).schemas)[1]
+    schema = current_schema(view.schemas)[1]
     return spark_schema([*(schema.arrow.field(name) for name in schema.columns(options.read.columns)), MULTIPLICITY])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -23,10 +23,12 @@ from persist.core.batch import Run
 from persist.core.commands import ResolveTime, TimeResolved
 from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
 from persist.core.state import SchemaRecord
+from persist.core.view import ShardView
 from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within
 from persist.parts.pruning import Filter
 from persist.parts.reader import PartReader
 from persist.spark import executors
+from persist.spark.going_on import Known, check_means
 from persist.spark.options import ReadOptions, Target
 
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
@@ -126,6 +128,13 @@ def partitions_for(size: int) -> int:
     if size < SMALL_BYTES:
         return 1
     return max(os.cpu_count() or 1, math.ceil(size / SPLIT_BYTES))
+
+
+def check_names(target: Target, names: Iterable[str], known: Known | None, planned: SnapshotSplit | ShardView) -> None:
+    """Raise InvalidUsage where names of a DataFrame mean other columns where it is planned than where it was loaded."""
+    if known is not None and planned.shard_id == known.shard:
+        whose = f"which this DataFrame of shard {target.shard!r} shows or selects by"
+        check_means(names, known.number, planned.schemas, whose, "load() again")
 
 
 def selected(schema: ShardSchema, options: ReadOptions, columns: tuple[str, ...]) -> Selected:

@@ -18,6 +18,7 @@ from persist.spark import executors, history, metadata, past
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
 from persist.spark.changes import changes_schema, check_signs
+from persist.spark.going_on import Known
 from persist.spark.options import (
     HistoryOptions,
     Options,
@@ -35,12 +36,14 @@ from persist.spark.stream_write import StreamWriter
 class PersistDataSource(DataSource):
     """Shards as DataFrames. Found by Spark through `pyspark_persist`, or `spark.dataSource.register(...)`.
 
-    An instance holds only its options: Spark pickles it to executors, which open stores where they read and write.
+    An instance holds its options, and which schema it has told: Spark pickles it to its planners and to executors,
+    which open stores where they read and write.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._given = dict(options)
+        self._known: Known | None = None  # by which `schema` has told the columns
 
     @classmethod
     def name(cls) -> str:
@@ -52,10 +55,14 @@ class PersistDataSource(DataSource):
             return history.SCHEMA
         if (kind := metadata_of(options)) is not None:
             return metadata.SCHEMAS[kind]
-        if (between := PastOptions.of(options)) is not None:
-            return past.changes_schema(_near(options), between)
-        target, read = _near(options), ReadOptions.of(options, streams=True)  # Spark does not say which read it is
-        return changes_schema(target, read) if read.changes else snapshot_schema(target, read)
+        between = PastOptions.of(options)
+        read = ReadOptions.of(options, streams=True) if between is None else None  # Spark does not say which read it is
+        view = executors.view_of(_near(options))
+        self._known = Known.of(view)
+        if between is not None:
+            return past.changes_schema(view, between)
+        assert read is not None
+        return changes_schema(view, read) if read.changes else snapshot_schema(view, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options(self._given)
@@ -65,10 +72,11 @@ class PersistDataSource(DataSource):
         if (kind := metadata_of(options)) is not None:
             return metadata.MetadataReader(_near(options), kind, schema)
         if (between := PastOptions.of(options)) is not None:
-            return past.PastReader(_near(options), between, schema)
+            return past.PastReader(_near(options), between, schema, self._known)
         target, read = _near(options), ReadOptions.of(options)
         check_signs(schema, read)
-        return ChangesReader(target, read, schema) if read.changes else SnapshotReader(target, read, schema)
+        reader = ChangesReader if read.changes else SnapshotReader
+        return reader(target, read, schema, self._known)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         try:
@@ -76,7 +84,7 @@ class PersistDataSource(DataSource):
             options.check("a streaming read")
             read = ReadOptions.of(options, streams=True)
             check_signs(schema, read)
-            return StreamReader(_near(options), read, StreamOptions.of(options), schema)
+            return StreamReader(_near(options), read, StreamOptions.of(options), schema, self._known)
         except PersistError as error:  # Spark hides what is raised here behind an error of its own
             return RefusedStream(error)
 

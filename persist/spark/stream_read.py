@@ -37,7 +37,7 @@ from persist.parts.cuts import Limit, Weight
 from persist.spark import executors, planning
 from persist.spark.admission import Admission
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
-from persist.spark.going_on import names_now, wanted_now
+from persist.spark.going_on import Known, check_means, names_in, names_now, wanted_now
 from persist.spark.offsets import Offset, Position, between, offset_at, snapshot_offset
 from persist.spark.options import ReadOptions, Target
 from persist.spark.stream_options import StreamOptions
@@ -69,11 +69,20 @@ class RefusedStream(DataSourceStreamReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One lives in the driver's planner process for as long as the query runs; executors get copies without state."""
 
-    def __init__(self, target: Target, options: ReadOptions, stream: StreamOptions, schema: StructType) -> None:
+    def __init__(
+        self,
+        target: Target,
+        options: ReadOptions,
+        stream: StreamOptions,
+        schema: StructType,
+        known: Known | None = None,
+    ) -> None:
+        """`known`: by which schema of the shard `schema` was told; None: somebody has given it."""
         self._target = target
         self._options = options
         self._stream = stream
         self._schema = schema
+        self._known = known
         self._began: int | None = None  # the number of the schema of the shard that its columns are of
         self._initial: Offset | None = None
         self._until: Antichain | None = None  # where a query that reads what is available now ends
@@ -196,7 +205,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._check_life(end, executors.view_of(self._target).shard_id)
             raise
         if self._began is None:
-            self._began = current_schema(view.schemas)[0]
+            is_told = self._known is not None and self._known.shard == view.shard_id
+            self._began = self._known.number if self._known and is_told else current_schema(view.schemas)[0]
+        names, whose = names_in(self._options.selection.where), f"by which this stream of shard {view.name!r} selects"
+        check_means(names, self._began, view.schemas, whose, "start the query again")
         return lease, view
 
     def _check_life(self, offset: Offset, shard: ShardId) -> None:

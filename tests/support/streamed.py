@@ -27,7 +27,11 @@ def opened(world: World, patch: pytest.MonkeyPatch, **options: Any) -> StreamRea
     found = Options({"url": "persist:///nowhere", "path": NAME, **given})
     found.check("a streaming read")
     target, read = Target.of(found), ReadOptions.of(found, streams=True)
-    schema = changes_schema(target, read) if read.changes else snapshot_schema(target, read)
+    schema = (
+        changes_schema(executors.view_of(target), read)
+        if read.changes
+        else snapshot_schema(executors.view_of(target), read)
+    )
     return StreamReader(target, read, StreamOptions.of(found), schema)
 
 

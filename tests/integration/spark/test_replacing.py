@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from persist.core.errors import InvalidUsage, UnknownShard
+from persist.spark import executors
 from persist.spark.batch_read import ChangesReader
 from persist.spark.changes import changes_schema
 from persist.spark.jobs import Job
@@ -140,7 +141,7 @@ def test_splits_of_a_dropped_shard_say_so(spark: Any, client: Any, url: str, rec
     shard.insert([{"k": "a", "n": 1}])
     mine = job(url, spark.createDataFrame([], DDL), overwrite=True)
     options = ReadOptions.of(Options({"readChangeFeed": "true", "startingVersion": "0"}))
-    changes = ChangesReader(mine.target, options, changes_schema(mine.target, options))
+    changes = ChangesReader(mine.target, options, changes_schema(executors.view_of(mine.target), options))
     [split] = changes.partitions()
     assert sum(len(rows) for rows in changes.read(split)) == 1
     shard.drop(force=True)

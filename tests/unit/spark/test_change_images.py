@@ -13,7 +13,7 @@ import pytest
 import persist
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from persist.spark import images
+from persist.spark import executors, images
 from persist.spark.changes import changes_schema
 from persist.spark.options import Options, ReadOptions, Target
 from persist.spark.source import PersistDataSource
@@ -167,7 +167,7 @@ def test_change_images_that_mean_nothing_are_refused(shard: Any, url: str, optio
 
 def test_a_schema_without_the_column_that_tells_is_refused(shard: Any, url: str) -> None:
     options = Options({"url": url, "path": "orders", **IMAGES})
-    whole = changes_schema(Target.of(options), ReadOptions.of(options))
+    whole = changes_schema(executors.view_of(Target.of(options)), ReadOptions.of(options))
     schema = type(whole)([field for field in whole if field.name != "_change_type"])
     given = PersistDataSource({"url": url, "path": "orders", **IMAGES})
     with pytest.raises(InvalidUsage, match="lacks _change_type, the column by which changeImages tells updates"):

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import persist
 from persist.client.shard import Shard
 from persist.core.errors import Conflict
+from persist.spark import executors
 from persist.spark.changes import changes_schema
 from persist.spark.options import Options, ReadOptions, Target
 from persist.spark.stream_options import StreamOptions
@@ -44,7 +45,7 @@ def reader(url: str, starting: str = "0") -> StreamReader:
     given = {"url": url, "path": "orders", "readChangeFeed": "true", "cursor": "job", "startingOffsets": starting}
     options = Options(given)
     target, read = Target.of(options), ReadOptions.of(options)
-    return StreamReader(target, read, StreamOptions.of(options), changes_schema(target, read))
+    return StreamReader(target, read, StreamOptions.of(options), changes_schema(executors.view_of(target), read))
 
 
 def read_on(stream: StreamReader, start: dict[str, object]) -> tuple[dict[str, object], int]:
