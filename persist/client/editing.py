@@ -26,7 +26,7 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import Indeterminate, PersistError, SchemaMismatch, UpperMismatch
+from persist.core.errors import ConstraintViolated, Indeterminate, PersistError, SchemaMismatch, UpperMismatch
 from persist.core.ids import Token
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.transitions.naming import DIFF_MAX
@@ -101,7 +101,16 @@ class Editing(Rewriting):
         said.append([(one.key, one.verb, one.value, one.expected) for one in self.attributes])
         digest = hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
         asked = replace(self, question=digest.digest())
-        return asked._settled(0, token, lambda: asked._tried(token), asked._told)
+
+        def tried() -> Edited:
+            try:
+                return asked._tried(token)
+            except ConstraintViolated:  # maybe by the rows of another try, which has landed meanwhile
+                if (done := asked._landed(0, token)) is None:
+                    raise
+                return asked._told(done)
+
+        return asked._settled(0, token, tried, asked._told)
 
     def _tried(self, token: Token | None) -> Edited:
         view = self.transport.view(self.name, ViewRequest())

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.changes import Named
-from persist.client.editing import Editing
+from persist.client.editing import Editing, edit_landed
 from persist.client.pinned import Pinned
 from persist.client.planned import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
 from persist.client.snapshot import ReadSettings, holding
@@ -25,7 +25,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
-from persist.core.errors import InvalidUsage, SchemaMismatch
+from persist.core.errors import ConstraintViolated, InvalidUsage, SchemaMismatch
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.recorded import Caller
@@ -137,7 +137,7 @@ class CheckedWriter(WriteHandle):
                 return self._inserted(rows, changes, token, said)
             return WriteHandle.insert(self, rows, token=token, attributes=changes, info=info)
 
-        return self._by_schema(updates, write)
+        return self._by_schema(updates, write, token)
 
     def compare_and_append(
         self,
@@ -158,7 +158,7 @@ class CheckedWriter(WriteHandle):
                 self, rows, expected_upper, new_upper, token=token, attributes=changes, info=info
             )
 
-        return self._by_schema(updates, write)
+        return self._by_schema(updates, write, token)
 
     def append(
         self,
@@ -177,7 +177,7 @@ class CheckedWriter(WriteHandle):
                 self._look_up(rows, since, until)
             return WriteHandle.append(self, rows, lower, upper, token=token, attributes=changes, info=info)
 
-        return self._by_schema(updates, write)
+        return self._by_schema(updates, write, token)
 
     def check(self, updates: Updates) -> None:
         """Look whether rows could be inserted into the shard as it is now: by its constraints, and by its keys.
@@ -193,8 +193,11 @@ class CheckedWriter(WriteHandle):
         if schema.details.unique and view.upper.element is not None:
             self._check_unique(given, schema_id, schema, view.upper.element)
 
-    def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T]) -> _T:
-        """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile."""
+    def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T], token: Token | None) -> _T:
+        """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile.
+
+        Raises TokenReused where a constraint refuses rows that may have landed before, by the same token.
+        """
         for tries in range(1, SCHEMAS_MAX + 1):
             schema = updates.schema if isinstance(updates, Pinned) else self._newest()[1]
             if schema.details.unique:
@@ -205,6 +208,10 @@ class CheckedWriter(WriteHandle):
                 if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
                     raise
                 updates = self._as_of_now(updates)
+            except ConstraintViolated:
+                if token is not None:  # "nothing was written" has to be true
+                    edit_landed(self, Insert.verb, token)
+                raise
         raise AssertionError("the last try returns or raises")
 
     def _as_of_now(self, updates: Updates) -> Updates:

@@ -24,7 +24,10 @@ from persist import (
     ShardExists,
     UpperMismatch,
 )
+from persist.client.editing import Editing
 from persist.core.batch import Run
+from persist.core.errors import TokenReused
+from persist.core.ids import Token
 
 COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 Row = dict[str, Any]
@@ -348,6 +351,46 @@ def test_a_token_of_a_compare_and_append_is_answered_as_the_first_time(client: C
     assert unique.compare_and_append([{"id": 3, "n": 3}], 1, 2, token=token) == first
     with pytest.raises(UpperMismatch):
         unique.compare_and_append([{"id": 4, "n": 3}], 1, 2)
+
+
+AGAIN: dict[str, Callable[[Shard, Token], object]] = {
+    "insert": lambda shard, token: shard.insert([{"id": 3, "n": -3}], token=token),
+    "compare_and_append": lambda shard, token: shard.compare_and_append([{"id": 3, "n": -3}], 1, 2, token=token),
+    "append": lambda shard, token: shard.append([{"id": 3, "n": -3}], 1, 2, token=token),
+}
+
+
+@pytest.mark.parametrize("way", AGAIN)
+@pytest.mark.parametrize("asked", [{"checks": {"positive": "n > 0"}}, {"not_null": ["n"], "checks": {"p": "id < 3"}}])
+def test_rows_that_have_landed_are_not_said_to_be_refused_by_a_constraint_that_came_since(
+    client: Client, way: str, asked: Any
+) -> None:
+    """A write that was repeated by its token was told that nothing had been written."""
+    shard, token = client.create_shard("plain", COLUMNS, ["id"]), client.new_token()
+    shard.insert([{"id": 1, "n": 1}])
+    AGAIN[way](shard, token)
+    shard.delete("id = 3")
+    shard.set_constraints(**asked)
+    with pytest.raises(TokenReused, match="has landed"):
+        AGAIN[way](client.shard(shard.name), token)
+    with pytest.raises(ConstraintViolated, match="nothing was written"):
+        client.shard(shard.name).insert([{"id": 4, "n": -4}], token=client.new_token())
+
+
+def test_an_insert_that_lands_while_it_is_tried_again_is_answered_as_the_first_time(
+    client: Client, unique: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own row was taken for that of another one."""
+    token, tried, landed = client.new_token(), Editing._tried, []
+
+    def late(self: Editing, of: Token | None) -> object:
+        monkeypatch.setattr(Editing, "_tried", tried)
+        landed.append(client.shard(unique.name).insert([{"id": 3, "n": 3}], token=token))
+        return tried(self, of)
+
+    monkeypatch.setattr(Editing, "_tried", late)
+    assert unique.insert([{"id": 3, "n": 3}], token=token) == landed[0]
+    assert there(unique) == [(1, 1), (2, 2), (3, 3)]
 
 
 def test_of_rival_inserts_of_a_key_one_lands(client: Client, unique: Shard) -> None:
