@@ -43,6 +43,26 @@ def same(one: ShardSchema, other: ShardSchema) -> bool:
     return one.is_plain == other.is_plain and alike(one, other)
 
 
+def first_schema(shard: Shard) -> tuple[int, ShardSchema]:
+    """The id of the schema with which the shard was made, and that schema, with the numbers as they are known now."""
+    schemas = sound_schemas(shard.view().schemas)
+    first = min(schemas)
+    return first, schemas[first]
+
+
+def taken_name(shard: Shard, before: int, known: ShardSchema) -> tuple[str, str] | None:
+    """A name that was one column's by the schema of the id `before`, and is another's by `known`; with what became of
+
+    the column. None: there is no such name.
+    """
+    named = sound_schemas(shard.view().schemas).get(before, known)
+    for name, number in named.id_of.items():
+        if known.id_of.get(name, number) != number:
+            now = known.name_of.get(number)
+            return name, "was dropped" if now is None else f"is called {now!r} now"
+    return None
+
+
 def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSchema] | None:
     """The schema that the shard has by now, which the handle learns then; None: its columns are called as before.
 

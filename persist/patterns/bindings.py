@@ -29,6 +29,7 @@ from persist.core.errors import (
 from persist.patterns.events import whole_events
 from persist.patterns.following import Clock, Followed, confirmed_by
 from persist.patterns.known import NOT_BOUND, Known
+from persist.patterns.own_columns import OwnColumns
 from persist.patterns.positions import (
     PARTITIONS_MAX,
     Binding,
@@ -50,8 +51,6 @@ from persist.patterns.stored import (
     since_a_whole_mint,
     times_in_the_past,
 )
-
-HISTORY = "forever"  # of a new shard of bindings: what follows any time of them can be listened to
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,8 @@ class Bindings:
 
     def __init__(self, shard: Shard, clock: Clock | None, settings: BindingsSettings) -> None:
         self.shard = shard
+        self._own = OwnColumns(shard, "bindings")
+        self._own.check(shard.schema)
         self._settings = settings
         self._lock = threading.Lock()
         self._writer = shard.open_writer(purpose="bindings")
@@ -105,11 +106,12 @@ class Bindings:
                 from 0.
             settings: bounds.
         Raises: ShardExists (a shard of that name has other columns), InvalidUsage (it has a policy of rows, which
-            would take bindings away), Corruption (somebody has taken bindings away).
+            would take bindings away, or its columns have other names by now), Corruption (somebody has taken bindings
+            away).
         """
         checked("client", client, Client)
         checked("settings", settings, BindingsSettings, type(None))
-        found = client.create_shard(shard, SCHEMA, list(KEY), history=HISTORY)
+        found = OwnColumns.open(client, shard, "bindings", SCHEMA, KEY).shard
         if found.settings.rows is not None:
             raise InvalidUsage(
                 f"shard {shard!r} has a policy of rows, which takes bindings away; end it (Shard.retain)"
@@ -215,7 +217,7 @@ class Bindings:
             found = tail.times_of(asked)
             past = asked <= tail.floor
             if past.any():
-                found[past] = times_in_the_past(self.shard, partition, asked[past])
+                found[past] = times_in_the_past(self._own, partition, asked[past])
         return pa.array(found, pa.int64(), mask=found == NOT_BOUND)
 
     def listen(self, time: int) -> Listen:
@@ -223,7 +225,10 @@ class Bindings:
 
         Raises: as `Shard.listen`; NotReadable only where the history of the shard was shortened.
         """
-        return self.shard.listen(time, columns=[PARTITION, POSITION, TIME], purpose="bindings")
+        with self._own.told():
+            found = self.shard.listen(time, columns=[PARTITION, POSITION, TIME], purpose="bindings")
+        found.known = self._own.first  # it ends where the columns get other names
+        return found
 
     def close(self) -> None:
         """Give back what it holds. Raises what every call may."""
@@ -250,7 +255,8 @@ class Bindings:
         whole = bool(moved) and (not known.tails or known.unsaved + len(moved) > least)
         written = {**known.heads(), **moved} if whole else moved
         try:
-            self._writer.compare_and_append(rows_of(written, time, whole=whole), known.upper, time + 1)
+            rows = self._own.rows(rows_of(written, time, whole=whole))
+            self._writer.compare_and_append(rows, known.upper, time + 1)
         except UpperMismatch as error:
             self._learn_until((error.details.get("actual") or [None])[0], self._settings.wait_s)
             return False
@@ -266,7 +272,7 @@ class Bindings:
         past = self._known.past(asked)
         if not past:
             return self._known.covering(asked)
-        times = [times_in_the_past(self.shard, name, np.array([at], np.int64))[0] for name, at in past.items()]
+        times = [times_in_the_past(self._own, name, np.array([at], np.int64))[0] for name, at in past.items()]
         recent = {partition: at for partition, at in asked.items() if partition not in past}
         time = int(max(times))
         if recent:
@@ -282,7 +288,7 @@ class Bindings:
 
     def _read(self, time: int) -> Known | None:
         """What the shard tells of the bindings up to `time`, from the last whole mint before it on."""
-        found = since_a_whole_mint(self.shard, time)
+        found = since_a_whole_mint(self._own, time)
         if found is None:
             return None
         begin, heads, later = found
@@ -336,12 +342,16 @@ class Bindings:
             self._end_listening()
             self._load()
             return False
+        except InvalidUsage:  # what the listener gave was not taken
+            self._end_listening()
+            raise
 
     def _take(self, wait_s: float) -> bool:
         if self._listen is None:
             self._listen = self.shard.listen(self._known.upper - 1, purpose="bindings")
         before = self._listen.frontier
         for updates, upper in whole_events(self._listen, wait_s):
+            self._own.check(self._listen.schema)
             self._took(updates, upper.element)
         self._known.trim(self._settings.known_rows_max)
         return self._listen.frontier != before

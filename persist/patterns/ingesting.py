@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import check_numbers, checked
+from persist.client.columns import ShardSchema, known_by, taken_name
+from persist.client.pinned import Pinned
 from persist.client.shard import Shard
-from persist.core.errors import Conflict, InvalidUsage
+from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
 from persist.patterns.bindings import Bindings
 from persist.patterns.events import whole_events
 from persist.patterns.known import times_by
@@ -25,6 +27,7 @@ from persist.patterns.stepping import Stepping
 from persist.patterns.stored import PARTITION, POSITION, TIME
 
 ROW_TIME = "__time"
+SCHEMAS_TRIED_MAX = 10  # by which one batch is written, where the shard gets stricter constraints each time
 
 
 class Source(Protocol):
@@ -82,6 +85,7 @@ class Ingester(Stepping):
         self._source = source
         self._shard = shard
         self._settings = settings or IngestSettings()
+        self._columns = known_by(shard)  # by whose names the source gives records
         self._writer = shard.open_writer(purpose=f"ingesting by {bindings.shard.name}"[:256])
         self._stands: dict[str, int] = {}
         self.upper = 0
@@ -115,16 +119,39 @@ class Ingester(Stepping):
             self.upper = end
 
     def _append(self, batch: Moves, end: int) -> None:
-        rows = self._records(batch) if batch else self._shard.schema.arrow.empty_table()
-        self._writer.append(rows, self.upper, end)
+        for left in range(SCHEMAS_TRIED_MAX, 0, -1):
+            number, known = self._columns_now()
+            rows = self._records(batch, known) if batch else known.arrow.empty_table()
+            try:
+                self._writer.append(Pinned(rows, number, known), self.upper, end)
+                return
+            except SchemaMismatch:  # constraints got stricter: the records are looked at by them
+                if left == 1:
+                    raise
+                self._shard.refresh_schema()
 
-    def _records(self, batch: Moves) -> Iterator[pa.Table]:
+    def _columns_now(self) -> tuple[int, ShardSchema]:
+        """The columns as the handle knows them. Raises InvalidUsage: the source names one as another is called now."""
+        number, known = known_by(self._shard)
+        if number != self._columns[0]:
+            taken = taken_name(self._shard, self._columns[0], known)
+            if taken is not None:
+                raise InvalidUsage(
+                    f"column {taken[0]!r} of shard {self._shard.name!r} {taken[1]}, and another column has its name: "
+                    "let the source give records by the names of now, then make another ingester"
+                )
+            self._columns = number, known
+        return self._columns
+
+    def _records(self, batch: Moves, known: ShardSchema) -> Iterator[pa.Table]:
         for partition, (bound, times) in batch.items():
             after, last = self._stands.get(partition, BEFORE_ALL), int(bound[-1])
             if last <= after:  # a whole mint told again where it stands
                 continue
             for records in self._source.read(partition, after, last):
-                yield self._timed(records, partition, (after, last), bound, times)
+                timed = self._timed(records, partition, (after, last), bound, times)
+                is_kept = self._settings.position in known.arrow.names
+                yield timed if is_kept else timed.drop_columns([self._settings.position])
 
     def _timed(
         self, records: pa.Table, partition: str, between: tuple[int, int], bound: Numbers, times: Numbers
@@ -139,8 +166,6 @@ class Ingester(Stepping):
                 f"the source gave records of partition {partition!r:.100} with positions in [{positions.min()}, "
                 f"{positions.max()}], where it was asked for those after {between[0]} up to {between[1]}"
             )
-        if name not in self._shard.schema.arrow.names:
-            records = records.drop_columns([name])
         return records.append_column(ROW_TIME, pa.array(times_by(bound, times, positions), pa.int64()))
 
     def _shard_upper(self) -> int:

@@ -23,6 +23,7 @@ from persist.core.antichain import TIME_MAX
 from persist.core.attribute import AttributeKey, AttributeUpdate, named_key
 from persist.core.errors import AttributeMismatch, Conflict, InvalidUsage, Unavailable, UpperMismatch
 from persist.patterns.hashing import HASH, check_type, hashes_of
+from persist.patterns.own_columns import OwnColumns
 
 SHARDS_MAX = 1_000  # of one epoch
 EPOCHS_MAX = 10_000
@@ -61,6 +62,7 @@ class Routes:
     def __init__(self, client: Client, shard: Shard) -> None:
         self.client = client
         self.shard = shard
+        self._own = OwnColumns(shard, "routes")
         self.gate: AttributeKey = named_key(f"routes {shard.name}")
         self._places: tuple[int, ...] = ()  # in the key, whose order is for ever; columns may get other names
         self._known: tuple[int, list[Epoch]] = (0, [])
@@ -89,7 +91,7 @@ class Routes:
         else:
             schema = client.shard(listed[0]).schema
             _check_by(schema, wanted)
-            found = cls(client, client.create_shard(name, SCHEMA, list(KEY), history="forever"))
+            found = cls(client, OwnColumns.open(client, name, "routes", SCHEMA, KEY).shard)
             found._begin(listed, wanted, [schema.key.index(column) for column in wanted])
         current = found.current()
         if (listed or current.shards) != current.shards or (wanted or found.by) != found.by:
@@ -177,7 +179,7 @@ class Routes:
     def _committed(self, rows: pa.Table, at: int) -> bool:
         """Write the rows at that time; False if somebody else has written there."""
         try:
-            self.shard.compare_and_append(rows, at, at + 1)
+            self.shard.compare_and_append(self._own.rows(rows), at, at + 1)
         except UpperMismatch:
             return False
         return True
@@ -187,6 +189,7 @@ class Routes:
         if upper == self._known[0]:
             return self._known[1]
         with self.shard.snapshot(purpose="routes") as snapshot:
+            self._own.check(snapshot.schema)
             rows = snapshot.to_arrow().to_pylist()
         places = [row[AT] for row in rows if row[KIND] == BY]
         hashed = [row[NAME] for row in rows if row[KIND] == HASHED]

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.shard import Shard
 from persist.core.errors import Corruption
 from persist.patterns.known import NOT_BOUND, times_by
+from persist.patterns.own_columns import OwnColumns
 from persist.patterns.positions import Numbers
 
 PARTITION, POSITION, TIME, WHOLE = "partition", "position", "time", "whole"
@@ -49,7 +49,7 @@ def in_time(rows: pa.Table) -> list[tuple[str, int, int]]:
     return list(zip(*(column.to_pylist() for column in ordered.columns), strict=True))
 
 
-def since_a_whole_mint(shard: Shard, time: int) -> tuple[int, dict[str, int], pa.Table] | None:
+def since_a_whole_mint(own: OwnColumns, time: int) -> tuple[int, dict[str, int], pa.Table] | None:
     """The last whole mint up to `time`: its time, where every partition stood then, and the rows that came after it.
 
     None where there is no binding up to `time`. Looks back further and further, so it reads a few times as many rows
@@ -58,7 +58,7 @@ def since_a_whole_mint(shard: Shard, time: int) -> tuple[int, dict[str, int], pa
     start, window, rows = time + 1, WINDOW, SCHEMA.empty_table()
     while start > 0:
         start, window = max(0, time + 1 - window), window * WINDOW_GROWS
-        rows = _between(shard, start, time)
+        rows = _between(own, start, time)
         whole = rows.filter(rows.column(WHOLE))
         if len(whole):
             at = pc.max(whole.column(TIME)).as_py()
@@ -68,26 +68,32 @@ def since_a_whole_mint(shard: Shard, time: int) -> tuple[int, dict[str, int], pa
             return at, dict(stands), later
     if len(rows):
         raise Corruption(
-            f"shard {shard.name!r} has bindings up to time {time}, and the first ones are gone: somebody has taken "
+            f"shard {own.shard.name!r} has bindings up to time {time}, and the first ones are gone: somebody has taken "
             "rows away; restore it to a time before that (Shard.restore)"
         )
     return None
 
 
-def _between(shard: Shard, start: int, time: int) -> pa.Table:
-    with shard.snapshot(where=f"{TIME} >= {start} AND {TIME} <= {time}", purpose="bindings") as found:
+def _between(own: OwnColumns, start: int, time: int) -> pa.Table:
+    where = f"{TIME} >= {start} AND {TIME} <= {time}"
+    with own.told(), own.shard.snapshot(where=where, purpose="bindings") as found:
+        own.check(found.schema)
         return found.to_arrow().select(SCHEMA.names)
 
 
-def times_in_the_past(shard: Shard, partition: str, positions: Numbers) -> Numbers:
+def times_in_the_past(own: OwnColumns, partition: str, positions: Numbers) -> Numbers:
     """The times of positions, none of them beyond the last that is bound: by reading the bindings around them."""
     found = np.full(len(positions), NOT_BOUND, np.int64)
-    with shard.snapshot(
-        start_key=(partition, int(positions.min())),
-        key_prefix=(partition,),
-        columns=[POSITION, TIME],
-        purpose="bindings",
-    ) as snapshot:
+    with (
+        own.told(),
+        own.shard.snapshot(
+            start_key=(partition, int(positions.min())),
+            key_prefix=(partition,),
+            columns=[POSITION, TIME],
+            purpose="bindings",
+        ) as snapshot,
+    ):
+        own.check(snapshot.schema)
         for rows in snapshot.batches():
             missing = found == NOT_BOUND
             found[missing] = _times_by_rows(rows, positions[missing])
