@@ -103,7 +103,7 @@ def client_of(location: Location) -> Client:
 
 
 def contents(client: Client) -> Contents:
-    """Every row at every readable time of every shard."""
+    """Every row at every readable time of every shard. What JSON has no kind for (decimals, moments) is there as text."""
     found: Contents = {}
     for name in client.shards():
         shard = client.shard(name)
@@ -115,7 +115,7 @@ def contents(client: Client) -> Contents:
         for as_of in sorted({*range(low, high), *tagged}):
             table = shard.snapshot(as_of).to_arrow()
             rows = sorted((list(row) for row in zip(*table.to_pydict().values(), strict=True)), key=repr)
-            found[name][str(as_of)] = rows
+            found[name][str(as_of)] = json.loads(json.dumps(rows, default=str))
     return found
 
 
