@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 LIMIT_MAX = 2**31 - 1
 KEY_ROWS_MAX = 100_000  # rows of one key that `get` gives
 HEAD_ROWS = 20
+NOW, THEN = "now", "then"  # whose columns a read shows
 WAIT_S = 60.0
 Key = Any  # a value of the first key column, or a tuple of values of the first ones
 
@@ -81,6 +82,7 @@ class Reading:
         wait_s: float = WAIT_S,
         purpose: str = "snapshot",
         tag: str | None = None,
+        schema: str = NOW,
     ) -> Snapshot:
         """The exact contents as of a time, held until the snapshot is closed or read to its end.
 
@@ -101,6 +103,9 @@ class Reading:
             wait_s: seconds to wait until `as_of` is complete.
             purpose: what lists of readers show for it.
             tag: the name of a tag, in the place of a time.
+            schema: "now" shows the columns of today. "then" shows those that the shard had when the time was written,
+                with their names, order and types of then; `where` and `columns` name these. Columns that were dropped
+                since are left out all the same. It needs level 6.
         Raises: InvalidUsage (no such time, column, key or limit, or a predicate that cannot be told exactly),
             NotReadable (`as_of` lies before since and has no tag, or there is no such tag), Unavailable (`as_of` was
             not complete within `wait_s`, or no clock can be trusted for a wall clock).
@@ -108,6 +113,7 @@ class Reading:
         check_splits(num_splits)
         _check_limit("limit", limit)
         selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
+        selection = replace(selection, then=is_then("schema", schema))
         return self._snapshot(_named(as_of, tag), selection, limit, (num_splits, wait_s, purpose))
 
     def scan(
@@ -407,6 +413,13 @@ def _named(as_of: int | datetime | None, tag: str | None) -> int | datetime | Ta
     if tag is not None and as_of is not None:
         raise InvalidUsage("as_of and tag are both given; give one of them")
     return as_of if tag is None else Tagged(check_tag_name(tag))
+
+
+def is_then(what: str, given: object) -> bool:
+    """Whether columns of the time that is read are meant. Raises InvalidUsage, naming `what` was given."""
+    if given not in (NOW, THEN):
+        raise InvalidUsage(f"{what} is {shown(given)}; it is {NOW!r}, for the columns of today, or {THEN!r}")
+    return given == THEN
 
 
 def values_of(key: Key) -> Values:

@@ -43,6 +43,7 @@ LAPSING = (
     c.TimesShown,
     c.ReadShardSettings,
     c.ReadTags,
+    c.ReadSchemaTimes,
     c.ReadCriticalReaders,
     c.ReadRetention,
     c.HoldPoint,

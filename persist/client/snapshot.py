@@ -24,6 +24,7 @@ from persist.client.lease import ReadSettings as ReadSettings
 from persist.client.lease import taken
 from persist.client.part_reading import part_reader as part_reader
 from persist.client.rows import Rows
+from persist.client.schema_then import schema_then
 from persist.client.show import html_table
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
@@ -47,7 +48,6 @@ from persist.parts import (
     PartReader,
     Selection,
     ShardSchema,
-    newest,
     overlapping,
     plan_splits,
     plan_within,
@@ -55,6 +55,7 @@ from persist.parts import (
 )
 from persist.parts.ahead import side_by_side
 from persist.parts.files import WHOLE_BYTES_MAX
+from persist.parts.then import by_columns, shown_by
 
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
 LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
@@ -89,6 +90,7 @@ class SnapshotSplit:
     shard_id: ShardId | None = None
     where: str | None = None
     limit: int | None = None
+    schema_id: int | None = None  # by whose columns rows are shown; None: those of today
 
     def __repr__(self) -> str:
         return f"SnapshotSplit({self.shard!r}, as_of={self.as_of}, {sum(len(run.parts) for run in self.runs)} parts)"
@@ -108,7 +110,8 @@ class SnapshotSplit:
         if self.limit is not None:
             batch_rows = min(self.limit, batch_rows or FEW_BATCH_ROWS) or 1
             settings = replace(settings, memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES))
-        wanted = Selection(self.where, columns=self.columns).on(newest(sound_schemas(self.schemas))[1])
+        selection = Selection(self.where, columns=self.columns)
+        wanted = by_columns(sound_schemas(self.schemas), self.schema_id, selection)
         _, reader = part_reader(transport, self, settings, wanted.keeps)
         pieces = kept(replace(self, columns=wanted.read)._pieces(reader, batch_rows), lease)
         yield from limited(filter(len, map(wanted.apply, pieces)), self.limit)
@@ -216,7 +219,8 @@ class Held:
         fewer, but at least one.
         """
         schema, reader = part_reader(self.transport, self.view, self.settings)
-        wanted, runs = selection.on(schema), self.runs
+        number = self.schema_id(selection)
+        wanted, runs = by_columns(sound_schemas(self.view.schemas), number, selection), self.runs
         is_light = is_light or wanted.is_narrow
         with leased_blobs(self.lease):
             if is_light:
@@ -229,13 +233,20 @@ class Held:
         self.lease.keep()  # a part that was missing may have gone with the hold
         lighter = (overlapping(runs, one) if is_light else runs for one in ranges)
         return tuple(
-            self.split(one, some, selection.columns, selection.where) for one, some in zip(ranges, lighter, strict=True)
+            replace(self.split(one, some, selection.columns, selection.where), schema_id=number)
+            for one, some in zip(ranges, lighter, strict=True)
         )
+
+    def schema_id(self, selection: Selection) -> int | None:
+        """The schema by whose columns a selection is shown; None: that of today. Raises what every call may."""
+        if not selection.then:
+            return None
+        return schema_then(self.transport, self.view, self.as_of, self.settings.retry_s)
 
     def snapshot(self, num_splits: int, selection: Selection, limit: int | None = None) -> Snapshot:
         """What is selected, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""
-        schema = newest(sound_schemas(self.view.schemas))[1]
         splits = tuple(replace(one, limit=limit) for one in self.splits(selection, lambda _: num_splits))
+        schema = shown_by(sound_schemas(self.view.schemas), splits[0].schema_id)
         return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, self.lease, limit=limit)
 
 

@@ -87,6 +87,7 @@ from persist.core.results import ReaderRegistered as ReaderRegistered
 from persist.core.results import Result as Result
 from persist.core.results import RollupAdded as RollupAdded
 from persist.core.results import SchemaRegistered as SchemaRegistered
+from persist.core.results import SchemaTimes as SchemaTimes
 from persist.core.results import SealLowered as SealLowered
 from persist.core.results import SettingsAre as SettingsAre
 from persist.core.results import ShownFrom as ShownFrom
@@ -115,6 +116,7 @@ from persist.core.rewrite_commands import Rewrite as Rewrite
 from persist.core.rewrite_commands import Truncate as Truncate
 from persist.core.schema_commands import Constrain as Constrain
 from persist.core.schema_commands import EvolveSchema as EvolveSchema
+from persist.core.schema_commands import ReadSchemaTimes as ReadSchemaTimes
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.state import SchemaRecord
 

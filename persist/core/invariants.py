@@ -31,6 +31,8 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"the floor of shard {old.name!r} would move back from {old.floor} to {new.floor}")
     if not old.schema_floor <= new.schema_floor <= new.schema_id:
         raise Corruption(f"shard {old.name!r} would take rows again that were staged before its constraints")
+    if new.schema_times is not old.schema_times and not old.schema_times.items() <= new.schema_times.items():
+        raise Corruption(f"shard {old.name!r} would forget from which times on its columns were what they are")
     if new.shard_id != old.shard_id:
         raise Corruption(f"shard {old.name!r} would change its id from {old.shard_id} to {new.shard_id}")
     if new.lease_clock_ms < old.lease_clock_ms or new.swept_before_ms < old.swept_before_ms:

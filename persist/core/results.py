@@ -141,6 +141,16 @@ class HistoryMoved(Result, frozen=True):
     since: Antichain
 
 
+class SchemaTimes(Result, frozen=True):
+    """The first time that was written once a schema was registered, by its id; others count as there from the first.
+
+    `newest` is the id of the newest schema. What is said of the time of a complete upper never changes.
+    """
+
+    newest: int
+    times: Mapping[int, int]
+
+
 class TagsAre(Result, frozen=True):
     tags: Mapping[str, Tag]
 

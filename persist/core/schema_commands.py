@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from persist.core.antichain import Antichain
-from persist.core.command import ManagedCommand
+from persist.core.command import ManagedCommand, ReadCommand
 from persist.core.state import SchemaRecord
 
 
@@ -31,3 +31,7 @@ class Constrain(ManagedCommand, frozen=True):
     expected_id: int
     schema: SchemaRecord
     expected_upper: Antichain | None = None
+
+
+class ReadSchemaTimes(ReadCommand, frozen=True):
+    """From which times on the shard had its schemas. -> SchemaTimes; changes nothing."""

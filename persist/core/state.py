@@ -40,7 +40,7 @@ LATER_4 = (
     "erasures",
 )  # and with level 4  # fmt: skip
 LATER_5 = ("loans", "borrowed", "handed_over")  # and with level 5
-LATER_6 = ("schema_floor",)  # and with level 6
+LATER_6 = ("schema_floor", "schema_times")  # and with level 6
 
 
 class Policy(Record, frozen=True):
@@ -211,6 +211,8 @@ class State(Record, frozen=True):
     its blobs clones may name, `borrowed` from which shards it may name blobs itself, as a clone. `handed_over` is the
     epoch of the home at which the shard goes on, and it does not change here any more; 0: it goes on here. Parts that
     name an older schema than `schema_floor` are committed no more: it asks more of rows than those before it.
+    `schema_times` are the first times that were written once a schema was registered, by its id; one that is not among
+    them counts as there from the first time on.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -278,6 +280,7 @@ class State(Record, frozen=True):
     borrowed: Mapping[LoanId, str] = {}
     handed_over: int = 0
     schema_floor: int = 0
+    schema_times: Mapping[int, int] = {}
 
     @property
     def truncated(self) -> Truncation:

@@ -65,6 +65,7 @@ MAPPINGS = (
     "erasures",
     "loans",
     "borrowed",
+    "schema_times",
 )
 SCALARS = (
     "since",
@@ -190,6 +191,7 @@ class StateDiff(Record, frozen=True):
     borrowed: MapDiff[LoanId, str] | None = None
     handed_over: int | None = None
     schema_floor: int | None = None
+    schema_times: MapDiff[int, int] | None = None
 
 
 def diff(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist.core import state_diff
-from persist.core.antichain import Antichain
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import HollowBatch
 from persist.core.keys import COMPACTOR
 from persist.core.phases import phase_of
@@ -142,6 +142,7 @@ _NAMES = {
     "erasures": "erasure",
     "loans": "loan",
     "borrowed": "loan that it has",
+    "schema_times": "first time of a schema",
 }
 
 
@@ -169,6 +170,7 @@ _SHOWN: dict[str, Callable[[Any, Any], str]] = {
     "erasures": lambda key, one: f"{key} ({one.phase})",
     "loans": lambda key, one: f"to {one.borrower}",
     "borrowed": lambda key, one: f"of {one}",
+    "schema_times": lambda key, time: f"{key} from {time} on" if time <= TIME_MAX else f"{key} after all times",
 }
 
 

@@ -25,6 +25,7 @@ Values = tuple[Any, ...]  # of the first columns of a key
 class Selection:
     """The rows for which `where` is true and whose keys lie in the bounds, and of them `columns` (None: all).
 
+    With `then` the columns are those of the time that is read, in names and types: see `persist.parts.then`.
     `start_key` is inclusive, `end_key` exclusive. `key_prefix` gives the values of the first key columns; where the
     last of them is text, everything that begins with it is meant. `key` is one whole key. `called` are the names of
     these four for whoever gave them.
@@ -37,6 +38,7 @@ class Selection:
     key: Values | None = None
     columns: tuple[str, ...] | None = None
     called: tuple[str, str, str, str] = ("start_key", "end_key", "key_prefix", "key")
+    then: bool = False
 
     def on(self, schema: ShardSchema) -> Selected:
         """What it means for a shard. Raises InvalidUsage where the shard has no such column, or cannot compare so."""

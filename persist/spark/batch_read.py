@@ -18,8 +18,9 @@ from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_f
 from persist.client.transport import OneShard
 from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
-from persist.core.view import ShardView, ViewRequest
-from persist.parts import DIFF, TIME, current_schema
+from persist.core.view import ViewRequest
+from persist.parts import DIFF, TIME, ShardSchema, sound_schemas
+from persist.parts.then import shown_by
 from persist.spark import executors, planning
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
 from persist.spark.going_on import Known, names_in
@@ -50,12 +51,23 @@ class SnapshotReader(DataSourceReader):
             raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
     def partitions(self) -> Sequence[InputPartition]:
-        schema = current_schema(executors.view_of(self._target).schemas)[1]
+        options = planning.with_times(self._target, self._options)
+        schema = planning.shown(self._target, options)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
-        splits = planning.plan_snapshot(self._target, planning.with_times(self._target, self._options), columns)
+        splits = planning.plan_snapshot(self._target, options, columns)
         for split in splits[:1]:
-            planning.check_names(self._target, (*columns, *names_in(self._options.selection.where)), self._known, split)
+            self._check(split, columns)
         return [SplitPartition(split) for split in splits] or [InputPartition(None)]
+
+    def _check(self, split: SnapshotSplit, columns: tuple[str, ...]) -> None:
+        """Raise InvalidUsage where a name may mean another column than where the DataFrame was loaded."""
+        if not self._options.then:
+            planning.check_names(self._target, (*columns, *names_in(self._options.selection.where)), self._known, split)
+        elif self._known is not None and split.schema_id != self._known.number:
+            raise InvalidUsage(
+                f"this DataFrame of shard {self._target.shard!r} shows another time by now, which has other columns: "
+                "load() again"
+            )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SplitPartition):
@@ -83,7 +95,7 @@ class SnapshotReader(DataSourceReader):
 
     def _negative(self, split: SnapshotSplit) -> InvalidUsage:
         """The error that names the key: read again, since the key need not be among the columns."""
-        schema = current_schema(executors.view_of(self._target).schemas)[1]
+        schema = shown_by(sound_schemas(split.schemas), split.schema_id)
         for table in self._pieces(replace(split, columns=schema.key)):
             row = first_negative(table)
             if row is not None:
@@ -141,9 +153,8 @@ class ChangesReader(DataSourceReader):
         return read_changes(self._target, self._options, self._schema, partition.split)
 
 
-def snapshot_schema(view: ShardView, options: ReadOptions) -> StructType:
+def snapshot_schema(schema: ShardSchema, options: ReadOptions) -> StructType:
     """The columns that a snapshot read shows when it is given no schema."""
-    schema = current_schema(view.schemas)[1]
     names = schema.columns(options.columns)
     fields = [schema.arrow.field(name) for name in names]
     return spark_schema([*fields, MULTIPLICITY] if options.with_diff else fields)

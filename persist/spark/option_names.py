@@ -17,7 +17,7 @@ from persist.parts.selection import read_values
 LOCATION = ("url", "blob", "consensus", "token", "caFile", "timeoutSeconds", "path", "shard")
 SELECTS = ("where", "startKey", "endKey", "keyPrefix")
 READ = ("columns", *SELECTS, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
-BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds")
+BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds", "schemaAsOf")
 BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
 CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit", "changeImages")
 BATCH_HISTORY = ("readHistory", "historyLimit", "maintenance")

@@ -9,6 +9,7 @@ from typing import Any
 
 from persist.client.complete import BEFORE_ALL
 from persist.client.connect import Connection
+from persist.client.reading import NOW, THEN
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings, Tagged
 from persist.client.telling import read_info
@@ -112,12 +113,13 @@ class ReadOptions:
     starting_timestamp: datetime | None = None
     ending_timestamp: datetime | None = None
     images: bool = False  # of changes: those that are updates are told as such
+    then: bool = False  # by the columns that the shard had as of the time
 
     @property
     def selection(self) -> Selection:
         """The rows and keys that are wanted, of all columns."""
         called = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
-        return Selection(self.where, self.start_key, self.end_key, self.key_prefix, called=called)
+        return Selection(self.where, self.start_key, self.end_key, self.key_prefix, called=called, then=self.then)
 
     @classmethod
     def of(cls, options: Options, *, streams: bool = False) -> ReadOptions:
@@ -155,6 +157,7 @@ class ReadOptions:
             starting_timestamp=instant_of(options, "startingTimestamp"),
             ending_timestamp=instant_of(options, "endingTimestamp"),
             images=options.flag("changeImages"),
+            then=options.choice("schemaAsOf", (NOW, THEN)) == THEN,
         )
 
 
@@ -328,6 +331,8 @@ def _check_of_feeds(options: Options, changes: bool, *, streams: bool) -> None:
     for given in ("endingVersion", "timeUnit", "changeImages", *(() if streams else (*_STARTS, "endingTimestamp"))):
         if not changes and options.has(given):
             raise InvalidUsage(f"option {given!r} needs readChangeFeed")
+    if changes and options.has("schemaAsOf"):
+        raise InvalidUsage("option 'schemaAsOf' is for snapshots; a change feed shows the columns of today")
     if changes and options.has("multiplicity"):
         raise InvalidUsage("option 'multiplicity' is for snapshots; a change feed shows how often in its column __diff")
     if not streams and (options.text("startingVersion") or "").strip().lower() == "latest":

@@ -67,7 +67,8 @@ def snapshot_again(target: Target, split: SnapshotSplit) -> SnapshotSplit:
     """The split with parts and a lease as of now. Raises Expired where its time was forgotten, UnknownShard."""
     held = held_again(target, split.shard_id, split.as_of)
     names = None if split.columns is None else (*split.columns, *names_in(split.where))
-    check_same(target, names, split.schemas, held.view.schemas)
+    if split.schema_id is None:  # the names of then stay what they are
+        check_same(target, names, split.schemas, held.view.schemas)
     with leased_blobs(held.lease):
         reader = part_reader(held.transport, held.view, split.settings)[1]
         runs = overlapping(reader.expanded(held.runs, split.key_range), split.key_range)

@@ -14,7 +14,8 @@ import pyarrow as pa
 from persist.client.complete import BEFORE_ALL
 from persist.client.dating import dates_of
 from persist.client.retry import send
-from persist.client.snapshot import ReadLease, SnapshotSplit, leased_blobs
+from persist.client.schema_then import schema_then
+from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs
 from persist.client.together import holding_for_plans
 from persist.client.transport import OneShard
 from persist.client.wall_clock import as_of_at, instant_ms, resolved
@@ -24,9 +25,10 @@ from persist.core.commands import ResolveTime, TimeResolved
 from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
-from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within
+from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within, sound_schemas
 from persist.parts.pruning import Filter
 from persist.parts.reader import PartReader
+from persist.parts.then import shown_by
 from persist.spark import executors
 from persist.spark.going_on import Known, check_means
 from persist.spark.options import ReadOptions, Target
@@ -84,6 +86,25 @@ def _resolved(target: Target, options: ReadOptions, when: datetime) -> TimeResol
 
 def _upper_time(found: TimeResolved) -> int:
     return TIME_MAX if found.upper.element is None else found.upper.element
+
+
+def shown(target: Target, options: ReadOptions) -> tuple[int, ShardSchema]:
+    """The columns by which a snapshot is shown, whose wall clocks are times already, and the id of their schema.
+
+    Raises what a read may.
+    """
+    view = executors.view_of(target)
+    if not options.then:
+        return current_schema(view.schemas)
+    one, settings = OneShard(executors.transport(target.connection), view.shard_id), target.connection.handles.read
+    is_empty = options.as_of is None and view.upper.element == 0
+    as_of = BEFORE_ALL if is_empty else options.as_of
+    with holding(one, target.shard, as_of, "spark schema", options.wait_s, settings) as held:
+        try:
+            number = schema_then(one, held.view, held.as_of, settings.retry_s)
+            return number, shown_by(sound_schemas(held.view.schemas), number)
+        finally:
+            held.lease.close()
 
 
 def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]) -> list[SnapshotSplit]:

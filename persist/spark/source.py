@@ -14,7 +14,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from persist.core.errors import PersistError
-from persist.spark import executors, history, metadata, past
+from persist.parts import current_schema
+from persist.spark import executors, history, metadata, past, planning
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
 from persist.spark.changes import changes_schema, check_signs
@@ -62,7 +63,14 @@ class PersistDataSource(DataSource):
         if between is not None:
             return past.changes_schema(view, between)
         assert read is not None
-        return changes_schema(view, read) if read.changes else snapshot_schema(view, read)
+        if read.changes:
+            return changes_schema(view, read)
+        shown = current_schema(view.schemas)[1]
+        if read.then:
+            target = _near(options)
+            number, shown = planning.shown(target, planning.with_times(target, read))
+            self._known = Known(view.shard_id, number)
+        return snapshot_schema(shown, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options(self._given)

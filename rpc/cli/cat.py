@@ -6,7 +6,7 @@ import argparse
 
 from persist.cli.where import add_client_arguments, client_of
 from persist.client.wall_clock import read_point
-from rpc.cli.showing import AS_OF, Output, add_format, add_selection, columns
+from rpc.cli.showing import AS_OF, Output, add_format, add_schema, add_selection, columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,7 @@ def add_how(parser: argparse.ArgumentParser) -> None:
     """Add those of them that do not say which shard is meant."""
     add_client_arguments(parser)
     parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
+    add_schema(parser)
     add_selection(parser)
     add_format(parser)
 
@@ -39,7 +40,13 @@ def show(arguments: argparse.Namespace, limit: int | None) -> int:
     with client_of(arguments) as client:
         shard = client.shard(arguments.name)
         with shard.snapshot(
-            as_of, where=arguments.where, columns=wanted, limit=limit, purpose="persist cat", wait_s=0.0
+            as_of,
+            where=arguments.where,
+            columns=wanted,
+            limit=limit,
+            purpose="persist cat",
+            wait_s=0.0,
+            schema=arguments.schema,
         ) as snapshot:
             output.show(snapshot)
     return 0

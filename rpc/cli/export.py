@@ -23,7 +23,7 @@ from persist.client.wall_clock import read_point
 from persist.parts import DIFF
 from rpc import rows
 from rpc.cli.files import FORMATS, form_of
-from rpc.cli.showing import AS_OF, add_selection, columns
+from rpc.cli.showing import AS_OF, add_schema, add_selection, columns
 from rpc.cli.writing import is_stdout, replacing
 
 
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_client_arguments(parser)
     parser.add_argument("--format", choices=FORMATS, help="if the name of the file does not tell")
     parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
+    add_schema(parser)
     add_selection(parser)
 
 
@@ -43,7 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
         shard = client.shard(arguments.name)
         with (
             shard.snapshot(
-                as_of, where=arguments.where, columns=wanted, purpose="persist export", wait_s=0.0
+                as_of,
+                where=arguments.where,
+                columns=wanted,
+                purpose="persist export",
+                wait_s=0.0,
+                schema=arguments.schema,
             ) as snapshot,
             replacing(path) as out,
         ):

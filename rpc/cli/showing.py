@@ -13,6 +13,7 @@ from persist.cli import screen as terminal
 from persist.cli.screen import Screen, harmless, plain
 from persist.client.arguments import columns_of
 from persist.client.expanding import expanded
+from persist.client.reading import NOW, THEN
 from persist.client.snapshot import Snapshot
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME
@@ -32,6 +33,12 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add --where and --columns."""
     parser.add_argument("--where", metavar="PREDICATE", help='only rows for which it is true: "amount > 10"')
     parser.add_argument("--columns", metavar="A,B", help="which columns; else all")
+
+
+def add_schema(parser: argparse.ArgumentParser) -> None:
+    """Add --schema."""
+    told = f"{NOW}: the columns of today; {THEN}: those that the shard had as of the time"
+    parser.add_argument("--schema", choices=(NOW, THEN), default=NOW, help=told)
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
 from persist.client.arguments import columns_of, named_once
-from persist.client.reading import LIMIT_MAX, selection_of
+from persist.client.reading import LIMIT_MAX, NOW, is_then, selection_of
 from persist.client.transport import Transport
 from persist.client.wall_clock import read_instant
 from persist.core import antichain
@@ -239,8 +239,11 @@ def _limited(
     limit: Annotated[
         int | None, Query(ge=0, le=LIMIT_MAX, description="At most so many rows, the first ones in key order.")
     ] = None,
+    schema: Annotated[
+        str, Query(description="now: the columns of today; then: those that the shard had as of the time.")
+    ] = NOW,
 ) -> tuple[Selection, int | None]:
-    return selection, limit
+    return replace(selection, then=is_then("parameter schema", schema)), limit
 
 
 def rows_body(description: str) -> dict[str, Any]:
@@ -270,7 +273,8 @@ def on_shard(selection: Selection, schema: ShardSchema) -> Selection:
         key_prefix=read(selection.key_prefix),
         key=read(selection.key),
     )
-    found.on(schema)
+    if not found.then:  # of other columns the read itself tells
+        found.on(schema)
     return found
 
 

@@ -156,6 +156,7 @@ def commands(place: Place) -> list[c.Command]:
         c.SetTag("eom", 2, 1),
         c.RemoveTag("eom"),
         c.ReadTags(),
+        c.ReadSchemaTimes(),
         c.ReadCriticalReaders((CRITICAL,)),
         c.ReadRetention(),
         c.TakeCut(1),

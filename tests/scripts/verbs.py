@@ -578,6 +578,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "set-tag": lambda a: c.SetTag(a.next("a tag"), int(a.next("a time")), _optional_number(a.optional("keep"))),
     "remove-tag": lambda a: c.RemoveTag(a.next("a tag")),
     "read-tags": lambda a: c.ReadTags(),
+    "read-schema-times": lambda a: c.ReadSchemaTimes(),
     "forget-tags": lambda a: c.ForgetTags(),
     "forget-dropped": lambda a: c.ForgetDropped(),
     "hold-point": lambda a: c.HoldPoint(

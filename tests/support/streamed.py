@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from persist.parts import current_schema
 from persist.spark import executors
 from persist.spark.batch_read import snapshot_schema
 from persist.spark.changes import changes_schema
@@ -30,7 +31,7 @@ def opened(world: World, patch: pytest.MonkeyPatch, **options: Any) -> StreamRea
     schema = (
         changes_schema(executors.view_of(target), read)
         if read.changes
-        else snapshot_schema(executors.view_of(target), read)
+        else snapshot_schema(current_schema(executors.view_of(target).schemas)[1], read)
     )
     return StreamReader(target, read, StreamOptions.of(found), schema)
 

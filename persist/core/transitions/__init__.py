@@ -93,6 +93,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.NoteLooked: retention.note_looked,
     c.SetRungs: retention.set_rungs,
     c.EvolveSchema: lifecycle.evolve_schema,
+    c.ReadSchemaTimes: lifecycle.read_schema_times,
     c.Constrain: lifecycle.constrain,
     c.Drop: lifecycle.drop,
     c.Finalise: lifecycle.finalise,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, MINIMUM
+from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX
 from persist.core.attribute import NO_INDEX
 from persist.core.batch import Description, HollowBatch
 from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
@@ -41,7 +41,20 @@ def with_schema(state: State, command: c.EvolveSchema | c.Reshape, context: Cont
         context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
     settings = _settings_after(state, context.verdict.settings)
-    return replace(reshaped(state, command), settings=settings)
+    return _dated(replace(reshaped(state, command), settings=settings), context)
+
+
+def _dated(state: State, context: Context) -> State:
+    """The State that knows from which time on it has its current schema."""
+    if context.level < SCHEMAS_LEVEL:
+        return state
+    first = TIME_MAX + 1 if state.upper.element is None else state.upper.element
+    return replace(state, schema_times={**state.schema_times, state.schema_id: first})
+
+
+def read_schema_times(state: State, command: c.ReadSchemaTimes, context: Context) -> tuple[State, c.SchemaTimes]:
+    context.check_level("the columns of earlier times", SCHEMAS_LEVEL)
+    return state, c.SchemaTimes(state.schema_id, dict(state.schema_times))
 
 
 def reshaped(state: State, command: c.EvolveSchema | c.Reshape) -> State:
@@ -80,7 +93,8 @@ def constrain(state: State, command: c.Constrain, context: Context) -> tuple[Sta
     context.verdict.check()
     schemas = {**state.schemas, current + 1: command.schema}
     floor = state.schema_floor if command.expected_upper is None else current + 1
-    return replace(state, schemas=schemas, schema_floor=floor), c.SchemaRegistered(current + 1)
+    following = _dated(replace(state, schemas=schemas, schema_floor=floor), context)
+    return following, c.SchemaRegistered(current + 1)
 
 
 def _check_current(state: State, expected: int) -> None:

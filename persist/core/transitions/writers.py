@@ -120,7 +120,8 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     if not command.runs:
         result = c.Appended(state.upper, state.upper)
         return _recorded(state, command, result, context), result
-    if context.inserted_at is not None and time == context.inserted_at + 1:
+    is_same = state.schema_times.get(state.schema_id, 0) < time  # rows of a newer schema are of a later time
+    if context.inserted_at is not None and time == context.inserted_at + 1 and is_same:
         return _join_insert(state, command, context, context.inserted_at)
     result = c.Appended(state.upper, Antichain(time + 1))
     state = replace(state, service_times=with_times(state.service_times, time, time + 1))
