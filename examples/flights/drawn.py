@@ -9,7 +9,7 @@ from typing import Any
 
 from rpc.console.files import console_files
 
-MODULES = ("dom.js", "format.js", "draw.js", "timeline.js")  # each after those that it imports
+MODULES = ("dom.js", "clock.js", "format.js", "draw.js", "timeline.js")  # each after those that it imports
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 _DRAW = """

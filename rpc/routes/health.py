@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from persist.core.commands import ADMIN
-from persist.core.errors import PersistError, Unavailable
+from persist.core.errors import Overloaded, PersistError, Unavailable
 from persist.formats.exposition import exposition
 from rpc.auth import Principal
 from rpc.crew import summing
@@ -40,6 +40,8 @@ async def readyz(request: Request) -> dict[str, Any]:
     service, tells_all = service_of(request), _tells_all(principal_of(request))
     try:
         unwritable = await (service.work.run(service.location.check) if tells_all else service.readiness.told())
+    except Overloaded:  # the server itself has too much to do: nothing is known of the stores
+        raise
     except PersistError as error:
         if tells_all:
             raise

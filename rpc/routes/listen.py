@@ -66,6 +66,9 @@ async def listen(
     after: After,
     selection: Selecting,
     until: Annotated[str, Query(max_length=32, description="End when all before this time was sent.")] = "[]",
+    moves_since: Annotated[
+        bool, Query(description="Whether since may follow it, if its token has the scope `manage`.")
+    ] = True,
 ) -> Response:
     """Server-sent events with `Accept: text/event-stream` (rows as JSON), else frames with Arrow IPC.
 
@@ -75,12 +78,12 @@ async def listen(
     With `timestamp`: every update after what was there by that wall clock. The header `persist-after` tells the time.
     Resume with the header Last-Event-ID, or with `after` = the last event's upper - 1. An id is good for the shard that
     gave it: 404 (`unknown_shard`) where that was dropped, also where its name belongs to another one now. The shard's
-    since follows a listener only if its token has the scope `manage`. A stream of events that fails ends with an event
-    `error`.
+    since follows a listener only if its token has the scope `manage`, and not with `moves_since=false`. A stream of
+    events that fails ends with an event `error`.
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal = principal_of(request)
-    moves_since = service.tokens is not None and MANAGE in principal.scopes and not is_reserved(name)
+    moves = moves_since and service.tokens is not None and MANAGE in principal.scopes and not is_reserved(name)
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
     told, time = {}, after if not isinstance(after, datetime) else None
     if isinstance(after, datetime) and "last-event-id" not in request.headers:
@@ -93,7 +96,7 @@ async def listen(
         selection = await service.work.run(partial(_selected, service, name, selection))
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
-        hold = await held.enter_async_context(service.listening.leases.hold(name, start.frontier, moves_since))
+        hold = await held.enter_async_context(service.listening.leases.hold(name, start.frontier, moves))
         _check_shard(name, start, hold.shard)
         frames = service.listening.stream(name, hold, start.frontier, frontier(until, "until"), form, selection)
         return HeldStream(

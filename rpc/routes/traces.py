@@ -21,7 +21,10 @@ from persist.core.phases import dropped, outlived
 from persist.core.state import State
 from persist.core.view import ViewRequest
 from persist.cost.prices import built_in
+from rpc.crew.forwarding import asked
+from rpc.crew.member import Crew
 from rpc.doors import still_allowed
+from rpc.joining import FORWARDED, identity_of
 from rpc.listen_frames import EVENTS, HEARTBEAT_S
 from rpc.routes.listen import with_error
 from rpc.routes.shards import BATCHES_ON_THE_LOOP_MAX
@@ -30,6 +33,8 @@ from rpc.streaming import HeldStream
 from rpc.traces import activity_json, trace_json
 
 router = APIRouter(prefix="/v1", tags=["look"])
+OK = 200
+OTHERS_S = 5.0  # for so long the other worker processes are asked what they know of their shards
 PAUSE_S = 0.5  # between two events of a stream at least
 SHARE = 0.01  # of a processor that the events of one stream take at most: a long trace is told less often
 _CACHED = ViewRequest(min_seqno=1, with_batches=False)
@@ -88,17 +93,37 @@ async def activity(
         bool, Query(description="What this server knows already will do; the store is not asked.")
     ] = False,
 ) -> dict[str, Any]:
-    """Ascending by name. `following` is what `after` of the next page is; null where there are no more."""
+    """Ascending by name. `following` is what `after` of the next page is; null where there are no more.
+
+    What a server of several worker processes knows of a shard is what the process knows that commits to it.
+    """
     service = service_of(request)
     principal_of(request).require_prefix(prefix)
+    names = await service.work.run(service.location.shown_names, prefix, after, limit)
+    own = names
+    told: list[dict[str, Any] | None] = []
+    if cached and service.crew is not None:
+        own, told = await _of_owners(service.crew, names, request)
+    told += await service.work.run(each, lambda name: _activity(service, name, cached), own, AT_ONCE)
+    found = {one["name"]: one for one in told if one is not None}
+    following = names[-1] if len(names) == limit else None
+    return {"shards": [found[name] for name in names if name in found], "following": following}
 
-    def told() -> dict[str, Any]:
-        names = service.location.shown_names(prefix, after, limit)
-        found = each(lambda name: _activity(service, name, cached), names, AT_ONCE)
-        following = names[-1] if len(names) == limit else None
-        return {"shards": [one for one in found if one is not None], "following": following}
 
-    return await service.work.run(told)
+async def _of_owners(crew: Crew, names: list[str], request: Request) -> tuple[list[str], list[dict[str, Any] | None]]:
+    """The shards of which this worker tells, and what the others tell of theirs. For one that is silent it steps in."""
+    if FORWARDED in request.scope:
+        return [name for name in names if crew.elsewhere(name) is None], []
+    owners = sorted({owner for name in names if (owner := crew.elsewhere(name)) is not None})
+    identity = identity_of(request.scope)
+    answers = await asyncio.gather(*(asked(crew, owner, identity, request.scope, OTHERS_S) for owner in owners))
+    told = {
+        owner: json.loads(answer[1])["shards"]
+        for owner, answer in zip(owners, answers, strict=True)
+        if answer is not None and answer[0] == OK
+    }
+    own = [name for name in names if crew.elsewhere(name) not in told]
+    return own, [one for shards in told.values() for one in shards]
 
 
 @router.get("/prices", summary="The built-in prices of a blob store's requests and bytes")
@@ -126,7 +151,8 @@ async def _told(service: Service, state: State, tells_names: bool) -> bytes:
     def told() -> bytes:
         return json.dumps(trace_json(state, tells_names=tells_names), separators=(",", ":")).encode()
 
-    is_long = len(state.trace.batches) + len(state.leased_readers) > BATCHES_ON_THE_LOOP_MAX
+    holds = len(state.leased_readers) + len(state.critical_readers) + len(state.tags)
+    is_long = len(state.trace.batches) + holds > BATCHES_ON_THE_LOOP_MAX
     return await service.work.run(told) if is_long else told()
 
 
@@ -151,7 +177,11 @@ async def _events(service: Service, name: str, tells_names: bool) -> AsyncGenera
             event = b"event: trace\ndata: " + await _told(service, state, tells_names) + b"\n\n"
             told, pause_s = int(state.seqno), max(PAUSE_S, (monotonic() - started) / SHARE)
             yield event
-            await _rest(watcher.stopping, pause_s)
+            while pause_s > 0 and not watcher.stopping.is_set():
+                await _rest(watcher.stopping, min(pause_s, HEARTBEAT_S))
+                pause_s -= HEARTBEAT_S
+                if pause_s > 0:
+                    yield b": resting\n\n"
 
 
 async def _rest(stopping: asyncio.Event, seconds: float) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+import rpc.routes.traces
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from consensus.metrics import MeteredConsensus
@@ -19,13 +22,17 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.commands import ADMIN, MANAGE, READ, SCOPES
 from persist.core.errors import UnknownShard
+from persist.core.state import State
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.browsers import SAFE_HEADERS
 from rpc.console.files import POLICY, console_files
 from rpc.routes.console import PATHS
+from rpc.routes.shards import BATCHES_ON_THE_LOOP_MAX
 from rpc.settings import ServerSettings
+from rpc.traces import trace_json
 from tests.support.location import InlineBackground
+from tests.support.served import Served
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -168,6 +175,24 @@ def test_to_look_at_a_trace_changes_nothing(place: Place, location: Location) ->
     assert location.machine("eu/orders").refresh().seqno == before.seqno
 
 
+def test_a_trace_with_many_holds_is_written_beside_the_event_loop(
+    place: Place, location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard may have 1,000 cursors and 1,000 tags: all requests would wait for the one that tells of them."""
+    threads = []
+
+    def told(state: State, *, tells_names: bool) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return trace_json(state, tells_names=tells_names)
+
+    monkeypatch.setattr(rpc.routes.traces, "trace_json", told)
+    shard = Client(EmbeddedTransport(location)).shard("eu/other")
+    for number in range(BATCHES_ON_THE_LOOP_MAX):
+        shard.tag(f"t{number}", at=0)
+    assert place.get("/v1/shards/eu/other/trace").json()["tags"] == BATCHES_ON_THE_LOOP_MAX
+    assert [name.startswith("persist-io") for name in threads] == [True]
+
+
 def test_a_stream_tells_each_move_and_ends_with_an_error_when_the_shard_is_dropped(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         import persist  # what a user of the server imports
@@ -186,7 +211,17 @@ def test_a_stream_tells_each_move_and_ends_with_an_error_when_the_shard_is_dropp
                 assert (found[0], json.loads(found[1])["kind"]) == ("error", UnknownShard.kind)
 
 
-def opened(server: Server, path: str):  # type: ignore[no-untyped-def]
+def test_a_stream_that_rests_still_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace that took a second to write rests for 100: the page would take the server for gone."""
+    monkeypatch.setattr(rpc.routes.traces, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(rpc.routes.traces, "PAUSE_S", 1.0)
+    path = "/v1/shards/eu/orders/trace"
+    with closing(located([])) as location, Served(location) as served, opened(served, path) as lines:
+        trace_in(lines)
+        assert next(iter(lines)) == b": resting\n"
+
+
+def opened(server: Server | Served, path: str):  # type: ignore[no-untyped-def]
     from urllib.request import Request, urlopen
 
     return urlopen(Request(server.url + path, headers={"accept": "text/event-stream"}))

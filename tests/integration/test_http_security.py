@@ -367,6 +367,18 @@ def test_only_who_may_do_all_is_told_where_the_stores_are(
     assert "mem:" in http.get("/readyz", headers=tokens.header("admin")).text
 
 
+def test_a_server_with_too_much_to_do_does_not_say_that_a_store_is_away(http: TestClient) -> None:
+    """Whoever operates it looked at the stores, which were well."""
+    queued = http.app.state.service.work.io_queued  # type: ignore[attr-defined]
+    queued.take(queued.most)
+    try:
+        answer = http.get("/readyz")
+    finally:
+        queued.give_back(queued.most)
+    assert (answer.status_code, answer.json()["kind"]) == (429, "overloaded")
+    assert "store" not in answer.text
+
+
 # --- slips that cannot be undone
 
 

@@ -239,6 +239,27 @@ def test_a_listen_stream_goes_to_the_worker_of_its_shard(server: Server) -> None
             listen.close()
 
 
+def test_activity_is_what_the_worker_of_each_shard_knows(server: Server) -> None:
+    """Whichever worker is asked, and whatever it has read of the shard before."""
+    connection = connected(server)
+    names = [create(connection, name_in(worker, 0, "active/")) for worker in (0, 1)]
+
+    def told() -> dict[str, list[int]]:
+        asking = connected(server)
+        status, body = ask(asking, "GET", "/v1/activity?cached=true&prefix=active/")
+        asking.close()
+        assert status == 200
+        return {one["name"]: one["upper"] for one in json.loads(body)["shards"]}
+
+    for _ in range(20):  # by now each of them has read both
+        assert told() == {name: [0] for name in names}
+    for name in names:
+        assert ask(connection, "POST", f"/v1/shards/{name}/insert", b'{"id": "a"}\n')[0] == 200
+    connection.close()
+    for _ in range(20):
+        assert told() == {name: [1] for name in names}
+
+
 def test_a_worker_that_is_killed_loses_and_repeats_nothing_and_sigterm_answers_all(tmp_path: Path) -> None:
     names = [name_in(worker, number) for number in range(2) for worker in (0, 1)]
     with Server(tmp_path / "d", "--workers", "2") as server, persist.connect(server.url) as client:

@@ -119,6 +119,8 @@ def _of_container(container: Document, spec: Document) -> list[str]:
     for probe in (container[kind]["httpGet"] for kind in container if kind.endswith("Probe")):
         if probe["port"] not in ports or probe["path"] not in paths:
             said.append(f"nobody answers {probe['path']} at {probe['port']}")
+    if "readinessProbe" in container and "preStop" not in container.get("lifecycle", {}):
+        said.append("requests still come to one that ends, and are refused")
     if container.get("livenessProbe", {}).get("httpGet", {}).get("path") == "/readyz":
         said.append("a store that is away restarts it")
     return said
@@ -217,6 +219,7 @@ def test_they_keep_what_no_schema_sees() -> None:
         (("secretName: persist-tokens", "secretName: tokens"), "no Secret tokens"),
         (("seccompProfile: {type: RuntimeDefault}", "seccompProfile: {type: Unconfined}"), "seccomp"),
         (("    matchLabels: {app.kubernetes.io/name: persist,", "    matchLabels: {name: persist,"), "selects nothing"),
+        (("preStop: {exec:", "postStart: {exec:"), "are refused"),
         (("maxUnavailable: 1", "maxUnavailable: 2"), "all servers may be taken away"),
     ],
 )

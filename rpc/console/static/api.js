@@ -1,8 +1,11 @@
 // The server's API: requests with the token, problems as errors, streams of events, and rows as CSV, cell by cell.
 
+import { heard } from "./clock.js";
+
 const TOKEN = "persist.token";
 const EVENT_CHARS_MAX = 32 * 1024 * 1024;
 const ROWS_CHARS_MAX = 4 * 1024 * 1024;
+const SILENCE_MS = 45_000; // of a stream: the server says something every 15 s, so this one is gone
 const BASE = new URL("./", document.baseURI);
 
 /** What went wrong, in the server's words. `kind` never changes; "network": nobody has answered. */
@@ -31,6 +34,9 @@ export async function ask(path, query = {}, { signal, headers = {} } = {}) {
     if (value !== null && value !== undefined) url.searchParams.set(name, value);
   }
   const held = token.get();
+  if (held && !/^[\x21-\x7e]+$/.test(held)) { // which no header can hold
+    throw new Problem(401, "unauthorized", "The token has characters that no token has. Copy it again.");
+  }
   let answer;
   try {
     answer = await fetch(url, {
@@ -43,6 +49,7 @@ export async function ask(path, query = {}, { signal, headers = {} } = {}) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "network", "The server does not answer.");
   }
+  heard(answer.headers.get("date"));
   if (answer.ok) return answer;
   const text = await answer.text();
   let told = {};
@@ -68,13 +75,14 @@ export function parse(text) {
   );
 }
 
-/** The server-sent events of a path: `{event, id, data}`, until the stream ends. Raises Problem. */
-export async function* events(path, query, { signal, headers = {} } = {}) {
+/** The server-sent events of a path: `{event, id, data}`, until the stream ends. `end`: nothing will ever come. */
+export async function* events(path, query, { signal, headers = {}, silenceMs = SILENCE_MS } = {}) {
   const answer = await ask(path, query, { signal, headers: { ...headers, Accept: "text/event-stream" } });
+  if (answer.status === 204) return yield { event: "end", id: null, data: "" };
   let held = "";
-  for await (const piece of texts(answer)) {
+  for await (const piece of texts(answer, silenceMs)) {
     held += piece;
-    if (held.length > EVENT_CHARS_MAX) throw new Problem(0, "too_large", "An event is too large to be shown here.");
+    if (held.length > EVENT_CHARS_MAX) throw new Problem(413, "too_large", "An event is too large to be shown here.");
     for (let end = held.indexOf("\n\n"); end >= 0; end = held.indexOf("\n\n")) {
       const event = eventOf(held.slice(0, end));
       held = held.slice(end + 2);
@@ -89,27 +97,41 @@ export async function* events(path, query, { signal, headers = {} } = {}) {
 
 function eventOf(text) {
   const found = { event: "", id: null, data: "" };
-  for (const line of text.split("\n")) {
-    const [, field, value] = /^([a-z]+): ?(.*)$/.exec(line) ?? [];
+  for (const line of text.split("\n")) { // and nowhere else: what others wrote may hold any other line's end
+    const colon = line.indexOf(":"), field = line.slice(0, Math.max(0, colon));
+    const value = line.slice(colon + (line[colon + 1] === " " ? 2 : 1));
     if (field === "data") found.data += value;
-    else if (field) found[field] = value;
+    else if (field === "event" || field === "id") found[field] = value;
   }
   return found;
 }
 
-async function* texts(answer) {
+async function* texts(answer, silenceMs = null) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await (silenceMs === null ? reader.read() : within(reader.read(), silenceMs));
       if (done) return;
       yield value;
     }
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (error.name === "AbortError" || error instanceof Problem) throw error;
     throw new Problem(0, "network", "The answer broke off.");
   } finally {
     reader.cancel().catch(() => {});
+  }
+}
+
+/** What is promised, if it comes within so many milliseconds. Raises Problem. */
+async function within(promise, ms) {
+  let timer;
+  const late = new Promise((_, raise) => {
+    timer = setTimeout(() => raise(new Problem(0, "silent", "The server has fallen silent.")), ms);
+  });
+  try {
+    return await Promise.race([promise, late]);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

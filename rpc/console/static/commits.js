@@ -1,5 +1,6 @@
 // Throughput: what the newest commits have added, by the clock.
 
+import { nowMs } from "./clock.js";
 import { fill, h } from "./dom.js";
 import { commitsDrawing } from "./draw.js";
 import { bytes, count, many, seconds } from "./format.js";
@@ -15,7 +16,7 @@ export function commitsPanel(shard) {
   made.loading();
 
   function draw() {
-    if (trace && width) fill(place, commitsDrawing(trace.recent, width, Date.now()));
+    if (trace && width) fill(place, commitsDrawing(trace.recent, width, nowMs()));
   }
 
   const timer = setInterval(() => document.hidden || draw(), TICK_MS);

@@ -47,7 +47,7 @@ export function places(batches, width, byTime) {
   if (!batches.length) return [];
   const lower = Number(batches[0].lower[0] ?? 0);
   const last = batches[batches.length - 1];
-  const upper = Number(last.upper[0] ?? last.lower[0] + 1);
+  const upper = last.upper.length ? Number(last.upper[0]) : Number(last.lower[0]) + 1;
   const span = Math.max(1, upper - lower);
   return batches.map((batch, index) => {
     if (!byTime) return [(width * index) / batches.length, (width * (index + 1)) / batches.length];
@@ -269,6 +269,7 @@ export function movementDrawing(samples, width) {
     Number,
   );
   const least = Math.min(...values), most = Math.max(...values);
+  const [, since, upper] = samples[samples.length - 1];
   const x = (at) => left + ((right - left) * (at - start)) / Math.max(1, end - start);
   const y = (value) => base - ((base - top) * (Number(value) - least)) / Math.max(1, most - least);
   const steps = (which) =>

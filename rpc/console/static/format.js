@@ -1,5 +1,7 @@
 // How figures are written: units always, digits aligned, exact where they are times.
 
+import { nowMs } from "./clock.js";
+
 const COUNT = new Intl.NumberFormat("en");
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -34,8 +36,8 @@ export function seconds(value) {
 }
 
 /** How long ago an instant (milliseconds since 1970) was. */
-export function ago(atMs, nowMs = Date.now()) {
-  const passed = (nowMs - atMs) / 1000;
+export function ago(atMs, now = nowMs()) {
+  const passed = (now - atMs) / 1000;
   if (passed < 2) return "just now";
   const [unit, size] = SPANS.find(([, one]) => passed >= one);
   return `${Math.floor(passed / size)} ${unit} ago`;

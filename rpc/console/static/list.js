@@ -283,6 +283,8 @@ class ShardList {
   }
 
   #learn(name, found) {
+    const known = this.#known.get(name);
+    if (found && known && Date.parse(found.at) < Date.parse(known.at)) return; // another server, which knows less
     this.#known.delete(name);
     this.#known.set(name, found);
     if (this.#known.size > KNOWN_MAX) this.#known.delete(this.#known.keys().next().value);

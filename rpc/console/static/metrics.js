@@ -90,7 +90,7 @@ export function latencyPanel(shard) {
     ].sort();
     const rows = verbs.map((verb) => {
       const total = sum(found, "persist_requests_total", { verb });
-      const rate = last ? (total - sum(last.found, "persist_requests_total", { verb })) / (now.at - last.at) : null;
+      const rate = last ? rateOf(total, sum(last.found, "persist_requests_total", { verb }), now.at - last.at) : null;
       const buckets = found.filter((one) =>
         one.name === "persist_request_seconds_bucket" && one.labels.verb === verb
       ).map((one) => [one.labels.le === "+Inf" ? Infinity : Number(one.labels.le), one.value]);
@@ -111,6 +111,11 @@ export function latencyPanel(shard) {
   });
 }
 
+/** A second; null where the server has begun to count anew since then. */
+export function rateOf(all, before, passedS) {
+  return all < before ? null : (all - before) / passedS;
+}
+
 function atMost(bound) {
   return bound === null ? "–" : bound === Infinity ? "longer" : seconds(bound);
 }
@@ -122,14 +127,17 @@ export function costPanel(shard) {
     const kinds = Object.fromEntries(
       ["put", "list", "get", "delete"].map((
         kind,
-      ) => [kind, [billed(now.found, kind), last ? billed(last.found, kind) : null]]),
+      ) => {
+        const all = billed(now.found, kind);
+        return [kind, [all, last ? rateOf(all, billed(last.found, kind), now.at - last.at) : null]];
+      }),
     );
     const rows = Object.entries(kinds).map((
-      [kind, [all, before]],
+      [kind, [all, rate]],
     ) => [
       kind.toUpperCase(),
       count(all),
-      before === null ? "…" : ((all - before) / (now.at - last.at)).toFixed(2),
+      rate === null ? "…" : rate.toFixed(2),
       money((all * prices[kind]) / 1000, prices.currency),
     ]);
     const log = now.found.filter((one) => one.labels.store === "consensus").reduce(
@@ -137,11 +145,9 @@ export function costPanel(shard) {
       0,
     );
     const all = Object.entries(kinds).reduce((total, [kind, [n]]) => total + (n * prices[kind]) / 1000, 0);
-    const day = last
-      ? Object.entries(kinds).reduce(
-        (total, [kind, [n, before]]) => total + (((n - before) / (now.at - last.at)) * DAY_S * prices[kind]) / 1000,
-        0,
-      )
+    const isKnown = Object.values(kinds).every(([, rate]) => rate !== null);
+    const day = isKnown
+      ? Object.entries(kinds).reduce((total, [kind, [, rate]]) => total + (rate * DAY_S * prices[kind]) / 1000, 0)
       : null;
     const kept = shard.trace ? shard.trace.bytes : 0;
     return [

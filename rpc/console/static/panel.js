@@ -124,3 +124,16 @@ export function pause(ms, signal) {
     }, { once: true });
   });
 }
+
+/** Wait until somebody sees the page, or has stopped looking; at once when the signal comes. */
+export function seen(signal) {
+  return new Promise((done) => {
+    const end = () => {
+      document.removeEventListener("visibilitychange", end);
+      signal.removeEventListener("abort", end);
+      done();
+    };
+    document.addEventListener("visibilitychange", end);
+    signal.addEventListener("abort", end);
+  });
+}

@@ -9,6 +9,7 @@ const ROWS_MAX = 200;
 const STEPS_MAX = 2_000;
 const WAIT_MS = 200;
 const DIFF = "__diff";
+const TIME_MAX = 2n ** 63n - 2n;
 
 export function rowsPanel(shard) {
   const view = new Rows(shard);
@@ -18,8 +19,8 @@ export function rowsPanel(shard) {
 
 /** The times on which a slider stops, ascending BigInts: all of them where they are few, else those that are known. */
 export function steps(trace) {
-  if (!trace.since.length || !trace.upper.length) return [];
-  const since = BigInt(trace.since[0]), upper = BigInt(trace.upper[0]);
+  if (!trace.since.length) return [];
+  const since = BigInt(trace.since[0]), upper = endOf(trace);
   if (upper <= since) return [];
   if (upper - since <= BigInt(STEPS_MAX)) {
     return Array.from({ length: Number(upper - since) }, (_, index) => since + BigInt(index));
@@ -31,8 +32,16 @@ export function steps(trace) {
   return [...new Set(found)].sort((a, b) => (a < b ? -1 : a > b ? 1 : 0)).slice(-STEPS_MAX);
 }
 
+/** Before it lie the times that a slider offers. A shard that is closed to writes can be read at all times. */
+function endOf(trace) {
+  if (trace.upper.length) return BigInt(trace.upper[0]);
+  const last = trace.batches[trace.batches.length - 1];
+  if (!last || (last.batches === 1 && last.rows === 0)) return BigInt(last?.lower[0] ?? 0);
+  return TIME_MAX + 1n;
+}
+
 class Rows {
-  #trace = null;
+  #isShown = false;
   #mode = "contents";
   #asking = new AbortController();
   #timer = 0;
@@ -58,20 +67,22 @@ class Rows {
   }
 
   take(trace) {
-    const isFirst = this.#trace === null;
-    this.#trace = trace;
     const found = steps(trace);
     if (!found.length) {
+      this.#isShown = false;
+      this.newer.hidden = true;
       return this.panel.empty(
-        trace.since.length
-          ? "Nothing was written yet: there is no time to read as of."
-          : "The shard is closed to reads.",
+        !trace.since.length
+          ? "The shard is closed to reads."
+          : endOf(trace) > 0n
+          ? "There is no time to read as of: since has come to upper."
+          : "Nothing was written yet: there is no time to read as of.",
       );
     }
-    const wasEmpty = !this.end.steps.length;
     this.end.offer(found);
     this.start.offer(found);
-    if (isFirst || wasEmpty) {
+    if (!this.#isShown) {
+      this.#isShown = true;
       this.panel.show(this.start.element, this.end.element, this.told, this.out);
       this.start.set(found[Math.max(0, found.length - 2)]);
       this.end.set(found[found.length - 1]);
@@ -113,7 +124,7 @@ class Rows {
       if (signal.aborted) return;
       const what = this.#mode === "contents" ? `rows as of ${end}` : `changes from ${start} to ${end}`;
       this.told.textContent = found.more
-        ? `The first ${ROWS_MAX} ${what}, in key order.`
+        ? `The first ${found.rows.length} ${what}, in key order.`
         : `${found.rows.length ? many(found.rows.length, "line") : "None"}: ${what}.`;
       fill(this.out, rowsTable(found, this.#mode === "changes"));
       this.out.dataset.shown = this.#mode === "contents" ? String(end) : `${start}-${end}`;

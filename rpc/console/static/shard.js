@@ -3,7 +3,7 @@
 import { events, parse, Problem, shardPath } from "./api.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, frontier, instant, many } from "./format.js";
-import { failure, pause } from "./panel.js";
+import { failure, pause, seen } from "./panel.js";
 import { commitsPanel } from "./commits.js";
 import { holdsPanel } from "./holds.js";
 import { costPanel, latencyPanel } from "./metrics.js";
@@ -83,7 +83,10 @@ async function follow({ name, signal }, take, tell) {
       }
     } catch (problem) {
       if (problem.name !== "AbortError") {
-        if (!(problem instanceof Problem)) throw problem;
+        if (!(problem instanceof Problem)) {
+          tell("off", "stopped", new Problem(0, "broken", "The page has failed to show this shard. Load it again."));
+          throw problem;
+        }
         tell(
           "off",
           FINAL.has(problem.status) ? "stopped" : "reconnecting",
@@ -95,16 +98,10 @@ async function follow({ name, signal }, take, tell) {
       }
     } finally {
       stream.abort();
+      signal.removeEventListener("abort", stop);
       document.removeEventListener("visibilitychange", stop);
     }
   }
-}
-
-function seen(signal) {
-  return new Promise((done) => {
-    document.addEventListener("visibilitychange", done, { once: true });
-    signal.addEventListener("abort", done, { once: true });
-  });
 }
 
 function tilesOf(trace) {

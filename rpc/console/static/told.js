@@ -18,7 +18,7 @@ const COLUMNS = [
 ];
 
 export function historyPanel(shard) {
-  let entries = [], following = null, maintenance = false, asked = false;
+  let entries = [], following = null, maintenance = false, asked = false, round = 0;
   const more = h("button", { type: "button", textContent: "Earlier", onclick: () => read(following) });
   const again = h("button", {
     type: "button",
@@ -34,10 +34,12 @@ export function historyPanel(shard) {
   made.loading();
 
   async function read(before) {
+    const mine = (round += 1); // of two that are under way, the later one is what was asked for
     try {
       const page = await json(shardPath(shard.name, "history"), { limit: PAGE, before, maintenance }, {
         signal: shard.signal,
       });
+      if (mine !== round) return undefined;
       entries = before === null ? page.entries : [...entries, ...page.entries];
       following = page.following;
       if (!entries.length) return made.empty("The history tells of nothing yet.");
