@@ -269,7 +269,6 @@ export function movementDrawing(samples, width) {
     Number,
   );
   const least = Math.min(...values), most = Math.max(...values);
-  const [, since, upper] = samples[samples.length - 1];
   const x = (at) => left + ((right - left) * (at - start)) / Math.max(1, end - start);
   const y = (value) => base - ((base - top) * (Number(value) - least)) / Math.max(1, most - least);
   const steps = (which) =>

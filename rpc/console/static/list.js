@@ -262,7 +262,8 @@ class ShardList {
       answers += 1;
     } while (after !== null && after < last && answers < ANSWERS_MAX);
     // What lies beyond the last name that was told is asked for the next time.
-    for (const name of sought) if (after === null || name <= after) this.#learn(name, null);
+    const there = new Set(told.map((one) => one.name));
+    for (const name of sought) if (!there.has(name) && (after === null || name <= after)) this.#learn(name, null);
     for (const one of told) this.#learn(one.name, one);
     const known = new Set(sought), isHere = (name) => !known.has(name) && (isEnd || name <= last);
     this.#insert(told.map((one) => one.name).filter(isHere));
