@@ -181,6 +181,16 @@ def test_a_listener_goes_on_as_news_come(place: Place) -> None:
             assert event.updates.column("id").to_pylist() == [number]
 
 
+def test_a_region_shows_the_columns_of_then(place: Place) -> None:
+    place.shard.rename_column("v", "word")
+    place.shard.insert([{"id": 5, "word": "x"}])
+    place.world.pass_ms(1_500)
+    place.replicate()
+    place.world.pass_ms(1_000)
+    shown = [place.there.snapshot(time, schema="then").to_arrow().schema.names for time in (4, 5)]
+    assert shown == [["id", "v", "__diff"], ["id", "word", "__diff"]]
+
+
 WRITES: dict[str, Callable[[Place], object]] = {
     "create": lambda p: p.client.create_shard("new", SCHEMA, ["id"]),
     "create again": lambda p: p.client.create_shard("orders", SCHEMA, ["id"]),
