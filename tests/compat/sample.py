@@ -103,7 +103,7 @@ def client_of(location: Location) -> Client:
 
 
 def contents(client: Client) -> Contents:
-    """Every row at every readable time of every shard. What JSON has no kind for (decimals, moments) is there as text."""
+    """Every row at every readable time of every shard; as text where JSON has no kind for a value."""
     found: Contents = {}
     for name in client.shards():
         shard = client.shard(name)
