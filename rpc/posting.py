@@ -13,7 +13,16 @@ from starlette.requests import Request
 
 from persist.client.thin_writer import Making, Names
 from persist.core import commands as c
-from persist.core.errors import Expired, Indeterminate, InvalidUsage, Overloaded, SchemaMismatch, Unavailable
+from persist.core.errors import (
+    Expired,
+    Indeterminate,
+    InvalidUsage,
+    Overloaded,
+    PersistError,
+    SchemaMismatch,
+    Unavailable,
+    UnknownShard,
+)
 from persist.core.ids import Token
 from persist.core.recorded import Caller
 from persist.core.transitions.context import Verdict
@@ -105,11 +114,28 @@ def _as_of_now(service: Service, posted: Posted, data: bytes) -> c.Appended:
     for left in range(READINGS_MAX, 0, -1):
         try:
             return _written(service, posted, data, service.writers.names(state))
-        except (InvalidUsage, SchemaMismatch):
+        except (InvalidUsage, SchemaMismatch) as error:
             known, state = state, machine.refresh()
-            if left == 1 or (state.shard_id, state.schema_id) == (known.shard_id, known.schema_id):
+            if left > 1 and (state.shard_id, state.schema_id) != (known.shard_id, known.schema_id):
+                continue
+            found = _repeated(service, posted, data, service.writers.names(state), error)
+            if found is None:
                 raise
+            return found
     raise AssertionError("the last try returns or raises")
+
+
+def _repeated(service: Service, posted: Posted, data: bytes, names: Names, refused: PersistError) -> c.Appended | None:
+    """What the token of a refused body was answered, where it came with these rows before the columns were changed."""
+    if posted.token is None or not isinstance(refused, InvalidUsage) or isinstance(refused, UnknownShard):
+        return None
+    with service.allowance() as allowed, service.writers.writer(posted.name, names, posted.caller) as handle:
+        return handle.repeated(
+            lambda schema: _read(service, posted, data, schema, allowed),
+            posted.kind.default_time,
+            posted.kind.command,
+            posted.token,
+        )
 
 
 def _written(service: Service, posted: Posted, data: bytes, names: Names) -> c.Appended:

@@ -20,8 +20,11 @@ from persist.parts.digest import MODULUS as MODULUS
 from persist.parts.digest import digest_of_rows as digest_of_rows
 
 
-def digest_of(command: Written) -> bytes:
-    """The digest of a command. Raises InvalidUsage where a part does not tell the digest of its rows."""
+def digest_of(command: Written, rows: int | None = None) -> bytes:
+    """The digest of a command. Raises InvalidUsage where a part does not tell the digest of its rows.
+
+    `rows`: the digest of those that a command without parts would have, if their times are their own.
+    """
     said: list[object] = [type(command).__name__]
     if isinstance(command, c.Erase):  # whichever time it finds
         return _digest([*said, command.question.hex(), command.tags])
@@ -35,7 +38,7 @@ def digest_of(command: Written) -> bytes:
         said += [command.lower.to_json(), command.upper.to_json()]
     said.append([(change.key, change.verb, change.value, change.expected) for change in command.attributes])
     if not isinstance(command, c.UpdateAttributes):
-        said.append(_rows(command))
+        said.append(_rows(command) if rows is None else [("None", rows)] if rows else [])
     return _digest(said)
 
 

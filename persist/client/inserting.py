@@ -7,7 +7,7 @@ whatever others do at the same time. A `compare_and_append` says itself at which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -18,15 +18,16 @@ from persist.client.changes import Named
 from persist.client.editing import Editing, edit_landed
 from persist.client.pinned import Pinned
 from persist.client.planned import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
+from persist.client.repeating import Append, Repeating, by_names_of
 from persist.client.snapshot import ReadSettings, holding
 from persist.client.telling import Info, info_bytes
-from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, as_updates, reusable
+from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, as_updates, names_of, reusable
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import ConstraintViolated, InvalidUsage, SchemaMismatch
-from persist.core.ids import Token
+from persist.core.ids import Token, WriterId, parse, writer_of
 from persist.core.record import replace
 from persist.core.recorded import Caller
 from persist.core.view import ShardView, ViewRequest
@@ -52,7 +53,7 @@ class Insert:
     verb: ClassVar[str] = "insert"
 
     def bound(self, schema: ShardSchema) -> Bound:
-        rows = _conformed(self.rows, schema, None)
+        rows = conformed(self.rows, schema, None)
         keyed = key_schema(schema)
         return _Insert(
             schema, _with_added_keys(rows, keyed, schema), [str(digest_of_rows(rows))], keyed=keyed, rows=rows
@@ -89,7 +90,7 @@ def _with_added_keys(rows: pa.Table, keyed: ShardSchema, schema: ShardSchema) ->
     return with_keys(distinct_keys(rows.filter(pc.greater(rows.column(DIFF), 0)), keyed), keyed, schema)
 
 
-def _conformed(rows: Updates, schema: ShardSchema, default_time: int | None) -> pa.Table:
+def conformed(rows: Updates, schema: ShardSchema, default_time: int | None) -> pa.Table:
     """The rows in `updates_schema`; where the service chooses their time, at none of their own. Raises InvalidUsage."""
     found = []
     for piece in pieces(as_updates(rows, schema)):
@@ -137,7 +138,7 @@ class CheckedWriter(WriteHandle):
                 return self._inserted(rows, changes, token, said)
             return WriteHandle.insert(self, rows, token=token, attributes=changes, info=info)
 
-        return self._by_schema(updates, write, token)
+        return self._or_again(updates, write, token, None, lambda w, t: c.Insert(w, t, (), changes))
 
     def compare_and_append(
         self,
@@ -158,7 +159,13 @@ class CheckedWriter(WriteHandle):
                 self, rows, expected_upper, new_upper, token=token, attributes=changes, info=info
             )
 
-        return self._by_schema(updates, write, token)
+        return self._or_again(
+            updates,
+            write,
+            token,
+            lower.element or 0,
+            lambda w, t: c.CompareAndAppend(w, t, lower, frontier(new_upper), (), changes),
+        )
 
     def append(
         self,
@@ -177,7 +184,9 @@ class CheckedWriter(WriteHandle):
                 self._look_up(rows, since, until)
             return WriteHandle.append(self, rows, lower, upper, token=token, attributes=changes, info=info)
 
-        return self._by_schema(updates, write, token)
+        return self._or_again(
+            updates, write, token, since.element or 0, lambda w, t: c.Append(w, t, since, until, (), changes)
+        )
 
     def check(self, updates: Updates) -> None:
         """Look whether rows could be inserted into the shard as it is now: by its constraints, and by its keys.
@@ -188,10 +197,43 @@ class CheckedWriter(WriteHandle):
         if _asked(current_schema(view.schemas)[1]) != _asked(self.schema_of(updates)[1]):
             updates = self._as_of_now(updates)
         schema_id, schema = self.schema_of(updates)
-        given = _conformed(updates, schema, None)
+        given = conformed(updates, schema, None)
         check_rows(given, schema)
         if schema.details.unique and view.upper.element is not None:
             self._check_unique(given, schema_id, schema, view.upper.element)
+
+    def _or_again(
+        self,
+        updates: Updates,
+        write: Callable[[Updates, ShardSchema], c.Appended],
+        token: Token | None,
+        default_time: int | None,
+        made: Callable[[WriterId, Token], Append],
+    ) -> c.Appended:
+        """What is written; or what was, where the token came with these rows before the columns were changed."""
+        try:
+            return self._by_schema(updates, write, token)
+        except InvalidUsage:  # by the columns of now they do not fit, or are others than the token came with
+            if token is None or not _can_be_read_again(updates):
+                raise
+            schemas = sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
+            rows, number = (updates.rows, updates.schema_id) if isinstance(updates, Pinned) else (updates, None)
+            known = schemas.get(self._newest()[0] if number is None else number)
+
+            def readings(then: ShardSchema) -> Iterator[pa.Table]:
+                with suppress(InvalidUsage):
+                    yield conformed(rows, then, default_time)
+                if known is not None:  # or by the names that the columns have got
+                    table = join([*pieces(as_updates(rows, known))])
+                    called = by_names_of(table, known, then, names_of(rows))
+                    if called is not None:
+                        yield conformed(called, then, default_time)
+
+            command = made(writer_of(parse(Token, token)), token)
+            found = Repeating(self._send).answer(command, token, schemas, readings) if len(schemas) > 1 else None
+            if found is None:
+                raise
+            return found
 
     def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T], token: Token | None) -> _T:
         """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile.
@@ -252,7 +294,7 @@ class CheckedWriter(WriteHandle):
         if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
             return
         schema_id, schema = self.schema_of(rows)
-        given = _conformed(rows, schema, lower.element or 0)
+        given = conformed(rows, schema, lower.element or 0)
         self._check_unique(given.filter(pc.greater_equal(given.column(TIME), start)), schema_id, schema, start)
 
     def _check_unique(self, given: pa.Table, schema_id: int, schema: ShardSchema, start: int) -> None:

@@ -236,7 +236,7 @@ class WriteHandle(Timeable):
         if isinstance(updates, Pinned):
             return updates.schema_id, updates.schema
         schema_id, schema = self._newest()
-        if set(_names(updates)).issubset(schema.updates_schema.names):
+        if set(names_of(updates)).issubset(schema.updates_schema.names):
             return schema_id, schema
         return self._learn()
 
@@ -382,10 +382,10 @@ def by_token(command: Callable[[WriterId, Token], _T], token: Token) -> _T:
     return replace(alone, digest=digest_of(alone))
 
 
-def _names(updates: Updates) -> Iterable[Any]:
+def names_of(updates: Updates) -> Iterable[Any]:
     """The columns of rows in whatever form, as far as they can be told without reading the rows."""
     if isinstance(updates, list):
-        return {name for one in updates for name in (one if isinstance(one, dict) else _names(one))}
+        return {name for one in updates for name in (one if isinstance(one, dict) else names_of(one))}
     names = getattr(getattr(updates, "schema", None), "names", None)
     return names if isinstance(names, list) else getattr(updates, "columns", ())
 

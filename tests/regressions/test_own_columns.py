@@ -126,9 +126,7 @@ def test_records_went_into_the_columns_that_had_got_their_names(client: Client) 
     client.shard("records").alter(*swap("a", "b"))
     bindings.get_binding(1)
     shard.refresh_schema()
-    with pytest.raises(
-        InvalidUsage, match=r"column 'a' of shard 'records' is called 'b' now, .* another ingester"
-    ):
+    with pytest.raises(InvalidUsage, match=r"column 'a' of shard 'records' is called 'b' now, .* another ingester"):
         ingester.step()
     client.shard("records").alter(*swap("a", "b"), AddColumn("more", pa.int64()))
     shard.refresh_schema()
