@@ -29,6 +29,7 @@ from persist.core.transitions.context import Verdict
 from persist.parts import ShardSchema
 from rpc import rows
 from rpc.allowance import Allowance
+from rpc.errors import BodyTooLarge
 from rpc.quotas import Owner
 from rpc.service import Service
 
@@ -127,7 +128,9 @@ def _as_of_now(service: Service, posted: Posted, data: bytes) -> c.Appended:
 
 def _repeated(service: Service, posted: Posted, data: bytes, names: Names, refused: PersistError) -> c.Appended | None:
     """What the token of a refused body was answered, where it came with these rows before the columns were changed."""
-    if posted.token is None or not isinstance(refused, InvalidUsage) or isinstance(refused, UnknownShard):
+    if posted.token is None or not isinstance(refused, InvalidUsage):
+        return None
+    if isinstance(refused, (UnknownShard, BodyTooLarge)):  # by no columns it is another one
         return None
     with service.allowance() as allowed, service.writers.writer(posted.name, names, posted.caller) as handle:
         return handle.repeated(
