@@ -18,7 +18,7 @@ from rpc.joining import peer_in
 from rpc.service import principal_of, service_of
 
 OPEN = ("GET /healthz", "GET /readyz", "GET /openapi.json")  # to everybody, without a token
-PAGES = ("GET /console", "GET /console/{file}")  # as are the files of the console, which tell nothing
+PAGES = ("GET /console", "GET /console/", "GET /console/{file}")  # as are the files of the console, which tell nothing
 BY_COMMAND = "POST /v1/shards/{name}/commands"  # the command says who may send it
 
 SCOPES_OF_ROUTES: Mapping[str, tuple[str, ...]] = {

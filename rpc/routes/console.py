@@ -11,13 +11,19 @@ from rpc.console.files import PAGE, POLICY, ConsoleFile, console_files
 router = APIRouter(tags=["console"], include_in_schema=False)
 HOME = "/console"
 _FILES = console_files()
-PATHS = frozenset({HOME, *(f"{HOME}/{name}" for name in _FILES)})
+PATHS = frozenset({HOME, HOME + "/", *(f"{HOME}/{name}" for name in _FILES)})
 """Every path that is served here."""
 
 
 @router.get(HOME)
 async def page(request: Request) -> Response:
     return _sent(request, _FILES[PAGE])
+
+
+@router.get(HOME + "/")
+async def with_slash() -> Response:
+    """To the page, by an address that a proxy may serve below a path: files are asked for beside the page."""
+    return Response(status_code=307, headers={"location": f"..{HOME}", "content-security-policy": POLICY.decode()})
 
 
 @router.get(HOME + "/{file}")

@@ -105,6 +105,11 @@ def test_the_policy_lets_nothing_in_from_elsewhere_and_nothing_inline() -> None:
     assert rules["frame-ancestors"] == rules["base-uri"] == rules["form-action"] == "'none'"
 
 
+def test_a_slash_at_the_end_leads_to_the_page_below_whatever_path_a_proxy_serves_it(place: Place) -> None:
+    answer = place.http.get("/console/", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "../console")
+
+
 def test_what_is_no_file_of_it_is_not_there_and_needs_a_token(place: Place) -> None:
     for path in ("/console/nothing.js", "/console/..%2Fapp.py", "/console/README.md"):
         assert place.get(path, token=None).status_code == 401
