@@ -19,6 +19,7 @@ from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
 SLIDER_PX_MIN = 200
+VALUE = '{"list":[1,1152921504606846977,-9223372036854775808],"text":"9007199254740993\\n","none":null,"yes":true}'
 MANY = 40  # enough for a table that has to be scrolled
 
 
@@ -77,6 +78,20 @@ def test_the_first_shard_comes_into_a_list_that_is_open_and_empty(page: Page, se
     made(served, "first")
     wait_until(lambda: page.rows_in_list() == ["first"], "it is in the list")
     assert not page.ask("document.body.textContent.includes('There is no shard yet')")
+
+
+def test_who_comes_back_from_a_shard_finds_the_names_that_were_sought(page: Page, served: Served) -> None:
+    made(served, "eu/orders", "us/orders")
+    page.open()
+    page.wait("document.querySelectorAll('.row .spark').length === 2")
+    page.browser.run("document.getElementById('prefix').focus()")
+    page.browser.keys("eu/")
+    wait_until(lambda: page.rows_in_list() == ["eu/orders"], "only these are in the list")
+    page.browser.run("document.querySelector('.row').click()")
+    page.wait("document.querySelector('.live.on')")
+    page.browser.run("history.back()")
+    wait_until(lambda: page.rows_in_list() == ["eu/orders"], "only these are in the list again")
+    assert page.ask("document.getElementById('prefix').value") == "eu/"
 
 
 # --- a shard
@@ -179,6 +194,16 @@ def test_several_that_hold_one_time_are_told_in_the_plural(page: Page) -> None:
         "cursor a", "3 cursors a", "reader a", "3 readers a",
         "reader of one time a", "3 readers of one time a", "tag a", "3 tags a",
     ]  # fmt: skip
+
+
+def test_numbers_within_a_value_keep_their_digits_and_are_no_texts(page: Page) -> None:
+    page.open()
+    found = page.browser.driver.execute_async_script(
+        "const [text, done] = arguments; Promise.all([import('/console/api.js'), import('/console/format.js')])"
+        ".then(([{ parse }, { exact }]) => done(exact(parse(text))));",
+        VALUE,
+    )
+    assert found == VALUE
 
 
 # --- what is seen

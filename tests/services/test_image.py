@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from rpc.settings import Limits, from_environment
 from tests.support.dockerfile import Build, Stage, interpreter, is_ignored, stages
 from tests.support.pages import ROOT
 from tests.support.waiting import WAIT_S
@@ -168,6 +169,15 @@ def checked(image: Build, stage: Stage, url: str) -> int:
     words = [word.replace("http://127.0.0.1:8787", url) for word in stage.health_check]
     assert words != stage.health_check
     return ended(image, stage, words).returncode
+
+
+def test_the_command_of_the_page_keeps_bodies_within_the_memory_that_it_gives_to_tmp() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    size = re.search(r"docker run .*--tmpfs /tmp:size=(\d+)m ", page)
+    assert size is not None
+    limits = from_environment(dict(re.findall(r" -e (PERSIST_LIMIT_\w+)=(\d+)", page)))["limits"]
+    assert isinstance(limits, Limits)
+    assert limits.blob_bytes_max < limits.spool_bytes_max < int(size[1]) * 2**20
 
 
 @pytest.mark.proof

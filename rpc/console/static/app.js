@@ -20,13 +20,14 @@ async function route() {
   shown = new AbortController();
   const { signal } = shown;
   const [, name] = /^#\/shard\/(.+)$/.exec(location.hash) ?? [];
+  const [, begins] = /^#\/begins\/(.+)$/.exec(location.hash) ?? [];
   try {
     fill(main, h("p", { class: "state", role: "status", textContent: "Loading…" }));
     await tryToken(signal);
     const shard = name === undefined ? null : decodeURIComponent(name);
     document.title = shard === null ? "persist" : `${shard} - persist`;
     fill(where, shard === null ? null : h("span", {}, h("a", { href: "#/", textContent: "Shards" }), " / ", shard));
-    if (shard === null) showList(main, signal);
+    if (shard === null) showList(main, signal, decodeURIComponent(begins ?? ""));
     else showShard(main, shard, signal);
   } catch (problem) {
     if (problem.name === "AbortError") return;

@@ -58,6 +58,15 @@ export function many(n, one, more = `${one}s`) {
   return `${count(n)} ${Number(n) === 1 ? one : more}`;
 }
 
+/** A value as JSON, whose numbers keep all their digits: JSON of the browser would refuse a BigInt. */
+export function exact(value) {
+  if (typeof value === "bigint") return String(value);
+  if (Object.is(value, -0)) return "-0";
+  if (Array.isArray(value)) return `[${value.map(exact).join(",")}]`;
+  if (value === null || typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map(([name, inner]) => `${JSON.stringify(name)}:${exact(inner)}`).join(",")}}`;
+}
+
 /** Money: three digits that count. */
 export function money(value, currency) {
   const shown = value === 0 ? "0" : value < 0.01 ? value.toPrecision(3) : value.toFixed(2);

@@ -16,11 +16,12 @@ const KNOWN_MAX = 5_000;
 const LOOK_MS = 5_000;
 const ANSWERS_MAX = 5; // of one look
 
-/** Show the list in `main` until the signal. */
-export function showList(main, signal) {
+/** Show in `main`, until the signal, the shards whose names begin so. */
+export function showList(main, signal, prefix) {
   const list = new ShardList(signal);
   fill(main, list.element);
-  list.search("");
+  list.field.value = prefix;
+  list.search(prefix);
   return list;
 }
 
@@ -44,7 +45,7 @@ class ShardList {
       spellcheck: false,
       maxLength: 260,
       placeholder: "eu/",
-      oninput: () => this.#soon("search", () => this.search(this.field.value.trim()), 200),
+      oninput: () => this.#soon("search", () => this.#typed(this.field.value.trim()), 200),
       onkeydown: (event) => event.key === "ArrowDown" && (event.preventDefault(), this.view.focus()),
     });
     this.told = h("span", { class: "soft", role: "status" });
@@ -98,6 +99,12 @@ class ShardList {
       sized.disconnect();
       this.#round.abort();
     });
+  }
+
+  /** The address says what was typed, so that whoever comes back from a shard finds it again. */
+  #typed(prefix) {
+    history.replaceState(null, "", prefix ? `#/begins/${encodeURIComponent(prefix)}` : "#/");
+    this.search(prefix);
   }
 
   /** Show the shards whose names begin so. The first page is shown before the next is asked for. */

@@ -2,7 +2,7 @@
 
 import { events, parse, Problem, shardPath } from "./api.js";
 import { fill, h } from "./dom.js";
-import { count, frontier, many, seconds } from "./format.js";
+import { count, exact, frontier, many, seconds } from "./format.js";
 import { failure, panel, pause, seen } from "./panel.js";
 import { cell } from "./rows.js";
 
@@ -159,14 +159,5 @@ export function tailPanel(shard) {
 function written(value) {
   if (value === null || value === undefined) return null;
   if (Object.is(value, -0)) return "-0";
-  return typeof value === "object" ? inJson(value) : String(value);
-}
-
-/** As JSON, in which numbers of any size are numbers where the browser can write them so. */
-function inJson(value) {
-  return JSON.stringify(value, (_, inner) => {
-    if (typeof inner !== "bigint" && !Object.is(inner, -0)) return inner;
-    const digits = typeof inner === "bigint" ? String(inner) : "-0";
-    return JSON.rawJSON ? JSON.rawJSON(digits) : digits;
-  });
+  return typeof value === "object" ? exact(value) : String(value);
 }

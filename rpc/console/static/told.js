@@ -2,7 +2,7 @@
 
 import { json, shardPath } from "./api.js";
 import { h } from "./dom.js";
-import { bytes, count, frontier, instant, many } from "./format.js";
+import { bytes, count, exact, frontier, instant, many } from "./format.js";
 import { choice, failure, panel, table, whenSeen } from "./panel.js";
 
 const PAGE = 50;
@@ -60,9 +60,7 @@ export function historyPanel(shard) {
 }
 
 function line(entry) {
-  const said = entry.info === null
-    ? ""
-    : JSON.stringify(entry.info, (_, value) => (typeof value === "bigint" ? String(value) : value));
+  const said = entry.info === null ? "" : exact(entry.info);
   return [
     `v${entry.seqno}`,
     instant(Date.parse(entry.timestamp)),
