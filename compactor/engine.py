@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from persist.core.batch import Part, Run
+from persist.core.drops import Drops
 from persist.core.ids import IdSource, ShardId
 from persist.core.keys import COMPACTOR
 from persist.core.state import SchemaRecord
@@ -60,6 +61,7 @@ class MergeJob:
     """What to merge, from the key `resume_key` on. Picklable: it may be done elsewhere.
 
     Times before `since` become the least of `kept` at or beyond them (ascending, all before `since`), or else `since`.
+    `drops` are those of the shard: rows that they took away do not stand beside those that came after.
     """
 
     shard: str
@@ -69,6 +71,7 @@ class MergeJob:
     since: int
     resume_key: bytes
     kept: tuple[int, ...] = ()
+    drops: Drops = ()
 
     @property
     def size(self) -> int:
@@ -190,7 +193,7 @@ class RangeMerger:
 
     def merged(self, key_range: KeyRange, keep: Keep) -> Chunk:
         """Merge one key range to its end. Keys that are not unique, though they should be, do not hold it up."""
-        crowds = Crowds(self._sink.schema) if self._sink.schema.details.unique else None
+        crowds = Crowds(self._sink.schema, self._job.drops) if self._sink.schema.details.unique else None
         parts = tuple(self._merge(key_range, keep, crowds))
         return Chunk(parts, key_range.upper, 0 if crowds is None else crowds.finish().count)
 

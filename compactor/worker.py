@@ -162,7 +162,9 @@ class Worker:
             self.metrics.add(merges_resumed=1)
         runs = _runs_of(state.trace.batches[found[0] : found[0] + found[1]], spec.inputs)
         kept = kept_below(state, since)  # whatever was kept when the merge began: before since none is ever added
-        job = MergeJob(machine.name, state.shard_id, runs, state.schemas, since.element, taken.resume_key, kept)
+        job = MergeJob(
+            machine.name, state.shard_id, runs, state.schemas, since.element, taken.resume_key, kept, state.drops
+        )
         claim.since = since
         written = crowded = 0
         for chunk in self._engine.merge(job, claim.keep):

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from persist.core.drops import Drops, RowDrop
 from persist.parts.columns import Mask, one_chunk
 from persist.parts.consolidate import Ints, consolidate, join, twins
-from persist.parts.keyed import key_schema
+from persist.parts.keyed import distinct_keys, key_schema
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
 KEYS_SHOWN_MAX = 10  # of those that a constraint refuses, or that an examination finds
@@ -43,6 +44,17 @@ def _crowded(rows: pa.Table, schema: ShardSchema, keyed: ShardSchema) -> pa.Tabl
     starts = ~twins(few, keyed)
     is_crowded = _most(few, starts, ~twins(few, schema)) > 1
     return few.filter(pa.array(starts)).filter(pa.array(is_crowded)).select(list(schema.key))
+
+
+def _crowded_by_then(rows: pa.Table, schema: ShardSchema, keyed: ShardSchema, drops: Drops) -> pa.Table:
+    """As `_crowded`, of rows that count until a drop has taken them away."""
+    times, found = _ints(rows, TIME), []
+    lives = zip((RowDrop(0, 0), *drops), (*(drop.at for drop in drops), None), strict=True)
+    for drop, end in lives:
+        is_there = times >= drop.cut if end is None else (times >= drop.cut) & (times < end)
+        if is_there.any():
+            found.append(_crowded(rows.filter(pa.array(is_there)), schema, keyed))
+    return distinct_keys(join(found), keyed).select(list(schema.key))
 
 
 def _most(rows: pa.Table, keys: Mask, lines: Mask) -> Ints:
@@ -86,8 +98,10 @@ class Crowds:
     them is looked at.
     """
 
-    def __init__(self, schema: ShardSchema) -> None:
+    def __init__(self, schema: ShardSchema, drops: Drops = ()) -> None:
+        """`drops` of the shard, which have taken rows away without an update that says so."""
         self._schema = schema
+        self._drops = drops
         self._held: list[pa.Table] = []  # of the last key that was seen
         self._is_told = False  # that key needs no more looks
         self.count = 0
@@ -136,6 +150,8 @@ class Crowds:
         if not len(rows):
             return
         found = _crowded(rows, self._schema, self._keyed)
+        if self._drops and len(found):  # perhaps by rows that were there one after the other
+            found = _crowded_by_then(rows, self._schema, self._keyed, self._drops)
         self.count += len(found)
         self.keys += keys_shown(found.slice(0, KEYS_SHOWN_MAX - len(self.keys)))
 

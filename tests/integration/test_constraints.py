@@ -491,6 +491,25 @@ def test_a_merge_finds_nothing_where_keys_were_replaced(client: Client, unique: 
     assert worker.metrics.counters.crowded_keys == 0
 
 
+@pytest.mark.parametrize(
+    "replace",
+    [lambda shard: shard.overwrite([{"id": 1, "n": 3}]), lambda shard: shard.truncate(before=1, mode="drop")],
+    ids=["overwrite", "truncation"],
+)
+def test_a_merge_finds_no_key_whose_rows_were_there_one_after_the_other(
+    client: Client, unique: Shard, replace: Callable[[Shard], object]
+) -> None:
+    """It told an error of such keys where the first row was dropped by metadata: no update says that it went."""
+    replace(unique)
+    unique.upsert([{"id": 1, "n": 4}])
+    replace(unique)
+    unique.upsert([{"id": 1, "n": 5}, {"id": 2, "n": 2}])
+    by_hand(unique, [{"id": 2, "n": 9}])
+    worker = Worker(client.transport.location)  # type: ignore[attr-defined]
+    assert worker.run("unique", idle=True)
+    assert worker.metrics.counters.crowded_keys == 1, "key 2 has two rows at one time"
+
+
 # --- what is refused
 
 NO_CONSTRAINTS: Sequence[tuple[dict[str, Any], type[PersistError], str]] = [
