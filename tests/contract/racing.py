@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from consensus import Consensus, ConsensusIndeterminate, ConsensusUnavailable, open_consensus
 
 KEY = "raced/key"
 ATTEMPTS_MAX = 100_000
+READS_MAX = 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Win:
 def write_until(consensus: Consensus, writer: int, wins_wanted: int) -> list[Win]:
     """Append until `wins_wanted` appends are acknowledged. Doubtful ones are settled by reading the log."""
     wins: list[Win] = []
-    head = consensus.head(KEY)
+    head = _read(lambda: consensus.head(KEY))
     seqno = 1 if head is None else head.seqno + 1
     for attempt in range(ATTEMPTS_MAX):
         if len(wins) == wins_wanted:
@@ -36,13 +40,13 @@ def write_until(consensus: Consensus, writer: int, wins_wanted: int) -> list[Win
         except ConsensusUnavailable:
             continue
         except ConsensusIndeterminate:
-            landed = consensus.scan(KEY, seqno, 1)
+            landed = _read(partial(consensus.scan, KEY, seqno, 1))
             won = bool(landed) and landed[0].data == data
         if won:
             wins.append(Win(seqno, writer, data))
             seqno += 1
         else:
-            head = consensus.head(KEY)
+            head = _read(lambda: consensus.head(KEY))
             seqno = 1 if head is None else head.seqno + 1
     raise AssertionError(f"writer {writer} won only {len(wins)} of {wins_wanted} races in {ATTEMPTS_MAX} attempts")
 
@@ -92,9 +96,19 @@ def race_processes(url: str, writers: int, wins_each: int) -> list[Win]:
 def read_log(consensus: Consensus, page: int = 1000) -> list[tuple[int, bytes]]:
     """The whole live log of the raced key."""
     found: list[tuple[int, bytes]] = []
-    while entries := consensus.scan(KEY, found[-1][0] + 1 if found else 0, page):
+    while entries := _read(lambda: consensus.scan(KEY, found[-1][0] + 1 if found else 0, page)):
         found.extend((entry.seqno, entry.data) for entry in entries)
     return found
+
+
+def _read(read: Callable[[], T]) -> T:
+    """Read again while a store is slow to answer: it was asked by many at once."""
+    for _ in range(READS_MAX - 1):
+        try:
+            return read()
+        except ConsensusUnavailable:
+            continue
+    return read()
 
 
 def judge(wins: Sequence[Win], log: Sequence[tuple[int, bytes]]) -> None:

@@ -89,7 +89,7 @@ class Arena:
     def start(self) -> None:
         """Start everybody; returns once clients of every kind have got somewhere."""
         self._revive()
-        self._await(lambda: set(self._seen) >= FIRST)
+        self._await(lambda: all(self._seen[what] for what in FIRST))
 
     def torment(self) -> None:
         """A round: something bad every so often; whoever is dead starts again. It ends once a client got somewhere."""
