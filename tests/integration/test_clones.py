@@ -292,9 +292,9 @@ def test_a_clone_of_a_thousand_parts_is_two_commits_and_touches_no_part() -> Non
 # --- killed at any step
 
 
-@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("again", ["fresh name", "name used before", "clone of a clone"])
-def test_who_clones_is_killed_at_any_step(again: str, after: bool) -> None:
+def test_who_clones_is_killed_at_any_step(again: str) -> None:
+    """After any step, which is before the next one."""
     for step in range(1, 200):
         shards = Shards()
         shards.create("a", 2)
@@ -306,7 +306,7 @@ def test_who_clones_is_killed_at_any_step(again: str, after: bool) -> None:
             shards.clone("a", "m")
             shards.write("m")
             source = "m"
-        fuse = Fuse(step, after=after)
+        fuse = Fuse(step, after=True)
         try:
             shards.clone(source, "b", shards.process(fuse))
         except Crash:
@@ -329,9 +329,9 @@ def test_who_clones_is_killed_at_any_step(again: str, after: bool) -> None:
     raise AssertionError("it never ends")
 
 
-@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("dropped", ["a", "b", "both", "merged"])
-def test_who_collects_is_killed_at_any_step(dropped: str, after: bool) -> None:
+def test_who_collects_is_killed_at_any_step(dropped: str) -> None:
+    """After any step, which is before the next one."""
     for step in range(1, 400):
         shards = Shards()
         shards.create("a", 2)
@@ -342,7 +342,7 @@ def test_who_collects_is_killed_at_any_step(dropped: str, after: bool) -> None:
         for name in "ab":
             if dropped in (name, "both"):
                 shards.drop(name)
-        fuse, ended = Fuse(step, after=after), True
+        fuse, ended = Fuse(step, after=True), True
         try:
             for _ in range(4):
                 shards.collect(fuse=fuse)

@@ -326,7 +326,7 @@ def test_bad_requests(http: TestClient, method: str, path: str, body: bytes | No
         ("GET", "/v1/shards?prefx=eu/", "'prefx' here; there is prefix, after, limit"),
         ("GET", "/v1/shards/orders?wait=1", "'wait' here; there is past, timeout"),
         ("DELETE", "/v1/shards/orders?forse=true", "'forse' here; there is force"),
-        ("GET", "/v1/shards/orders/listen?form=csv", "'form' here; there is until, after, timestamp"),
+        ("GET", "/v1/shards/orders/listen?form=csv", "'form' here; there is until, moves_since, after, timestamp"),
         ("GET", "/v1/location?a=1", "'a' here; there is none"),
     ],
 )
