@@ -15,15 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.client.looked_first import RACES_MAX, LookedFirst
 from persist.client.past import HandleSettings
 from persist.client.planned import Contents, with_keys
-from persist.client.retry import send
 from persist.client.rewriting import check_readable
-from persist.client.snapshot import Held, ReadSettings, check_lease, holding
+from persist.client.snapshot import Held, check_lease, holding
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, Antichain
-from persist.core.errors import UpperMismatch
 from persist.core.view import ViewRequest
 from persist.parts import DIFF, ShardSchema, consolidate, current_schema
 from persist.parts.constrained import UNIQUE, Broken, breaking, check_sound, counted, told, violation
@@ -31,18 +30,10 @@ from persist.parts.constraints import Constraining, ask_more
 from persist.parts.keyed import distinct_keys, key_schema
 from persist.parts.unique import KEYS_SHOWN_MAX, Crowds, keys_shown
 
-RACES_MAX = 1_000  # lost, by one change; each means that somebody else wrote
-
 
 @dataclass(frozen=True)
-class Change:
+class Change(LookedFirst):
     """One change of the constraints of one shard."""
-
-    transport: OneShard
-    name: str
-    expected_id: int
-    read: ReadSettings
-    retry_s: float
 
     def run(self, before: ShardSchema, given: Constraining) -> None:
         """Raises what `Shard.set_constraints` says."""
@@ -79,24 +70,10 @@ class Change:
                     held = replace(held, view=view)
             finally:
                 held.lease.close()
-        raise UpperMismatch(
-            f"others wrote to shard {self.name!r} before each of {RACES_MAX} tries to set its constraints; nothing was "
-            "changed: try again",
-            expected=held.view.upper.to_json(),
-            actual=held.view.upper.to_json(),
-            stays=False,
-        )
+        raise self._lost("set its constraints", held.view.upper)
 
-    def _landed(self, after: ShardSchema, upper: Antichain) -> bool:
-        try:
-            self._send(after, upper)
-        except UpperMismatch:
-            return False
-        return True
-
-    def _send(self, after: ShardSchema, upper: Antichain | None) -> None:
-        """Raises SchemaMismatch where somebody else changed the schema."""
-        send(self.transport, self.name, c.Constrain(self.expected_id, after.to_record(), upper), self.retry_s)
+    def _command(self, after: ShardSchema, upper: Antichain | None) -> c.Command:
+        return c.Constrain(self.expected_id, after.to_record(), upper)
 
 
 class Constrained(ABC):

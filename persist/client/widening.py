@@ -11,29 +11,20 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from persist.client.retry import send
+from persist.client.looked_first import RACES_MAX, LookedFirst
 from persist.client.rewriting import check_readable
-from persist.client.snapshot import ReadSettings, holding, leased_blobs, part_reader
-from persist.client.transport import OneShard
+from persist.client.snapshot import holding, leased_blobs, part_reader
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, Antichain
-from persist.core.errors import InvalidUsage, UpperMismatch
+from persist.core.errors import InvalidUsage
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 from persist.parts.evolution import of_days
 
-RACES_MAX = 1_000  # lost, by one change; each means that somebody else wrote
-
 
 @dataclass(frozen=True)
-class Evolving:
+class Evolving(LookedFirst):
     """One change of the columns of one shard, whose newest schema has the id `expected_id`."""
-
-    transport: OneShard
-    name: str
-    expected_id: int
-    read: ReadSettings
-    retry_s: float
 
     def run(self, before: ShardSchema, after: ShardSchema) -> None:
         """Raises InvalidUsage (a day has no room), SchemaMismatch, UpperMismatch (others write all the time), and what
@@ -60,13 +51,7 @@ class Evolving:
                     held.lease.keep()
             finally:
                 held.lease.close()
-        raise UpperMismatch(
-            f"others wrote to shard {self.name!r} before each of {RACES_MAX} tries to widen its columns; nothing was "
-            "changed: try again",
-            expected=view.upper.to_json(),
-            actual=view.upper.to_json(),
-            stays=False,
-        )
+        raise self._lost("widen its columns", view.upper)
 
     def _look(
         self, view: ShardView, columns: dict[str, str], after: ShardSchema, seen: frozenset[str]
@@ -83,15 +68,8 @@ class Evolving:
                     _check_room(values, name, kind, self.name)
         return frozenset(part.id for part in parts)
 
-    def _landed(self, after: ShardSchema, upper: Antichain) -> bool:
-        try:
-            self._send(after, upper)
-        except UpperMismatch:
-            return False
-        return True
-
-    def _send(self, after: ShardSchema, upper: Antichain | None) -> None:
-        send(self.transport, self.name, c.EvolveSchema(self.expected_id, after.to_record(), upper), self.retry_s)
+    def _command(self, after: ShardSchema, upper: Antichain | None) -> c.Command:
+        return c.EvolveSchema(self.expected_id, after.to_record(), upper)
 
 
 def _check_room(days: pa.ChunkedArray, column: str, kind: pa.DataType, shard: str) -> None:

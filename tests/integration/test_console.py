@@ -15,21 +15,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
 from persist.client.shard import Shard
-from persist.commit.location import Location
 from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.services.chromium import Browser
-from tests.support.console_page import Page
-from tests.support.location import InlineBackground
+from tests.support.console_page import Page, page, server
 from tests.support.served import Served
 from tests.support.waiting import wait_until
 
 SHARDS = 10_000
 ROWS_MAX = 200
 PICTURES = Path(__file__).resolve().parents[2] / ".cache" / "console"
+__all__ = ["page"]
+
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 HOSTILE_SCHEMA = pa.schema([("key", pa.string()), (HOSTILE, pa.string())])
@@ -41,8 +39,7 @@ MANY_DIGITS = 2**62 - 3
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    with Served(location) as running:
+    with server() as running:
         client = running.client
         orders = client.create_shard("eu/orders", SCHEMA, ["id"])
         for time in range(30):
@@ -55,24 +52,15 @@ def served() -> Iterator[Served]:
         hostile.insert([{"key": f"{number} {HOSTILE}", HOSTILE: cell} for number, cell in enumerate(cells)])
         client.create_shard("empty", SCHEMA, ["id"])
         yield running
-    location.close()
 
 
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[Served]:
     """A server with very many shards."""
-    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    with Served(location) as running:
+    with server() as running:
         for number in range(SHARDS):
             running.client.create_shard(f"t{number // 1_000}/s{number:05}", SCHEMA, ["id"])
         yield running
-    location.close()
-
-
-@pytest.fixture
-def page(browser: Browser, served: Served) -> Iterator[Page]:
-    yield Page(browser, served.url)
-    assert browser.problems() == []
 
 
 # --- many shards
@@ -325,18 +313,16 @@ def test_times_beyond_what_javascript_counts_exactly_are_read_exactly(page: Page
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, dict[str, str]]]:
     """A server with tokens: one that reads all, and one that reads `eu/`."""
-    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
     tokens, entries = {}, []
     for name, prefixes in (("all", []), ("eu", ["eu/"])):
         tokens[name], digest = mint(name)
         entries.append({"id": name, "sha256": digest, "scopes": ["read"], "prefixes": prefixes})
     file = tmp_path_factory.mktemp("tokens") / "tokens.json"
     file.write_text(json.dumps({"tokens": entries}))
-    with Served(location, ServerSettings(tokens_file=str(file))) as running:
+    with server(ServerSettings(tokens_file=str(file))) as running:
         for name in ("eu/orders", "us/orders"):
             running.client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "state": name}])
         yield running, tokens
-    location.close()
 
 
 def test_the_console_asks_for_a_token_and_keeps_it_in_the_tab_alone(

@@ -8,14 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
-from persist.commit.location import Location
-from tests.services.chromium import Browser
-from tests.support.console_page import Page
-from tests.support.location import InlineBackground
+from tests.support.console_page import Page, page, server
 from tests.support.served import Served
 from tests.support.waiting import wait_until
+
+__all__ = ["page"]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
 SLIDER_PX_MIN = 200
@@ -25,16 +22,8 @@ MANY = 40  # enough for a table that has to be scrolled
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    with Served(location) as running:
+    with server() as running:
         yield running
-    location.close()
-
-
-@pytest.fixture
-def page(browser: Browser, served: Served) -> Iterator[Page]:
-    yield Page(browser, served.url)
-    assert browser.problems() == []
 
 
 def made(served: Served, *names: str) -> None:

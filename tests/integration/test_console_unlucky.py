@@ -11,18 +11,16 @@ import pyarrow as pa
 import pytest
 
 import rpc.leases
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
 from persist.client.shard import Shard
-from persist.commit.location import Location
 from persist.core.commands import ADMIN
 from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.services.chromium import Browser
-from tests.support.console_page import Page
-from tests.support.location import InlineBackground
+from tests.support.console_page import Page, page, server
 from tests.support.served import Served
 from tests.support.waiting import wait_until
+
+__all__ = ["page"]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
 LEFT = "\ue012"
@@ -33,16 +31,8 @@ LAST_TIME = str(2**63 - 2)
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    with Served(location) as running:
+    with server() as running:
         yield running
-    location.close()
-
-
-@pytest.fixture
-def page(browser: Browser, served: Served) -> Iterator[Page]:
-    yield Page(browser, served.url)
-    assert browser.problems() == []
 
 
 def made(served: Served, name: str, count: int = 1, **settings: Any) -> Shard:
@@ -196,8 +186,7 @@ def test_who_follows_lets_no_history_go_whatever_the_token_may_do(
     token, digest = mint("root")
     file = tmp_path / "tokens.json"
     file.write_text(json.dumps({"tokens": [{"id": "root", "sha256": digest, "scopes": [ADMIN], "prefixes": []}]}))
-    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    with Served(location, ServerSettings(tokens_file=str(file))) as served:
+    with server(ServerSettings(tokens_file=str(file))) as served:
         shard = made(served, "looked-at", 5, history="none")
         page = Page(browser, served.url)
         page.open()
@@ -210,13 +199,12 @@ def test_who_follows_lets_no_history_go_whatever_the_token_may_do(
         shard.insert([{"id": 9, "state": "x"}])
 
         def hold() -> int:
-            found = location.machine("looked-at").refresh().leased_readers.values()
+            found = served.location.machine("looked-at").refresh().leased_readers.values()
             return max((one.since.element or 0 for one in found if one.purpose == "http listen"), default=0)
 
         wait_until(lambda: hold() >= 5, "what the listener holds has moved")
         assert shard.since().element == 0
         assert browser.problems() == []
-    location.close()
 
 
 def given(page: Page, token: str) -> None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.commit.location import Location
+from rpc.settings import ServerSettings
 from tests.services.chromium import Browser
+from tests.support.location import InlineBackground
+from tests.support.served import Served
 from tests.support.waiting import wait_until
 
 COST = "Requests to the blob store"
@@ -62,3 +72,19 @@ class Page:
     def rows_in_list(self) -> list[str]:
         found: list[str] = self.ask("[...document.querySelectorAll('.row')].map((row) => row.firstChild.textContent)")
         return found
+
+
+@pytest.fixture
+def page(browser: Browser, served: Served) -> Iterator[Page]:
+    """The console of the module's server `served`, in which nothing may have gone wrong."""
+    yield Page(browser, served.url)
+    assert browser.problems() == []
+
+
+@contextmanager
+def server(settings: ServerSettings | None = None) -> Iterator[Served]:
+    """A server over stores in memory."""
+    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    with Served(location, settings) as running:
+        yield running
+    location.close()
