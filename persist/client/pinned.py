@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from persist.core.errors import InvalidUsage
-from persist.parts import DIFF, TIME, ShardSchema
-from persist.parts.evolution import newest
+from persist.parts import ShardSchema
+from persist.parts.evolution import called_by, newest
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class Pinned:
             raise InvalidUsage("rows are read by later columns where they come as a table")
         number, current = newest(schemas)
         known = schemas.get(self.schema_id, self.schema)
-        called = {name: current.name_of.get(column) for name, column in known.id_of.items()}
-        called |= {TIME: TIME, DIFF: DIFF}
+        called = called_by(known, current)
         kept = [name for name in self.rows.schema.names if called.get(name, name) is not None]
         rows = self.rows.select(kept).rename_columns([called.get(name) or name for name in kept])
         return Pinned(rows, number, current)

@@ -20,8 +20,9 @@ from persist.core.antichain import MINIMUM
 from persist.core.errors import Indeterminate, InvalidUsage, TokenReused, UpperMismatch
 from persist.core.ids import Token, writer_of
 from persist.core.record import replace
-from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts import ShardSchema
 from persist.parts.digest import digest_of_rows
+from persist.parts.evolution import called_by
 
 SCHEMAS_ASKED_MAX = 16  # the newest ones of a shard, by which the rows of one write are read
 Append: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
@@ -76,7 +77,7 @@ def by_names_of(rows: pa.Table, known: ShardSchema, then: ShardSchema, given: It
 
     Columns that nobody has `given`, or that are null, need not be there.
     """
-    called = {name: then.name_of.get(number) for name, number in known.id_of.items()} | {TIME: TIME, DIFF: DIFF}
+    called = called_by(known, then)
     names = set(given)
     kept = [name for name in rows.schema.names if called.get(name) is not None]
     for name in rows.schema.names:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.state import SchemaRecord
-from persist.parts.schema import ShardSchema
+from persist.parts.schema import DIFF, TIME, ShardSchema
 
 CHAINS_KEPT_MAX = 256  # that were resolved, in a process
 
@@ -200,6 +200,17 @@ def _same_key_bytes(old: Any, new: Any) -> bool:
     )
 
 
+def what_became(column: int, current: ShardSchema) -> str:
+    """Of a column by its number: that it was dropped, or what it is called now."""
+    now = current.name_of.get(column)
+    return "was dropped" if now is None else f"is called {now!r} now"
+
+
+def called_by(known: ShardSchema, other: ShardSchema) -> dict[str, str | None]:
+    """What another schema of the chain calls each column of `known` (None: it lacks it), `__time` and `__diff`."""
+    return {name: other.name_of.get(number) for name, number in known.id_of.items()} | {TIME: TIME, DIFF: DIFF}
+
+
 def check_names(known: ShardSchema, current: ShardSchema, names: Iterable[str] | None = None) -> None:
     """Raise InvalidUsage where a name that is known from an earlier schema of the chain means another column by now.
 
@@ -208,11 +219,9 @@ def check_names(known: ShardSchema, current: ShardSchema, names: Iterable[str] |
     for name in known.arrow.names if names is None else names:
         number = known.id_of.get(name)
         if number is not None and current.id_of.get(name, number) != number:
-            now = current.name_of.get(number)
-            became = "was dropped" if now is None else f"is called {now!r} now"
             raise InvalidUsage(
-                f"column {name!r}, as this handle knows it, {became}, and another column has its name; nothing was "
-                "written: call refresh_schema(), and name the columns as they are now"
+                f"column {name!r}, as this handle knows it, {what_became(number, current)}, and another column has its "
+                "name; nothing was written: call refresh_schema(), and name the columns as they are now"
             )
 
 

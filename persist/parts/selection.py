@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.core.errors import InvalidUsage, shown
+from persist.parts.evolution import what_became
 from persist.parts.files import Keeps
 from persist.parts.given import given_key, is_text
 from persist.parts.keycodec import ALL_KEYS, KeyRange, encode_key, successor
@@ -105,11 +106,9 @@ class Selected:
             number = known.id_of.get(name)
             if number is None or self.schema.id_of.get(name) == number:
                 continue
-            now = self.schema.name_of.get(number)
-            became = "was dropped" if now is None else f"is called {now!r} now"
             raise InvalidUsage(
-                f"column {name!r}, by which {who} selects, {became}, and another column has its name: begin anew from "
-                "its frontier, with the columns as they are named now"
+                f"column {name!r}, by which {who} selects, {what_became(number, self.schema)}, and another column has "
+                "its name: begin anew from its frontier, with the columns as they are named now"
             )
 
     def apply(self, table: pa.Table) -> pa.Table:

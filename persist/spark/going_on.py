@@ -17,6 +17,7 @@ from persist.core.ids import ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import newest, sound_schemas
+from persist.parts.evolution import what_became
 from persist.parts.predicate import columns_of, parse
 
 Renamed = tuple[tuple[str, str | None], ...]  # names of a stream's columns, and what they are called now
@@ -49,8 +50,7 @@ def check_means(names: Iterable[str], began: int, schemas: Mapping[int, SchemaRe
         number = known.id_of.get(name)
         if number is None or current.id_of.get(name) == number:
             continue
-        now = current.name_of.get(number)
-        became = "was dropped" if now is None else f"is called {now!r} now"
+        became = what_became(number, current)
         raise InvalidUsage(f"column {name!r}, {whose}, {became}: {remedy}, with the columns as they are named now")
 
 
