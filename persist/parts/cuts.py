@@ -69,12 +69,16 @@ class Reach:
 
 
 class _Piece(NamedTuple):
-    """Rows whose keys are at or after `key`, in this order among others; or a part that was not looked into yet."""
+    """Rows whose keys are at or after `key`, in this order among others; or a part that was not looked into yet.
+
+    `unsure` is what the piece may hold beyond its weight, as pieces before it may hold so much less.
+    """
 
     key: bytes
     number: int
     weight: Weight
     part: Part | None
+    unsure: Weight = NOTHING
 
 
 def reach(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: Limit) -> Reach:
@@ -86,14 +90,15 @@ def reach(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: Limi
     found = _Pieces(runs, reader, within)
     start = within.lower or b""
     used, at, together = NOTHING, start, NOTHING  # `together` is the weight of all pieces at the key `at`
+    unsure = NOTHING  # of these
     while (piece := found.next()) is not None:
         if piece.key != at:
-            used, at, together = used.plus(together), piece.key, NOTHING
-        together = together.plus(piece.weight)
+            used, at, together, unsure = used.plus(together), piece.key, NOTHING, NOTHING
+        together, unsure = together.plus(piece.weight), unsure.plus(piece.unsure)
         if limit.allows(used.plus(together)):
             continue
         if at > start and used.rows:
-            return Reach(at, used, together.plus(found.left()))
+            return Reach(at, used, together.plus(unsure).plus(found.left()))
         return _stuck(found, at, used.plus(together), limit)
     return Reach(None, used.plus(together), NOTHING)
 
@@ -139,7 +144,8 @@ class _Pieces:
 
     def left(self) -> Weight:
         """What has not come yet; of parts that were not looked into all rows, also those outside of the range."""
-        return Weight(sum(one.weight.rows for one in self._heap), sum(one.weight.size for one in self._heap))
+        weights = [one.weight.plus(one.unsure) for one in self._heap]
+        return Weight(sum(weight.rows for weight in weights), sum(weight.size for weight in weights))
 
     def _from(self, key: bytes) -> bytes:
         """Where rows of the range can begin that are at or after this key."""
@@ -156,13 +162,21 @@ class _Pieces:
             if not self._within.overlaps(group.key_lower, group.key_upper):
                 continue
             row_bytes = times * sum(chunk.size for chunk in group.chunks) / max(1, group.rows)
-            for key, rows in pieces_of(group, self._within.lower):
-                if self._within.upper is None or key < self._within.upper:
-                    yield self._piece(key, Weight(rows, rows * row_bytes))
+            pieces = [
+                (key, Weight(rows, rows * row_bytes))
+                for key, rows in pieces_of(group, self._within.lower)
+                if self._within.upper is None or key < self._within.upper
+            ]
+            # How many rows come before the first sample is not known: those counted there may come after the last.
+            is_whole = len(pieces) > 1 and pieces[0][0] == group.key_lower
+            for key, weight in pieces[:-1]:
+                yield self._piece(key, weight)
+            for key, weight in pieces[-1:]:
+                yield self._piece(key, weight, pieces[0][1] if is_whole else NOTHING)
 
-    def _piece(self, key: bytes, weight: Weight) -> _Piece:
+    def _piece(self, key: bytes, weight: Weight, unsure: Weight = NOTHING) -> _Piece:
         self._number += 1
-        return _Piece(self._from(key), self._number, weight, None)
+        return _Piece(self._from(key), self._number, weight, None, unsure)
 
     def _looked_into(self, part: Part) -> Sequence[RowGroup] | None:
         """The row groups of a part; None where it is not looked into."""

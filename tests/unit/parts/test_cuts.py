@@ -49,6 +49,16 @@ def test_an_index_never_tells_of_fewer_rows_than_there_are(parts: list[list[int]
         assert found.key is None or found.key > lower
 
 
+def test_rows_counted_before_the_first_sample_may_come_after_the_cut() -> None:
+    """The first sample was the first row: five rows came after the cut, and four were told."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "ROW_GROUP_ROWS", 48)
+        shard = Shard(SCHEMA)
+        found = reach(shard.stage(table_of([0] * 24 + [1] * 5)), shard.reader(), KeyRange(), Limit(rows=28))
+    assert (found.key, found.is_stuck) == (encoded(1), False)
+    assert found.left.rows >= 5
+
+
 @given(KEYS, st.integers(1, 30), st.lists(st.integers(1, 119), max_size=4))
 def test_cuts_that_are_counted_are_full_and_never_within_a_key(keys: list[int], limit: int, places: list[int]) -> None:
     whole = table_of(keys)
