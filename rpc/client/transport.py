@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -248,6 +249,8 @@ def open_transport(connection: Connection) -> HttpTransport:
     made = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
     made.shows_copy, made.knows_regions = location.copy, location.regions
     made.leases = None if location.copy else LeasePool(clock)
+    # Spark's processes keep the last few transports: one that made room for another nobody closes.
+    weakref.finalize(made, calls.close).atexit = False
     return made
 
 
