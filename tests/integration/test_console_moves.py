@@ -132,7 +132,7 @@ def test_a_batch_that_was_chosen_stays_chosen_until_it_is_merged_and_then_what_c
         trace((0, 2), (2, 3), (3, 4)),
         trace((0, 2), (2, 4)),
     ]
-    page.open()
+    page.stage()
     found = page.browser.driver.execute_async_script(
         """const [traces, done] = arguments;
         import('/console/trace.js').then(async ({ tracePanel }) => {
@@ -161,7 +161,7 @@ def test_how_long_a_lease_has_goes_on_while_nothing_is_committed(page: Page) -> 
         "since": [0], "upper": [1], "readers": 1, "cursors": 0, "tags": 0, "writers": 0, "history_ms": 0,
         "holds": [hold], "batches": [],
     }  # fmt: skip
-    page.open()
+    page.stage()
     page.browser.driver.execute_async_script(
         """const [trace, done] = arguments;
         import('/console/holds.js').then(({ holdsPanel }) => {

@@ -30,6 +30,11 @@ class Page:
     def open(self, place: str = "#/", **look: Any) -> None:
         self.browser.open(self.url + place, **look)
 
+    def stage(self) -> None:
+        """A page whose `main` a test may fill itself: the list, which fills it once the server answered, has."""
+        self.open()
+        self.wait("document.getElementById('prefix')")
+
     def shard(self, name: str = "eu/orders", **look: Any) -> None:
         self.open(f"#/shard/{name.replace('/', '%2F')}", **look)
         self.wait("document.querySelector('.live.on')")
