@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-from rpc.errors import BodyTooLarge
+from rpc.request_errors import BodyTooLarge
 from rpc.slots import SharedSlots
 
 SMALL_BYTES = 256 * 1024  # of each request that are not counted in the sum: large ones never keep small ones out

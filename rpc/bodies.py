@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from persist.core.errors import Unavailable
-from rpc.errors import BodyTooLarge
+from rpc.request_errors import BodyTooLarge
 
 if TYPE_CHECKING:
     from rpc.work import Work

@@ -24,7 +24,7 @@ from persist.core.errors import Overloaded
 from rpc.allowance import Allowance
 from rpc.crew.board import Board
 from rpc.decoder_process import DONE, FRAME_BYTES_MAX, HEAD, LENGTH, REFUSED, ROWS, TOO_LARGE
-from rpc.errors import BodyTooLarge
+from rpc.request_errors import BodyTooLarge
 from rpc.settings import Limits
 from rpc.slots import CALLER, RETRY_AFTER_S, SharedSlots
 

@@ -17,29 +17,12 @@ from persist.core import errors as e
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.blob_errors import BlobMissing
 from rpc.browsers import FormRefused
+from rpc.request_errors import BodyTooLarge, HeadersTooLarge, RequestLineTooLong, TooSlow
 
 CLIENT_GONE = 499  # for logs and counters only: nobody reads it
 RETRY_AFTER_DEFAULT_S = 1.0
 TOLD = "persist.error"
 """The key of a request's scope that holds the error which its answer tells of, for the log and the counters."""
-
-
-class BodyTooLarge(e.InvalidUsage):
-    """Details: `bytes_max`."""
-
-    kind = "body_too_large"
-
-
-class TooSlow(e.Unavailable):
-    """A request that did not come in time. It goes out with its parent's kind, as the two below: clients know these."""
-
-
-class RequestLineTooLong(e.InvalidUsage):
-    """A URL beyond `request_line_bytes_max`."""
-
-
-class HeadersTooLarge(e.InvalidUsage):
-    """Headers beyond `headers_max` or `headers_bytes_max`."""
 
 
 STATUS: Mapping[type[e.PersistError], int] = {

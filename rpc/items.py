@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from rpc.allowance import Allowance
-from rpc.errors import BodyTooLarge
+from rpc.request_errors import BodyTooLarge
 
 if TYPE_CHECKING:
     from rpc.work import Work

@@ -24,7 +24,8 @@ from persist.core.errors import InvalidUsage, Overloaded, PersistError
 from rpc.bounds import Bounds, Pace
 from rpc.crew.letters import Given, Identity
 from rpc.crew.member import Crew
-from rpc.errors import HeadersTooLarge, RequestLineTooLong, TooSlow, problem
+from rpc.errors import problem
+from rpc.request_errors import HeadersTooLarge, RequestLineTooLong, TooSlow
 from rpc.settings import Limits
 from rpc.tls import Peer, peer_of
 

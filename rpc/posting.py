@@ -29,8 +29,8 @@ from persist.core.transitions.context import Verdict
 from persist.parts import ShardSchema
 from rpc import rows
 from rpc.allowance import Allowance
-from rpc.errors import BodyTooLarge
 from rpc.quotas import Owner
+from rpc.request_errors import BodyTooLarge
 from rpc.service import Service
 
 AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is decoded on the event loop

@@ -33,7 +33,7 @@ from rpc import rows as bodies
 from rpc.allowance import SMALL_BYTES, Allowance
 from rpc.app import create_app
 from rpc.decoders import Decoders
-from rpc.errors import BodyTooLarge
+from rpc.request_errors import BodyTooLarge
 from rpc.settings import Limits, ServerSettings
 from rpc.slots import CALLER, SharedSlots
 from rpc.work import Work

@@ -1,0 +1,23 @@
+"""What is wrong with a request itself. Commands that read rows as a server does know these, without its framework."""
+
+from __future__ import annotations
+
+from persist.core import errors as e
+
+
+class BodyTooLarge(e.InvalidUsage):
+    """Details: `bytes_max`."""
+
+    kind = "body_too_large"
+
+
+class TooSlow(e.Unavailable):
+    """A request that did not come in time. It goes out with its parent's kind, as the two below: clients know these."""
+
+
+class RequestLineTooLong(e.InvalidUsage):
+    """A URL beyond `request_line_bytes_max`."""
+
+
+class HeadersTooLarge(e.InvalidUsage):
+    """Headers beyond `headers_max` or `headers_bytes_max`."""
