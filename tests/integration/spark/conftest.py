@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ pyspark_sql = pytest.importorskip("pyspark.sql")
 if shutil.which("java") is None:
     pytest.skip("needs Java", allow_module_level=True)
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a virtual machine that lives for seconds compiles in vain
+# Java itself reads this: also where a test runs an example in a process of its own.
+os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED)
 FAST = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -24,7 +28,6 @@ FAST = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.session.timeZone": "Asia/Kolkata",  # not UTC: what is stored must not depend on it
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
