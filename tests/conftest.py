@@ -20,7 +20,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 EXAMPLES = 15  # of each law
-EXAMPLES_OF_A_PROOF = 30
+EXAMPLES_OF_A_PROOF = 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

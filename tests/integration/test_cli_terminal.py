@@ -18,6 +18,7 @@ import pytest
 
 import persist
 from persist.cli.commands import COMMANDS
+from tests.support.forked import Forked
 from tests.support.shells import environment
 from tests.support.typed import KINDS, place_of
 from tests.support.waiting import WAIT_S, wait_until
@@ -45,7 +46,8 @@ def in_terminal(*words: str, columns: int = 80, **more: str) -> tuple[str, str]:
     for end in (its_out, its_err):
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
     env = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "COLUMNS", "TERM")}
-    with subprocess.Popen([*COMMAND, *words], stdout=its_out, stderr=its_err, env={**env, "TERM": "xterm", **more}):
+    command = Forked(words, {**env, "TERM": "xterm", **more}, ends=(its_out, its_err))
+    with command.stdout, command.stderr:
         os.close(its_out)
         os.close(its_err)
         for end in (out, err):
@@ -60,6 +62,7 @@ def in_terminal(*words: str, columns: int = 80, **more: str) -> tuple[str, str]:
                 text += piece
             os.close(end)
             said.append(text.decode().replace("\r\n", "\n"))
+        command.wait(WAIT_S)
     return said[0], said[1]
 
 

@@ -22,7 +22,7 @@ from tests.support.rivals import caught_within
 from tests.support.streamed import FEED, Change, changes_between, expected, opened
 
 SEEDS = range(12)
-PROOF_SEEDS = range(12, 150)
+PROOF_SEEDS = range(12, 90)
 BROKEN_SEEDS = range(60)
 GROUP_ROWS = 32  # of a row group: indexes name every other row
 EVENTS = 6  # that happen between micro-batches

@@ -17,7 +17,7 @@ from tests.support.spark_rivals import SparkRivals
 
 STEPS = 5
 SEEDS = range(20)
-PROOF_SEEDS = range(20, 60)
+PROOF_SEEDS = range(20, 45)
 BROKEN_SEEDS = range(100)
 
 

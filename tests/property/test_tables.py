@@ -7,7 +7,7 @@ import pytest
 from tests.support.rivals import STEPS, Rivals, caught_within
 
 SEEDS = range(20)
-PROOF_SEEDS = range(20, 50)
+PROOF_SEEDS = range(20, 40)
 
 
 def check(seed: int) -> Rivals:

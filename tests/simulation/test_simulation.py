@@ -17,8 +17,8 @@ from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
 
 FEW = range(10)
-MANY = [range(128)]  # `python -m tests.simulation 0:20000` runs more
-COPIED = range(CLONES_FROM, CLONES_FROM + 64)
+MANY = [range(80)]  # `python -m tests.simulation 0:20000` runs more
+COPIED = range(CLONES_FROM, CLONES_FROM + 40)
 QUICK = ("merge_beyond_since", "splits_overlap", "tokens_made_anew")  # mutations that the first seed shows
 # What all seeds of MANY together must have walked through; each of them checks that its own faults struck.
 PATHS = (

@@ -31,7 +31,7 @@ from tests.support.location import memory_location
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("a", pa.int32()), ("b", pa.int32())])
 STEPS = 30
 SEEDS = range(4)
-PROOF_SEEDS = range(4, 40)
+PROOF_SEEDS = range(4, 24)
 
 
 @pytest.fixture
