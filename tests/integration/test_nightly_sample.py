@@ -25,6 +25,7 @@ from rpc.settings import ServerSettings, from_environment
 from tests.support.damaged import Damaged, healthy, opened
 from tests.support.location import TestClock
 from tests.support.monitored import maintenance, series
+from tests.support.waiting import WAIT_S
 
 FAST = VerifySettings(of=1, rate=1 << 30, first_after_s=0.0, pause_s=0.0)
 
@@ -166,7 +167,7 @@ def test_a_process_of_maintenance_takes_samples_until_it_ends(place: Damaged) ->
     with maintenance("compactor", "--dir", str(place.root), "--verify-sample", "50%") as process:
         assert process.series()["persist_verify_findings_total"] == 0
         process.process.terminate()
-        assert process.process.wait(30) == 0
+        assert process.process.wait(WAIT_S) == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.state import Policy
+from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 INSERTS = 2_000
@@ -26,7 +26,6 @@ BLOBS_MAX = 60
 ENTRIES_MAX = 4 * Policy().rollup_every
 ROLLUP = Policy().rollup_least  # commits that bring LARGE rows, after which one is due
 LARGE = "x" * 20_000
-QUIET_S = 20.0
 
 PROGRAM = f"""
 import sys, persist, pyarrow as pa
@@ -53,12 +52,9 @@ def kept(client: persist.Client) -> tuple[int, int]:
     return blobs, len(location.versions.diffs("orders", SeqNo(1), 10_000))
 
 
-def eventually(holds: Callable[[], bool]) -> bool:
+def eventually(holds: Callable[[], bool]) -> None:
     """The background needs a moment after the last commit."""
-    deadline = time.monotonic() + QUIET_S
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds()
+    wait_until(holds, "what nobody needs is gone")
 
 
 def small(client: persist.Client) -> Callable[[], bool]:
@@ -85,7 +81,7 @@ def test_a_program_that_only_writes_keeps_its_location_small(tmp_path: Path) -> 
     with persist.connect(f"persist://{tmp_path}/data") as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
         insert_and_replace(shard)
-        assert eventually(small(client)), kept(client)
+        eventually(small(client))
         assert shard.snapshot().to_arrow().num_rows == LIVE_ROWS
 
 
@@ -116,14 +112,14 @@ def test_a_dropped_shard_is_deleted_by_who_dropped_it(tmp_path: Path) -> None:
             shard.insert(pa.table({"k": range(5_000), "v": ["before"] * 5_000}))
         assert kept(client)[0] > 1
         shard.drop()
-        assert eventually(lambda: kept(client)[0] == 1), kept(client)
+        eventually(lambda: kept(client)[0] == 1)
 
 
 def test_several_programs_collect_at_once(tmp_path: Path) -> None:
     url = f"persist://{tmp_path}/data"
     with persist.connect(url) as client:
         programs = [subprocess.Popen([sys.executable, "-c", PROGRAM, url, f"c{number}"]) for number in range(2)]
-        assert [program.wait(120) for program in programs] == [0, 0]
+        assert [program.wait(WAIT_S) for program in programs] == [0, 0]
         shard = client.shard("orders")
         assert shard.upper().element is not None
         assert sum(shard.snapshot().to_arrow()["__diff"].to_pylist()) == 2 * (INSERTS // 4)
@@ -140,14 +136,14 @@ def test_collections_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.Mon
 
         def truncate(key: str, seqno: int) -> int:
             begun.set()
-            stuck.wait(QUIET_S)
+            stuck.wait(WAIT_S)
             return real(key, seqno)
 
         monkeypatch.setattr(location.consensus, "truncate", truncate)
         try:
             for number in range(5 * ROLLUP):
                 shard.insert([{"k": number, "v": LARGE}])
-            assert begun.is_set()
+            assert begun.wait(WAIT_S)
             assert shard.upper().element == 5 * ROLLUP
         finally:
             stuck.set()

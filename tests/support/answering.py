@@ -7,9 +7,10 @@ import socket
 import threading
 from typing import Self
 
+from tests.support.waiting import WAIT_S
+
 CLOSE = b""
 ROOM = 64 * 1024
-WAIT_S = 10.0
 
 
 def answer(status: int, body: bytes = b"", media_type: str = "application/json") -> bytes:

@@ -12,10 +12,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rpc.joining import JoiningProtocol
+from tests.support.waiting import WAIT_S
 
 GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
 BODY = b"y" * 1000
-WAIT_S = 10.0
 
 
 class Sends(asyncio.Transport):

@@ -22,11 +22,11 @@ from rpc.leases import Hold, Leases
 from rpc.settings import Limits
 from rpc.work import Work
 from tests.support.location import TestClock, memory_location
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.string())])
 LEASE_MS = 300  # so that the keeper looks every 5 ms
 UPPER = 20
-WAIT_S = 10.0
 
 
 class Flaky(MemoryConsensus):
