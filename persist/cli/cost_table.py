@@ -79,16 +79,15 @@ def money(value: float, prices: Prices) -> str:
 def _kept(location: LocationCost, prices: Prices) -> Iterator[str]:
     held = location.held
     rows = [(kind, *_room(held, kind, prices)) for kind in (*HELD_KINDS[1:], "orphans") if getattr(held, kind).blobs]
-    if location.beside is not None:
-        beside = location.beside
-        month = money(beside.month_cost, prices)
-        rows.append(("of no shard", str(beside.kept.blobs), str(beside.kept.bytes + beside.unfinished.bytes), month))
-    if prices.log_month:
-        entries, size = location.log_entries, location.log_bytes
-        rows.append(("log store", str(entries), str(size), money(prices.log_month, prices)))
     blobs, size = held.total.blobs, held.total.bytes
     if location.beside is not None:
-        blobs, size = blobs + location.beside.kept.blobs, size + location.beside.kept.bytes
+        kept, unfinished = location.beside.kept, location.beside.unfinished
+        blobs, size = blobs + kept.blobs, size + kept.bytes + unfinished.bytes
+        month = money(location.beside.month_cost, prices)
+        rows.append(("of no shard", str(kept.blobs), str(kept.bytes + unfinished.bytes), month))
+    if prices.log_month:
+        of_log = str(location.log_entries), str(location.log_bytes)
+        rows.append(("log store", *of_log, money(prices.log_month, prices)))
     rows.append(("all", str(blobs), str(size), money(location.month_cost, prices)))
     yield from _table(("kept", "blobs", "bytes", "a month"), rows)
 

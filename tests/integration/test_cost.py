@@ -170,6 +170,20 @@ def test_a_log_store_that_costs_something_is_in_the_sums(ran: Ran, tmp_path: Pat
     assert "log store" in ran("--prices", str(file))[1]
 
 
+def test_the_last_line_of_what_is_kept_is_the_sum_with_what_a_put_has_left(directory: Path, ran: Ran) -> None:
+    aside = directory / "blob" / "~tmp" / "s-left"
+    aside.parent.mkdir(exist_ok=True)
+    aside.write_bytes(b"x" * 3_000)
+    try:
+        _, text = ran()
+    finally:
+        aside.unlink()
+    lines = text.partition("kept ")[2].partition("\n\n")[0].splitlines()[1:]
+    sizes = {line[:11].strip(): int(line[11:].split()[1]) for line in lines}
+    assert sizes["of no shard"] > 3_000
+    assert sizes.pop("all") == sum(sizes.values())
+
+
 def test_prices_of_nothing_buy_all_that_is_wanted(ran: Ran, tmp_path: Path) -> None:
     file = tmp_path / "free.toml"
     lines = [
