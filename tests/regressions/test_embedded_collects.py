@@ -52,11 +52,6 @@ def kept(client: persist.Client) -> tuple[int, int]:
     return blobs, len(location.versions.diffs("orders", SeqNo(1), 10_000))
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """The background needs a moment after the last commit."""
-    wait_until(holds, "what nobody needs is gone")
-
-
 def small(client: persist.Client) -> Callable[[], bool]:
     def holds() -> bool:
         blobs, entries = kept(client)
@@ -81,7 +76,7 @@ def test_a_program_that_only_writes_keeps_its_location_small(tmp_path: Path) -> 
     with persist.connect(f"persist://{tmp_path}/data") as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
         insert_and_replace(shard)
-        eventually(small(client))
+        wait_until(small(client), "the background has let go what nobody needs")
         assert shard.snapshot().to_arrow().num_rows == LIVE_ROWS
 
 
@@ -112,7 +107,7 @@ def test_a_dropped_shard_is_deleted_by_who_dropped_it(tmp_path: Path) -> None:
             shard.insert(pa.table({"k": range(5_000), "v": ["before"] * 5_000}))
         assert kept(client)[0] > 1
         shard.drop()
-        eventually(lambda: kept(client)[0] == 1)
+        wait_until(lambda: kept(client)[0] == 1, "the blobs of what was dropped are gone")
 
 
 def test_several_programs_collect_at_once(tmp_path: Path) -> None:
@@ -131,19 +126,22 @@ def test_collections_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.Mon
     """A store that deletes slowly: commits go on meanwhile."""
     with persist.connect(f"persist://{tmp_path}/data") as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
-        location, stuck, begun = location_of(client), threading.Event(), threading.Event()
+        location = location_of(client)
+        begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
         real = location.consensus.truncate
 
         def truncate(key: str, seqno: int) -> int:
             begun.set()
-            stuck.wait(WAIT_S)
+            may_end.wait(WAIT_S)
+            ended.set()
             return real(key, seqno)
 
         monkeypatch.setattr(location.consensus, "truncate", truncate)
         try:
             for number in range(5 * ROLLUP):
                 shard.insert([{"k": number, "v": LARGE}])
-            assert begun.wait(WAIT_S)
+                assert number < 3 * ROLLUP or begun.wait(WAIT_S)
             assert shard.upper().element == 5 * ROLLUP
+            assert not ended.is_set(), "commits waited until it ended"
         finally:
-            stuck.set()
+            may_end.set()
