@@ -81,10 +81,11 @@ def _kept(location: LocationCost, prices: Prices) -> Iterator[str]:
     rows = [(kind, *_room(held, kind, prices)) for kind in (*HELD_KINDS[1:], "orphans") if getattr(held, kind).blobs]
     blobs, size = held.total.blobs, held.total.bytes
     if location.beside is not None:
-        kept, unfinished = location.beside.kept, location.beside.unfinished
-        blobs, size = blobs + kept.blobs, size + kept.bytes + unfinished.bytes
-        month = money(location.beside.month_cost, prices)
-        rows.append(("of no shard", str(kept.blobs), str(kept.bytes + unfinished.bytes), month))
+        beside = location.beside
+        beside_size = beside.kept.bytes + beside.unfinished.bytes
+        blobs, size = blobs + beside.kept.blobs, size + beside_size
+        month = money(beside.month_cost, prices)
+        rows.append(("of no shard", str(beside.kept.blobs), str(beside_size), month))
     if prices.log_month:
         of_log = str(location.log_entries), str(location.log_bytes)
         rows.append(("log store", *of_log, money(prices.log_month, prices)))

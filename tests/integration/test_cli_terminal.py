@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,10 +47,9 @@ def in_terminal(*words: str, columns: int = 80, **more: str) -> tuple[str, str]:
     for end in (its_out, its_err):
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
     env = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "COLUMNS", "TERM")}
-    command = Forked(words, {**env, "TERM": "xterm", **more}, ends=(its_out, its_err))
+    with Connection(its_out, readable=False) as to_out, Connection(its_err, readable=False) as to_err:
+        command = Forked(words, {**env, "TERM": "xterm", **more}, ends=(to_out, to_err))
     with command.stdout, command.stderr:
-        os.close(its_out)
-        os.close(its_err)
         for end in (out, err):
             text = b""
             while True:

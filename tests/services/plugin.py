@@ -44,7 +44,7 @@ GROUPS = {
     "s3": re.compile(r"/test_(s3_errors|presigned|compose_runs)\.py|[\[-]s3\b|s3\]"),
     "postgres": re.compile(r"/test_postgres_errors\.py|postgres"),
     "etcd": re.compile(r"/test_etcd_errors\.py|etcd"),
-    "browser": re.compile(r"/test_console"),
+    "browser": re.compile(r"/test_(console|demo_figures)"),
     "regions": re.compile(r"/test_region_(servers|disaster|index)\.py"),
 }
 """Tests whose ids match run in one process, so that what they share is started once: a server, a browser, a region."""

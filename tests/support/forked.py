@@ -70,7 +70,7 @@ class Forked(_Started):
     """`persist WORDS` as a process, begun when made. Close its `stdout` and `stderr` after its end.
 
     Who reads neither says `unread`: a full pipe would stop the process. The process calls `before` before the command.
-    It writes to `ends` instead of those two, where they are given: descriptors of standard output and standard error.
+    It writes to `ends` instead of those two, where they are given: they stay the caller's, who closes them.
     """
 
     def __init__(
@@ -80,14 +80,12 @@ class Forked(_Started):
         *,
         unread: bool = False,
         before: Callable[[], None] | None = None,
-        ends: tuple[int, int] | None = None,
+        ends: tuple[Connection, Connection] | None = None,
     ) -> None:
         out, its_out = _FORKING.Pipe(duplex=False)
         err, its_err = _FORKING.Pipe(duplex=False)
-        if ends is not None:
-            its_out, its_err = (Connection(os.dup(end), readable=False) for end in ends)
         with out, its_out, err, its_err:
-            pipes = None if unread else (its_out, its_err)
+            pipes = None if unread else ends or (its_out, its_err)
             super().__init__(_command, list(words), dict(environment), os.getcwd(), pipes, before)
             self.stdout: BinaryIO = os.fdopen(os.dup(out.fileno()), "rb")
             self.stderr: BinaryIO = os.fdopen(os.dup(err.fileno()), "rb")
