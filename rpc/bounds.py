@@ -2,6 +2,9 @@
 
 All times are kept by one sweep over the connections, once in `sweep_s`, not by a timer for each request. A body, or an
 answer, has a least speed and a grace: each second that it is slower than that counts, and what comes faster makes good.
+
+A process can stand still for long: it was stopped, or its machine was. What its clients sent and took meanwhile it has
+not seen when it goes on. So time in which nobody looked counts for nobody.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ REFUSED_MAX = 256  # connections beyond the limits that are still told so; more 
 QUIET_S = 1.0  # a connection that has done nothing for so long makes room for a new one where there is none
 CROWDED = 0.9  # of the connections that may be open: from then on the sweep looks for such
 LOOKED_AT_MAX = 2_000  # connections in one turn of the event loop
+SWEEPS_PASSED_MAX = 2  # as much time at most counts between two looks at the clock, however late the second one is
 RETRY_AFTER_S = 1.0
 
 
@@ -67,7 +71,7 @@ class Bounds:
         self._wanted = 0 if board is None else board.wanted_elsewhere()
         self.connections_max = limits.connections_max
         self.address_max = limits.address_connections_max
-        self.now = 0.0  # as of the last sweep, or the last new connection
+        self.now = 0.0  # seconds that have counted, as of the last sweep or the last new connection
         self.head_bytes = 0  # of requests whose headers are not complete
         self.cut: Counter[str] = Counter()  # connections closed, or refused, by why
         self._open: dict[Bounded, str] = {}  # with the address of each
@@ -76,7 +80,8 @@ class Bounds:
         self._refused: set[Bounded] = set()
         self._quiet: list[Bounded] = []  # that could make room, the best ones last
         self._is_sweeping = False
-        self._swept = 0.0
+        self._swept = 0.0  # `now` of the last sweep
+        self._looked = 0.0  # at the loop's clock
 
     @property
     def connections(self) -> int:
@@ -90,7 +95,7 @@ class Bounds:
 
     def enter(self, connection: Bounded, host: str | None, loop: asyncio.AbstractEventLoop) -> PersistError | None:
         """Count a new connection; the error with which its requests are to be refused. May end it, or a quiet one."""
-        self.now = loop.time()
+        self._pass(loop)
         if not self._is_sweeping:
             self._is_sweeping, self._swept = True, self.now
             loop.call_later(self.limits.sweep_s, self._sweep, loop, [])
@@ -185,11 +190,17 @@ class Bounds:
     def _quiet_s(self) -> float:
         return min(QUIET_S, self.limits.idle_s)
 
+    def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let time go on, but not by what went by while this process stood still."""
+        looked = loop.time()
+        self.now += min(looked - self._looked, self.limits.sweep_s * SWEEPS_PASSED_MAX)
+        self._looked = looked
+
     def _sweep(
         self, loop: asyncio.AbstractEventLoop, rest: list[Bounded], passed_s: float = 0.0, held: int = 0
     ) -> None:
         """Look at all connections, some in each turn of the loop. `rest` are left of this round, `held` bytes found."""
-        self.now = loop.time()
+        self._pass(loop)
         if not rest:
             if not self._open:
                 self._is_sweeping = False  # the next connection begins it again

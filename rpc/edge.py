@@ -127,7 +127,8 @@ class Edge:
             # An answer that has begun is cut off, which is the only way to tell: who serves us closes the connection.
         finally:
             refused = scope.get(TOLD)
-            if charged and isinstance(refused, PersistError) and not isinstance(refused, Indeterminate):
+            is_refused = status >= 400  # what was done counts, also where its answer was cut off
+            if charged and is_refused and isinstance(refused, PersistError) and not isinstance(refused, Indeterminate):
                 for give_back in charged:
                     give_back()
             fields = (scope, shard, verb, status, request_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Generator
 from contextlib import AsyncExitStack
@@ -10,7 +9,6 @@ from contextlib import AsyncExitStack
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from persist.core.errors import Unavailable
 from rpc.work import Work
 
 PIECE_BYTES = 256 * 1024  # what is given to a connection at a time
@@ -19,7 +17,7 @@ PIECE_BYTES = 256 * 1024  # what is given to a connection at a time
 class HeldStream(StreamingResponse):
     """Gives back everything on `held` when it ends: whole, broken off, or never begun.
 
-    A client that takes no piece of PIECE_BYTES within `slow_s` seconds is cut off.
+    It goes to the connection in pieces of PIECE_BYTES, which waits for its client, and cuts off who takes too long.
     """
 
     def __init__(
@@ -29,32 +27,23 @@ class HeldStream(StreamingResponse):
         *,
         media_type: str,
         headers: dict[str, str],
-        slow_s: float,
         status: int = 200,
     ) -> None:
         super().__init__(content, status, headers=headers, media_type=media_type)
         self._held = held
-        self._slow_s = slow_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
+        async def pieces(message: Message) -> None:
             body = message.get("body", b"")
             for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
                 piece = body[start : start + PIECE_BYTES]
-                await timely({"type": message["type"], "body": piece, "more_body": True})
+                await send({"type": message["type"], "body": piece, "more_body": True})
             if len(body) > PIECE_BYTES:
                 message = {**message, "body": body[(len(body) - 1) // PIECE_BYTES * PIECE_BYTES :]}
-            await timely(message)
-
-        async def timely(message: Message) -> None:
-            try:
-                async with asyncio.timeout(self._slow_s):
-                    await send(message)
-            except TimeoutError as error:
-                raise Unavailable(f"the client took nothing for {self._slow_s:g} seconds; it can resume") from error
+            await send(message)
 
         async with self._held:
-            await super().__call__(scope, receive, bounded)
+            await super().__call__(scope, receive, pieces)
 
 
 class Stepped:

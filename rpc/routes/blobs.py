@@ -63,8 +63,8 @@ async def get(
         if span is not None:
             headers["content-range"] = f"bytes {start}-{start + length - 1}/*"
         rest = _pieces(service, key, (start, length), first)
-        status, slow_s = 200 if span is None else 206, service.limits.slow_reader_s
-        return HeldStream(rest, held.pop_all(), media_type=_OCTETS, headers=headers, slow_s=slow_s, status=status)
+        status = 200 if span is None else 206
+        return HeldStream(rest, held.pop_all(), media_type=_OCTETS, headers=headers, status=status)
 
 
 @router.head("/{key:path}", summary="Size and time of a part", response_class=Response)

@@ -100,8 +100,7 @@ async def _answer(service: Service, principal: Principal, asked: Asked) -> Respo
         stack.push_async_callback(stepped.close)
         first = await stepped.next()
         media_type = "application/x-ndjson" if document.lines else "application/json"
-        slow_s = service.limits.slow_reader_s
-        return HeldStream(stepped.rest(first), stack.pop_all(), media_type=media_type, headers={}, slow_s=slow_s)
+        return HeldStream(stepped.rest(first), stack.pop_all(), media_type=media_type, headers={})
 
 
 def _pieces(texts: Generator[str]) -> Generator[bytes]:

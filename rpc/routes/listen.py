@@ -104,7 +104,6 @@ async def listen(
             held.pop_all(),
             media_type=form,
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **told},
-            slow_s=service.limits.slow_reader_s,
         )
 
 

@@ -210,7 +210,6 @@ async def streamed(
             held.pop_all(),
             media_type=rows.MEDIA_TYPES[form],
             headers=headers(opened),
-            slow_s=service.limits.slow_reader_s,
         )
 
 

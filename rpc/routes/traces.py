@@ -79,7 +79,6 @@ async def trace(request: Request) -> Response:
             held.pop_all(),
             media_type=EVENTS,
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
-            slow_s=service.limits.slow_reader_s,
         )
 
 

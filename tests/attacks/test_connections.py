@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 
-from tests.attacks.harness import Evil, House, answered, is_ended, pushed, statuses
+from tests.attacks.harness import LOW, Evil, House, answered, is_ended, pushed, statuses
 
 LONG = b"a" * (256 * 1024)
 TIMES = 100  # 25 MB: far more than any of the limits
@@ -152,6 +156,19 @@ def test_answers_that_nobody_takes(house: House) -> None:
             one.sendall(evil.head("GET", "/openapi.json", token=None) * 60)
         house.others_work()
         while cut(house, "answer") == 0:  # within a bound of the harness: others go on
+            house.others_work()
+
+    house.withstands(attack)
+
+
+def test_a_server_that_was_stopped_does_not_take_it_out_on_its_clients(house: House) -> None:
+    """The time for which it stood still counted against them: a stream was cut off, and an answer never came."""
+
+    def attack(_: House, __: Evil) -> None:
+        for _number in range(3):
+            os.kill(house.server.process.pid, signal.SIGSTOP)
+            time.sleep(LOW["slow_reader_s"] + 0.2)
+            os.kill(house.server.process.pid, signal.SIGCONT)
             house.others_work()
 
     house.withstands(attack)

@@ -11,7 +11,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from rpc.bounds import Bounds
 from rpc.joining import JoiningProtocol
+from rpc.settings import Limits
 from tests.support.waiting import WAIT_S
 
 GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -136,3 +138,71 @@ def test_a_body_that_still_comes_is_that_of_the_last_request() -> None:
     behind = b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab"
     transport = talk(JoiningProtocol, GET % b"1" + behind, b"cd", ends=2)
     assert b"".join(transport.sent).count(BODY) == 2
+
+
+class Skewed(asyncio.SelectorEventLoop):
+    """A loop whose clock can be set forward."""
+
+    skew_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skew_s
+
+    async def passes(self, seconds: float) -> None:
+        """Let so much time pass at once, and the loop notice it."""
+        self.skew_s += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+class Unread(Sends):
+    """A connection whose client takes nothing."""
+
+    def get_write_buffer_size(self) -> int:
+        return 1 + sum(map(len, self.sent))
+
+    def can_write_eof(self) -> bool:
+        return False
+
+
+POST = b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+WAITS = {
+    "head": (GET[:10], Sends, "head", 20),
+    "body": (POST, Sends, "body", 20),
+    "answer": (GET % b"1", Unread, "answer", 60),
+    "idle": (GET % b"1", Sends, "idle", 120),
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_time_in_which_the_server_stood_still_counts_for_nobody(what: str) -> None:
+    """A server that was stopped for longer than its limits cut off clients that were as fast as ever."""
+    said, kind, why, limit_s = WAITS[what]
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await app(scope, receive, send)
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Skewed)
+        config = uvicorn.Config(waiting, log_config=None, lifespan="off")
+        config.load()
+        bounds = Bounds(Limits(sweep_s=1.0))
+        connection = JoiningProtocol(config=config, server_state=ServerState(), app_state={}, bounds=bounds)
+        transport = kind()
+        connection.connection_made(transport)
+        connection.data_received(said)
+        await loop.passes(1.1)
+        for _ in range(3):
+            await loop.passes(10_000.0)
+        assert not bounds.cut
+        for _ in range(limit_s):
+            await loop.passes(1.1)
+        assert why in bounds.cut, "the limit itself holds"
+        connection.connection_lost(None)
+        await loop.passes(0.0)
+
+    with asyncio.Runner(loop_factory=Skewed) as runner:
+        runner.run(scene())
