@@ -9,6 +9,7 @@ import pytest
 
 from tests.attacks import harness
 from tests.attacks.harness import Evil, House, reset, statuses
+from tests.support.waiting import wait_until
 
 SHARE = 4  # half of snapshots_max
 
@@ -36,6 +37,8 @@ def test_stalled_snapshots(house: House) -> None:
             house.others_work()
         again = asking(evil, path, 1, token="evil-reader")
         assert statuses(again) == [200], "it can ask anew"
+        told = "the client took the answer slower than 8192 bytes a second for 1 s"
+        wait_until(lambda: told in house.server.said_so_far(), "the log tells of it")
 
     house.withstands(attack)
 

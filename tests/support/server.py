@@ -77,6 +77,9 @@ class Server:
     def said(self) -> str:
         """What it has written to standard error; after its end."""
         self._reader.join(WAIT_S)
+        return self.said_so_far()
+
+    def said_so_far(self) -> str:
         return b"".join(self._said).decode()
 
     def _read(self) -> None:
