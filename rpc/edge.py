@@ -134,6 +134,8 @@ class Edge:
             fields = (scope, shard, verb, status, request_id)
             if PASSED_ON not in scope:
                 self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
+            elif TOLD in scope:  # the client was cut off here, of which the other worker knows nothing
+                _log_failure(scope[TOLD], self._fields(*fields))
             if span is not None:
                 _describe(span, self._fields(*fields), scope.get(TOLD))
             if TOLD in scope:  # its frames know the request, and its body, which would stay until garbage is collected

@@ -49,6 +49,8 @@ async def forward(crew: Crew, worker: int, identity: Identity, scope: Scope, rec
     try:
         await _answered(reader, answer, send)
     except _Ended as error:
+        if sending.done() and not sending.cancelled() and sending.exception() is None:
+            return True  # the client is gone, and so we were for the other worker
         if answer.is_begun or scope["method"] not in _SAFE:
             raise Indeterminate("the process that has this shard ended meanwhile; it may be done") from error
         raise Unavailable("the process that has this shard ended meanwhile; try again") from error

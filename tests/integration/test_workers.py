@@ -337,3 +337,33 @@ def test_over_tls_requests_are_answered_for_who_shows_the_certificate(place: Pla
         forwarded = re.findall(rb'persist_workers_given_total\{what="request"\} ([0-9.]+)', told)
         assert (status, float(forwarded[0]) > 0) == (200, True)
         assert b'persist_requests_total{status="200",verb="insert"} 4.0\n' in told
+
+
+def test_a_client_that_leaves_is_no_failure_of_the_worker_that_answers(place: Place) -> None:
+    """Each one whose stream another worker sends was told of as a 504: "the process that has this shard ended"."""
+    files = ["--tls-certificate", str(place.certificate), "--tls-key", str(place.key), "--tls-client-ca", place.ca]
+    with Server(place.directory / "leaving", *files, "--tokens", str(place.tokens), "--workers", "2") as server:
+        context: ssl.SSLContext = Trust(place.ca, place.etl).context()
+        names = [name_in(worker, 0, "eu/") for worker in (0, 1)]
+        for number, name in enumerate(names * 4):
+            connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=WAIT_S)
+            if number < len(names):
+                assert ask(connection, "PUT", f"/v1/shards/{name}", FIELDS)[0] == 200
+                assert ask(connection, "POST", f"/v1/shards/{name}/insert", b'{"id": "1"}\n')[0] == 200
+            connection.request("GET", f"/v1/shards/{name}/listen", headers={"accept": "text/event-stream"})
+            answer = connection.getresponse()
+            assert (answer.status, answer.readline() != b"") == (200, True)
+            answer.close()
+            connection.close()
+        bearer = {"authorization": f"Bearer {place.token}"}
+        nobody = http.client.HTTPSConnection(
+            "127.0.0.1", server.port, context=Trust(place.ca).context(), timeout=WAIT_S
+        )
+        wait_until(lambda: b'{pool="listeners"} 0.0' in ask(nobody, "GET", "/metrics", **bearer)[1], "all have left")
+        told = ask(nobody, "GET", "/metrics", **bearer)[1]
+        nobody.close()
+        assert server.stop() == 0
+    forwarded = re.findall(rb'persist_workers_given_total\{what="request"\} ([0-9.]+)', told)
+    assert float(forwarded[0]) > 0
+    assert b'status="504"' not in told
+    assert "request failed" not in server.said()
