@@ -311,12 +311,11 @@ class JoiningProtocol(HttpToolsProtocol):
         elif why == "body" and self._is_answering:
             least, grace_s = self._limits.body_bytes_per_s_min, self._limits.body_grace_s
             self._answer(TooSlow(f"the body came slower than {least} bytes a second for {grace_s:g} s; send it faster"))
-        elif why == "answer" and self._is_answering:
-            least, grace_s = self._limits.answer_bytes_per_s_min, self._limits.slow_reader_s
-            text = f"the client took the answer slower than {least} bytes a second for {grace_s:g} s; it can resume"
-            self.cycle.scope[TOLD] = Unavailable(text)  # type: ignore[literal-required]  # for the log alone
-            self.end()
         else:
+            if why == "answer" and self._is_answering:
+                least, grace_s = self._limits.answer_bytes_per_s_min, self._limits.slow_reader_s
+                text = f"the client took the answer slower than {least} bytes a second for {grace_s:g} s; it can resume"
+                self.cycle.scope[TOLD] = Unavailable(text)  # type: ignore[literal-required]  # for the log alone
             self.end()
 
     @property

@@ -17,7 +17,7 @@ PIECE_BYTES = 256 * 1024  # what is given to a connection at a time
 class HeldStream(StreamingResponse):
     """Gives back everything on `held` when it ends: whole, broken off, or never begun.
 
-    It goes to the connection in pieces of PIECE_BYTES, which waits for its client, and cuts off who takes too long.
+    It goes out in pieces of PIECE_BYTES. The connection waits for its client, and cuts off who takes too long.
     """
 
     def __init__(

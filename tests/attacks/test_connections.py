@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 
@@ -166,9 +165,9 @@ def test_a_server_that_was_stopped_does_not_take_it_out_on_its_clients(house: Ho
 
     def attack(_: House, __: Evil) -> None:
         for _number in range(3):
-            os.kill(house.server.process.pid, signal.SIGSTOP)
+            house.server.process.send_signal(signal.SIGSTOP)
             time.sleep(LOW["slow_reader_s"] + 0.2)
-            os.kill(house.server.process.pid, signal.SIGCONT)
+            house.server.process.send_signal(signal.SIGCONT)
             house.others_work()
 
     house.withstands(attack)

@@ -51,9 +51,10 @@ class Place:
     def write_tokens(self) -> None:
         self.tokens.write_text(json.dumps({"tokens": self.entries}))
 
-    def start(self) -> Server:
+    def start(self, data: str = "data", *more: str) -> Server:
+        """A server over TLS that asks for certificates; `data`: where in the directory its shards are."""
         files = ["--tls-certificate", str(self.certificate), "--tls-key", str(self.key), "--tls-client-ca", self.ca]
-        return Server(self.directory / "data", *files, "--tokens", str(self.tokens))
+        return Server(self.directory / data, *files, "--tokens", str(self.tokens), *more)
 
     def asked(self, server: Server, certificate: str | None, headers: dict[str, str] | None = None) -> tuple[int, str]:
         """The status of a listing, and the serial number of the certificate that the server has shown."""

@@ -310,9 +310,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("tls"))
 
 
+def forwarded(metrics: bytes) -> float:
+    """How many requests other workers have answered, as the server's metrics tell."""
+    return float(re.findall(rb'persist_workers_given_total\{what="request"\} ([0-9.]+)', metrics)[0])
+
+
 def test_over_tls_requests_are_answered_for_who_shows_the_certificate(place: Place) -> None:
-    files = ["--tls-certificate", str(place.certificate), "--tls-key", str(place.key), "--tls-client-ca", place.ca]
-    with Server(place.directory / "workers", *files, "--tokens", str(place.tokens), "--workers", "2") as server:
+    with place.start("workers", "--workers", "2") as server:
         context: ssl.SSLContext = Trust(place.ca, place.etl).context()
         connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=WAIT_S)
         names = [name_in(worker, number, "eu/") for number in range(2) for worker in (0, 1)]
@@ -334,15 +338,13 @@ def test_over_tls_requests_are_answered_for_who_shows_the_certificate(place: Pla
         bearer = {"authorization": f"Bearer {place.token}"}
         status, told = ask(nobody, "GET", "/metrics", **bearer)
         nobody.close()
-        forwarded = re.findall(rb'persist_workers_given_total\{what="request"\} ([0-9.]+)', told)
-        assert (status, float(forwarded[0]) > 0) == (200, True)
+        assert (status, forwarded(told) > 0) == (200, True)
         assert b'persist_requests_total{status="200",verb="insert"} 4.0\n' in told
 
 
 def test_a_client_that_leaves_is_no_failure_of_the_worker_that_answers(place: Place) -> None:
     """Each one whose stream another worker sends was told of as a 504: "the process that has this shard ended"."""
-    files = ["--tls-certificate", str(place.certificate), "--tls-key", str(place.key), "--tls-client-ca", place.ca]
-    with Server(place.directory / "leaving", *files, "--tokens", str(place.tokens), "--workers", "2") as server:
+    with place.start("leaving", "--workers", "2") as server:
         context: ssl.SSLContext = Trust(place.ca, place.etl).context()
         names = [name_in(worker, 0, "eu/") for worker in (0, 1)]
         for number, name in enumerate(names * 4):
@@ -363,7 +365,6 @@ def test_a_client_that_leaves_is_no_failure_of_the_worker_that_answers(place: Pl
         told = ask(nobody, "GET", "/metrics", **bearer)[1]
         nobody.close()
         assert server.stop() == 0
-    forwarded = re.findall(rb'persist_workers_given_total\{what="request"\} ([0-9.]+)', told)
-    assert float(forwarded[0]) > 0
+    assert forwarded(told) > 0
     assert b'status="504"' not in told
     assert "request failed" not in server.said()

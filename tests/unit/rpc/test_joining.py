@@ -166,18 +166,18 @@ class Unread(Sends):
 
 
 POST = b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
-WAITS = {
-    "head": (GET[:10], Sends, "head", 20),
-    "body": (POST, Sends, "body", 20),
-    "answer": (GET % b"1", Unread, "answer", 60),
-    "idle": (GET % b"1", Sends, "idle", 120),
+WAITS = {  # by why the server cuts it off: what was said, the connection, the limit in seconds
+    "head": (GET[:10], Sends, 20),
+    "body": (POST, Sends, 20),
+    "answer": (GET % b"1", Unread, 60),
+    "idle": (GET % b"1", Sends, 120),
 }
 
 
-@pytest.mark.parametrize("what", WAITS)
-def test_time_in_which_the_server_stood_still_counts_for_nobody(what: str) -> None:
+@pytest.mark.parametrize("why", WAITS)
+def test_time_in_which_the_server_stood_still_counts_for_nobody(why: str) -> None:
     """A server that was stopped for longer than its limits cut off clients that were as fast as ever."""
-    said, kind, why, limit_s = WAITS[what]
+    said, kind, limit_s = WAITS[why]
 
     async def waiting(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
