@@ -248,7 +248,7 @@ def test_only_we_provide_our_import_names() -> None:
 
 
 def test_a_long_module_is_noticed() -> None:
-    assert too_long("x = 1\n" * 500, MODULE_LINES) == ["500 lines; split it below 500"]
+    assert too_long("x = 1\n" * MODULE_LINES, MODULE_LINES) == [f"{MODULE_LINES} lines; split it below {MODULE_LINES}"]
     assert too_long("x = 1\n" * 499, MODULE_LINES) == []
 
 
