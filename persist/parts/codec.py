@@ -96,10 +96,7 @@ class Footer:
 
 def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
     """An inline part of `table` (at least one row, in `updates_schema`), in the order given."""
-    if table.column(0).num_chunks != 1:
-        table = join([table])
-    batch = table.to_batches()[0] if table.schema.equals(schema.updates_schema) else _as_batch(table, schema)
-    batch = by_itself(batch)
+    batch = by_itself(_as_batch(table, schema))
     return _inline(batch, schema, schema_id, part_id, batch.serialize().to_pybytes())
 
 
@@ -480,7 +477,13 @@ def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema
 
 
 def _as_batch(table: pa.Table, schema: ShardSchema) -> pa.RecordBatch:
-    return table.cast(schema.updates_schema).to_batches()[0]
+    """All rows as one batch, whichever columns have several chunks."""
+    if not table.schema.equals(schema.updates_schema):
+        table = table.cast(schema.updates_schema)
+    batches = table.to_batches()
+    if len(batches) == 1:
+        return batches[0]
+    return pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=schema.updates_schema)
 
 
 def _bounds(batch: pa.RecordBatch, schema: ShardSchema) -> tuple[bytes, bytes | None]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -52,6 +53,13 @@ def shard(client: Client) -> Shard:
 
 def rows_of(shard: Shard, as_of: int | None = None, **options: object) -> list[dict[str, object]]:
     return shard.snapshot(as_of, **options).to_arrow(expand=True).to_pylist()  # type: ignore[arg-type]
+
+
+def test_every_chunk_of_a_table_is_inserted(shard: Shard) -> None:
+    frames = [pd.DataFrame({"id": [number], "name": [f"n{number}"]}) for number in range(3)]
+    shard.insert(pd.concat(frames))
+    shard.insert(pa.table({"id": [3, 4], "name": pa.chunked_array([["n3"], ["n4"]])}))
+    assert shard.snapshot().to_arrow().sort_by("id")["name"].to_pylist() == ["n0", "n1", "n2", "n3", "n4"]
 
 
 def test_a_snapshot_tells_the_contents_as_of_any_time(shard: Shard) -> None:

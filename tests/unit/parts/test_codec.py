@@ -63,6 +63,17 @@ def test_inline_rows_bring_no_byte_of_their_neighbours(kind: Any) -> None:
         assert (b"last" in inline.data) == (some["k"][0].as_py() == 2)
 
 
+def test_inline_rows_are_all_there_whichever_column_has_chunks() -> None:
+    """It was asked of the first column alone, so the rows of every chunk but the first were left out."""
+    schema, table = rows_of(pa.string(), pa.array(["a", "b", "c"]))
+    for name in table.column_names:
+        cut = pa.chunked_array([table[name].chunk(0)[0:1], table[name].chunk(0)[1:1], table[name].chunk(0)[1:]])
+        chunked = table.set_column(table.schema.get_field_index(name), table.schema.field(name), cut)
+        same(decode_inline(encode_inline(chunked, schema, 1, PART), {1: schema}), table)
+        narrow = chunked.set_column(0, "k", chunked["k"].cast(pa.int16()))
+        same(decode_inline(encode_inline(narrow, schema, 1, PART), {1: schema}), table)
+
+
 @pytest.mark.parametrize("kind", ALL, ids=str)
 @examples(0.25)
 @given(data=st.data())
