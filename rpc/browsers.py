@@ -32,7 +32,7 @@ _ONCE = (b"host", b"origin", b"content-type", b"sec-fetch-site", b"authorization
 _ELSEWHERE = (b"cross-site", b"same-site")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?\Z")
 _PORTS = {"http": 80, "https": 443}
-HOSTS_MAX = 64  # Hosts and Origins of which is remembered whether they are of this machine; each is a header at most
+HOSTS_MAX = 64  # Hosts of which is remembered whether they are of this machine; each is a header at most
 _Headers = Mapping[bytes, bytes]
 
 
@@ -73,23 +73,18 @@ def check_once(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def check_local(headers: _Headers) -> None:
-    """Without tokens, only this machine is answered. Raises Forbidden unless Host and Origin are of it."""
-    for name in (b"host", b"origin"):
-        given = headers.get(name)
-        if given is None:
-            continue
-        if not _is_here(name == b"origin", given):
-            text = given.decode("latin-1")
-            raise Forbidden(
-                f"without tokens this server answers requests to and from this machine only, not {text[:100]!r}"
-            )
+    """Without tokens, only this machine is answered. Raises Forbidden unless Host is of it."""
+    given = headers.get(b"host")
+    if given is not None and not _is_here(given):
+        text = given.decode("latin-1")
+        raise Forbidden(f"without tokens this server answers requests to this machine only, not {text[:100]!r}")
 
 
-def check_site(method: str, headers: _Headers, *, is_local_only: bool) -> None:
-    """Raises Forbidden for what a page of another site has sent. With `is_local_only`, `check_local` has passed it."""
+def check_site(method: str, headers: _Headers) -> None:
+    """Raises Forbidden for what a page of another origin has sent: another port of this machine is another origin."""
     origin = headers.get(b"origin")
     if origin is not None:
-        if is_local_only or _is_own(origin.decode("latin-1"), headers.get(b"host", b"").decode("latin-1")):
+        if _is_own(origin.decode("latin-1"), headers.get(b"host", b"").decode("latin-1")):
             return
         raise Forbidden(f"a web page of {origin.decode('latin-1')[:100]!r} may not use this server; send no Origin")
     if headers.get(b"sec-fetch-site", b"").strip().lower() not in _ELSEWHERE:
@@ -101,10 +96,9 @@ def check_site(method: str, headers: _Headers, *, is_local_only: bool) -> None:
 
 
 @lru_cache(HOSTS_MAX)
-def _is_here(is_origin: bool, given: bytes) -> bool:
-    """Whether this Host, or this Origin, is of this machine. Nearly all requests bring the same one."""
-    text = given.decode("latin-1")
-    found = _origin(text) if is_origin else _authority(text)
+def _is_here(given: bytes) -> bool:
+    """Whether this Host is of this machine. Nearly all requests bring the same one."""
+    found = _authority(given.decode("latin-1"))
     return found is not None and is_local(found[0])
 
 

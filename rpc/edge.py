@@ -266,11 +266,12 @@ class Edge:
         """Raises Forbidden, FormRefused: it was sent by a web page, or could have been."""
         if len(headers) != len(scope["headers"]):
             browsers.check_once(scope["headers"])
-        is_local_only = self._service.tokens is None and not self._service.settings.insecure
-        if is_local_only:
+        takes_tokens = self._service.tokens is not None
+        if not takes_tokens and not self._service.settings.insecure:
             browsers.check_local(headers)
-        if (b"origin" in headers or b"sec-fetch-site" in headers) and b"authorization" not in headers:
-            browsers.check_site(scope["method"], headers, is_local_only=is_local_only)
+        is_of_page = b"origin" in headers or b"sec-fetch-site" in headers
+        if is_of_page and not (takes_tokens and b"authorization" in headers):
+            browsers.check_site(scope["method"], headers)
         if scope["method"] not in browsers.SAFE_METHODS:
             # A browser shows a client certificate for whatever page asks; it sends no token by itself.
             is_told = b"authorization" in headers and has_token(principal)

@@ -10,12 +10,12 @@ _METHODS = ("get", "put", "post", "delete", "head", "patch", "options")
 _KNOWN: dict[str, dict[str, Any]] = {
     "name": {
         "description": "The shard's name: `name` or `region/name`.",
-        "schema": {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{1,128})?$"},
+        "schema": {"type": "string", "pattern": r"^[A-Za-z0-9._][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9._-]{1,128})?$"},
         "example": "orders",
     },
     "tag": {
         "description": "The tag's name.",
-        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._][A-Za-z0-9._-]{0,127}$"},
         "example": "eom-2026-10",
     },
 }

@@ -25,7 +25,7 @@ from persist.core.recorded import NOBODY, Caller
 from persist.core.state import State
 from persist.formats.exposition import Family
 from persist.parts import current_schema
-from persist.regions.index import open_index, region_of
+from persist.regions.index import region_of
 from rpc.allowance import Allowance
 from rpc.audit import Audit
 from rpc.audited import BODY, BODY_BYTES_MAX
@@ -77,7 +77,7 @@ class Service:
         self.watcher = Watcher(location, self.work, _pool(board, "waits"))
         self.tokens: Tokens | None = None
         self.leases: TokenLeases | None = None
-        self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
+        self.index = settings.open_index(location.clock)
         self.bounds = Bounds(settings.limits, board)
         self.tally = Tally(location)
         self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.tally)

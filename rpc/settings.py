@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 
+from persist.client.trust import Trust
 from persist.commit.publishing import EVERY_S_MAX
+from persist.commit.system import Clock
 from persist.copies.sampling import samples_of
 from persist.core.errors import InvalidUsage
 from persist.core.row_policy import DROP, RowPolicy, cut_every_of
 from persist.core.shard_settings import DEFAULT_HISTORY, NONE, HistoryDefaults, history_ms
 from persist.core.state import Policy
 from persist.regions.fencing import check_fence
+from persist.regions.index import IndexFile, IndexUrl, open_index
 from persist.regions.opening import check_region
 from rpc.levers import BY_NAME, LEVER_PREFIX, LEVERS, Lever, check_levers, policy_with
 from rpc.tls import TlsFiles, context_of
@@ -27,7 +30,8 @@ TOKEN_CHARS_MIN = 32
 PRESIGNED_S_MAX = 600  # SECURITY.md promises it
 LIMIT_PREFIX = "PERSIST_LIMIT_"
 # Variables that other parts of persist read; so they are no misspelt settings.
-VARIABLES_OF_OTHERS = frozenset(f"PERSIST_{name}" for name in ("URL", "TOKEN", "CERTIFICATE_FILE", "WORKER"))
+VARIABLES_OF_OTHERS = frozenset(f"PERSIST_{name}" for name in ("URL", "TOKEN", "WORKER"))
+_FILES_OF_TLS = ("tls_certificate", "tls_key", "tls_client_ca", "ca_file", "certificate_file")
 WORKERS_MAX = 64
 SHUTDOWN_S_MAX = 3_600
 DEFAULT_AUDIT = "90d"
@@ -162,6 +166,8 @@ class ServerSettings:
     home: str = ""  # URLs of servers there, with commas: answers to who would write name them
     home_token: str | None = field(default=None, repr=False)  # by which holds are taken there
     holds: bool = True  # whether what readers need here is held at home
+    ca_file: str | None = None  # whom to trust, of the servers that this one asks: at home, and for the index
+    certificate_file: str | None = None  # with its key: the certificate by which these know this server
     publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
     verify_sample: str = "1%"  # of the parts, that its own maintenance looks at once a day; 0: none
     presigned_s: int = 600
@@ -179,7 +185,7 @@ class ServerSettings:
         self._check_region()
         self.limits.check()
         check_levers({lever.name: self.lever(lever) for lever in LEVERS})
-        for name in ("tls_certificate", "tls_key", "tls_client_ca", "tokens_file", "quotas"):
+        for name in (*_FILES_OF_TLS, "tokens_file", "quotas"):
             if getattr(self, name) == "":  # a variable that another program left empty: nobody meant to go without
                 raise InvalidUsage(f"{name} is empty: name a file, or leave the option or variable out")
         if not self.read_only and bool(self.blob) != bool(self.consensus):
@@ -274,6 +280,15 @@ class ServerSettings:
         if not self.tls_certificate or not self.tls_key:
             return None
         return TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca or None)
+
+    @property
+    def trust(self) -> Trust:
+        """TLS of the requests that this server makes to others."""
+        return Trust(self.ca_file, self.certificate_file)
+
+    def open_index(self, clock: Clock) -> IndexFile | IndexUrl | None:
+        """The index of regions; None: there is none. Raises what `persist.regions.index.open_index` raises."""
+        return open_index(self.index, self.index_token, clock, self.trust) if self.index else None
 
     @property
     def home_urls(self) -> tuple[str, ...]:

@@ -71,7 +71,8 @@ def open_location(arguments: argparse.Namespace) -> Location:
     region, index = check_region(arguments.region) if arguments.region else "", arguments.index
     if index and not region:
         raise InvalidUsage("--index needs --region, of which this is the home")
-    known = open_index(index, os.environ.get("PERSIST_INDEX_TOKEN"), SystemClock()) if index else None
+    trust = where.trust_in(getattr(arguments, "ca_file", None))
+    known = open_index(index, os.environ.get("PERSIST_INDEX_TOKEN"), SystemClock(), trust) if index else None
     location = where.where_of(arguments).open(settings, must_exist=True)
     if known is not None:  # nothing is committed or deleted once the index says that another home has taken over
         HomeWatch(location.identity, region, known)

@@ -18,6 +18,7 @@ from persist.client.trust import Trust
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
 from persist.inspect.asking import OF_MANY, Asked
+from persist.regions.asking import opener_for
 
 ANSWER_S = 60.0  # that a server may be silent
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # that is shown as a table; JSON is passed on as it comes
@@ -32,13 +33,6 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")  # no JSON has them raw
 _OPTIONS = {"first": "from", "last": "to"}  # how a question's options are called there
 
 
-class _Stays(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect, which would take the token to whom it names."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 class Server:
     """A server, or several of one location: the first of them that answers is asked. `token` None: there is none.
 
@@ -50,12 +44,7 @@ class Server:
         self._urls = tuple(dict.fromkeys(map(normal, url.split(","))))
         self._url = self._urls[0]
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        trust = trust or Trust()
-        is_secure = trust.ca_file is not None or any(one.startswith("https") for one in self._urls)
-        context = trust.context() if is_secure else None
-        self._opener = urllib.request.build_opener(
-            _Stays, urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
+        self._opener = opener_for(self._urls, trust)
 
     @property
     def url(self) -> str:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
+from persist.cli.where import trust_of, where_of
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
-from persist.regions.asking import ANSWER_S, asked
+from persist.regions.asking import ANSWER_S, asked, opener_for
 from persist.regions.changing import change_index
 from persist.regions.index import FETCH_S, Entry, Index, read_index, urls_of
 from persist.regions.letting_go import held_by_regions, let_go
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="ask every server", description="ask every server of the index")
     for action in (put, check):
         action.add_argument("--token", default=os.environ.get("PERSIST_TOKEN"), help="a token of the scope read")
+        action.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for servers at https://…")
     holds = actions.add_parser("holds", help="what regions hold here", description="what regions hold at this home")
     ends = "end what a region holds here"
     letting_go = actions.add_parser("let-go", help=ends, description=ends)
@@ -78,7 +79,7 @@ def _set(arguments: argparse.Namespace) -> int:
         entry = replace(before, **given, epoch=epoch)
         if not entry.write and not entry.read:
             raise InvalidUsage(f"say by --write or --read how region {name!r} is reached: it would have no server")
-        _check_home(name, entry, arguments.token)
+        _check_home(name, entry, arguments)
         return Index({**index.regions, name: entry})
 
     entry = change_index(arguments.index, with_it, makes=True).regions[name]
@@ -86,10 +87,10 @@ def _set(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_home(name: str, entry: Entry, token: str | None) -> None:
+def _check_home(name: str, entry: Entry, arguments: argparse.Namespace) -> None:
     """Raises Conflict where a home that the entry names answers, and is of an earlier epoch: it would only read."""
     for url in entry.write if entry.epoch else ():
-        told, _ = _asked(url, token, FETCH_S)
+        told, _ = _asked(url, arguments, FETCH_S)
         found = told.get("epoch")
         if told.get("role") == "home" and type(found) is int and found < entry.epoch:
             raise Conflict(
@@ -115,7 +116,7 @@ def _check(arguments: argparse.Namespace) -> int:
     wrong = 0
     for name, entry in sorted(read_index(arguments.index).regions.items()):
         for url in dict.fromkeys((*entry.write, *entry.read)):
-            told, why = _asked(url, arguments.token)
+            told, why = _asked(url, arguments)
             if not why and url in entry.write and told.get("role") != "home":
                 why = "it only reads, and the index sends writes there"
             if not why and url in entry.write and isinstance(told.get("epoch"), int) and told["epoch"] < entry.epoch:
@@ -129,10 +130,10 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_FOUND if wrong else 0
 
 
-def _asked(url: str, token: str | None, timeout_s: float = ANSWER_S) -> tuple[dict[str, Any], str]:
+def _asked(url: str, arguments: argparse.Namespace, timeout_s: float = ANSWER_S) -> tuple[dict[str, Any], str]:
     """What a server tells of its region; else what went wrong."""
     try:
-        return asked(url, token, timeout_s), ""
+        return asked(url, arguments.token, timeout_s, opener_for([url], trust_of(arguments))), ""
     except Unavailable as error:
         return {}, error.message
 

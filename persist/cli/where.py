@@ -20,7 +20,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY
 
 DEFAULT_DIRECTORY = "persist-data"
-URL, TOKEN, CERTIFICATE = "PERSIST_URL", "PERSIST_TOKEN", "PERSIST_CERTIFICATE_FILE"
+URL, TOKEN = "PERSIST_URL", "PERSIST_TOKEN"
+CA, CERTIFICATE = "PERSIST_CA_FILE", "PERSIST_CERTIFICATE_FILE"
 STORES = ("PERSIST_DIRECTORY", "PERSIST_BLOB", "PERSIST_CONSENSUS")
 
 
@@ -91,7 +92,8 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
 def connection_to(url: str, ca_file: str | None) -> Connection:
     """The connection to a server, with the token of the environment. Raises InvalidUsage."""
     check_url(url)
-    return Connection(url, token=token_of_environment(), ca_file=ca_file, certificate_file=certificate_of_environment())
+    trust = trust_in(ca_file)
+    return Connection(url, token=token_of_environment(), ca_file=trust.ca_file, certificate_file=trust.certificate_file)
 
 
 def check_url(url: str) -> None:
@@ -108,13 +110,13 @@ def token_of_environment() -> str | None:
 
 
 def trust_of(arguments: argparse.Namespace) -> Trust:
-    """Whom to trust, by --ca-file, and the PEM file by which servers are to know us, by the environment."""
-    return Trust(arguments.ca_file, certificate_of_environment())
+    """What --ca-file and the environment say."""
+    return trust_in(arguments.ca_file)
 
 
-def certificate_of_environment() -> str | None:
-    """None: there is none."""
-    return os.environ.get(CERTIFICATE) or None
+def trust_in(ca_file: str | None) -> Trust:
+    """TLS of a command: whom to trust, by `ca_file` or else the environment, which also names our certificate."""
+    return Trust(ca_file or os.environ.get(CA) or None, os.environ.get(CERTIFICATE) or None)
 
 
 def url_of(arguments: argparse.Namespace) -> str | None:

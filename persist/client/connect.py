@@ -201,7 +201,7 @@ class Client(Timeable):
         The name of a shard that was dropped may be used again, with any schema. The new shard begins at time 0.
 
         Args:
-            name: 1 to 128 of `A-Z a-z 0-9 . _ -` and not only dots, or two such names with a slash between them, which
+            name: 1 to 128 of `A-Z a-z 0-9 . _ -`, not `-` first and not only dots, or two such with a slash, which
                 are at most 256 characters together.
             schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`. The schema of
                 another shard (`Shard.schema`) gives its columns the same numbers and defaults, and no constraints.

@@ -255,7 +255,7 @@ class Past(Timeable):
         """Keep one time readable under a name, when since passes it too. Repeating it is safe. Scope `admin`.
 
         Args:
-            name: up to 128 of the characters `A-Z a-z 0-9 . _ -`. A tag that is there keeps its time.
+            name: up to 128 of `A-Z a-z 0-9 . _ -`, not `-` first. A tag that is there keeps its time.
             at: a time that can be read; None is the latest complete one. A datetime with its zone is a wall clock.
             keep: for how long from now on, such as `400d`; None, or `forever`, is until it is taken away.
         Returns: the tag: its `time`, and `until` when it is kept at least (None: for ever).

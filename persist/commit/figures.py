@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 
 from persist.commit.counters import StoreCalls
 from persist.commit.location import Location
@@ -127,8 +126,12 @@ def of_shards(location: Location, machines: Sequence[Machine]) -> Iterator[Famil
 
 
 def newest(machines: Sequence[Machine], most: int) -> list[Machine]:
-    """The `most` that were used last, of machines in the order in which they were used."""
-    return list(islice(machines, max(0, len(machines) - most), None))
+    """The `most` that were used last, of machines in the order in which they were used.
+
+    Those of shards that are not there do not count: anybody may ask for any name.
+    """
+    existing = [machine for machine in machines if machine.cached is not None and not machine.cached.is_closed]
+    return existing[-most:] if most > 0 else []
 
 
 def _caches(location: Location) -> Iterator[Family]:

@@ -19,7 +19,7 @@ INCARNATION_MAX = 16**LIFE_DIGITS - 1
 NAME_CHARS_MAX = 256  # what every consensus store takes for a key
 RESERVED = "_persist/"  # names that begin so are persist's own
 AUDIT_SHARD = "_persist/audit"
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{1,128})?\Z")
+_NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9._-]{1,128})?\Z")
 
 
 class IdSource(Protocol):
@@ -111,10 +111,14 @@ def critical_reader_id_of(name: str) -> CriticalReaderId:
 
 
 def check_shard_name(name: object) -> str:
-    """A shard's human name, `[A-Za-z0-9._-]{1,128}`, optionally `region/name`. Raises InvalidUsage."""
+    """A shard's human name, `[A-Za-z0-9._-]{1,128}`, optionally `region/name`. Raises InvalidUsage.
+
+    It begins with no `-`: a command would take it for an option.
+    """
     if not isinstance(name, str) or not _NAME.match(name) or name.strip("./") == "" or ".." in name.split("/"):
         raise InvalidUsage(
-            f"shard name {name!r:.300} is not of the form name or region/name with letters, digits, '.', '_' and '-'"
+            f"shard name {name!r:.300} is not of the form name or region/name with letters, digits, '.', '_' and '-', "
+            "of which '-' is not the first"
         )
     if len(name) > NAME_CHARS_MAX:
         raise InvalidUsage(f"shard name {name!r} has {len(name)} characters; at most {NAME_CHARS_MAX} are possible")

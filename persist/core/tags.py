@@ -15,7 +15,7 @@ from persist.core.record import Record
 
 TAGS_MAX = 1_000  # of a shard
 KEEP_MS_MAX = 36_500 * 24 * 3600 * 1000  # 100 years
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}")
 
 
 class Tag(Record, frozen=True):
@@ -34,5 +34,7 @@ class Tag(Record, frozen=True):
 def check_tag_name(name: object) -> str:
     """The name as it is. Raises InvalidUsage where no tag can have it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):  # a path cannot hold these
-        raise InvalidUsage(f"tag {name!r:.200} is no name of a tag: use 1 to 128 of the characters A-Z a-z 0-9 . _ -")
+        raise InvalidUsage(
+            f"tag {name!r:.200} is no name of a tag: use 1 to 128 of the characters A-Z a-z 0-9 . _ -, and not - first"
+        )
     return name

@@ -9,9 +9,11 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from persist.client.trust import Trust
 from persist.core.errors import Unavailable
 
 ANSWER_S = 10.0
@@ -19,15 +21,41 @@ ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _NOBODY = frozenset({errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
 
 
-def asked(url: str, token: str | None = None, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it would send the token to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def opener_for(urls: Iterable[str], trust: Trust | None = None) -> urllib.request.OpenerDirector:
+    """Opens the URLs of these servers: without redirects, and without the proxies that the environment names.
+
+    Raises InvalidUsage: a PEM file cannot be used.
+    """
+    trust = trust or Trust()
+    is_secure = trust.ca_file is not None or any(url.lower().startswith("https:") for url in urls)
+    https = urllib.request.HTTPSHandler(context=trust.context() if is_secure else None)
+    return urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}), https)
+
+
+def asked(
+    url: str,
+    token: str | None = None,
+    timeout_s: float = ANSWER_S,
+    opener: urllib.request.OpenerDirector | None = None,
+) -> dict[str, Any]:
     """What the server tells of its region, and of the index. Raises Unavailable: it does not answer, or not this."""
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    opener = opener or opener_for([url])
     try:
         request = urllib.request.Request(f"{url.rstrip('/')}/v1/regions", headers=headers)
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        with opener.open(request, timeout=timeout_s) as answer:
             told = json.loads(answer.read(ANSWER_BYTES_MAX))
     except urllib.error.HTTPError as error:
         with error:
+            if 300 <= error.code < 400:
+                raise Unavailable(f"{url} redirects elsewhere: name the server itself") from error
             raise Unavailable(f"{url} does not answer: {error}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unavailable(f"{url} does not answer: {_said(error)}") from error
@@ -56,7 +84,7 @@ def presence(url: str, timeout_s: float = ANSWER_S) -> Presence:
     found tells nothing: it may be misspelt.
     """
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/v1/regions", timeout=timeout_s) as answer:
+        with opener_for([url]).open(f"{url.rstrip('/')}/v1/regions", timeout=timeout_s) as answer:
             return Presence(url, False, f"it answers with HTTP {answer.status}")
     except urllib.error.HTTPError as error:
         with error:

@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 
 from blob import without_secrets
 from persist.client.regular_file import read_bounded
+from persist.client.trust import Trust
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.core.ids import is_reserved
-from persist.regions.asking import asked
+from persist.regions.asking import asked, opener_for
 from persist.regions.opening import check_region
 
 VERSION = 1
@@ -134,10 +135,14 @@ def decode_index(data: bytes, where: str) -> Index:
 
 
 def read_index(path: str | Path) -> Index:
-    """The index in a file. Raises what `decode_index` raises, and InvalidUsage: there is no such file."""
+    """The index in a file.
+
+    Raises what `decode_index` raises, and InvalidUsage: there is no such file, or others may write it. It tells clients
+    where to send their tokens.
+    """
     if not str(path):
         raise InvalidUsage("the name of the index is empty: give a file")
-    return decode_index(read_bounded(f"the index {path}", path, FILE_BYTES_MAX), str(path))
+    return decode_index(read_bounded(f"the index {path}", path, FILE_BYTES_MAX, own=True), str(path))
 
 
 def write_index(path: str | Path, index: Index) -> None:
@@ -148,7 +153,7 @@ def write_index(path: str | Path, index: Index) -> None:
     data = encode_index(index)
     fresh = f"{path}.{os.getpid()}"
     try:
-        with open(fresh, "wb") as file:
+        with open(fresh, "wb", opener=_opens_own) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -157,6 +162,11 @@ def write_index(path: str | Path, index: Index) -> None:
         with suppress(OSError):
             os.unlink(fresh)
         raise InvalidUsage(f"the index {path} cannot be written: {error.strerror}") from error
+
+
+def _opens_own(path: str, flags: int) -> int:
+    """An opener for `open` that makes a file which others may not write, whatever the umask."""
+    return os.open(path, flags, 0o644)
 
 
 class OlderIndex(Unavailable):
@@ -201,11 +211,12 @@ class IndexUrl:
     `now` has it fetched in the background, when that was long ago.
     """
 
-    def __init__(self, url: str, token: str | None, clock: Clock) -> None:
+    def __init__(self, url: str, token: str | None, clock: Clock, trust: Trust | None = None) -> None:
         self.index = Index()
         self.failed = "it was not fetched yet"
         self._url = url
         self._token = token
+        self._opener = opener_for([url], trust)
         self._clock = clock
         self._lock = threading.Lock()
         self._due_s = clock.monotonic()
@@ -238,7 +249,7 @@ class IndexUrl:
 
     def _asked(self) -> tuple[Index, str]:
         """The index that the server tells, and why that is not the one of now."""
-        answer = asked(self._url, self._token, FETCH_S)
+        answer = asked(self._url, self._token, FETCH_S, self._opener)
         told = answer.get("index")
         try:
             if not isinstance(told, dict):
@@ -248,11 +259,14 @@ class IndexUrl:
             raise Unavailable(f"{self._url} tells no index of regions: {error.message}") from error
 
 
-def open_index(where: str, token: str | None, clock: Clock) -> IndexFile | IndexUrl:
-    """The index in a file, or the one that the server at a URL tells. Raises what `read_index` raises."""
+def open_index(where: str, token: str | None, clock: Clock, trust: Trust | None = None) -> IndexFile | IndexUrl:
+    """The index in a file, or the one that the server at a URL tells.
+
+    Raises what `read_index` raises, and InvalidUsage: a PEM file of `trust` cannot be used.
+    """
     if where.startswith(("http://", "https://")):
         Entry((where,)).check()
-        return IndexUrl(where, token, clock)
+        return IndexUrl(where, token, clock, trust)
     return IndexFile(where)
 
 

@@ -14,13 +14,13 @@ from persist.formats.store_errors import translated
 from persist.regions.following import FollowSettings
 from persist.regions.replica import Home, Replica
 
-_REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
+_REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
 
 
 def check_region(region: str) -> str:
     """Return it unchanged. Raises InvalidUsage: no region can be called so."""
     if not _REGION.match(region):
-        raise InvalidUsage(f"{region[:60]!r} is no name of a region: 1 to 32 of a-z 0-9 -")
+        raise InvalidUsage(f"{region[:60]!r} is no name of a region: 1 to 32 of a-z 0-9 -, and not - first")
     return region
 
 

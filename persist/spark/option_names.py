@@ -14,7 +14,7 @@ from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage
 from persist.parts.selection import read_values
 
-LOCATION = ("url", "blob", "consensus", "token", "caFile", "timeoutSeconds", "path", "shard")
+LOCATION = ("url", "blob", "consensus", "token", "caFile", "certificateFile", "timeoutSeconds", "path", "shard")
 SELECTS = ("where", "startKey", "endKey", "keyPrefix")
 READ = ("columns", *SELECTS, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
 BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds", "schemaAsOf")

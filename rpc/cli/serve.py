@@ -26,7 +26,6 @@ from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage
 from persist.doctor.location import open_places
 from persist.regions.fencing import HomeWatch
-from persist.regions.index import open_index
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.auth import Tokens, maintenance_token
@@ -83,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-holds", action="store_true", help="with --home: do not hold there what readers here still need"
     )
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --home and --index https://…")
     parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
     parser.add_argument(
         "--maintenance-metrics-port", type=int, metavar="PORT", help="where that tells /metrics (127.0.0.1 only)"
@@ -176,6 +176,7 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         "of": arguments.of,
         "home": arguments.home,
         "index": arguments.index,
+        "ca_file": arguments.ca_file,
         "self_fence": arguments.self_fence,
         "holds": False if arguments.no_holds else None,
         "maintenance": False if arguments.no_maintenance else None,
@@ -232,7 +233,7 @@ def _watch(location: Location, settings: ServerSettings) -> HomeWatch | None:
     """What looks whether another home has taken over, besides who commits; None: it is a copy itself."""
     if settings.read_only:
         return None
-    index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
+    index = settings.open_index(location.clock)
     return HomeWatch(location.identity, settings.region, index, float(settings.self_fence))
 
 
@@ -246,7 +247,13 @@ def _opened(arguments: argparse.Namespace, settings: ServerSettings, served: Loc
     url = where.blob or f"persist://{quote(os.path.abspath(where.directory or DEFAULT_DIRECTORY))}"
     replica = open_replica(url, Home(settings.of, settings.home_urls), served)
     if settings.holds and settings.home_urls:
-        home = Connection(",".join(settings.home_urls), token=settings.home_token, timeout_s=HOME_TIMEOUT_S)
+        home = Connection(
+            ",".join(settings.home_urls),
+            token=settings.home_token,
+            ca_file=settings.ca_file,
+            certificate_file=settings.certificate_file,
+            timeout_s=HOME_TIMEOUT_S,
+        )
         replica.hold_at(home.transport, settings.region or "copy")
     replica.watch()
     return replica
@@ -275,6 +282,8 @@ def _maintenance(
         directory=where.directory, blob=where.blob, consensus=where.consensus, url=url, extra=extra
     )
     environment = _environment(arguments)
+    if settings.ca_file is not None:
+        environment["PERSIST_CA_FILE"] = settings.ca_file
     if settings.maintenance_token is not None:
         environment["PERSIST_TOKEN"] = settings.maintenance_token
     # Our own output is the URL alone: what maintenance says goes to standard error.

@@ -41,6 +41,7 @@ PAGES = {
     "an origin that begins as loopback": (LOCAL, "origin: http://127.evil.example", "content-type: text/csv"),
     "an origin that holds an address": (LOCAL, "origin: http://127.0.0.1.nip.io:{}", "content-type: text/csv"),
     "an origin that is none": (LOCAL, "origin: null", "content-type: text/csv"),
+    "another origin of this machine": (LOCAL, "origin: http://localhost:3000", "content-type: text/csv"),
     "another site": (LOCAL, CROSS, "content-type: text/csv"),
     "two origins": (LOCAL, "origin: http://evil.example", "origin: http://127.0.0.1:{}", "content-type: text/csv"),
     "two hosts": (LOCAL, "host: evil.example", "content-type: text/csv"),

@@ -7,6 +7,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,11 @@ import pytest
 import persist
 from persist.cli.__main__ import main
 from persist.client.trust import Trust
-from persist.core.errors import Forbidden, PersistError, Unauthorized
+from persist.commit.system import SystemClock
+from persist.core.errors import Forbidden, InvalidUsage, PersistError, Unauthorized, Unavailable
+from persist.regions.index import Entry, Index, open_index, write_index
 from rpc.auth import mint
+from rpc.settings import ServerSettings
 from tests.support.certificates import Authority
 from tests.support.server import Server
 from tests.support.waiting import wait_until
@@ -99,6 +103,28 @@ def test_who_has_neither_is_refused(place: Place, server: Server) -> None:
         place.asked(server, place.foreign)
     with pytest.raises(PersistError):
         persist.connect(server.url, ca_file=place.ca, certificate_file=place.foreign, timeout_s=2.0)
+
+
+def test_the_index_of_a_server_is_asked_for_by_our_certificate(
+    place: Place, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that tells the index may ask for a certificate, and show one that only its CA vouches for."""
+    with pytest.raises(Unavailable, match="does not answer"):
+        open_index(server.url, None, SystemClock()).fetch()
+    ours = ServerSettings(index=server.url, ca_file=place.ca, certificate_file=place.etl)
+    with pytest.raises(Unavailable, match="tells no index"):  # it answers, and has none
+        ours.open_index(SystemClock()).fetch()  # type: ignore[union-attr]
+    with pytest.raises(InvalidUsage, match="ca_file"):
+        replace(ours, ca_file=str(tmp_path / "missing.pem")).open_index(SystemClock())
+    index = tmp_path / "regions.json"
+    write_index(index, Index({"eu": Entry((server.url,), (server.url,))}))
+    for variables, ends in (({}, 1), ({"PERSIST_CERTIFICATE_FILE": place.etl}, 0)):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert main(["regions", "check", "--index", str(index), "--ca-file", place.ca]) == ends
+    monkeypatch.setenv("PERSIST_CA_FILE", place.ca)
+    assert main(["regions", "check", "--index", str(index)]) == 0
+    capsys.readouterr()
 
 
 def test_a_token_is_an_alternative(place: Place, server: Server) -> None:

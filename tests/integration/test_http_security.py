@@ -255,7 +255,8 @@ def test_host_and_origin_are_compared_as_addresses(header: str) -> None:
         typed(TestClient(create_app(location), base_url="http://127.0.0.1")) as http,
     ):
         for text in HERE:
-            assert http.get("/v1/shards", headers={header: scheme + text}).status_code == 200, text
+            own = {"host": text, "origin": f"http://{text}"} if header == "origin" else {"host": text}
+            assert http.get("/v1/shards", headers=own).status_code == 200, text
         for text in ELSEWHERE:
             assert http.get("/v1/shards", headers={header: scheme + text}).status_code == 403, text
         twice = [(header, f"{scheme}evil.example"), (header, f"{scheme}127.0.0.1")]
@@ -275,8 +276,23 @@ def test_without_tokens_web_pages_cannot_write(header: str) -> None:
     with typed(TestClient(create_app(location), base_url="http://127.0.0.1")) as http:
         foreign = {header: "https://evil.example" if header == "origin" else "evil.example"}
         assert http.put("/v1/shards/orders", json=FIELDS, headers=foreign).status_code == 403
-        assert http.put("/v1/shards/orders", json=FIELDS, headers={"origin": "http://localhost:3000"}).is_success
+        assert http.put("/v1/shards/orders", json=FIELDS, headers={"origin": "http://127.0.0.1"}).is_success
     location.close()
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:3000", "https://127.0.0.1", "null"])
+def test_a_page_of_another_loopback_origin_changes_nothing(origin: str) -> None:
+    """A POST without a body needs no preflight: a page of another program on this machine truncated a shard."""
+    with (
+        closing(memory_location()) as location,
+        typed(TestClient(create_app(location), base_url="http://127.0.0.1:8787")) as http,
+    ):
+        assert http.put("/v1/shards/orders", json=FIELDS).is_success
+        for path in ("truncate?before=1", "restore?at=0", "advance-upper?upper=%5B9%5D", "retention/run"):
+            for more in ({}, {"authorization": "Bearer x"}):
+                answer = http.post(f"/v1/shards/orders/{path}", headers={"origin": origin, **more})
+                assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden"), path
+        assert http.post("/v1/shards/orders/advance-upper?upper=%5B9%5D").is_success, "a program sends no Origin"
 
 
 def certificate(directory: Path) -> tuple[str, str]:

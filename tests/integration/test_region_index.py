@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import http.server
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from persist.client.far import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import changing
 from persist.regions import index as index_module
+from persist.regions.asking import asked, presence
 from persist.regions.index import (
     Entry,
     Index,
@@ -204,7 +206,7 @@ def test_an_index_of_the_same_size_and_second_is_another_one(tmp_path: Path) -> 
 def test_an_index_that_its_server_cannot_read_now_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """That server goes on with its last good one. A home that counts on it does not know who is home now."""
     answer = {"index": index_json(Index({"eu": Entry(("http://eu:1",))})), "index_failed": "it is gone"}
-    monkeypatch.setattr(index_module, "asked", lambda url, token, timeout_s: answer)
+    monkeypatch.setattr(index_module, "asked", lambda url, token, timeout_s, opener: answer)
     index = IndexUrl("http://us:1", None, TestClock())
     with pytest.raises(Unavailable, match="has only an older index of regions: it is gone"):
         index.fetch()
@@ -213,6 +215,84 @@ def test_an_index_that_its_server_cannot_read_now_tells_nothing_new(monkeypatch:
     answer["index_failed"] = None  # type: ignore[assignment]
     index.fetch()
     assert not index.failed
+
+
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_a_redirect_does_not_get_the_token(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """urllib sends the Authorization header along to whatever host a redirect names."""
+    with Listening() as elsewhere, Listening(status, f"{elsewhere.url}/v1/regions") as server:
+        monkeypatch.setenv("http_proxy", elsewhere.url)  # nor does a proxy that other programs use
+        index = IndexUrl(server.url, "pt_secret", TestClock())
+        with pytest.raises(Unavailable, match="redirects elsewhere"):
+            index.fetch()
+        with pytest.raises(Unavailable, match="redirects elsewhere"):
+            asked(server.url, "pt_secret")
+        assert not presence(server.url).is_silent, "who redirects is there"
+        assert server.tokens == ["Bearer pt_secret", "Bearer pt_secret", None]
+        assert elsewhere.tokens == []
+
+
+class Listening:
+    """A server that answers each GET with one status, and keeps the Authorization headers that it got."""
+
+    def __init__(self, status: int = 200, location: str = "") -> None:
+        tokens: list[str | None] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                tokens.append(self.headers.get("authorization"))
+                self.send_response(status)
+                if location:
+                    self.send_header("location", location)
+                self.end_headers()
+                self.wfile.write(b'{"region": "us", "index": {}}' if status == 200 else b"")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.tokens = tokens
+        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Listening:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+def test_an_index_that_others_may_write_is_refused(mode: int, tmp_path: Path) -> None:
+    """Who writes it tells clients where to send their tokens."""
+    path = tmp_path / "regions.json"
+    write_index(path, Index({"eu": Entry(("http://eu:1",), ())}))
+    file = IndexFile(str(path))
+    path.write_text(encode_index(Index({"eu": Entry(("http://evil:1",), ())})).decode())
+    path.chmod(mode)
+    for read in (
+        read_index,
+        lambda path: IndexFile(str(path)),
+        lambda path: changing.change_index(path, lambda one: one),
+    ):
+        with pytest.raises(InvalidUsage, match=f"has the mode {mode:04o}"):
+            read(path)
+    assert file.now().regions["eu"].write == ("http://eu:1",)
+    assert "has the mode" in file.failed
+    path.chmod(0o644)
+    assert file.now().regions["eu"].write == ("http://evil:1",)
+
+
+def test_an_index_is_written_so_that_others_may_not_write_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_index(tmp_path / "regions.json", Index({"eu": Entry(("http://eu:1",), ())}))
+    finally:
+        os.umask(before)
+    assert list(read_index(tmp_path / "regions.json").regions) == ["eu"]
 
 
 def test_an_index_is_read_back_as_it_was_written() -> None:

@@ -66,7 +66,27 @@ def test_shard_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", "a/", "/a", "a/b/c", "x" * 129, "a b", "ä", "..", ".", "a/..", "a\n", None, 7]
+    "name",
+    [
+        "",
+        "/",
+        "a/",
+        "/a",
+        "a/b/c",
+        "x" * 129,
+        "a b",
+        "ä",
+        "..",
+        ".",
+        "a/..",
+        "a\n",
+        "-",
+        "-rf",
+        "--help",
+        "-a/b",
+        None,
+        7,
+    ],
 )
 def test_what_is_no_shard_name(name: object) -> None:
     with pytest.raises(InvalidUsage, match="shard name"):

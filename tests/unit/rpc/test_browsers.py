@@ -28,7 +28,7 @@ def of(headers: dict[str, str]) -> dict[bytes, bytes]:
     ],
 )
 def test_a_page_of_our_own_may_write(host: str, origin: str) -> None:
-    browsers.check_site("POST", of({"host": host, "origin": origin, **CROSS}), is_local_only=False)
+    browsers.check_site("POST", of({"host": host, "origin": origin, **CROSS}))
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,25 @@ def test_a_page_of_our_own_may_write(host: str, origin: str) -> None:
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
 def test_a_page_of_another_site_may_do_nothing(method: str, origin: str) -> None:
     with pytest.raises(Forbidden, match="a web page of"):
-        browsers.check_site(method, of({"host": HOST, "origin": origin}), is_local_only=False)
+        browsers.check_site(method, of({"host": HOST, "origin": origin}))
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "CROSS-SITE "])
 def test_what_another_site_embeds_is_refused_and_a_link_is_followed(site: str) -> None:
     headers = {"host": HOST, "sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
     with pytest.raises(Forbidden, match="another site"):
-        browsers.check_site("GET", of(headers), is_local_only=False)
+        browsers.check_site("GET", of(headers))
     link = headers | {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
-    browsers.check_site("GET", of(link), is_local_only=False)
+    browsers.check_site("GET", of(link))
     with pytest.raises(Forbidden, match="another site"):
-        browsers.check_site("POST", of(link), is_local_only=False)
+        browsers.check_site("POST", of(link))
     with pytest.raises(Forbidden, match="another site"):
-        browsers.check_site("GET", of(link | {"sec-fetch-dest": "iframe"}), is_local_only=False)
+        browsers.check_site("GET", of(link | {"sec-fetch-dest": "iframe"}))
 
 
 @pytest.mark.parametrize("site", ["same-origin", "none"])
 def test_what_the_page_itself_or_its_reader_asks_for_passes(site: str) -> None:
-    browsers.check_site("GET", of({"host": HOST, "sec-fetch-site": site}), is_local_only=False)
+    browsers.check_site("GET", of({"host": HOST, "sec-fetch-site": site}))
 
 
 FORMS = [

@@ -13,9 +13,12 @@ from blob.cache import CachedBlob
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist.commit.durations import OTHER, SERIES_MAX, Durations
-from persist.commit.figures import newest, of_location
+from persist.commit.figures import of_location
 from persist.commit.location import Location, LocationSettings
+from persist.core import commands as c
 from persist.formats.exposition import COUNTER, Family, Spread, exposition, figures
+from persist.formats.http_messages import RECORD
+from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
 from rpc.token_figures import TOKENS_MAX, TokenFigures
@@ -147,7 +150,19 @@ def test_only_the_shards_used_last_have_series(http: TestClient) -> None:
         assert {series for series in found if series.startswith(f"{name}{{")} == {
             f'{name}{{shard="s{number}"}}' for number in (2, 3, 4)
         }
-    assert newest([1, 2, 3], 2) == [2, 3]  # type: ignore[list-item,comparison-overlap]
+
+
+def test_names_of_shards_that_are_not_there_have_no_series(http: TestClient) -> None:
+    """Who asked for many of them pushed out the series of real shards. A token sent as a name became a label."""
+    for number in range(2):
+        http.put(f"/v1/shards/s{number}", json=FIELDS)
+    http.post("/v1/shards/s1/commands", content=encoded(c.Drop(True)), headers={"content-type": RECORD})
+    for number in range(10):
+        for path in (f"no-such-{number}", f"pt_secret-{number}/snapshot", f"no-such-{number}/listen", "s1"):
+            assert http.get(f"/v1/shards/{path}").status_code == 404
+    found = told(http)
+    assert 'persist_shard_upper{shard="s0"}' in found
+    assert not [series for series in found if "no-such" in series or "pt_" in series or 'shard="s1"' in series]
 
 
 def test_a_shard_that_leaves_the_cache_takes_no_count_with_it() -> None:

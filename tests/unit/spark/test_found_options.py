@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import persist
 from persist.client.connect import Client
 from persist.core.errors import InvalidUsage, NotReadable, UnknownShard
 from persist.parts import new_schema
-from persist.spark import table
+from persist.spark import option_names, table
+from persist.spark.option_names import Options
+from persist.spark.options import Target
 from tests.support.without_jvm import read, rows_of, source, write, writer
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -37,6 +40,23 @@ def shard(client: Client) -> Any:
     for number in range(4):
         shard.insert([{"k": f"k{number}", "n": number}])
     return shard
+
+
+def test_each_option_that_is_read_is_known() -> None:
+    """`certificateFile` was documented and read, and refused as unknown."""
+    folder = Path(option_names.__file__).parent
+    reads = re.compile(r'\boptions\.(?:text|choice|integer|size|seconds|flag|names|values|mapping|has)\("(\w+)"')
+    read_names = {name for path in folder.glob("*.py") for name in reads.findall(path.read_text())}
+    assert "certificateFile" in read_names
+    assert read_names - {name for names in option_names.ALLOWED.values() for name in names} == set()
+
+
+def test_a_server_is_told_our_certificate(tmp_path: Path) -> None:
+    files = {"caFile": str(tmp_path / "ca.pem"), "certificateFile": str(tmp_path / "me.pem")}
+    connection = Target.of(Options({"url": "https://host:1", "path": "orders", **files})).connection
+    assert (connection.ca_file, connection.certificate_file) == tuple(files.values())
+    with pytest.raises(InvalidUsage, match="ca_file"):
+        source("https://host:1", "orders", **files).schema()
 
 
 FEED = {"readChangeFeed": "true"}
