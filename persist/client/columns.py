@@ -17,7 +17,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.view import ShardView
 from persist.parts.constraints import without_constraints as without_constraints
 from persist.parts.described import PLAIN
-from persist.parts.evolution import by_names, check_names, newest, sound_schemas, what_became
+from persist.parts.evolution import by_names, check_names, moved_names, newest, sound_schemas
 from persist.parts.evolution import current_schema as current_schema
 from persist.parts.migration import Migration
 from persist.parts.schema import ShardSchema as ShardSchema
@@ -56,10 +56,7 @@ def taken_name(shard: Shard, before: int, known: ShardSchema) -> tuple[str, str]
     the column. None: there is no such name.
     """
     named = sound_schemas(shard.view().schemas).get(before, known)
-    for name, number in named.id_of.items():
-        if known.id_of.get(name, number) != number:
-            return name, what_became(number, known)
-    return None
+    return next((one for one in moved_names(named, known, named.arrow.names) if one[0] in known.id_of), None)
 
 
 def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSchema] | None:

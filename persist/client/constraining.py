@@ -23,6 +23,7 @@ from persist.client.snapshot import Held, check_lease, holding
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, Antichain
+from persist.core.errors import InvalidUsage
 from persist.core.view import ViewRequest
 from persist.parts import DIFF, ShardSchema, consolidate, current_schema
 from persist.parts.constrained import UNIQUE, Broken, breaking, check_sound, counted, told, violation
@@ -37,8 +38,13 @@ class Change(LookedFirst):
 
     def run(self, before: ShardSchema, given: Constraining) -> None:
         """Raises what `Shard.set_constraints` says."""
-        after = given.applied(before)
-        check_sound(after)
+        try:
+            after = given.applied(before)
+            check_sound(after)
+        except InvalidUsage:
+            if self.transport.view(self.name, ViewRequest(with_batches=False)).schema_id != self.expected_id:
+                self._send(before, None)  # which others have changed: it raises SchemaMismatch
+            raise
         if after == before:
             return
         if not ask_more(after, before):
@@ -57,6 +63,9 @@ class Change(LookedFirst):
             try:
                 seen: int | None = None
                 for _ in range(RACES_MAX):
+                    if held.view.schema_id != self.expected_id:  # it has landed before, or raises SchemaMismatch
+                        self._send(after, None)
+                        return
                     contents = _contents(held)
                     look = Look(new, self.name)
                     look.at_all(contents) if seen is None else look.at_added(contents, seen)

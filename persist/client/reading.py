@@ -243,14 +243,16 @@ class Reading:
             as_of = None if found.upper.element == 0 else as_of_at(self.name, found)
         checked_time("as_of", as_of, BEFORE_ALL)
         selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
-        self._check(selection)
+        known = self._schema_of(selection)
         since, end = Antichain(max(as_of or 0, 0)), frontier(until)
         lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
         try:
-            return Listen(self._transport, self.name, lease, (as_of, end), self._settings.read, selection)
+            listener = Listen(self._transport, self.name, lease, (as_of, end), self._settings.read, selection)
         except BaseException:
             lease.close()
             raise
+        listener.known = known
+        return listener
 
     def subscribe(
         self,
@@ -282,10 +284,9 @@ class Reading:
         Raises: what `snapshot` raises.
         """
         selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
-        end = frontier(until)
-        self._check(selection)
+        end, known = frontier(until), self._schema_of(selection)
         with self._held(as_of, purpose, wait_s) as (held, _):
-            return Subscription(held, end, selection)
+            return Subscription(held, end, selection, known)
 
     # --- how
 
@@ -357,14 +358,16 @@ class Reading:
     def _before_all(self, purpose: str, wait_s: float) -> AbstractContextManager[Held]:
         return holding(self._transport, self.name, BEFORE_ALL, purpose, wait_s, self._settings.read)
 
-    def _check(self, selection: Selection) -> None:
-        """Raises InvalidUsage where the shard, as it is now, has no such columns or keys."""
+    def _schema_of(self, selection: Selection) -> int | None:
+        """The id of the schema by whose names the columns are selected; None: none is named.
+
+        Raises InvalidUsage where the shard, as it is now, has no such columns or keys.
+        """
         if selection == EVERYTHING:
-            return
-        try:
-            selection.on(self._current_schema()[1])
-        except InvalidUsage:  # columns may have been added since
-            selection.on(current_schema(self.view().schemas)[1])
+            return None
+        number, schema = current_schema(self.view().schemas)
+        selection.on(schema)
+        return number
 
     def _resolved(self, when: datetime, wait_s: float) -> c.TimeResolved:
         checked("when", when, datetime)

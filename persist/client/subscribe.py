@@ -22,7 +22,7 @@ class Subscription(Listen):
     is as `Listen` says: `frontier` is where another `listen` goes on, and a step that was cut begins anew.
     """
 
-    def __init__(self, held: Held, until: Antichain, selection: Selection) -> None:
+    def __init__(self, held: Held, until: Antichain, selection: Selection, known: int | None = None) -> None:
         name = held.view.name
         if held.lease.is_point:
             raise NotReadable(
@@ -34,6 +34,7 @@ class Subscription(Listen):
         if until < Antichain(held.as_of + 1) and until.element is not None:
             raise InvalidUsage(f"until is {until}, where the contents as of {held.as_of} come first; it must be later")
         super().__init__(held.transport, name, held.lease, (None, until), held.settings, selection)
+        self.known = known
         self._begins: Held | None = held
         self.as_of = held.as_of
 

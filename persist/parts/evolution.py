@@ -6,7 +6,7 @@ of which all before it are a part. Between plain schemas only nullable value col
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -200,15 +200,25 @@ def _same_key_bytes(old: Any, new: Any) -> bool:
     )
 
 
-def what_became(column: int, current: ShardSchema) -> str:
-    """Of a column by its number: that it was dropped, or what it is called now."""
-    now = current.name_of.get(column)
-    return "was dropped" if now is None else f"is called {now!r} now"
-
-
 def called_by(known: ShardSchema, other: ShardSchema) -> dict[str, str | None]:
-    """What another schema of the chain calls each column of `known` (None: it lacks it), `__time` and `__diff`."""
-    return {name: other.name_of.get(number) for name, number in known.id_of.items()} | {TIME: TIME, DIFF: DIFF}
+    """What another schema of the chain calls each column of `known` (None: it lacks it), `__time` and `__diff`.
+
+    Where one of them is plain, its ids are places, which say nothing about the other: columns keep their names there.
+    """
+    if known.is_plain or other.is_plain:
+        names = {name: name if name in other.id_of else None for name in known.id_of}
+    else:
+        names = {name: other.name_of.get(number) for name, number in known.id_of.items()}
+    return names | {TIME: TIME, DIFF: DIFF}
+
+
+def moved_names(known: ShardSchema, current: ShardSchema, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Those of the `names` that do not mean the column of `known` any more, each with what became of that column."""
+    called = called_by(known, current)
+    for name in names:
+        now = called.get(name, name)
+        if now != name:
+            yield name, "was dropped" if now is None else f"is called {now!r} now"
 
 
 def check_names(known: ShardSchema, current: ShardSchema, names: Iterable[str] | None = None) -> None:
@@ -216,12 +226,11 @@ def check_names(known: ShardSchema, current: ShardSchema, names: Iterable[str] |
 
     For a caller who says columns by their names, or by these `names` alone: none is taken for another one.
     """
-    for name in known.arrow.names if names is None else names:
-        number = known.id_of.get(name)
-        if number is not None and current.id_of.get(name, number) != number:
+    for name, became in moved_names(known, current, known.arrow.names if names is None else names):
+        if name in current.id_of:
             raise InvalidUsage(
-                f"column {name!r}, as this handle knows it, {what_became(number, current)}, and another column has its "
-                "name; nothing was written: call refresh_schema(), and name the columns as they are now"
+                f"column {name!r}, as this handle knows it, {became}, and another column has its name; nothing was "
+                "written: call refresh_schema(), and name the columns as they are now"
             )
 
 

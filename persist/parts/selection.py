@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.core.errors import InvalidUsage, shown
-from persist.parts.evolution import what_became
+from persist.parts.evolution import moved_names
 from persist.parts.files import Keeps
 from persist.parts.given import given_key, is_text
 from persist.parts.keycodec import ALL_KEYS, KeyRange, encode_key, successor
@@ -102,13 +102,11 @@ class Selected:
 
         A stream that went on by that name would not take away what it gave. `who` is what selects.
         """
-        for name in self.read or (() if self.filter is None else self.filter.columns):
-            number = known.id_of.get(name)
-            if number is None or self.schema.id_of.get(name) == number:
-                continue
+        names = self.read or (() if self.filter is None else self.filter.columns)
+        for name, became in moved_names(known, self.schema, names):
             raise InvalidUsage(
-                f"column {name!r}, by which {who} selects, {what_became(number, self.schema)}, and another column has "
-                "its name: begin anew from its frontier, with the columns as they are named now"
+                f"column {name!r}, by which {who} selects, {became}, and another column has its name: begin anew from "
+                "its frontier, with the columns as they are named now"
             )
 
     def apply(self, table: pa.Table) -> pa.Table:

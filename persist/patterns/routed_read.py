@@ -80,6 +80,7 @@ class RoutedReader:
         self.position = position or RoutedPosition()
         self._selected = selected
         self._listens: dict[str, Listen] = {}
+        self._known: dict[str, int | None] = {}  # by which schemas of the shards it selects, as its first listeners did
         self._epochs = 0  # that were open when these began
 
     def next_events(self, wait_s: float = 0.0) -> Iterator[RoutedEvent]:
@@ -151,7 +152,9 @@ class RoutedReader:
 
     def _listen(self, epoch: Epoch, name: str, end: int | None) -> Listen:
         begin, purpose = self._upper(epoch, name), f"routes {self.routes.shard.name}"
-        return self.routes.of(name).listen(begin - 1, until=end, purpose=purpose, **self._selected)
+        listen = self.routes.of(name).listen(begin - 1, until=end, purpose=purpose, **self._selected)
+        listen.known = self._known.setdefault(name, listen.known)
+        return listen
 
     def _upper(self, epoch: Epoch, name: str) -> int:
         return self.position.uppers.get(name, (epoch.began or {})[name])

@@ -17,7 +17,7 @@ from persist.core.ids import ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import newest, sound_schemas
-from persist.parts.evolution import what_became
+from persist.parts.evolution import moved_names
 from persist.parts.predicate import columns_of, parse
 
 Renamed = tuple[tuple[str, str | None], ...]  # names of a stream's columns, and what they are called now
@@ -45,12 +45,7 @@ def check_means(names: Iterable[str], began: int, schemas: Mapping[int, SchemaRe
     """Raise InvalidUsage where a name means another column by now than in the schema `began`, or none."""
     sound = sound_schemas(schemas)
     current = newest(sound)[1]
-    known = sound.get(began, current)
-    for name in names:
-        number = known.id_of.get(name)
-        if number is None or current.id_of.get(name) == number:
-            continue
-        became = what_became(number, current)
+    for name, became in moved_names(sound.get(began, current), current, names):
         raise InvalidUsage(f"column {name!r}, {whose}, {became}: {remedy}, with the columns as they are named now")
 
 

@@ -28,6 +28,7 @@ from persist.client.editing import Editing
 from persist.core.batch import Run
 from persist.core.errors import TokenReused
 from persist.core.ids import Token
+from persist.parts.altering import AddColumn, RenameColumn
 
 COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 Row = dict[str, Any]
@@ -133,6 +134,21 @@ def test_another_name_for_a_check_asks_nothing_new(checked: Shard) -> None:
     writer.commit_insert(staged)
     with pytest.raises(ConstraintViolated, match="above-zero"):
         checked.insert([{"id": 4, "n": 0}])
+
+
+@pytest.mark.parametrize("given", [{"unique": True}, {"not_null": ["new"]}, {"checks": {"some": "new > 0"}}])
+def test_a_handle_of_before_other_columns_is_told_of_them(client: Client, given: dict[str, Any]) -> None:
+    """It looked at what the shard holds by the columns that it knew, and blamed the types of the rows."""
+    columns = pa.schema([("id", pa.int64()), ("a", pa.struct([("x", pa.int64())])), ("b", pa.timestamp("us", "UTC"))])
+    shard = client.create_shard("renamed", columns, ["id"])
+    shard.insert([{"id": 1, "a": {"x": 1}}])
+    old = client.shard("renamed")
+    shard.alter(RenameColumn("a", "c"), RenameColumn("b", "a"), AddColumn("new", pa.int64(), default=1))
+    with pytest.raises(SchemaMismatch) as refused:
+        old.set_constraints(**given)
+    assert refused.value.details == {"expected": 1, "actual": 2}
+    old.refresh_schema()
+    old.set_constraints(**given)
 
 
 # --- writers of before

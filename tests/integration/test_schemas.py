@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -189,6 +189,57 @@ def test_a_listener_ends_where_a_name_by_which_it_selects_means_another_column(
         list(listener.next_events(1.0))
     assert listener.frontier.element == 1
     listener.close()
+
+
+@pytest.mark.parametrize("chosen", [{"where": "n >= 1"}, {"columns": ["n"]}], ids=["where", "columns"])
+@pytest.mark.parametrize("change", NAME_TAKEN)
+@pytest.mark.parametrize("asked", [False, True], ids=["not asked yet", "caught up"])
+def test_names_of_a_listener_are_those_of_when_it_began(
+    shard: Shard, asked: bool, change: str, chosen: dict[str, Any]
+) -> None:
+    shard.alter(AddColumn("m", pa.int32(), default=0))
+    at = shard.upper().element or 0
+    with shard.listen(at - 1, **chosen) as listener:
+        assert not asked or list(listener.next_events(0.0)) == []
+        shard.alter(*NAME_TAKEN[change])
+        shard.delete("id = 1")
+        with pytest.raises(InvalidUsage) as refused:
+            list(listener.next_events(1.0))
+        assert refused.value.kind == "invalid_usage"
+        assert listener.frontier.element == at
+
+
+def test_a_listener_of_an_old_handle_goes_by_the_names_of_now(client: Client, shard: Shard) -> None:
+    shard.alter(AddColumn("m", pa.int32(), default=0))
+    old = client.shard("orders")
+    shard.alter(*NAME_TAKEN["two names are swapped"])
+    for listener in (old.listen(-1, where="m >= 1", until=1), old.subscribe(0, where="m >= 1", until=1)):
+        assert [row["id"] for event in listener for row in event.updates.to_pylist()] == [1, 2]
+
+
+IN_THE_MIDDLE: dict[str, Callable[[Shard], Any]] = {
+    "insert": lambda shard: shard.insert([{"id": 3, "n": 3}]),
+    "upsert": lambda shard: shard.upsert([{"id": 3, "n": 3}]),
+    "update": lambda shard: shard.update({"n": 3}, "id = 1"),
+    "delete": lambda shard: shard.delete("n = 1"),
+    "replace_where": lambda shard: shard.replace_where("id = 1", [{"id": 1, "n": 3}]),
+    "merge": lambda shard: shard.merge([{"id": 1, "n": 3}]).when_matched_update().execute(),
+    "overwrite": lambda shard: shard.overwrite([{"id": 1, "n": 3}]),
+}
+
+
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize("verb", IN_THE_MIDDLE)
+def test_a_column_in_the_middle_takes_the_name_of_no_other(client: Client, verb: str, unique: bool) -> None:
+    """Columns of plain schemas were compared by their places."""
+    shard = client.create_shard("plain", COLUMNS, ["id"], unique=unique)
+    shard.insert(HISTORY)
+    old = client.shard("plain")
+    listener = old.listen(0, where="n >= 3", columns=["n"])
+    shard.add_column("new", pa.int64(), after="id")
+    IN_THE_MIDDLE[verb](old)
+    heard = [row["n"] for event in listener.next_events(1.0) for row in event.updates.to_pylist()]
+    assert heard == ([] if verb == "delete" else [3])
 
 
 def test_a_listener_goes_on_where_other_names_change_places(shard: Shard) -> None:
