@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -85,8 +84,7 @@ def _serve_metered(directory: str, pipe: Any, count: Any) -> None:
 
     location = Location(open_blob(blob_url), MeteredConsensus(open_consensus(consensus_url), observe))
     listener = bind(_SETTINGS.host, 0)
-    settings = replace(_SETTINGS, peers=(listener.getsockname()[1],))
-    serve(location, settings, listener, lambda: pipe.send(url_of(listener, settings)))
+    serve(location, _SETTINGS, listener, lambda: pipe.send(url_of(listener, _SETTINGS)))
     location.close()
 
 

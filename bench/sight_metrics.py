@@ -114,7 +114,7 @@ def _serve(directory: str, pipe: Any, counts: bool, access_log: bool) -> None:
         Service.__init__ = _uncounted(Service.__init__)  # type: ignore[method-assign]
     location = open_location(f"persist://{directory}", settings=LocationSettings(metered=counts))
     listener = bind("127.0.0.1", 0)
-    settings = ServerSettings(port=0, maintenance=False, access_log=access_log, peers=(listener.getsockname()[1],))
+    settings = ServerSettings(port=0, maintenance=False, access_log=access_log)
 
     def ready() -> None:
         pipe.send(url_of(listener, settings))

@@ -43,7 +43,7 @@ RANGES = {
     "shutdown_s": (1, SHUTDOWN_S_MAX),
 }
 SECRET = ("maintenance_token", "index_token", "home_token")  # a variable of each gives it
-NOT_SETTINGS = ("peers", "limits", "policy", *SECRET)
+NOT_SETTINGS = ("limits", "policy", *SECRET)
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,6 @@ class ServerSettings:
     part_mib: int = 128  # as large as its own maintenance makes parts, about
     access_log: bool = False
     traces: bool = False  # whether spans are sent by OpenTelemetry
-    peers: tuple[int, ...] = ()  # the ports at which clients may ask: that of this server
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
 
@@ -329,7 +328,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
     environment = os.environ if environment is None else environment
     found: dict[str, object] = {}
     for setting in fields(ServerSettings):
-        if setting.name in ("peers", "limits", "policy") or setting.name in BY_NAME:
+        if setting.name in ("limits", "policy") or setting.name in BY_NAME:
             continue
         name = f"PERSIST_{setting.name.upper()}"
         if name in environment:
@@ -362,7 +361,7 @@ def environment_of(settings: ServerSettings) -> dict[str, str | None]:
     """The variables by which `from_environment` gives the same settings, but for limits. None: without that one."""
     found: dict[str, str | None] = {}
     for setting in fields(ServerSettings):
-        if setting.name not in ("peers", "limits", "policy"):
+        if setting.name not in ("limits", "policy"):
             value = getattr(settings, setting.name)
             told = int(value) if isinstance(value, bool) else value
             found[f"PERSIST_{setting.name.upper()}"] = None if told is None else str(told)

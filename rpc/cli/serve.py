@@ -116,11 +116,11 @@ def run(arguments: argparse.Namespace) -> int:
         end_with_parent(own.parent, settings.shutdown_s + CHILD_STOP_EXTRA_S)
         listener = socket.socket(fileno=own.listener)
         settings = replace(settings, limits=settings.limits.of_worker(crew.workers))
-        return _serve(arguments, _at(listener, settings), listener, crew)
+        return _serve(arguments, settings, listener, crew)
     listener = bind(settings.host, settings.port)
     workers = settings.worker_count(_cores())
     if workers == 1:
-        return _serve(arguments, _at(listener, settings), listener)
+        return _serve(arguments, settings, listener)
     return _supervise(arguments, settings, listener, workers)
 
 
@@ -137,11 +137,6 @@ def _check(settings: ServerSettings) -> None:
 
 def _misspelt(name: str, meant: str) -> str:
     return f"nothing reads the variable {name}: did you mean {meant}?"
-
-
-def _at(listener: socket.socket, settings: ServerSettings) -> ServerSettings:
-    """The settings, with the port that there is."""
-    return replace(settings, peers=(listener.getsockname()[1],))
 
 
 def settings_of(arguments: argparse.Namespace) -> ServerSettings:

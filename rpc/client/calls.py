@@ -92,13 +92,6 @@ class HttpCalls:
     def has_token(self) -> bool:
         return bool(self._headers)
 
-    def add(self, servers: Servers) -> None:
-        """Use these servers from now on."""
-        for url in servers.urls:
-            if url not in self._pools:
-                self._pools[url] = Pool(url, connect_s=CONNECT_S, tls=self._tls)
-        self.servers = servers
-
     def call(self, call: Call) -> Reply:
         """Ask the shard's server, then the others.
 

@@ -71,8 +71,3 @@ class Servers:
 def rendezvous(urls: Sequence[str], name: str) -> tuple[str, ...]:
     """The servers by descending weight for `name`: taking one away moves only its own shards."""
     return tuple(sorted(urls, key=lambda url: hashlib.sha256(f"{url}\0{name}".encode()).digest(), reverse=True))
-
-
-def with_port(url: str, port: int) -> str:
-    """The same server at another port."""
-    return f"{url.rpartition(':')[0]}:{port}"

@@ -25,7 +25,7 @@ from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
+from persist.core.errors import Corruption, InvalidUsage, Unavailable, UpgradeNeeded
 from persist.core.ids import IdSource, ShardId, check_shard_name
 from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings, history_text
@@ -48,7 +48,6 @@ from rpc.client.calls import Call, HttpCalls, calls_of, decoded_json
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
 from rpc.client.named_store import opened_here
-from rpc.client.servers import Servers, with_port
 from rpc.saying import said_headers
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ _CREATE = {"content-type": "application/json", **_VIEW}
 _LOCATION = Call("GET", "/v1/location")
 _COMMAND = {"content-type": RECORD}
 MAINTAINED_S = 3600.0  # a piece of maintenance may be one large merge
-SERVER_S = 1.0  # how long one of several servers is asked for its workers
 
 
 class _Names(Struct):
@@ -78,7 +76,6 @@ class _BlobAt(Struct):
 class _Location(Struct):
     blob: _BlobAt
     policy: dict[str, int]
-    ports: list[int]
     id: str = ""
     epoch: int = 0
     copy: bool = False
@@ -236,7 +233,6 @@ def open_transport(connection: Connection) -> HttpTransport:
     calls = calls_of(connection, clock)
     try:
         location = _location(calls.call(_LOCATION))
-        calls.add(Servers(_with_workers(calls.servers, calls, connection, location, clock), clock))
         proof = location.blob.proof
         patience_s = min(connection.connect_s, connection.timeout_s or connection.connect_s)
         with deadlines.within(Deadline(deadlines.at_most(patience_s), clock)):
@@ -252,33 +248,6 @@ def open_transport(connection: Connection) -> HttpTransport:
     # Spark's processes keep the last few transports: one that made room for another nobody closes.
     weakref.finalize(made, calls.close).atexit = False
     return made
-
-
-def _with_workers(
-    servers: Servers, calls: HttpCalls, connection: Connection, location: _Location, clock: Clock
-) -> list[str]:
-    """All workers of all servers. A server that does not answer now, or that no time is left to ask, counts as one."""
-    found = []
-    deadline = clock.monotonic() + connection.connect_s
-    for url in servers.urls:
-        ports = location.ports if len(servers.urls) == 1 else []
-        left = min(SERVER_S, deadline - clock.monotonic())
-        if len(servers.urls) > 1 and left > 0:
-            alone = HttpCalls(
-                Servers([url], clock),
-                clock,
-                token=connection.token,
-                trust=connection.trust,
-                timeout_s=left,
-            )
-            try:
-                ports = _location(alone.call(_LOCATION)).ports
-            except PersistError:
-                ports = []
-            finally:
-                alone.close()
-        found += [with_port(url, port) for port in ports] if len(ports) > 1 else [url]
-    return found
 
 
 def _location(reply: Reply) -> _Location:

@@ -13,14 +13,12 @@ from rpc.service import service_of
 router = APIRouter(prefix="/v1", tags=["location"])
 
 
-@router.get("/location", summary="Where blobs are, the inline limits, and the port")
+@router.get("/location", summary="Where blobs are, and the inline limits")
 async def location(request: Request) -> dict[str, Any]:
     """`blob.url` is without secrets. A client that opens it and finds `blob.proof` may use the store itself.
 
     `id` and `epoch` tell this location from others; cuts have them. `copy`: it shows a copy of it, and only reads;
     `home` has the servers at home. `regions`: it tells an index of regions.
-
-    `ports` has the port of this server, behind which all its worker processes are.
     """
     service = service_of(request)
     binding = await service.work.run(service.location.identity.check)
@@ -34,6 +32,5 @@ async def location(request: Request) -> dict[str, Any]:
         "of": service.settings.of,
         "home": list(service.settings.home_urls),
         "regions": service.index is not None,
-        "ports": list(service.settings.peers),
         "now_ms": service.location.clock.now_ms(),
     }

@@ -32,7 +32,6 @@ LOCATION: dict[str, Any] = {
     "version": PROTOCOL_VERSION,
     "blob": {"url": "mem:x", "proof": "p"},
     "policy": {},
-    "ports": [1],
     "now_ms": 0,
 }
 MIB = 1024**2
@@ -62,9 +61,6 @@ NO_SERVER: dict[str, bytes] = {
     "a page": answer(200, b"<html>", "text/html"),
     "a list": answer(200, b"[1]"),
     "deep JSON": answer(200, b"[" * 200_000),
-    "another type of ports": told(ports="abc"),
-    "ports beyond all": told(ports=[1, 10**30]),
-    "too many ports": told(ports=list(range(1, 2_000))),
     "a policy that is a list": told(policy=[1]),
     "a policy of text": told(policy={"batches_max": "x"}),
     "blobs at what is no URL": told(blob={"url": "http://[", "proof": "x"}),

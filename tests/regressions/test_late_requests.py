@@ -38,6 +38,7 @@ from persist.core.errors import (
 )
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema
+from rpc.client.calls import HttpCalls
 from rpc.client.servers import Servers
 from rpc.client.transport import HttpTransport
 from tests.support.answering import CLOSE, Answering
@@ -338,7 +339,7 @@ def test_a_creation_that_no_server_answered_is_not_told_as_not_done(tmp_path: Pa
     with url_of("server", tmp_path) as url, persist.connect(url, timeout_s=1.0) as client, Answering(CLOSE) as gone:
         transport = client.transport
         assert isinstance(transport, HttpTransport)
-        transport._calls.add(Servers([gone.url], transport.clock))
+        transport._calls = HttpCalls(Servers([gone.url], transport.clock), transport.clock, token=None, timeout_s=1.0)
         with pytest.raises(Indeterminate, match="may have happened"):
             client.create_shard("orders", SCHEMA, ["k"])
 

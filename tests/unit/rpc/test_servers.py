@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from persist.core.errors import InvalidUsage
-from rpc.client.servers import RETRY_DOWN_S, TRY_S, Servers, normal, rendezvous, with_port
+from rpc.client.servers import RETRY_DOWN_S, TRY_S, Servers, normal, rendezvous
 
 URLS = [f"http://s{n}:8787" for n in range(4)]
 NAMES = [f"shard-{n}" for n in range(2_000)]
@@ -90,7 +90,6 @@ def test_a_server_that_answers_again_gets_its_shards_back() -> None:
 def test_urls_have_one_spelling() -> None:
     assert normal(" http://LOCALHOST:8787/ ") == "http://localhost:8787"
     assert normal("https://a") == "https://a:443"
-    assert with_port("http://[::1]:80", 81) == "http://[::1]:81"
 
 
 @pytest.mark.parametrize(
