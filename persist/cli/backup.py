@@ -83,7 +83,9 @@ def _add_shards(parser: argparse.ArgumentParser) -> None:
 
 def _add_pace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", metavar="BYTES", help="read at most so many bytes a second, such as 50MiB")
-    parser.add_argument("--at-once", type=int, default=4, metavar="N", help="blobs on their way at a time (4)")
+    parser.add_argument(
+        "--at-once", type=int, default=4, metavar="N", help="shards, and blobs, on their way at a time (4)"
+    )
 
 
 def _create(arguments: argparse.Namespace) -> int:

@@ -74,7 +74,7 @@ class Wanted:
     """Which backup: of the shards `names`, or of all whose names begin with `prefix`.
 
     `consistent`: `timestamp`, all show one wall clock; `upper`, each shows its own latest version. `rate`: read at most
-    so many bytes a second of the location (None: as fast as it goes). `at_once`: blobs on their way at a time.
+    so many bytes a second of the location (None: as fast as it goes). `at_once`: shards at a time, and blobs.
     """
 
     names: tuple[str, ...] = ()
@@ -151,7 +151,11 @@ class _Making:
         self.transport = EmbeddedTransport(self.location)
         rate, blob = self.wanted.rate, self.location.blob
         self.blob: Blob = blob if rate is None else PacedBlob(blob, rate, self.location.clock)
-        self.pool = ThreadPoolExecutor(self.wanted.at_once, thread_name_prefix="persist-backup")
+        # Two pools: a shard that waits for its blobs must not take their place.
+        self.of_shards, self.of_blobs = (
+            ThreadPoolExecutor(self.wanted.at_once, thread_name_prefix=f"persist-backup-{what}")
+            for what in ("shards", "blobs")
+        )
 
     def made(self, location_id: str, epoch: int) -> Backup:
         names = self._names()
@@ -161,15 +165,17 @@ class _Making:
         self.earlier = next(reversed(self.store.listed().backups), None)
         try:
             with self._keeping():
-                for name in names:
-                    self._hold(name)
-                held = list(self.holds.values())
+                for _ in self.of_shards.map(self._hold, names):
+                    pass
+                held = [self.holds[name] for name in names if name in self.holds]
                 self.progress = Progress(len(held))
                 at_ms = self._instant(held) if self.wanted.consistent == TIMESTAMP else None
-                shards = [found for hold in held if (found := self._copied(backup_id, hold, at_ms)) is not None]
+                copied = self.of_shards.map(lambda hold: self._copied(backup_id, hold, at_ms), held)
+                shards = [shard for shard in copied if shard is not None]
                 self.run.beat()
         finally:
-            self.pool.shutdown(cancel_futures=True)
+            for pool in (self.of_blobs, self.of_shards):  # no shard goes on where another one has failed
+                pool.shutdown(cancel_futures=True)
             for hold in self.holds.values():
                 hold.lease.close()
         if not shards:
@@ -267,7 +273,7 @@ class _Making:
         lacking = [key for key in named if key not in there or (key not in known and UNKNOWN in named[key])]
         sums: Sums = {key: known.get(key, named[key]) for key in named}
         sent = 0
-        for key, (size, crc) in self.pool.map(
+        for key, (size, crc) in self.of_blobs.map(
             lambda key: (key, self._send(lent[key], key, made.get(key), named[key], key in there)), lacking
         ):
             sums[key] = size, crc

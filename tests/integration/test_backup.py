@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from persist.core.state import Policy
 from persist.formats.state_frames import encode_state
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.location import InlineBackground
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = Policy(
@@ -686,6 +688,38 @@ def test_shards_in_every_phase_of_their_life(world: World, machine: Machine, kep
     third = other.client.create_shard("life", SCHEMA, ["id"])
     third.insert([{"id": 1, "v": "third"}])
     assert sum(rows(third).values()) == 1
+
+
+def test_shards_are_copied_at_once(world: World, machine: Machine) -> None:
+    """One was copied after the other, whatever `at_once` said."""
+    for name in "abcd":
+        filled(machine, name)
+    meeting = threading.Barrier(4)
+
+    class Meeting(ForwardingBlob):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            if key.endswith(".state"):
+                meeting.wait(WAIT_S)
+            super().put(key, data)
+
+    kept = Meeting(MemoryBlob("mem:backups", now_ms=lambda: world.true_ms))
+    backup = made(machine, kept, Wanted(at_once=4))
+    assert [shard.name for shard in backup.shards] == ["a", "b", "c", "d"]
+    _, other = elsewhere(world)
+    back(other, kept)
+    for name in "abcd":
+        assert rows(other.client.shard(name)) == rows(machine.client.shard(name))
+
+
+def test_a_shard_that_cannot_be_copied_ends_a_backup_of_many(world: World, machine: Machine) -> None:
+    for name in "abcdefgh":
+        filled(machine, name, 4)
+    kept = Counting(MemoryBlob("mem:backups", now_ms=lambda: world.true_ms), fails_at=5)
+    with pytest.raises(PersistError) as caught:
+        made(machine, kept, Wanted(at_once=4))
+    assert caught.value.kind == "unavailable"
+    assert store(machine, kept).listed().backups == ()
+    assert not any(machine.location.machine(name).refresh().leased_readers for name in "abcdefgh"), "no hold is left"
 
 
 def test_two_backups_at_once(world: World, machine: Machine, kept: Counting) -> None:
