@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from persist.client.by_drop import is_refused
 from persist.client.embedded import EmbeddedTransport
-from persist.client.ladder import due_rungs, next_rung_ms, outlived
+from persist.client.ladder import due_rungs, outlived
 from persist.client.past import HandleSettings
-from persist.client.retaining import RetentionRun, run_retention
+from persist.client.retaining import RetentionRun, next_turn_ms, run_retention
 from persist.client.sharing import LeasePool
 from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import instant_ms
 from persist.commit.location import Location
-from persist.core.column_plan import has_to_look, next_look_ms
+from persist.core.column_plan import has_to_look
 from persist.core.marks import point_at
-from persist.core.retention_plan import Facts, facts_of, next_ms, plan, step_ms, wanted_cuts
+from persist.core.retention_plan import Facts, facts_of, plan, step_ms, wanted_cuts
 
 AGAIN_S = 1.0  # the least after which a shard is looked at again
 HOUR_MS = 3_600_000
@@ -45,8 +45,7 @@ class Keeper:
             return None, None
         facts = facts_of(state)
         if not self._may_be_due(name, facts, now_ms):
-            found = (next_ms(facts, now_ms), next_rung_ms(facts, now_ms), next_look_ms(facts, now_ms))
-            at_ms = min((at for at in found if at is not None), default=None)
+            at_ms = next_turn_ms(facts, now_ms)
             return None, None if at_ms is None else max(AGAIN_S, (at_ms - now_ms) / 1000)
         if (wait_s := self._due.get(name, now_s) - now_s) > 0:
             return None, wait_s

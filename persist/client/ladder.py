@@ -38,10 +38,8 @@ def outlived(facts: Facts) -> tuple[str, ...]:
 
 def next_rung_ms(facts: Facts, now_ms: int) -> int | None:
     """When the next tag may be due, if nothing moves the shard; None: nothing came since the newest ones."""
-    ladder, latest = _ladder(facts), (facts.upper.element or 0) - 1
     hour_ms = 3_600_000
-    behind = any(getattr(ladder, rung) and latest >= 0 and _newest(facts, rung) != latest for rung in _RUNGS)
-    return (now_ms // hour_ms + 1) * hour_ms if behind else None
+    return (now_ms // hour_ms + 1) * hour_ms if any(_now(facts, now_ms)) else None
 
 
 def _now(facts: Facts, now_ms: int) -> Iterator[Rung]:

@@ -12,7 +12,7 @@ from persist.client.arguments import checked, names
 from persist.client.by_column import COLUMN, ColumnRun, Outcome, TakingAged, check_column, held_by_column, run_by_column
 from persist.client.by_drop import count_dropped, dropped, refused_drop
 from persist.client.changes import Named
-from persist.client.ladder import due_rungs, outlived
+from persist.client.ladder import due_rungs, next_rung_ms, outlived
 from persist.client.past import HandleSettings, Past
 from persist.client.retry import send
 from persist.client.rewriting import read_facts
@@ -171,15 +171,18 @@ def _age(what: str, given: object) -> int | None:
 # --- what a policy is and does
 
 
+def next_turn_ms(facts: Facts, now_ms: int) -> int | None:
+    """When there may be something to do for a policy, if nothing moves the shard; None: not before it moves."""
+    found = (next_ms(facts, now_ms), next_rung_ms(facts, now_ms), next_look_ms(facts, now_ms))
+    return min((at_ms for at_ms in found if at_ms is not None), default=None)
+
+
 def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetention:
     """The policy, and what holds it back. Raises what every call may."""
     found = read_facts(transport, name, retry_s)
     facts, done = found.facts, found.facts.done
     now_ms = transport.clock.now_ms() if found.checked_ms is None else found.checked_ms
-    planned, looked = plan(facts, now_ms), done.looked
-    following = min(
-        (at for at in (next_ms(facts, now_ms), next_look_ms(facts, now_ms)) if at is not None), default=None
-    )
+    planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
     held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts))
     due = planned.due
     if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:

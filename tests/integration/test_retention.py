@@ -628,6 +628,20 @@ def test_a_ladder_sets_and_takes_away_its_own_tags(world: World, machine: Machin
     assert sorted(shard.tags()) == sorted(tags)
 
 
+def test_what_a_ladder_does_next_is_told(world: World, machine: Machine) -> None:
+    """It was None, as if nothing were to be done before the shard moves."""
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="2h")
+    shard.retain({"tags": {"hourly": 3}})
+    assert shard.retention().next is None, "nothing was written yet"
+    shard.insert([{"id": 1}])
+    hour_ms = (world.true_ms // HOUR_MS + 1) * HOUR_MS
+    assert shard.retention().next == shown_instant(hour_ms)
+    world.pass_ms(HOUR_MS)
+    keeper(machine)(NAME)
+    assert list(shard.tags())
+    assert shard.retention().next is None, "the newest tag shows the latest time"
+
+
 def test_a_ladder_needs_a_grid_of_which_its_hours_and_days_are_points(shard: Shard) -> None:
     """All hourly tags of a day showed what was there at midnight."""
     hour = timedelta(hours=1)
