@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blob import Blob, BlobError
@@ -89,20 +90,23 @@ class Publisher:
         if level_of(entry) < JOURNAL_LEVEL:
             return
         with self._lock:
-            if not self._queued(name, [entry]) or not self._threaded or self._thread is not None or self._closed:
+            if not self._queued(name, (), [entry]) or not self._threaded or self._thread is not None or self._closed:
                 return
             self._next_s = max(self._next_s, self._clock.monotonic() + self.settings.every_s)
             self._thread = threading.Thread(target=self._run, name="persist-publish", daemon=True)
             self._thread.start()
 
-    def _queued(self, name: str, entries: list[bytes]) -> bool:
-        """Queue them, under the lock, if they fit."""
-        size = sum(map(len, entries))
-        if self._entries + len(entries) > QUEUE_ENTRIES_MAX or self._bytes + size > QUEUE_BYTES_MAX:
-            self.dropped += len(entries)
+    def _queued(self, name: str, earlier: Sequence[bytes], later: Sequence[bytes] = ()) -> bool:
+        """Queue entries, under the lock, before and after those of the shard that are queued, if they fit."""
+        added = (*earlier, *later)
+        size = sum(map(len, added))
+        if self._entries + len(added) > QUEUE_ENTRIES_MAX or self._bytes + size > QUEUE_BYTES_MAX:
+            self.dropped += len(added)
             return False
-        self._queue.setdefault(name, []).extend(entries)
-        self._entries += len(entries)
+        queue = self._queue.setdefault(name, [])
+        queue[:0] = earlier
+        queue.extend(later)
+        self._entries += len(added)
         self._bytes += size
         return True
 
@@ -125,7 +129,7 @@ class Publisher:
                 self._tries += 1
                 with self._lock:
                     if self._tries < FAILED_TRIES_MAX:
-                        for name, entries in queue.items():
+                        for name, entries in queue.items():  # before what has come since: a journal has the log's order
                             self._queued(name, entries)
                     else:
                         self._tries = 0

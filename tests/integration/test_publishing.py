@@ -114,6 +114,26 @@ def test_what_the_store_does_not_take_is_tried_again_and_then_left(
     assert published(world) == {2}, "closing publishes what is left"
 
 
+def test_what_is_tried_again_comes_before_what_came_since(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(world, 3)
+    one, put = publisher(world), world.blob.put
+
+    def comes_meanwhile(key: str, data: bytes) -> None:
+        one.add(NAME, entry(world, 3))
+        raise BlobUnavailable("away")
+
+    for seqno in (1, 2):
+        one.add(NAME, entry(world, seqno))
+    monkeypatch.setattr(world.blob, "put", comes_meanwhile)
+    with pytest.raises(BlobUnavailable):
+        one.publish(now=True)
+    monkeypatch.setattr(world.blob, "put", put)
+    key = one.publish(now=True)
+    assert key is not None
+    [shard] = decode_journal(world.blob.get(key)).shards
+    assert [decode_diff(data).seqno for data in shard.entries] == [1, 2, 3], "the order of the log"
+
+
 def test_a_process_of_an_older_epoch_publishes_nothing(world: World) -> None:
     append(world)
     one = publisher(world)
