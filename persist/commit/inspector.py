@@ -62,8 +62,7 @@ class Inspector:
     def _found(self, command: c.Command, state: State) -> Verdict:
         parts = _brought(command, state)
         try:
-            taken = isinstance(command, EVOLVING) and _check_schema(command, state)
-            version = state.settings.version if taken else None
+            about = _check_schema(command, state) if isinstance(command, EVOLVING) else SOUND
             if isinstance(command, c.Reshape):
                 state = reshaped(state, command)
             if isinstance(command, c.AddRollup):
@@ -71,7 +70,7 @@ class Inspector:
             if isinstance(command, c.BundleParts) or (isinstance(command, c.ReplacePart) and command.within):
                 check_moved(command, state, self._blob)
             if not parts:
-                return Verdict(shard=state.shard_id, settings=version) if isinstance(command, EVOLVING) else SOUND
+                return about
             if parts[0].bundle is not None and isinstance(command, c.ReplacePart):
                 read_bundle(parts[0], self._blob)
                 return SOUND
@@ -93,7 +92,7 @@ class Inspector:
         except BlobError as error:
             told = translate(error)
             return Verdict(told.kind, told.message, told.details, state.shard_id)
-        return Verdict(shard=state.shard_id, settings=version)
+        return replace(about, shard=state.shard_id)
 
     def receipted(self, runs: Iterable[Run], state: State) -> tuple[Run, ...]:
         """The runs with receipts, after all their parts were looked at. Raises what is wrong with one of them."""
@@ -151,26 +150,28 @@ def is_at_once(command: c.Command) -> bool:
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
 
 
-def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape, state: State) -> bool:
-    """Whether it takes names from columns. Raises InvalidUsage unless the shard can have the schema.
+def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape, state: State) -> Verdict:
+    """What the plan has to know of the schema. Raises InvalidUsage unless the shard can have it.
 
     Whose turn it is, the plan decides.
     """
     if isinstance(command, c.Recreate):
-        check_new(check_first(command.schema))
-        return False
+        first = check_first(command.schema)
+        check_new(first)
+        return Verdict(shard=state.shard_id, described=not first.is_plain)
     known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
     before, after = check_next(command.schema, known or state.schemas)
     if isinstance(command, c.Constrain):
         check_constrained(before, after, is_looked_at=command.expected_upper is not None)
-        return False
+        return Verdict(shard=state.shard_id)
     if of_days(before, after) and (isinstance(command, c.Reshape) or command.expected_upper is None):
         raise InvalidUsage("days become microseconds only once all rows were looked at for far ones: use widen_column")
     check_added(before, after)
     check_kept(before, after)
     rows = state.settings.rows
     check_policy(before, after, None if rows is None else rows.column)
-    return takes_names(before, after)
+    version = state.settings.version if takes_names(before, after) else None
+    return Verdict(shard=state.shard_id, settings=version, described=not after.is_plain)
 
 
 def _named_now(found: Verdict, command: c.Command, state: State) -> Verdict:

@@ -48,6 +48,7 @@ from persist.formats.state_frames import (
 )
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts.files import Bound
+from persist.parts.schema import ShardSchema
 
 KEPT_MAX = 96 * 1024 * 1024  # bytes of row groups that are read together, whose maker may be anybody
 PASSING_MAX = 160 * 1024 * 1024  # what they take besides, while they are decoded
@@ -294,7 +295,9 @@ class Versions:
 
     def _check_schemas(self, state: State) -> None:
         """Raise InvalidUsage where builds that serve the location would read rows wrongly, by names of columns."""
-        if self.level < SCHEMAS_LEVEL and any(record.is_described for record in state.schemas.values()):
+        if self.level < SCHEMAS_LEVEL and any(
+            not ShardSchema.from_record(record).is_plain for record in state.schemas.values()
+        ):
             raise InvalidUsage(
                 f"ids, defaults and constraints of columns need level {SCHEMAS_LEVEL}, and this location has level "
                 f"{self.level}: run `persist upgrade`"

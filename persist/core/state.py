@@ -80,19 +80,11 @@ class Policy(Record, frozen=True):
     bundle_parts_max: int = 4_096  # parts that one bundle lists
 
 
-DESCRIBED = b"persist.next_id"  # is in every serialized schema that says ids of columns: text lies in it as it is
-
-
 class SchemaRecord(Record, frozen=True):
     """One version of the shard's schema: a serialized Arrow schema and the names of its key columns."""
 
     arrow: bytes
     key: tuple[str, ...]
-
-    @property
-    def is_described(self) -> bool:
-        """Whether it says ids of columns, by which builds that know none would read its rows wrongly."""
-        return DESCRIBED in self.arrow
 
 
 class Leased:

@@ -402,3 +402,16 @@ def test_a_location_of_an_older_level_gets_plain_columns_only() -> None:
     shard.alter(AddColumn("m", pa.int8(), after="id"))
     assert shard.schema.is_plain
     assert there(shard)[0] == {"id": 1, "m": None, "state": "a", "n": 1}
+
+
+def test_a_column_may_have_the_name_of_what_a_schema_says_of_ids() -> None:
+    """Its schema counted as one with ids, which an older level refuses."""
+    client = Client(EmbeddedTransport(memory_location(build=Build(levels=(2, 3, 4, 5)))))
+    named = pa.schema([("id", pa.int64()), ("persist.next_id", pa.int64())])
+    for life in (1, 2):
+        shard = client.create_shard("orders", named, ["id"])
+        shard.insert([{"id": 1, "persist.next_id": life}])
+        shard.alter(AddColumn("persist.unique", pa.int8()))
+        [row] = shard.snapshot().to_arrow().to_pylist()
+        assert (row["persist.next_id"], row["persist.unique"]) == (life, None)
+        shard.drop()

@@ -37,7 +37,7 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
 def with_schema(state: State, command: c.EvolveSchema | c.Reshape, context: Context) -> State:
     """The State whose current schema is that of the command. Raises SchemaMismatch, and what the verdict says."""
     _check_current(state, command.expected_id)
-    if command.schema.is_described:
+    if context.verdict.described:
         context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
     settings = _settings_after(state, context.verdict.settings)
@@ -170,7 +170,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
 def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State, c.Done]:
     """The next life begins as the first one did. The log goes on, so its rollups stay named until it is cut."""
     context.check_level("names that are used again", LIVES_LEVEL)
-    if command.schema.is_described:
+    if context.verdict.described:
         context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
     incarnation = state.incarnation + 1

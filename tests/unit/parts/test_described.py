@@ -18,7 +18,6 @@ PLAIN = ShardSchema(COLUMNS, ("k",))
 
 def test_a_plain_schema_is_kept_as_it_always_was() -> None:
     assert PLAIN.to_record() == SchemaRecord(COLUMNS.serialize().to_pybytes(), ("k",))
-    assert not PLAIN.to_record().is_described
     assert ShardSchema.from_record(PLAIN.to_record()) == PLAIN
 
 
@@ -28,7 +27,6 @@ def test_ids_defaults_and_constraints_come_back_as_they_were() -> None:
         checks=(Check("positive", "b > 0"),),
     )  # fmt: skip
     record = schema.to_record()
-    assert record.is_described
     found = ShardSchema.from_record(record)
     assert found == schema
     assert hash(found) == hash(schema)
