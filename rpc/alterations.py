@@ -19,8 +19,7 @@ from persist.parts.altering import (
     RenameColumn,
     WidenColumn,
 )
-from rpc.json_rows import read_ndjson
-from rpc.rows import UNREADABLE
+from rpc.json_rows import UNREADABLE, read_ndjson
 from rpc.schemas import read_type
 
 EXAMPLE = [

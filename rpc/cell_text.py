@@ -5,7 +5,9 @@ The text is exact: `from_text(to_text(column), column.type)` is the column. `doc
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +20,9 @@ _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _ISO = r"^(\d{4}-|\d\d:)"  # what the standard can tell: years from 0 to 9999
 _ISO_MIN = -9_223_372_036_000_000_000  # Arrow cannot read nanoseconds before the first whole second
 _COUNTED = r"^@-?\d+$"  # other values count their units, since 1970 if they are points in time
+_INFINITY = r"(?i)^[+-]?inf(inity)?$"
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_EXACT_MAX = {16: 2**11, 32: 2**24, 64: 2**53}  # up to which each whole number is a float of so many bits
 _DURATION = r"^(?P<minus>-?)PT(?P<whole>\d+)(?:\.(?P<part>\d+))?S$"
 
 
@@ -58,6 +63,46 @@ def from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
         return iso
     counts = pc.if_else(is_counted, pc.utf8_slice_codeunits(text, 1), None)
     return pc.coalesce(iso, counts.cast(_counts(iso).type).view(kind))
+
+
+def floats_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Strings as numbers of a type of floats.
+
+    Raises ValueError where one is none, is too large, or is a whole number that would be rounded.
+    """
+    numbers = text.cast(pa.float64())
+    is_word = pc.match_substring_regex(text, _INFINITY)
+    found = _narrowed(numbers, kind, pc.and_(pc.is_inf(numbers), is_word))
+    is_large = pc.fill_null(pc.greater_equal(pc.abs(found.cast(pa.float64())), _EXACT_MAX[kind.bit_width]), False)
+    if pc.any(is_large).as_py():
+        for cell, value in zip(text.filter(is_large).to_pylist(), found.filter(is_large).to_pylist(), strict=True):
+            if _WHOLE.fullmatch(cell):
+                _check_whole(int(cell), value, kind)
+    return found
+
+
+def floats_of_numbers(values: Sequence[int | float | str | None], kind: pa.DataType) -> pa.Array:
+    """Python's numbers, and the words of JSON, as `floats_of_text`."""
+    numbers = pa.array([float(v) if type(v) in (str, int) else v for v in values], pa.float64())  # type: ignore[arg-type]
+    found = _narrowed(numbers, kind, pc.is_inf(numbers))
+    if int in set(map(type, values)):
+        for value, kept in zip(values, found.to_pylist(), strict=True):
+            if type(value) is int:
+                _check_whole(value, kept, kind)
+    return found
+
+
+def _check_whole(number: int, kept: float, kind: pa.DataType) -> None:
+    if number != kept:
+        raise ValueError(f"{str(number)[:100]} would be rounded to {kept!r} as {kind}")
+
+
+def _narrowed(numbers: pa.Array, kind: pa.DataType, is_infinite: pa.Array) -> pa.Array:
+    """Doubles as a type of floats. Raises ValueError where another one than these has become infinite."""
+    found = numbers.cast(kind)
+    if pc.any(pc.and_not(pc.is_inf(found), is_infinite)).as_py():
+        raise ValueError(f"a number is too large for {kind}")
+    return found
 
 
 def _from_iso(text: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rpc.parquet_files import open_parquet
+
 HEAD = struct.Struct("<cI")
 LENGTH = struct.Struct("<Q")
 ROWS, DONE, REFUSED, TOO_LARGE = b"R", b"D", b"X", b"M"
@@ -52,7 +54,7 @@ def decode(data: bytes, out: BinaryIO) -> None:
     """Send the rows of a file, some at a time."""
     sink = pa.PythonFile(_Frames(out), mode="w")
     with (
-        pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file,
+        open_parquet(pa.BufferReader(data)) as file,
         pa.ipc.new_stream(sink, file.schema_arrow) as writer,
     ):
         for batch in file.iter_batches(BATCH_ROWS, use_threads=False):

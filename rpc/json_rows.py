@@ -7,6 +7,7 @@ checks and writes the JSON; here columns are made of rows and rows of columns, o
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -27,7 +28,7 @@ from persist.client.plans import differing
 from persist.core.errors import InvalidUsage
 from persist.parts.column_types import family
 from persist.parts.sizes import fixed_bytes
-from rpc.cell_text import from_text, is_textual, to_text
+from rpc.cell_text import floats_of_numbers, from_text, is_textual, to_text
 
 BLOCK_BYTES = 256 * 1024  # of NDJSON that is read at once
 OBJECTS_BYTES = 32 * 1024 * 1024  # what Python's objects take at once, unless one line has more
@@ -36,8 +37,12 @@ Spend = Callable[[int], None]
 """Is told bytes before memory is taken for them, and raises where they are too many."""
 DECODERS_MAX = 256
 _FLAT: dict[str | None, Any] = {"string": str, "binary": bytes, "boolean": bool, "integer": int}
-_FLOAT = float | Literal["NaN", "Infinity", "-Infinity"]
+_FLOAT = int | float | Literal["NaN", "Infinity", "-Infinity"]
 _BLANKS = b" \t\r\n"
+UNREADABLE = (
+    pa.ArrowException, msgspec.MsgspecError, csv.Error, OSError, ValueError, OverflowError, KeyError, TypeError,
+    RecursionError,
+)  # fmt: skip
 _GAP = re.compile(r"\s*")
 _NAMED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
@@ -330,18 +335,10 @@ def _with_default(column: pa.Array, values: Sequence[Any], default: pa.Scalar | 
 
 def _flat(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(kind):
-        return narrowed(pa.array([float(v) if type(v) is str else v for v in values], pa.float64()), kind)
+        return floats_of_numbers(values, kind)
     if is_textual(kind) and family(kind) != "binary":
         return from_text(pa.array(values, pa.string()), kind)
     return pa.array(values, kind)
-
-
-def narrowed(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Doubles as a type of floats. Raises ValueError where one is too large, instead of making it infinite."""
-    found = numbers.cast(kind)
-    if pc.any(pc.and_(pc.is_inf(found), pc.is_finite(numbers))).as_py():
-        raise ValueError(f"a number is too large for {kind}")
-    return found
 
 
 def body_json(data: bytes, spend: Spend | None = None) -> Any:

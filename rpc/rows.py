@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
@@ -25,9 +21,10 @@ from persist.parts.column_types import check_given
 from persist.parts.columns import one_chunk
 from persist.parts.sizes import is_within, row_bytes, working_bytes
 from rpc.allowance import SMALL_BYTES, Allowance
-from rpc.cell_text import from_text, is_textual, to_text
+from rpc.csv_rows import csv_options, header, scanned, values_of_cells, write_csv
 from rpc.decoders import Decoders
-from rpc.json_rows import Spend, encode, names_given, narrowed, ndjson, plain, read_cells, read_ndjson
+from rpc.json_rows import UNREADABLE, names_given, ndjson, read_ndjson
+from rpc.parquet_files import open_parquet
 
 PARQUET = "application/vnd.apache.parquet"
 NDJSON = "application/x-ndjson"
@@ -43,15 +40,8 @@ _ALIASES = {
     "text/csv": "csv",
 }
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_QUOTE, _LF, _CR = b'"\n\r'
 DICTIONARIES_MAX = 1_000  # messages of an Arrow stream that bring a dictionary, or more of one
 NODE_BYTES = 512  # of what Arrow and Python keep of one column of one batch, besides its values
-CSV_HEADER_BYTES_MAX = 1024 * 1024
-CSV_SLICE_BYTES = 1024 * 1024  # of which the ends of lines are counted at once
-UNREADABLE = (
-    pa.ArrowException, msgspec.MsgspecError, csv.Error, OSError, ValueError, OverflowError, KeyError, TypeError,
-    RecursionError,
-)  # fmt: skip
 
 
 def format_of(media_type: str | None, chosen: str | None) -> str:
@@ -167,7 +157,8 @@ def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
         check_given(table.schema)
         table.validate(full=True)
         return table
-    return pa.parquet.read_table(pa.BufferReader(data), partitioning=None)
+    with open_parquet(pa.BufferReader(data)) as file:
+        return file.read()
 
 
 def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
@@ -183,75 +174,18 @@ def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
 
 def _read_csv(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     """Only an empty cell without quotes is null."""
-    head = io.BytesIO(data[:CSV_HEADER_BYTES_MAX])
-    names = next(csv.reader(io.TextIOWrapper(head, "utf-8", newline="")), [])
+    names = header(data)
     fields = {field.name: field for field in schema.updates_schema}
     unknown = [name for name in names if name not in fields]
     if unknown:
         raise schema.no_column(unknown[0])
-    _check_names(names)
-    wanted = [fields[name] for name in names]
-    bound.allowed.reach(_csv_lines(data) * row_bytes(pa.schema(wanted)) + 2 * len(data))  # as it is parsed, and texts
-    parse, convert = csv_options(names, wanted)
+    wanted, scan = [fields[name] for name in names], scanned(data)
+    bound.allowed.reach(scan.lines * row_bytes(pa.schema(wanted)) + 2 * len(data))  # as it is parsed, and texts
+    parse, convert = csv_options(names, wanted, scan.has_hex)
     read = pa.csv.ReadOptions(block_size=len(data) or 1)  # in one piece, since no cell may lie in two
     table = pa.csv.read_csv(io.BytesIO(data), read, parse, convert)
     columns = [values_of_cells(one_chunk(table.column(name)), fields[name], bound.allowed.spend) for name in names]
     return pa.Table.from_arrays(columns, names=names)
-
-
-def _check_names(names: Sequence[str]) -> None:
-    if twins := [name for name, count in Counter(names).items() if count > 1]:
-        raise InvalidUsage(f"column {twins[0]!r} occurs twice in the first line; column names must be unique")
-
-
-def _csv_lines(data: bytes) -> int:
-    """How many lines end, outside of quotes. Where there are none it is the count of all ends of lines."""
-    if b'"' not in data:
-        return max(data.count(b"\n"), data.count(b"\r"))
-    lines, is_quoted = 0, 0
-    for start in range(0, len(data), CSV_SLICE_BYTES):
-        piece = np.frombuffer(data, np.uint8, min(CSV_SLICE_BYTES, len(data) - start), start)
-        quotes = (np.cumsum(piece == _QUOTE) + is_quoted) & 1
-        ends = [int(((piece == end) & (quotes == 0)).sum()) for end in (_LF, _CR)]
-        lines += max(ends)
-        is_quoted = int(quotes[-1])
-    return lines
-
-
-def csv_options(names: Sequence[str], fields: Sequence[pa.Field]) -> tuple[pa.csv.ParseOptions, pa.csv.ConvertOptions]:
-    """How Arrow reads CSV with columns of these `names`, of which `fields` are wanted, for `values_of_cells`."""
-    # A null in an only column is an empty line.
-    parse = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(names) > 1)
-    convert = pa.csv.ConvertOptions(
-        column_types={field.name: _cell_type(field.type) for field in fields},
-        include_columns=[] if len(fields) == len(names) else [field.name for field in fields],
-        null_values=[""],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
-    return parse, convert
-
-
-def _cell_type(kind: pa.DataType) -> pa.DataType:
-    """The type as which Arrow reads the cells of a column."""
-    if is_textual(kind) or pa.types.is_nested(kind):
-        return pa.string()
-    return pa.float64() if pa.types.is_floating(kind) else kind
-
-
-def values_of_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> pa.Array:
-    """The values of a column, of its cells as `csv_options` has them read. Raises ValueError naming the column.
-
-    `spend` is told the bytes of nested ones before they are taken.
-    """
-    try:
-        if pa.types.is_nested(field.type):
-            return read_cells(cells, field, spend)
-        if is_textual(field.type):
-            return from_text(cells, field.type)
-        return narrowed(cells, field.type) if pa.types.is_floating(field.type) else cells
-    except UNREADABLE as error:
-        raise ValueError(f"column {field.name!r}: {error}") from error
 
 
 def write(tables: Iterator[pa.Table], empty: pa.Table, form: str) -> Iterator[bytes]:
@@ -260,8 +194,8 @@ def write(tables: Iterator[pa.Table], empty: pa.Table, form: str) -> Iterator[by
         yield from map(ndjson, tables)
     elif form == "csv":
         first = next(tables, empty)  # before the header: what cannot be read must not look like a table without rows
-        yield _csv(first, is_first=True)
-        yield from map(_csv, tables)
+        yield write_csv(first, is_first=True)
+        yield from map(write_csv, tables)
     else:
         sink = io.BytesIO()
         with _writer(pa.PythonFile(sink, mode="w"), empty.schema, form) as writer:
@@ -282,19 +216,3 @@ def _taken(sink: io.BytesIO) -> bytes:
     sink.seek(0)
     sink.truncate()
     return data
-
-
-def _csv(table: pa.Table, is_first: bool = False) -> bytes:
-    """Rows as Arrow writes them; columns without a CSV form are text, nested ones JSON."""
-    sink = io.BytesIO()
-    cells = [[cells_of(chunk) for chunk in column.chunks] for column in table.columns]
-    columns = [pa.chunked_array(chunks, None if chunks else pa.string()) for chunks in cells]
-    pa.csv.write_csv(pa.table(columns, table.schema.names), sink, pa.csv.WriteOptions(include_header=is_first))
-    return sink.getvalue()
-
-
-def cells_of(column: pa.Array) -> pa.Array:
-    """A column as CSV has it, of a type that Arrow writes by itself: the rest are texts."""
-    if pa.types.is_nested(column.type):
-        return pa.array([None if value is None else encode(value).decode() for value in plain(column)], pa.string())
-    return to_text(column) if is_textual(column.type) else column

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import mmap
 import os
 import re
 import shutil
@@ -26,11 +27,12 @@ import pyarrow.parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.columns import one_chunk
-from rpc import rows
 from rpc.cell_text import from_text
 from rpc.cli.columns import storable
 from rpc.cli.nesting import DEPTH_MAX, too_deep
-from rpc.json_rows import read_ndjson
+from rpc.csv_rows import BadQuote, Scan, check_quotes, csv_options, values_of_cells
+from rpc.json_rows import UNREADABLE, read_ndjson
+from rpc.parquet_files import open_parquet
 
 FORMATS = ("csv", "parquet", "ndjson", "arrow")
 STDIN = "-"
@@ -96,7 +98,7 @@ class Source:
     size: int
     digest: str
     names: tuple[str, ...] | None  # its columns; None: each line tells its own
-    quotes: int = field(default=0, repr=False)
+    scan: Scan = field(default_factory=Scan, repr=False)  # what its bytes tell, where it is CSV
     stamp: tuple[int, int, int] | None = None  # of the bytes that have the digest
 
     def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
@@ -157,10 +159,10 @@ def _opened(name: str, form: str, kept: ExitStack) -> Source:
             with open(name, "rb") as pipe:
                 path = _spooled(pipe, kept)
         stamp = _stamp(path)
-        size, digest, quotes = _looked_at(path, form)
+        size, digest, scan = _looked_at(path, form)
     except OSError as error:
         raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    source = Source(name, shown, path, form, size, digest, None, quotes, stamp)
+    source = Source(name, shown, path, form, size, digest, None, scan, stamp)
     try:
         names = _names(source)
     except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
@@ -176,15 +178,16 @@ def _spooled(pipe: BinaryIO, kept: ExitStack) -> str:
     return file.name
 
 
-def _looked_at(path: str, form: str) -> tuple[int, str, int]:
-    """The size, the digest, and how many quotes there are."""
-    digest, size, quotes = hashlib.sha256(), 0, 0
+def _looked_at(path: str, form: str) -> tuple[int, str, Scan]:
+    """The size, the digest, and what the bytes of CSV tell."""
+    digest, size, scan = hashlib.sha256(), 0, Scan()
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
-            quotes += chunk.count(b'"') if form == "csv" else 0
-    return size, digest.hexdigest(), quotes
+            if form == "csv":
+                scan.feed(chunk)
+    return size, digest.hexdigest(), scan
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
@@ -225,7 +228,7 @@ def first_bad(count: int, fails: Callable[[int], bool]) -> int:
 def _cannot(act: Callable[[], object]) -> bool:
     try:
         act()
-    except rows.UNREADABLE:
+    except UNREADABLE:
         return True
     return False
 
@@ -242,10 +245,9 @@ def _csv_schema(path: str) -> pa.Schema:
 def _csv(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
     names = source.names or ()
     fields = [one for one in schema.updates_schema if one.name in (names if wanted is None else wanted)]
-    parse, convert = rows.csv_options(names, fields)
+    parse, convert = csv_options(names, fields, source.scan.has_hex)
     read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)  # so that errors tell the row
-    if source.quotes % 2:
-        _check_closed(source)
+    _check_quotes(source)
     done = read_bytes = 0
     with pa.OSFile(source.path) as file:
         reader = None
@@ -273,9 +275,9 @@ def _csv_place(source: Source, before: int, index: int) -> str:
 def _values(source: Source, cells: pa.Array, its: pa.Field, before: int) -> pa.Array:
     cells = one_chunk(cells)
     try:
-        return rows.values_of_cells(cells, its)
-    except rows.UNREADABLE as error:
-        bad = first_bad(len(cells), lambda count: _cannot(lambda: rows.values_of_cells(cells.slice(0, count), its)))
+        return values_of_cells(cells, its)
+    except UNREADABLE as error:
+        bad = first_bad(len(cells), lambda count: _cannot(lambda: values_of_cells(cells.slice(0, count), its)))
         raise BadRow(f"line {_line_of(source, before + bad + 2)}", _said(error)) from error
 
 
@@ -301,17 +303,15 @@ def _column(source: Source, fields: Sequence[pa.Field], number: int) -> str:
     return names[number] if number < len(names) else fields[-1].name
 
 
-def _check_closed(source: Source) -> None:
-    """Raise BadRow where a quote is open at the end: all that follows it would be one cell."""
-    line = 1
-    with open(source.path, encoding="utf-8", errors="replace", newline="") as file:
-        reader = csv.reader(file, strict=True)
+def _check_quotes(source: Source) -> None:
+    """Raise BadRow where a quote is not closed, or text follows a closing one."""
+    if source.scan.is_regular:
+        return
+    with open(source.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            for _ in reader:
-                line = reader.line_num + 1
-        except csv.Error as error:
-            if "unexpected end" in str(error):
-                raise BadRow(f"line {line}", "a quote is not closed") from error
+            check_quotes(data)
+        except BadQuote as error:
+            raise BadRow(f"line {error.line}", error.said) from error
 
 
 def _line_of(source: Source, record: int) -> int:
@@ -399,7 +399,7 @@ def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
     most = block.count(b"\n") + 1
     try:
         table = read_ndjson(block, schema.updates_schema, most, defaults=schema.defaults)
-    except rows.UNREADABLE as error:
+    except UNREADABLE as error:
         lines = [line + b"\n" for line in block.split(b"\n")]
 
         def fails(count: int) -> bool:
@@ -424,11 +424,12 @@ def _line_place(block: bytes, first: int, index: int) -> str:
 
 
 def _parquet_schema(path: str) -> pa.Schema:
-    return pa.parquet.read_schema(path)
+    with open_parquet(path) as file:
+        return file.schema_arrow
 
 
 def _parquet(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
-    with pa.parquet.ParquetFile(source.path, pre_buffer=False) as file:
+    with open_parquet(source.path) as file:
         chosen = None if wanted is None or any("." in name for name in wanted) else list(wanted)
         batches = file.iter_batches(BATCH_ROWS, columns=chosen)
         yield from _numbered(source, batches, wanted, told, file.metadata.num_rows)

@@ -1,0 +1,186 @@
+"""Rows as CSV, in and out. Only RFC 4180 is read: Arrow's parser alone takes text after a closing quote for a part of
+the cell, `0x10` for 16, and `1e400` for infinity.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from rpc.cell_text import floats_of_text, from_text, is_textual, to_text
+from rpc.json_rows import UNREADABLE, Spend, encode, plain, read_cells
+
+HEADER_BYTES_MAX = 1024 * 1024
+SLICE_BYTES = 1024 * 1024  # of which the ends of lines are counted at once
+NULL_CELLS = ("",)  # without quotes
+_QUOTE, _LF, _CR, _COMMA = b'"\n\r,'
+_BOM = b"\xef\xbb\xbf"
+_QUOTED = rb'"(?:[^"]++|"")*+"'
+_CELLS = re.compile(rb'(?>[^",\r\n][^,\r\n]*+|' + _QUOTED + rb"(?![^,\r\n])|[,\r\n]++){1,10000}+")
+_QUOTED_CELL = re.compile(_QUOTED)
+_HEX_MARKS = (b"0x", b"0X")
+_HEX = r"^[+-]?0[xX]"
+
+
+class Scan:
+    """What the bytes of a CSV text, fed piece by piece, tell of how it has to be read."""
+
+    def __init__(self) -> None:
+        self.has_hex = False  # perhaps: `0x` is somewhere
+        self.lines = 0  # that end, outside of quotes; where there are no quotes all ends of lines
+        self._is_regular = True
+        self._is_open = 0
+        self._last = b""
+        self._ends = [0, 0]
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether each quote opens or closes a cell, or is one of two within it; else `check_quotes` decides."""
+        return self._is_regular and not self._is_open
+
+    def feed(self, data: bytes) -> None:
+        self.has_hex = self.has_hex or any(mark in self._last[-1:] + data[:1] or mark in data for mark in _HEX_MARKS)
+        piece = np.frombuffer(data, np.uint8)
+        places = np.flatnonzero(piece == _QUOTE) if b'"' in data else np.empty(0, np.int64)
+        if self._is_regular:
+            self._check_ends(data, piece, places)
+        for index, end in enumerate((_LF, _CR)):
+            if not len(places) and not self._is_open:
+                self._ends[index] += data.count(end)
+            elif end in data:
+                at = np.flatnonzero(piece == end)
+                self._ends[index] += int(((np.searchsorted(places, at) + self._is_open) % 2 == 0).sum())
+        self.lines = max(self._ends)
+        self._is_open = (self._is_open + len(places)) % 2
+        self._last = data[-1:] or self._last
+
+    def _check_ends(self, data: bytes, piece: Any, places: Any) -> None:
+        """Look at what is before quotes that open a cell, and after those that close one."""
+        before = self._last[-1] if self._last else _LF
+        allowed = np.array([_QUOTE, _COMMA, _LF, _CR], np.uint8)
+        if before == _QUOTE and not self._is_open and len(data) and data[0] not in allowed:
+            self._is_regular = False
+        elif len(places):
+            start = len(_BOM) if not self._last and data.startswith(_BOM) else 0
+            opens = (np.arange(len(places)) + self._is_open) % 2 == 0
+            opening, closing = places[opens], places[~opens]
+            left = np.where(opening > start, piece[opening - 1], _LF if start else before)
+            right = piece[closing[closing + 1 < len(piece)] + 1]
+            self._is_regular = bool(np.isin(left, allowed).all() and np.isin(right, allowed).all())
+
+
+def check_quotes(data: Any) -> None:
+    """Raise ValueError, with the line, where a quote is not closed, or text follows a closing one.
+
+    `data` is bytes, or a file that is mapped into memory.
+    """
+    place = len(_BOM) if data[: len(_BOM)] == _BOM else 0
+    while found := _CELLS.match(data, place):
+        place = found.end()
+    if place < len(data):
+        whole = _QUOTED_CELL.match(data, place)
+        said = "a quote is not closed" if whole is None else "text follows a closing quote"
+        raise BadQuote(data[:place].count(b"\n") + 1, said)
+
+
+class BadQuote(ValueError):
+    """A quote that breaks the form of CSV, on this line."""
+
+    def __init__(self, line: int, said: str) -> None:
+        super().__init__(f"line {line}: {said}")
+        self.line = line
+        self.said = said
+
+
+def scanned(data: bytes) -> Scan:
+    """What a whole CSV text tells. Raises ValueError where its quotes are wrong."""
+    scan = Scan()
+    for start in range(0, len(data), SLICE_BYTES):
+        scan.feed(data[start : start + SLICE_BYTES])
+    if not scan.is_regular:
+        check_quotes(data)
+    return scan
+
+
+def header(data: bytes) -> list[str]:
+    """The names in the first line."""
+    head = io.BytesIO(data[:HEADER_BYTES_MAX])
+    names = next(csv.reader(io.TextIOWrapper(head, "utf-8-sig", newline="")), [])
+    if twins := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"column {twins[0]!r} occurs twice in the first line; column names must be unique")
+    return names
+
+
+def csv_options(
+    names: Sequence[str], fields: Sequence[pa.Field], has_hex: bool, nulls: Sequence[str] = ()
+) -> tuple[pa.csv.ParseOptions, pa.csv.ConvertOptions]:
+    """How Arrow reads CSV with columns of these `names`, of which `fields` are wanted, for `values_of_cells`."""
+    # A null in an only column is an empty line.
+    parse = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(names) > 1)
+    convert = pa.csv.ConvertOptions(
+        column_types={field.name: _cell_type(field.type, has_hex) for field in fields},
+        include_columns=[] if len(fields) == len(names) else [field.name for field in fields],
+        null_values=[*NULL_CELLS, *nulls],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    return parse, convert
+
+
+def _cell_type(kind: pa.DataType, has_hex: bool) -> pa.DataType:
+    """The type as which Arrow reads the cells of a column."""
+    types = pa.types
+    if is_textual(kind) or types.is_nested(kind) or types.is_floating(kind) or (has_hex and types.is_integer(kind)):
+        return pa.string()
+    return kind
+
+
+def values_of_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> pa.Array:
+    """The values of a column, of its cells as `csv_options` has them read. Raises ValueError naming the column.
+
+    `spend` is told the bytes of nested ones before they are taken.
+    """
+    kind = field.type
+    try:
+        if pa.types.is_nested(kind):
+            return read_cells(cells, field, spend)
+        if is_textual(kind):
+            return from_text(cells, kind)
+        if pa.types.is_floating(kind):
+            return floats_of_text(pc.ascii_trim(cells, " \t"), kind)
+        if pa.types.is_integer(kind) and cells.type != kind:
+            return _whole(pc.ascii_trim(cells, " \t"), kind)
+        return cells
+    except UNREADABLE as error:
+        raise ValueError(f"column {field.name!r}: {error}") from error
+
+
+def _whole(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pc.any(is_hex := pc.match_substring_regex(texts, _HEX)).as_py():
+        raise ValueError(f"{texts.filter(is_hex)[0].as_py()!r:.100} is no {kind}: only decimal digits are read")
+    return texts.cast(kind)
+
+
+def write_csv(table: pa.Table, is_first: bool = False) -> bytes:
+    """Rows as Arrow writes them; columns without a CSV form are text, nested ones JSON."""
+    sink = io.BytesIO()
+    cells = [[cells_of(chunk) for chunk in column.chunks] for column in table.columns]
+    columns = [pa.chunked_array(chunks, None if chunks else pa.string()) for chunks in cells]
+    pa.csv.write_csv(pa.table(columns, table.schema.names), sink, pa.csv.WriteOptions(include_header=is_first))
+    return sink.getvalue()
+
+
+def cells_of(column: pa.Array) -> pa.Array:
+    """A column as CSV has it, of a type that Arrow writes by itself: the rest are texts."""
+    if pa.types.is_nested(column.type):
+        return pa.array([None if value is None else encode(value).decode() for value in plain(column)], pa.string())
+    return to_text(column) if is_textual(column.type) else column

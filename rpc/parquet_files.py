@@ -1,0 +1,103 @@
+"""Parquet files of other makers: opened so that no value changes and no damage passes unnoticed.
+
+Arrow's defaults are lenient: it ignores the checksums of pages, and the times of INT96 wrap around beyond the years
+1677 to 2262, which nanoseconds of 64 bits cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+BATCH_ROWS = 64 * 1024
+_INT64_MAX = 2**63 - 1
+
+
+def open_parquet(source: Any) -> pq.ParquetFile:
+    """A Parquet file whose pages are verified as they are read, with INT96 as nanoseconds, or else as microseconds.
+
+    `source` is a path or an Arrow file. Raises ValueError: INT96 times need both, or the footer contradicts itself.
+    """
+    file = _open(source, "ns")
+    try:
+        check_counts(file.metadata)
+        is_int96 = [file.schema.column(index).physical_type == "INT96" for index in range(len(file.schema))]
+        if not any(is_int96):
+            return file
+        paths = [file.schema.column(index).path for index, chosen in enumerate(is_int96) if chosen]
+        unit = _int96_unit(source, paths)
+    except BaseException:
+        file.close()
+        raise
+    if unit == "ns":
+        return file
+    file.close()
+    return _open(source, unit)
+
+
+def _open(source: Any, unit: str) -> pq.ParquetFile:
+    return pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True, coerce_int96_timestamp_unit=unit)
+
+
+def check_counts(metadata: pq.FileMetaData) -> None:
+    """Raise ValueError where the footer has other numbers of rows than of values: rows would be lost, or invented."""
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    if sum(group.num_rows for group in groups) != metadata.num_rows:
+        raise ValueError("it is damaged: its row groups have other rows than its footer says")
+    for group in groups:
+        for index in range(group.num_columns):
+            is_flat, values = metadata.schema.column(index).max_repetition_level == 0, group.column(index).num_values
+            if values != group.num_rows if is_flat else values < group.num_rows:
+                raise ValueError(
+                    f"it is damaged: column {metadata.schema.column(index).path!r} has {values} values in a row group "
+                    f"of {group.num_rows} rows"
+                )
+
+
+def _int96_unit(source: Any, paths: list[str]) -> str:
+    """The unit that holds each time of these columns: `ns` or `us`. Raises ValueError where none does."""
+    files = [_open(source, unit) for unit in ("ms", "us", "ns")]
+    needs_ns = needs_us = False
+    for batches in zip(*(file.iter_batches(BATCH_ROWS, columns=paths) for file in files), strict=True):
+        for ms, us, ns in zip(*map(_times, batches), strict=True):
+            # Beyond its range each unit wraps around modulo 2**64, so that this difference is exact all the same.
+            has_ns = bool((ns.view(np.uint64) != us.view(np.uint64) * np.uint64(1_000)).any())
+            needs_ns = needs_ns or has_ns
+            needs_us = needs_us or not _is_within(ms, 1_000_000)
+            if (needs_ns and needs_us) or not _is_within(ms, 1_000):
+                raise ValueError(
+                    "its INT96 times need both nanoseconds and years beyond 1677 to 2262, which no type of times holds"
+                )
+    for file in files:
+        file.close()
+    return "us" if needs_us else "ns"
+
+
+def _is_within(ms: np.ndarray[Any, Any], factor: int) -> bool:
+    """Whether milliseconds times `factor` have room in 64 bits."""
+    bound = _INT64_MAX // factor - 1
+    return not len(ms) or (-bound <= int(ms.min()) and int(ms.max()) <= bound)
+
+
+def _times(batch: pa.RecordBatch) -> list[np.ndarray[Any, Any]]:
+    """The times in a batch at every depth, as whole numbers, without nulls."""
+    return [leaf.cast(pa.int64()).to_numpy() for column in batch.columns for leaf in _leaves(column)]
+
+
+def _leaves(column: pa.Array) -> Iterator[pa.Array]:
+    kind, types = column.type, pa.types
+    if types.is_map(kind):
+        pairs = pa.struct([pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)])
+        yield from _leaves(column.cast(pa.list_(pairs)))
+    elif types.is_struct(kind):
+        for child in column.flatten():
+            yield from _leaves(child)
+    elif types.is_nested(kind):
+        yield from _leaves(column.flatten())
+    elif types.is_timestamp(kind):
+        yield pc.drop_null(column)
