@@ -37,6 +37,13 @@ READ_ATTEMPTS_MAX = 2
 TURN = "SELECT pg_advisory_xact_lock(hashtext(%(key)s))"
 """Held until the transaction ends: without it two that begin one log at different seqnos would both be first."""
 
+DURABLE = (
+    "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+    " WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)"
+)
+"""Of each connection: what is acknowledged is on the disk, and on that of a synchronous standby, whatever the server,
+the database, the user or the options of the URL are set to, now or later."""
+
 _log = logging.getLogger(__name__)
 
 # What is said when a connection is refused for good. libpq gives no SQLSTATE for these, only the words; all
@@ -94,6 +101,7 @@ class PostgresConsensus(SqlConsensus):
             pool_reset_on_return=None,
             pool_use_lifo=True,
         )
+        sa.event.listen(engine, "connect", self._connected)
         sa.event.listen(engine, "checkout", self._checked_out)
         self._suspect = False
         self._watchdog = Watchdog(statement_timeout_s * 1.5)
@@ -176,6 +184,13 @@ class PostgresConsensus(SqlConsensus):
     def _ended(self, token: int) -> None:
         self._watchdog.release(token)
 
+    def _connected(self, connection: Any, _record: Any) -> None:
+        try:
+            connection.execute(DURABLE)
+        except BaseException:
+            connection.close()
+            raise
+
     def _checked_out(self, _connection: Any, _record: Any, _proxy: Any) -> None:
         """Replace every pooled connection after one was found dead: a restarted server has ended them all."""
         if self._suspect:
@@ -211,19 +226,15 @@ class PostgresConsensus(SqlConsensus):
     def _probe(self) -> None:
         query = (
             "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool,"
-            " current_setting('synchronous_commit'), current_setting('fsync'),"
+            " current_setting('fsync'),"
             " has_table_privilege(%s, 'SELECT') AND has_table_privilege(%s, 'INSERT')"
             " AND has_table_privilege(%s, 'UPDATE') AND has_table_privilege(%s, 'DELETE')"
         )
         with self._connection("setup") as connection:
-            read_only, commit, fsync, allowed = connection.execute(query, (TABLE.name,) * 4).fetchone()
+            read_only, fsync, allowed = connection.execute(query, (TABLE.name,) * 4).fetchone()
         if read_only:
             raise ConsensusMisconfigured(
                 f"{self.url} is a read-only replica or is set read-only; name the primary's host"
-            )
-        if commit == "off":
-            raise ConsensusMisconfigured(
-                f"{self.url} has synchronous_commit = off; commits must be durable, set it to on"
             )
         if not allowed:
             raise ConsensusMisconfigured(

@@ -157,11 +157,42 @@ def test_too_many_connections(direct: Consensus, url: str, postgres_server: Post
     assert direct.compare_and_set("k", 2, b"not taken")
 
 
-def test_commits_that_would_not_be_durable(url: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"), ("remote_apply", "remote_apply")],
+)
+@pytest.mark.parametrize("where", ["database", "url"])
+def test_commits_are_durable_whatever_the_server_is_set_to(where: str, setting: str, wanted: str, url: str) -> None:
     name = urlsplit(url).path.strip("/")
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
-    refused_at_start(url, "synchronous_commit")
+    if where == "url":
+        url += f"?options=-c%20synchronous_commit%3D{setting}"
+    else:
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute(f"ALTER DATABASE {name} SET synchronous_commit = {setting}")
+    with closing(PostgresConsensus(sa.make_url(url))) as store:
+        store.check()
+        with store._connection("read") as first, store._connection("read") as second:
+            for connection in (first, second):
+                assert connection.execute("SHOW synchronous_commit").fetchone() == (wanted,)
+
+
+def test_commits_stay_durable_when_the_server_is_set_otherwise_meanwhile(
+    direct: Consensus, postgres_server: Postgres
+) -> None:
+    """The setting was looked at once, at the start. Rows that were acknowledged after that were lost."""
+    assert isinstance(direct, PostgresConsensus)
+    with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as admin:
+        admin.execute("ALTER SYSTEM SET synchronous_commit = off")
+        try:
+            admin.execute("SELECT pg_reload_conf()")
+            wait_until(lambda: admin.execute("SHOW synchronous_commit").fetchone() == ("off",), "it is off")
+            with direct._connection("read") as connection:
+                assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+            direct.check()
+            assert direct.compare_and_set("k", 2, b"durable")
+        finally:
+            admin.execute("ALTER SYSTEM RESET synchronous_commit")
+            admin.execute("SELECT pg_reload_conf()")
 
 
 def test_reset_before_the_server_saw_it(behind: Consensus, direct: Consensus, proxy: FaultProxy) -> None:
