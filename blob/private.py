@@ -1,4 +1,4 @@
-"""Files and directories that are their owner's alone, and whether others may read some that are there."""
+"""Files and directories that are their owner's alone and survive a power cut; whether others may read some."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
 def make_directories(path: str | Path, mode: int = DIRECTORY_MODE, top: str = "") -> None:
     """Make a directory, and those above it that are missing, none above `top`. What is there stays as it is.
 
-    Unless `mode` says otherwise they are their owner's alone.
+    Unless `mode` says otherwise they are their owner's alone. Without `top` their names are durable after that.
     """
     missing = [os.fspath(path)]
     while missing[-1] != top and (above := os.path.dirname(missing[-1])) and not os.path.isdir(missing[-1]):
@@ -25,6 +25,27 @@ def make_directories(path: str | Path, mode: int = DIRECTORY_MODE, top: str = ""
         except FileExistsError:
             if not os.path.isdir(each):
                 raise
+        else:
+            if not top:
+                sync_directory(os.path.dirname(each) or os.curdir)
+
+
+def sync_directory(path: str | Path) -> None:
+    """Make durable which names a directory has. One that this process may not list is left to the file system."""
+    try:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def replace_file(fresh: str | Path, path: str | Path) -> None:
+    """Put a file, whose bytes are synced, in the place of another one in its directory. Durable once it returns."""
+    os.replace(fresh, path)
+    sync_directory(os.path.dirname(path) or os.curdir)
 
 
 def make_file(path: str) -> None:

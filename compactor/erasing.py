@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from compactor.loop import Task
+from compactor.loop import Ending, Task, never
 from compactor.orphans import Sweeper, SweepSettings
 from persist.commit.collector import Collector
 from persist.commit.erased import scanned
@@ -56,7 +56,9 @@ class Eraser:
         settings: EraserSettings | None = None,
         *,
         committer_of: CommitterOf | None = None,
+        ending: Ending = never,
     ) -> None:
+        self._ending = ending
         self._location = location
         self._collector = collector
         self._settings = settings or EraserSettings()
@@ -74,9 +76,12 @@ class Eraser:
             return None
         self._forget(machine, state)
         for key, erasure in wanted.items():
-            if not erasure.rewritten:
+            if not erasure.rewritten and not self._ending():
                 self._note(machine, key, erasure)
-        waits = [self._prove(machine, key, erasure) for key, erasure in _open(machine.refresh()).items()]
+        waits = [
+            LOOK_AGAIN_S if self._ending() else self._prove(machine, key, erasure)
+            for key, erasure in _open(machine.refresh()).items()
+        ]
         return min([wait for wait in waits if wait is not None], default=None)
 
     def _forget(self, machine: Committer, state: State) -> None:
@@ -98,7 +103,7 @@ class Eraser:
             return LOOK_AGAIN_S
         found = self._scanned(machine, erasure)
         for _ in range(self._settings.epochs_max):
-            if not self._may_collect(machine, erasure, found):
+            if self._ending() or not self._may_collect(machine, erasure, found):
                 break
             self._roll_up(machine)
             self._collector.run(machine.name)
@@ -123,7 +128,7 @@ class Eraser:
             left = self._location.consensus.scrub()
         proof = Proof(found.at_ms, found.horizon, found.entries, found.blobs, found.size, left)
         machine.apply(c.ProveErasure(key, proof))
-        log.info("erased", extra={"shard": machine.name, "erasure": key, "at": erasure.at})
+        log.info("erased", extra={"shard": machine.name, "erasure": key, "time": erasure.at})
         return None if machine.refresh().erasures[key].proof is not None else LOOK_AGAIN_S
 
     def _scanned(self, machine: Committer, erasure: Erasure) -> Scanned:
@@ -153,6 +158,7 @@ def erasure_task(
     collector: Collector,
     committer_of: CommitterOf | None = None,
     settings: EraserSettings | None = None,
+    ending: Ending = never,
 ) -> Task:
     """Take erasures a step further, and look again while one is under way."""
-    return Eraser(location, collector, settings, committer_of=committer_of).run
+    return Eraser(location, collector, settings, committer_of=committer_of, ending=ending).run

@@ -25,6 +25,14 @@ log = logging.getLogger("persist.maintenance")
 # Looks at one shard; the seconds after which it wants to look again though nothing moves (None: not before it moves).
 Task = Callable[[str], float | None]
 
+# Whether to end. Tasks ask between two pieces of work: what is under way is finished, and no other piece is begun.
+Ending = Callable[[], bool]
+
+
+def never() -> bool:
+    """An `Ending` of what nothing ends early."""
+    return False
+
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
@@ -48,8 +56,15 @@ class Loop:
     """
 
     def __init__(
-        self, location: Location, task: Task, settings: LoopSettings | None = None, *, per_shard: int = 1
+        self,
+        location: Location,
+        task: Task,
+        settings: LoopSettings | None = None,
+        *,
+        per_shard: int = 1,
+        stop: threading.Event | None = None,
     ) -> None:
+        """`stop`: set by `stop`; tasks may ask it too."""
         self._location = location
         self._task = task
         self._settings = settings or LoopSettings()
@@ -57,7 +72,7 @@ class Loop:
         self._schedule = Schedule()
         self._is_owed = False  # the others have left those in turn no room
         self._wake = threading.Event()
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self.failures = 0
         self.running = 0
         self.looks = Durations()  # by what came of them
@@ -206,13 +221,15 @@ class Loop:
         return FAILED_AGAIN_S
 
 
-def in_turn(tasks: Sequence[Task]) -> Task:
+def in_turn(tasks: Sequence[Task], ending: Ending = never) -> Task:
     """One task that does all of `tasks`, even when one fails; it looks again when the first of them wants to."""
 
     def all_of_them(name: str) -> float | None:
         waits: list[float] = []
         failed: PersistError | None = None
         for task in tasks:
+            if ending():
+                break
             try:
                 wait = task(name)
             except PersistError as error:

@@ -1,11 +1,11 @@
-"""A door for monitors: `/metrics` and `/healthz` of a process that serves nothing else. One request at a time."""
+"""A door for monitors: `/metrics` and `/healthz` of a process that serves nothing else."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from socket import AF_INET6, socket
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 from persist.core.errors import InvalidUsage
 from persist.formats.exposition import CONTENT_TYPE
 
-REQUEST_S = 5.0  # of one request; who is slower is cut off
+REQUEST_S = 5.0  # in which a client sends something, or takes something; who is slower is cut off
+REQUESTS_MAX = 32  # at a time; further connections are closed
 log = logging.getLogger("persist.maintenance")
 
 
@@ -29,8 +30,22 @@ class Monitor:
             timeout = REQUEST_S
             told = staticmethod(text)
 
-        class Server(HTTPServer):
-            address_family = AF_INET6 if _is_v6(host) else HTTPServer.address_family
+        room = threading.BoundedSemaphore(REQUESTS_MAX)
+
+        class Server(ThreadingHTTPServer):
+            address_family = AF_INET6 if _is_v6(host) else ThreadingHTTPServer.address_family
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if room.acquire(blocking=False):
+                    super().process_request(request, client_address)
+                else:
+                    self.shutdown_request(request)
+
+            def process_request_thread(self, request: Any, client_address: Any) -> None:
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    room.release()
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 log.info("a monitor went away")
@@ -53,7 +68,7 @@ class Monitor:
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when the request under way is answered, after `REQUEST_S` seconds at the latest."""
+        """Take no more requests. Those under way end with the process at the latest."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from compactor.loop import Task
+from compactor.loop import Ending, Task, never
 from compactor.metering import Metrics
 from compactor.worker import Worker, idle_for_ms
 from persist.client.embedded import EmbeddedTransport
@@ -31,7 +31,9 @@ ROUND_LOOK_S = 5.0
 AGED_MAX = 100_000  # shards of which it is remembered when the next step is due
 
 
-def merge_task(location: Location, make_worker: Callable[[], Worker], *, idle: bool | None = None) -> Task:
+def merge_task(
+    location: Location, make_worker: Callable[[], Worker], *, idle: bool | None = None, ending: Ending = never
+) -> Task:
     """Merge what is due. Every thread has a worker of its own, so that two of them claim as two."""
     local = threading.local()
 
@@ -39,7 +41,7 @@ def merge_task(location: Location, make_worker: Callable[[], Worker], *, idle: b
         worker: Worker | None = getattr(local, "worker", None)
         if worker is None:
             worker = local.worker = make_worker()
-        worker.run(name, idle=idle)
+        worker.run(name, idle=idle, ending=ending)
         return _merge_again_s(location, worker, location.machine(name).state())
 
     return merge
@@ -109,7 +111,14 @@ def _soonest(step: float | None, state: State, location: Location) -> float | No
     return min(waits, default=None)
 
 
-def gc_task(location: Location, collector: Collector, *, epochs_max: int = 3, every_s: float = 5.0) -> Task:
+def gc_task(
+    location: Location,
+    collector: Collector,
+    *,
+    epochs_max: int = 3,
+    every_s: float = 5.0,
+    ending: Ending = never,
+) -> Task:
     """Collect until nothing is left to do for now; of a shard that moves all the time an epoch every `every_s`."""
     last: dict[str, float] = {}
 
@@ -123,7 +132,7 @@ def gc_task(location: Location, collector: Collector, *, epochs_max: int = 3, ev
         last[name] = now
         try:
             for _ in range(epochs_max):
-                if collector.run(name).done:
+                if collector.run(name).done or ending():
                     break
         except PersistError:
             collector.metrics.add(gc_failed=1)

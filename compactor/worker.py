@@ -16,6 +16,7 @@ from typing import Protocol
 
 from blob import BlobError, BlobNotFound
 from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
+from compactor.loop import Ending, never
 from compactor.metering import MeteredBlobs, Metrics, Throttle
 from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
@@ -91,17 +92,26 @@ class Worker:
         """The merges that are due on the shard now. `idle` None: by when it was last written."""
         return self._due(self._committer_of(name).refresh(), idle)
 
-    def run(self, name: str, *, idle: bool | None = None, merges_max: int = MERGES_PER_RUN_MAX) -> int:
+    def run(
+        self,
+        name: str,
+        *,
+        idle: bool | None = None,
+        merges_max: int = MERGES_PER_RUN_MAX,
+        ending: Ending = never,
+    ) -> int:
         """Do merges on the shard until none is due; how many were applied. Raises what the stores raise."""
         applied = tried = 0
         machine = self._committer_of(name)
         state = machine.refresh()
         upper, was_idle = state.upper, self._is_idle(state) if idle is None else idle
-        while tried < merges_max:
+        while tried < merges_max and not ending():
             self.metrics.seen(state)
             specs = self._due(state, was_idle and state.upper == upper if idle is None else idle)
             outcomes = []
             for spec in specs:
+                if ending():
+                    break
                 outcomes.append(self.merge(name, spec))
                 tried += 1
                 if outcomes[-1] is Outcome.APPLIED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 from functools import partial
 
 from blob import optional
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             ),
             bytes_per_s=None if arguments.rate is None else max(1, int(arguments.rate * MIB)),
         )
-        metrics = Metrics()
+        metrics, stop = Metrics(), threading.Event()
         engine = _engine(arguments, location, settings) or local_engine(location, settings, metrics)
         progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
 
@@ -109,14 +110,15 @@ def run(arguments: argparse.Namespace) -> int:
                 location, settings, engine=engine, metrics=metrics, progress=progress, committer_of=committer_of
             )
 
-        merging = merge_task(location, worker, idle=True if arguments.once else None)
+        merging = merge_task(location, worker, idle=True if arguments.once else None, ending=stop.is_set)
         keeping = retention_task(location, transport or EmbeddedTransport(location), metrics)
         tasks = [merging, history_task(location, committer_of), keeping]
         publish = _publish_settings(arguments)
         if arguments.gc:
             collector = Collector(location, metrics=metrics, committer_of=committer_of)
             erasing = EraserSettings(published_within_s=0.0 if publish is None else publish.within_s)
-            tasks += [erasure_task(location, collector, committer_of, erasing), gc_task(location, collector)]
+            tasks.append(erasure_task(location, collector, committer_of, erasing, stop.is_set))
+            tasks.append(gc_task(location, collector, ending=stop.is_set))
         rounds: Rounds | None = None
         published: Published | None = None
         if publish is not None:
@@ -125,7 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
             tasks.append(publish_task(location, published))
         patterns = tuple(arguments.shards or ("*",))
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
-        loop = Loop(location, in_turn(tasks), loop_settings, per_shard=arguments.concurrency)
+        once = in_turn(tasks, stop.is_set)
+        loop = Loop(location, once, loop_settings, per_shard=arguments.concurrency, stop=stop)
         verifier = _verifier(verifying, location, metrics, loop)
         try:
             if rounds is not None:

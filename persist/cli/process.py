@@ -29,7 +29,7 @@ _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: at, level, logger, message, and whatever `extra` the caller gave."""
+    """One JSON object a line: at, level, logger, message, and whatever `extra` the caller gave by other names."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update({name: value for name, value in vars(record).items() if name not in _PLAIN})
+        line.update({name: value for name, value in vars(record).items() if name not in _PLAIN | line.keys()})
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)[-TRACE_CHARS_MAX:]
         try:

@@ -24,7 +24,7 @@ from blob import Blob, BlobNotFound, BlobNotWritable, is_ambiguous, open_blob, w
 from blob.cache import CachedBlob
 from blob.location import is_there
 from blob.metrics import MeteredBlob
-from blob.private import FILE_MODE, make_directories
+from blob.private import FILE_MODE, make_directories, replace_file
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
@@ -476,4 +476,4 @@ def _write_marker(marker: Path) -> None:
         file.write(json.dumps({"persist": "location", "version": MARKER_VERSION}))
         file.flush()
         os.fsync(file.fileno())
-    os.replace(fresh, marker)
+    replace_file(fresh, marker)

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from blob import without_secrets
+from blob.private import replace_file
 from persist.client.regular_file import read_bounded
 from persist.client.trust import Trust
 from persist.commit.system import Clock
@@ -157,7 +158,7 @@ def write_index(path: str | Path, index: Index) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, path)
+        replace_file(fresh, path)
     except OSError as error:
         with suppress(OSError):
             os.unlink(fresh)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from blob.private import make_directories
+from blob.private import make_directories, replace_file
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
@@ -222,7 +222,9 @@ def _written(client: Client, found: Diverged, directory: Path) -> Diverged:
         fresh.unlink(missing_ok=True)
         what = "its history is forgotten" if isinstance(error, NotReadable) else "it cannot be read"
         return replace(found, why=f"{what}: {error.message}")
-    os.replace(fresh, path)
+    with fresh.open("rb") as whole:
+        os.fsync(whole.fileno())
+    replace_file(fresh, path)
     return replace(found, times=len(times), updates=updates, file=str(path))
 
 

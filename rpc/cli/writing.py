@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from blob.private import replace_file
 from persist.core.errors import InvalidUsage
 
 NAME_BYTES_KEPT = 200  # of the name in that of the temporary file: file systems take 255, and it has more parts
@@ -72,7 +73,7 @@ def _beside(path: Path, there: os.stat_result | None, owner_only: bool) -> Itera
             yield out
             out.flush()
             os.fsync(descriptor)
-        made.replace(path)
+        replace_file(made, path)
     finally:
         with suppress(OSError):
             made.unlink()

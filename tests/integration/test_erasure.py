@@ -13,6 +13,7 @@ import pytest
 
 from blob import BlobMisconfigured, Unfinished
 from compactor.erasing import Eraser
+from compactor.loop import in_turn
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from persist.client.by_column import TakingAged
@@ -596,6 +597,35 @@ def test_in_a_program_that_embeds_it_an_inline_row_goes_with_its_own_merges(
         Eraser(machine.location, collector).run(NAME)
     assert shard.erased(told.id).done
     assert found(world, secret) == []
+
+
+def test_maintenance_that_is_to_end_gives_no_further_receipt(machine: Machine, shard: Shard) -> None:
+    """Each reads all of the log. A process that was told to end gave those of up to a hundred erasures first."""
+    for number in range(4):
+        shard.insert([{"id": f"{number}", "v": "x"}])
+    told = [shard.erase(keys=[f"{number}"]) for number in range(4)]
+    collector = Collector(machine.location)
+    Worker(machine.location).run(NAME)
+
+    def receipts() -> int:
+        return sum(shard.erased(one.id).done for one in told)
+
+    for _ in range(3):
+        assert Eraser(machine.location, collector, ending=lambda: True).run(NAME) is not None
+    assert receipts() == 0
+    ending = Eraser(machine.location, collector, ending=lambda: receipts() > 0)
+    while receipts() == 0:
+        assert ending.run(NAME) is not None
+    assert receipts() == 1
+    Eraser(machine.location, collector).run(NAME)
+    assert receipts() == 4
+
+
+def test_a_task_that_is_to_end_is_the_last_one() -> None:
+    done: list[str] = []
+    tasks = [lambda name, one=one: done.append(one) for one in ("merge", "erase", "gc")]
+    in_turn(tasks, ending=lambda: "erase" in done)("orders")  # type: ignore[arg-type]
+    assert done == ["merge", "erase"]
 
 
 # --- broken builds: the search of the tests above finds what they leave

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -134,6 +135,38 @@ def test_a_monitor_hears_of_a_bug_and_maintenance_goes_on() -> None:
         for _ in range(2):
             with pytest.raises(urllib.error.HTTPError, match="500"):
                 urllib.request.urlopen(f"{monitor.url}/metrics")
+
+
+def test_a_monitor_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut off after some seconds. The probe that a container lives on waited for so long, and failed."""
+    monkeypatch.setattr("compactor.monitor.REQUEST_S", 3_600.0)
+    with closing(Monitor("127.0.0.1", 0, lambda: b"")) as monitor:
+        address = ("127.0.0.1", int(monitor.url.rpartition(":")[2]))
+        with socket.create_connection(address), socket.create_connection(address) as slow:
+            slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+            with urllib.request.urlopen(f"{monitor.url}/healthz") as answer:
+                assert answer.read() == b'{"status": "ok"}'
+
+
+def test_monitors_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compactor.monitor.REQUEST_S", 3_600.0)
+    monkeypatch.setattr("compactor.monitor.REQUESTS_MAX", 2)
+    with closing(Monitor("127.0.0.1", 0, lambda: b"")) as monitor:
+        address = ("127.0.0.1", int(monitor.url.rpartition(":")[2]))
+        with socket.create_connection(address) as one, socket.create_connection(address):
+            with socket.create_connection(address) as third:
+                assert third.recv(1) == b"", "it is closed"
+            one.shutdown(socket.SHUT_WR)
+            assert one.recv(1) == b""
+
+            def answers() -> bool:
+                try:
+                    with urllib.request.urlopen(f"{monitor.url}/healthz") as answer:
+                        return answer.status == 200
+                except OSError:
+                    return False
+
+            wait_until(answers, "there is room for one again")
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -273,6 +273,17 @@ def test_a_trace_is_bounded_and_keeps_its_end() -> None:
     assert line["error"].endswith("the end")
 
 
+def test_a_line_keeps_its_own_fields_whatever_a_caller_adds() -> None:
+    """`erased` had the time of the erasure where the wall clock belongs."""
+    plain = json.loads(JsonFormatter().format(record()))
+    line = json.loads(JsonFormatter().format(record(at=45, level="x", logger="y", more=1)))
+    assert {name: line[name] for name in ("level", "logger", "message")} == {
+        name: plain[name] for name in ("level", "logger", "message")
+    }
+    assert isinstance(line["at"], str)
+    assert line["more"] == 1
+
+
 def test_locations_share_no_storms() -> None:
     with closing(memory_location()) as one, closing(memory_location()) as other:
         assert isinstance(one, Location)

@@ -55,6 +55,23 @@ def test_merging_changes_nothing_that_can_be_seen() -> None:
     world.check_reads()
 
 
+def test_a_worker_that_is_to_end_begins_no_other_merge() -> None:
+    """The merge that is under way is finished."""
+    world = World()
+    world.append_many(8, 20)
+    merges: list[int] = []
+
+    def meanwhile(chunk: int) -> None:
+        merges.append(chunk)
+        world.append_many(8, 20)
+
+    worker = Worker(world.user, WORKER, engine=Pausing(world, meanwhile))
+    assert worker.run(NAME, idle=True, ending=lambda: bool(merges)) == 1
+    assert worker.run(NAME, idle=True, ending=lambda: True) == 0
+    assert world.worker().run(NAME, idle=True) >= 1, "there was more to do"
+    world.check_reads()
+
+
 def test_a_worker_finds_nothing_to_do_twice() -> None:
     world = World()
     world.append_many(8, 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -13,9 +14,12 @@ import pyarrow as pa
 import pytest
 
 import persist
+from blob import open_blob
 from blob.file import FileBlob
 from blob.private import is_open, make_directories, make_file
 from consensus import open_consensus
+from persist.regions.index import Index, write_index
+from rpc.cli.writing import replacing
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +97,51 @@ def test_directories_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
         make_directories(tmp_path / "file")
     with pytest.raises(FileExistsError):
         make_directories(tmp_path / "file" / "below")
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files and directories that were synced, in order."""
+    paths: list[str] = []
+    fsync = os.fsync
+
+    def recording(descriptor: int) -> None:
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    return paths
+
+
+def test_a_new_location_has_a_durable_name(tmp_path: Path, synced: list[str]) -> None:
+    """A power cut could take the whole location, with rows that were acknowledged."""
+    with persist.connect(f"persist://{tmp_path}/new/loc"):
+        pass
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "loc")} <= set(synced)
+
+
+def test_a_new_backup_has_a_durable_name(tmp_path: Path, synced: list[str]) -> None:
+    (tmp_path / "there").mkdir()
+    open_blob(f"file://{tmp_path}/there/backups/eu").close()
+    assert {str(tmp_path / "there"), str(tmp_path / "there" / "backups")} <= set(synced)
+
+
+def test_a_file_that_takes_the_place_of_another_one_has_a_durable_name(tmp_path: Path, synced: list[str]) -> None:
+    """Such as the tokens file, from which a token was taken, or the index, which fences an old home."""
+    write_index(tmp_path / "regions.json", Index({}))
+    assert synced[-1] == str(tmp_path)
+    with replacing(tmp_path / "rows.csv") as out:
+        out.write(b"id")
+    assert [os.path.dirname(synced[-2]), synced[-1]] == [str(tmp_path)] * 2
+
+
+def test_a_directory_that_may_not_be_listed_takes_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "not to be listed")
+
+    monkeypatch.setattr("blob.private.os.open", refused)
+    make_directories(tmp_path / "a")
+    assert (tmp_path / "a").is_dir()
 
 
 def test_what_every_user_may_read_is_told() -> None:
