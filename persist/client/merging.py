@@ -34,10 +34,11 @@ from persist.parts.computing import Value, computed, counted, told, truths
 from persist.parts.digest import digest_of_rows
 from persist.parts.given import column_of
 from persist.parts.keyed import ABSENT, distinct_keys, groups_of, key_schema, places
-from persist.parts.predicate import columns_of, parse
+from persist.parts.predicate import CompareColumns, columns_of, leaves, parse
 from persist.parts.pruning import Filter
 
-SOURCE, TARGET = "source.", "target."
+SIDES = "source", "target"
+SOURCE, TARGET = (f"{side}." for side in SIDES)
 ROW = "row number"  # the column that numbers rows of a join
 CLAUSES_MAX = 100
 
@@ -91,7 +92,8 @@ class Merge:
     """A merge under construction. Each method gives one with one more clause; `execute` runs it.
 
     Of each kind of rows the first clause whose condition is true counts. Rows without one stay as they are. A condition
-    is a text as the Spark option `where` says, with `source.column` and `target.column`, or an expression of
+    is a text as the Spark option `where` says, with `source.column` and `target.column`, which it may compare with one
+    another (`source.seq > target.seq`), or an expression of
     `persist.source("column")` and `persist.target("column")`. Values are Python values, or such expressions.
     """
 
@@ -338,7 +340,7 @@ class _Merging(Bound):
         if isinstance(condition, str):
             numbered = _looked_at(condition, both)
             found: Mask = np.zeros(len(both), np.bool_)
-            chosen = Filter.of(condition, ShardSchema(numbered.schema, (ROW,))).apply(numbered)
+            chosen = Filter.of(condition, ShardSchema(numbered.schema, (ROW,)), SIDES).apply(numbered)
             found[chosen.column(ROW).to_numpy()] = True
             return found
         return np.asarray(truths(condition, both).to_numpy(), np.bool_)
@@ -355,10 +357,19 @@ def _beside(one: pa.Table, other: pa.Table) -> pa.Table:
 
 
 def _looked_at(condition: str, both: pa.Table) -> pa.Table:
-    """The number of each row, and the columns that the condition names. Such of which no value is known are text."""
-    named = [name for name in columns_of(parse(condition)) if name in both.schema.names]
+    """The number of each row, and the columns that the condition names.
+
+    One of which no value is known has the type of the column that it is compared with, or is text.
+    """
+    parsed = parse(condition, SIDES)
+    kinds = {name: both.schema.field(name).type for name in columns_of(parsed) if name in both.schema.names}
+    pairs = [(leaf.column, leaf.other) for leaf in leaves(parsed) if isinstance(leaf, CompareColumns)]
+    partners = dict([*pairs, *((other, one) for one, other in pairs)])
     found = pa.table({ROW: pa.array(np.arange(len(both)))})
-    for name in named:
+    for name, kind in kinds.items():
         column = both.column(name)
-        found = found.append_column(name, column.cast(pa.string()) if pa.types.is_null(column.type) else column)
+        if pa.types.is_null(kind):
+            like = kinds.get(partners.get(name, name), kind)
+            column = column.cast(pa.string() if pa.types.is_null(like) else like)
+        found = found.append_column(name, column)
     return found

@@ -68,10 +68,6 @@ def given_value(schema: ShardSchema, name: str, value: Any) -> pa.Scalar:
         if what == "integer" and not _WHOLE.match(value):  # Arrow takes 0x10 for 16
             raise InvalidUsage(f"{value!r} is no {kind}, the type of {name!r}")
         return _of_text(name, value, kind)
-    if what in _COUNTED and isinstance(
-        value, (int, float, Decimal)
-    ):  # the same number means another one in other units
-        raise InvalidUsage(f"column {name!r} does not fit {kind}: {value!r} is a number")
     return column_of(name, [value], kind)[0]
 
 
@@ -155,8 +151,8 @@ def _check(values: Sequence[Any], kind: Any) -> None:
     elif (what := family(kind)) in _USUAL:
         if not set(map(type, values)) <= {_USUAL[what], type(None)}:
             for value in values:
-                _check_unusual(value, kind)
-            values = [None if hasattr(value, "__int__") else value for value in values]  # numbers count in the unit
+                _check_unusual(value, kind, what)
+            values = [None if isinstance(value, _EXACT) else value for value in values]
         if types.is_timestamp(kind):
             _check_zones(values, kind)
         if what != "integer" and getattr(kind, "unit", None) in ("s", "ms"):
@@ -197,10 +193,12 @@ def _check_zones(values: Sequence[Any], kind: pa.DataType) -> None:
             raise ValueError(f"{value!r} has {has}: {remedy}")
 
 
-def _check_unusual(value: Any, kind: pa.DataType) -> None:
+def _check_unusual(value: Any, kind: pa.DataType, what: str) -> None:
     if value is None or isinstance(value, _EXACT):
         return
     if hasattr(value, "__int__"):
+        if what in _COUNTED:  # the same number means another one in other units
+            raise ValueError(f"{value!r} is a number; give a datetime, date, time or timedelta")
         kept = value == int(value)
     elif pa.types.is_date(kind):
         kept = not isinstance(value, dt.datetime) or value.time() == dt.time()

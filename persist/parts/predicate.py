@@ -5,6 +5,11 @@
                 | column [NOT] BETWEEN literal AND literal | column [NOT] LIKE 'prefix%' | column IS [NOT] NULL | column
     literal := 12 | 1.5 | 1e3 | 'text' | TRUE | FALSE | NULL | DATE '2024-01-31'
              | TIMESTAMP '2024-01-31 12:00:00Z' (the offset is required) | TIMESTAMP_NTZ '2024-01-31 12:00:00'
+    column := word | `any name`
+
+The condition of a merge names columns as `source.word` and `target.word`, and compares two of them as well. Elsewhere a
+dot means the field of a struct to Spark, which nothing here compares: the name of a column with a dot stands in
+backquotes.
 
 Types are strict: what Spark would compare after a conversion that loses anything is rejected. NaN is greater than every
 number, as in Spark; null is neither true nor false.
@@ -27,7 +32,7 @@ DEPTH_MAX = 100
 DECIMAL_DIGITS_MAX = 38
 _TOKEN = re.compile(
     r"\s*(?:(?P<string>'(?:[^'\\]|'')*')|(?P<number>-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z_0-9.])"
-    r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*(?:\.[A-Za-z_][A-Za-z_0-9]*)*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,))"
+    r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,|\.))"
 )
 _WORDS = frozenset(
     ("AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "IS", "NULL", "TRUE", "FALSE", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
@@ -48,6 +53,15 @@ class Compare:
     column: str
     op: str
     value: Literal
+
+
+@dataclass(frozen=True)
+class CompareColumns:
+    """In the condition of a merge."""
+
+    column: str
+    op: str
+    other: str
 
 
 @dataclass(frozen=True)
@@ -89,14 +103,18 @@ class Or:
     operands: tuple[Predicate, ...]
 
 
-Predicate = Compare | In | StartsWith | IsNull | Truth | Not | And | Or
+Leaf = Compare | CompareColumns | In | StartsWith | IsNull | Truth
+Predicate = Leaf | Not | And | Or
 
 
-def parse(text: str) -> Predicate:
-    """The predicate that `text` writes. Raises InvalidUsage at what it does not know."""
+def parse(text: str, sides: tuple[str, ...] = ()) -> Predicate:
+    """The predicate that `text` writes. Raises InvalidUsage at what it does not know.
+
+    `sides` are the words before the dot of a column, in the condition of a merge.
+    """
     if len(text) > PREDICATE_CHARS_MAX:
         raise InvalidUsage(f"where has {len(text)} characters; at most {PREDICATE_CHARS_MAX}")
-    parser = _Parser(list(_tokens(text)))
+    parser = _Parser(list(_tokens(text)), sides)
     found = parser.disjunction()
     parser.end()
     return found
@@ -105,6 +123,15 @@ def parse(text: str) -> Predicate:
 def columns_of(predicate: Predicate) -> list[str]:
     """The columns that the predicate looks at, each once."""
     found: dict[str, None] = {}
+    for leaf in leaves(predicate):
+        found[leaf.column] = None
+        if isinstance(leaf, CompareColumns):
+            found[leaf.other] = None
+    return list(found)
+
+
+def leaves(predicate: Predicate) -> Iterator[Leaf]:
+    """What the predicate joins by AND, OR and NOT."""
     pending: list[Predicate] = [predicate]
     while pending:
         node = pending.pop(0)
@@ -113,13 +140,13 @@ def columns_of(predicate: Predicate) -> list[str]:
         elif isinstance(node, (And, Or)):
             pending.extend(node.operands)
         else:
-            found[node.column] = None
-    return list(found)
+            yield node
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
     position = 0
     end = len(text.rstrip())
+    is_field = False  # what comes after a dot is a name
     while position < end:
         match = _TOKEN.match(text, position)
         if match is None:
@@ -127,8 +154,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
             raise InvalidUsage(f"where cannot be read from {rest[:20]!r} on{_remedy(rest)}")
         kind = str(match.lastgroup)
         value = match.group(kind)
-        if kind == "word" and value.upper() in _WORDS:
+        if kind == "word" and value.upper() in _WORDS and not is_field:
             kind, value = "keyword", value.upper()
+        is_field = value == "."
         yield kind, value
         position = match.end()
 
@@ -152,6 +180,7 @@ def _unquoted(text: str) -> str:
 @dataclass
 class _Parser:
     tokens: list[tuple[str, str]]
+    sides: tuple[str, ...]
     position: int = 0
     depth: int = field(default=0)
 
@@ -225,7 +254,10 @@ class _Parser:
         if negated:
             raise self.error("IN, BETWEEN or LIKE")
         if self.peek()[0] == "op" and self.peek()[1] in COMPARISONS:
-            return Compare(column, self.operator(), self.literal())
+            op = self.operator()
+            if self.sides and self.peek()[0] in ("word", "quoted"):
+                return CompareColumns(column, op, self.column())
+            return Compare(column, op, self.literal())
         return Truth(column)
 
     def membership(self, column: str) -> Predicate | None:
@@ -261,6 +293,17 @@ class _Parser:
         return COMPARISONS[value]
 
     def column(self) -> str:
+        names = [self.name()]
+        while self.take("op", "."):
+            names.append(self.name())
+        if len(names) == 1 or (len(names) == 2 and names[0] in self.sides):
+            return ".".join(names)
+        raise InvalidUsage(
+            f"where has {'.'.join(names)!r}, the field of a struct, which is not compared; the name of a column that "
+            f"has a dot stands in backquotes (`{'.'.join(names)}`)"
+        )
+
+    def name(self) -> str:
         kind, value = self.next()
         if kind == "quoted":
             return value[1:-1]

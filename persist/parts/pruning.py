@@ -42,9 +42,9 @@ class Filter:
     schema: ShardSchema
 
     @classmethod
-    def of(cls, text: str, schema: ShardSchema) -> Filter:
-        """Raises InvalidUsage naming the column or comparison that is not supported."""
-        parsed = p.parse(text)
+    def of(cls, text: str, schema: ShardSchema, sides: tuple[str, ...] = ()) -> Filter:
+        """`sides` as `parse` says. Raises InvalidUsage naming the column or comparison that is not supported."""
+        parsed = p.parse(text, sides)
         for name in p.columns_of(parsed):
             if name not in schema.arrow.names:
                 if any(name == old for old, _ in schema.former):
@@ -110,6 +110,8 @@ class Filter:
                 found = join(found, self._rows(operand, table))
             return found
         column = table.column(node.column)
+        if isinstance(node, p.CompareColumns):
+            return _compare_columns(node, column, table.column(node.other))
         if isinstance(node, p.IsNull):
             return pc.is_null(column)
         if isinstance(node, p.Truth):
@@ -206,6 +208,59 @@ def _compare(name: str, column: Any, op: str, literal: p.Literal) -> Any:
     if is_float and op in (">", ">="):
         found = pc.or_kleene(found, pc.is_nan(column))
     return pc.fill_null(found, False) if op == "<=>" else found
+
+
+def _compare_columns(node: p.CompareColumns, one: Any, other: Any) -> Any:
+    """Kleene truth of `column op other`, as Spark has it. Raises InvalidUsage where they have no type in common."""
+    kind = _common(one.type, other.type)
+    try:
+        left, right = (column if kind is None else column.cast(kind) for column in (one, other))
+    except pa.ArrowException:
+        kind = None
+    if kind is None:
+        raise InvalidUsage(
+            f"where cannot compare column {node.column!r}, which is {one.type}, with {node.other!r}, which is "
+            f"{other.type}, exactly: cast one of them first"
+        )
+    if node.op == "<=>":
+        return pc.or_(pc.and_(pc.is_null(left), pc.is_null(right)), pc.fill_null(_equal(left, right), False))
+    if node.op in ("=", "<>"):
+        equal = _equal(left, right)
+        return equal if node.op == "=" else pc.invert(equal)
+    less = _less(left, right) if node.op[0] == "<" else _less(right, left)
+    return pc.or_kleene(less, _equal(left, right)) if node.op.endswith("=") else less
+
+
+def _equal(one: Any, other: Any) -> Any:
+    found = pc.equal(one, other)
+    return pc.or_kleene(found, pc.and_(pc.is_nan(one), pc.is_nan(other))) if pa.types.is_floating(one.type) else found
+
+
+def _less(one: Any, other: Any) -> Any:
+    found = pc.less(one, other)
+    if not pa.types.is_floating(one.type):
+        return found
+    return pc.or_kleene(found, pc.and_(pc.invert(pc.is_nan(one)), pc.is_nan(other)))
+
+
+def _common(one: Any, other: Any) -> Any:
+    """The type in which values of both are compared, which loses nothing; None: there is none."""
+    types, kinds = pa.types, (one, other)
+    if all(types.is_integer(kind) and kind != pa.uint64() for kind in kinds):
+        return pa.int64()
+    if all(map(types.is_floating, kinds)):
+        return pa.float64()
+    if all(map(_is_string, kinds)):
+        return pa.large_string()
+    if all(map(types.is_date, kinds)):
+        return pa.date32()
+    if all(map(types.is_decimal, kinds)):
+        whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
+        return pa.decimal128(whole + scale, scale) if whole + scale <= DECIMAL_DIGITS_MAX else None
+    if all(map(types.is_timestamp, kinds)) and (one.tz is None) == (other.tz is None):
+        return pa.timestamp(max(one.unit, other.unit, key=list(_DIGITS).index), one.tz)
+    is_one = types.is_boolean(one) or types.is_time(one) or types.is_binary(one) or one == pa.uint64()
+    return one if is_one and one == other else None
 
 
 def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, bool]:

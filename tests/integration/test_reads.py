@@ -202,6 +202,21 @@ def test_what_a_drop_took_away_reaches_a_listener_by_the_same_selection(shard: S
 # --- limit
 
 
+def test_a_dot_in_a_name_needs_backquotes(client: Client) -> None:
+    """Spark takes `st.street` for a field of `st`, so a delete by it took the wrong row."""
+    street = pa.struct([("street", pa.string())])
+    shard = client.create_shard(
+        "d", pa.schema([("id", pa.int64()), ("st", street), ("st.street", pa.string())]), ["id"]
+    )
+    shard.insert([{"id": 1, "st": {"street": "x"}}, {"id": 2, "st": {"street": "y"}, "st.street": "x"}])
+    for where in ("st.street = 'x'", "st . street = 'x'", "`st`.street = 'x'", "'x' = st.`street`", "id.x IS NULL"):
+        with pytest.raises(InvalidUsage):
+            shard.delete(where)
+    assert shard.count() == 2
+    assert shard.delete("`st.street` = 'x'").removed == 1
+    assert shard.get(2) == []
+
+
 def test_a_limit_gives_the_first_rows_each_as_often_as_it_is_there(shard: Shard) -> None:
     there = filled(shard)
     shard.insert([{**row("", -1), "__diff": 4}])
@@ -549,6 +564,8 @@ REFUSED: dict[str, tuple[Callable[[Shard], object], str]] = {
         lambda s: s.subscribe(where="n = 1.5"), "cannot compare column 'n'"),
     "`where` with a number that is larger than any double, as `1e400`": (
         lambda s: s.snapshot(where="n < 1e400"), "larger than any double"),
+    "`where` with a dot in a name without backquotes, as `st.street = 'x'`": (
+        lambda s: s.count("st.street = 'x'"), "backquotes"),
     "a column that the shard has not, in `where` or `columns`": (
         lambda s: s.listen(None, columns=["nome"]), "no column 'nome'"),
     "a column that is named twice": (lambda s: s.head(columns=["n", "n"]), "named twice"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import polars
@@ -155,6 +158,56 @@ def test_a_merge_says_what_becomes_of_which_rows(shard: Shard) -> None:
     )
     assert rows(shard) == [(1, "new", 15), (3, "old", 30), (9, "came", 9)]
     assert (done.verb, done.added, done.removed) == ("merge_into", 3, 4)
+
+
+NUMBERS = [None, float("nan"), float("-inf"), -1.0, -0.0, 0.0, 2.0, float("inf")]
+COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq, "<>": operator.ne,
+}  # fmt: skip
+
+
+def rank(number: float) -> tuple[bool, float]:
+    """NaN is greater than every number, and equals itself."""
+    return math.isnan(number), 0.0 if math.isnan(number) else number
+
+
+@pytest.mark.parametrize("op", [*COMPARED, "<=>"])
+def test_a_condition_of_a_merge_compares_columns_as_spark_does(machine: Machine, op: str) -> None:
+    pairs = list(product(NUMBERS, NUMBERS))
+    shard = machine.client.create_shard("pairs", pa.schema([("id", pa.int64()), ("n", pa.float64())]), ["id"])
+    shard.insert([{"id": number, "n": ours} for number, (_, ours) in enumerate(pairs)])
+    source = pa.table({"id": range(len(pairs)), "n": pa.array([theirs for theirs, _ in pairs], pa.float32())})
+    shard.merge(source).when_matched_delete(f"source.n {op} target.n").execute()
+    if op == "<=>":
+        meant = [one == other or (None not in (one, other) and rank(one) == rank(other)) for one, other in pairs]
+    else:
+        meant = [None not in (one, other) and COMPARED[op](rank(one), rank(other)) for one, other in pairs]
+    assert shard.count() == len(pairs) - sum(meant)
+
+
+CONDITIONS = {
+    "source.n > target.n AND NOT source.id <> target.id": True,
+    "source.`state` >= target.state": True,
+    "source.extra <=> target.state": False,
+    "target.n < source.n": True,
+    "source.date = 'd'": True,
+    "source.n > target.state": None,
+    "source.n > source": None,
+    "source.n.x > 1": None,
+    "n > target.n": None,
+    "source.n > ": None,
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_of_a_merge_is_exact_or_refused(shard: Shard, condition: str) -> None:
+    merge = shard.merge([{"id": 1, "n": 99, "state": "z", "extra": None, "date": "d"}])
+    merge = merge.when_matched_update({"n": persist.source("n")}, condition)
+    if CONDITIONS[condition] is None:
+        with pytest.raises(InvalidUsage):
+            merge.execute()
+    else:
+        assert merge.execute().added == CONDITIONS[condition]
 
 
 def test_a_merge_by_other_columns_and_with_columns_of_its_own(shard: Shard) -> None:
