@@ -46,7 +46,7 @@ from compactor.worker import Worker
 from persist.commit.collector import Collector
 from persist.commit.rollups import rolled_up
 from persist.core.state import Policy
-from persist.core.view import view_of
+from persist.core.view import ViewRequest, view_of
 from rpc.watching import POLLS_PER_S_WITH_PUSH
 
 COSTS = ("commit", "upkeep", "bytes", "open", "wake-up", "idle")
@@ -123,7 +123,7 @@ def costs(grown: Grown) -> dict[str, float]:
     for _ in range(WAKES):
         seen = grown.follower.refresh().upper
         grown.insert()
-        wakes.append(cpu_us(lambda seen=seen: view_of(grown.follower.refresh(), seen, True)))  # type: ignore[misc]
+        wakes.append(cpu_us(lambda seen=seen: view_of(grown.follower.refresh(), ViewRequest(lower=seen))))  # type: ignore[misc]
         grown.background.drain()
     found["wake-up"] = median(wakes)
     grown.follower.refresh()

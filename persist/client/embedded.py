@@ -94,7 +94,7 @@ class EmbeddedTransport:
         known = (state.schemas[state.schema_id], state.schemas[current_schema(state.schemas)[0]])
         if not state.is_closed and schema not in known:
             raise ShardExists(f"shard {name!r} exists with another schema; open it, or evolve its schema")
-        return view_of(state, state.upper, with_batches=False)
+        return view_of(state, ViewRequest(with_batches=False))
 
     def _check_schema(self, name: str, schema: SchemaRecord) -> None:
         """Raise InvalidUsage unless a shard may begin with it. One that is there may have what is refused by now."""
@@ -115,7 +115,7 @@ class EmbeddedTransport:
             lambda: Cloning(self.location).clone(source, name, keep_policies, caller),
             safe=False,
         )
-        return view_of(state, state.upper, with_batches=False)
+        return view_of(state, ViewRequest(with_batches=False))
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         return self._patience.ask("the list of shards", lambda: self.location.shown_names(prefix, after, limit))
@@ -155,7 +155,7 @@ class EmbeddedTransport:
     def _view(self, name: str, request: ViewRequest) -> ShardView:
         state = view_state(self.location, name, request)
         self.location.machine(name).check_seen(state, request.seen)
-        return view_of(state, request.lower, request.with_batches)
+        return view_of(state, request)
 
 
 def _about(name: str) -> str:

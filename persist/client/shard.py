@@ -91,9 +91,14 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
                 self._schema_id, self._schema = found
             return self._schema
 
-    def view(self) -> ShardView:
-        """Frontiers and schemas as of now. Raises what every call may."""
-        return self._transport.view(self.name, ViewRequest(with_batches=False))
+    def view(self, *, with_service_times: bool = False) -> ShardView:
+        """Frontiers and schemas as of now. Raises what every call may.
+
+        Args:
+            with_service_times: also the intervals of times that inserts and other verbs, or a recovery, have taken.
+        """
+        request = ViewRequest(with_batches=False, with_service_times=with_service_times)
+        return self._transport.view(self.name, request)
 
     def upper(self) -> Antichain:
         """The frontier before which every time is complete; `upper().element` is None once the shard is closed.

@@ -25,10 +25,11 @@ class ShardView(Record, frozen=True):
     """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for.
 
     Who reads contents from the batches asks `persist.core.drops.contents` which of them count. `truncations` are those
-    that a readable time comes before and no restore has undone; only with batches.
+    that a readable time comes before and no restore has undone; only with batches. `service_times` are the intervals
+    of times that the service chose; only where they were asked for.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"drops": 4, "truncations": 4}
+    levels: ClassVar[Mapping[str, int]] = {"drops": 4, "truncations": 4, "service_times": 3}
 
     name: str
     shard_id: ShardId
@@ -41,6 +42,7 @@ class ShardView(Record, frozen=True):
     commit_id: str = ""
     drops: tuple[RowDrop, ...] = ()
     truncations: Truncations = ()
+    service_times: tuple[tuple[int, int], ...] = ()
 
     @property
     def seen(self) -> Seen:
@@ -53,9 +55,9 @@ class ShardView(Record, frozen=True):
         return self.upper.is_empty and self.since.is_empty
 
 
-def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
-    """The view of a State with the batches that reach beyond `lower`. Costs what is shown, not what is there."""
-    batches = state.trace.beyond(lower) if with_batches else ()
+def view_of(state: State, request: ViewRequest) -> ShardView:
+    """The view of a State with what the request asks for. Costs what is shown, not what is there."""
+    batches = state.trace.beyond(request.lower) if request.with_batches else ()
     return ShardView(
         state.name,
         state.shard_id,
@@ -67,7 +69,8 @@ def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
         batches,
         state.commit_id,
         state.drops,
-        told_apart(state) if with_batches else (),
+        told_apart(state) if request.with_batches else (),
+        state.service_times if request.with_service_times else (),
     )
 
 
@@ -77,7 +80,8 @@ class ViewRequest(Record, frozen=True):
     Wait at most `timeout_s` until the time `past` is complete (upper beyond it). The State holds every commit that was
     acknowledged before the request, or, where `min_seqno` is given, every commit up to that one. `lower`: leave out
     batches whose upper is not beyond it. `seen`: what the caller has read of the shard, perhaps through another
-    process; HistoryLost, if that is not in the log any more.
+    process; HistoryLost, if that is not in the log any more. `with_service_times`: show the times that the service
+    chose.
     """
 
     past: int | None = None
@@ -86,3 +90,4 @@ class ViewRequest(Record, frozen=True):
     lower: Antichain = MINIMUM
     with_batches: bool = True
     seen: Seen | None = None
+    with_service_times: bool = False

@@ -17,7 +17,7 @@ from persist.core.errors import Corruption, InvalidUsage, PersistError, from_kin
 from persist.core.record import Record, asdict
 from persist.core.recorded import HistoryPage
 from persist.core.view import ShardView
-from persist.formats.records import decoded, encoded
+from persist.formats.records import decoded
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
@@ -50,11 +50,11 @@ def decode_result(data: bytes) -> Result:
 
 
 def encode_view(view: ShardView) -> bytes:
-    """The bytes of a view. One without truncations leaves them out, so that clients read it which do not know them."""
-    if view.truncations:
-        return encoded(view)
-    known = view.__struct_fields__[: -1 if view.drops else -2]
-    return msgspec.msgpack.encode([getattr(view, name) for name in known])
+    """The bytes of a view, without empty fields at its end, so that clients read it which do not know these."""
+    values = [getattr(view, name) for name in view.__struct_fields__]
+    while values[-1] == ():
+        values.pop()
+    return msgspec.msgpack.encode(values)
 
 
 def decode_view(data: bytes) -> ShardView:
@@ -82,7 +82,8 @@ def view_to_json(view: ShardView) -> dict[str, Any]:
         str(number): {"arrow": b64encode(schema.arrow).decode(), "key": schema.key}
         for number, schema in view.schemas.items()
     }
-    return {name: value for name, value in _shown(view).items() if name not in _OF_BATCHES} | {"schemas": schemas}
+    hidden = _OF_BATCHES if view.service_times else _OF_BATCHES | {"service_times"}
+    return {name: value for name, value in _shown(view).items() if name not in hidden} | {"schemas": schemas}
 
 
 def _shown(record: Result | ShardView) -> dict[str, Any]:

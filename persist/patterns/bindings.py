@@ -158,13 +158,17 @@ class Bindings:
                     return self._covering(asked)
             raise Unavailable(f"rivals minted bindings in shard {self.shard.name!r} at each try; retry")
 
-    def advance(self) -> int:
+    def advance(self, upper: int = 0) -> int:
         """Let time go on without a new position: times before the clock, or the next one, become complete.
 
+        Args:
+            upper: times before this one become complete as well.
         Returns: the upper afterwards. A rival that is quicker lets it go on as well.
+        Raises: InvalidUsage (`upper` is no time).
         """
+        checked("upper", upper, int)
         with self._lock:
-            self._minted({})
+            self._minted({}, upper)
             return self._known.upper
 
     def refresh(self, wait_s: float = 0.0) -> int:
@@ -244,13 +248,14 @@ class Bindings:
 
     # --- how, with the lock held
 
-    def _minted(self, moved: dict[str, int]) -> bool:
+    def _minted(self, moved: dict[str, int], upper: int = 0) -> bool:
         """Try to bind these positions, or just let time go on; False where a rival was quicker, who is learnt of."""
         known = self._known
         count = len(known.tails.keys() | moved.keys())
         if count > PARTITIONS_MAX:
             raise InvalidUsage(f"the source would have {count} partitions; it has at most {PARTITIONS_MAX}")
         time = known.upper if self._clock is None else self._clock.time(known.upper)
+        time = max(time, upper - 1)
         least = max(self._settings.whole_every_rows, 4 * count)
         whole = bool(moved) and (not known.tails or known.unsaved + len(moved) > least)
         written = {**known.heads(), **moved} if whole else moved

@@ -21,12 +21,13 @@ from persist.client.shard import Shard
 from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
 from persist.patterns.bindings import Bindings
 from persist.patterns.events import whole_events
+from persist.patterns.feed_position import FeedPosition
+from persist.patterns.given import TIME as ROW_TIME
 from persist.patterns.known import times_by
 from persist.patterns.positions import BEFORE_ALL, Numbers, checked_column
 from persist.patterns.stepping import Stepping
 from persist.patterns.stored import PARTITION, POSITION, TIME
 
-ROW_TIME = "__time"
 SCHEMAS_TRIED_MAX = 10  # by which one batch is written, where the shard gets stricter constraints each time
 
 
@@ -65,16 +66,18 @@ Moves = dict[str, tuple[Numbers, Numbers]]  # of each partition the positions th
 class Ingester(Stepping):
     """Writes the records of a source into a shard, at their times. Not thread-safe: rivals have one each.
 
-    The shard is written by ingesters of these bindings alone. An upper of the shard says how far it has come. A step
-    writes the records of the bindings that are new. It raises InvalidUsage (the source gives what does not fit: nothing
-    of that batch was written), Conflict (the shard is closed, or others write to it), NotReadable (the shard of
-    bindings has forgotten history), and whatever the source raises.
+    The shard is fed by ingesters of these bindings alone. An attribute of it says how far they have come. A step writes
+    the records of the bindings that are new. Where an insert, an erasure or a recovery has taken a time of the shard,
+    the records of that time come at the first one that is free, and the bindings go on from there. A step raises
+    InvalidUsage (the source gives what does not fit: nothing of that batch was written), Conflict (the shard is closed,
+    or others have appended to it: see `rebind`), NotReadable (the shard of bindings has forgotten history), and
+    whatever the source raises.
     """
 
     def __init__(
         self, bindings: Bindings, source: Source, shard: Shard, settings: IngestSettings | None = None
     ) -> None:
-        """It goes on from the upper of `shard`.
+        """It goes on from where `shard` stands.
 
         Raises: InvalidUsage (the arguments are others), and what every call may.
         """
@@ -88,7 +91,7 @@ class Ingester(Stepping):
         self._columns = known_by(shard)  # by whose names the source gives records
         self._writer = shard.open_writer(purpose=f"ingesting by {bindings.shard.name}"[:256])
         self._stands: dict[str, int] = {}
-        self.upper = 0
+        self._fed = FeedPosition(shard)
 
     def __repr__(self) -> str:
         return f"Ingester({self._bindings.shard.name!r} -> {self._shard.name!r}, upper={self.upper})"
@@ -97,7 +100,8 @@ class Ingester(Stepping):
 
     def _step(self, wait_s: float) -> bool:
         if self._listen is None:
-            self.upper = self._shard_upper()
+            self._fed.load()
+            self._let_go_on(self.upper)
             self._stands = self._bindings.upto(self.upper - 1, wait_s=wait_s)
             self._listen = self._bindings.listen(self.upper - 1)
         went_on = False
@@ -105,25 +109,39 @@ class Ingester(Stepping):
             if upper.element is None:
                 raise Conflict(f"shard {self._bindings.shard.name!r} of bindings is closed: nothing more is bound")
             self._write(moves_of(bound), upper.element)
+            self._let_go_on(upper.element)
             went_on = True
         return went_on
+
+    def _let_go_on(self, upper: int) -> None:
+        """Let what is bound from now on have a time that is free in the shard. These have come to `upper`."""
+        if upper < self._fed.upper and self._bindings.refresh() < self._fed.upper:
+            self._bindings.advance(self._fed.upper)
 
     def _write(self, moves: Moves, upper: int) -> None:
         """The records of these bindings, batch by batch, and then no more before `upper`."""
         for end in ends_of_batches(moves, self._stands, self._settings.positions_max, upper):
-            batch = {partition: _within(move, self.upper, end) for partition, move in moves.items()}
-            batch = {partition: move for partition, move in batch.items() if len(move[0])}
-            if self._shard_upper() < end:  # else a rival was quicker, and the source need not be read
-                self._append(batch, end)
-            self._stands |= {partition: int(positions[-1]) for partition, (positions, _) in batch.items()}
-            self.upper = end
+            self._fed.refresh()  # where a rival was quicker the source need not be read
+            self._append(moves, end)
+            self._stand(moves)
 
-    def _append(self, batch: Moves, end: int) -> None:
-        for left in range(SCHEMAS_TRIED_MAX, 0, -1):
+    def _stand(self, moves: Moves) -> None:
+        """Learn from bindings where each partition stands now."""
+        for partition, (positions, times) in moves.items():
+            if past := int(np.searchsorted(times, self.upper)):
+                self._stands[partition] = int(positions[past - 1])
+
+    def _append(self, moves: Moves, end: int) -> None:
+        def rows() -> Pinned | None:
+            self._stand(moves)
+            batch = {partition: _within(move, self.upper, end) for partition, move in moves.items()}
             number, known = self._columns_now()
-            rows = self._records(batch, known) if batch else known.arrow.empty_table()
+            found = self._records({name: move for name, move in batch.items() if len(move[0])}, known)
+            return Pinned(found, number, known) if any(len(move[0]) for move in batch.values()) else None
+
+        for left in range(SCHEMAS_TRIED_MAX, 0, -1):
             try:
-                self._writer.append(Pinned(rows, number, known), self.upper, end)
+                self._fed.append(self._writer, end, rows)
                 return
             except SchemaMismatch:  # constraints got stricter: the records are looked at by them
                 if left == 1:
@@ -166,13 +184,8 @@ class Ingester(Stepping):
                 f"the source gave records of partition {partition!r:.100} with positions in [{positions.min()}, "
                 f"{positions.max()}], where it was asked for those after {between[0]} up to {between[1]}"
             )
-        return records.append_column(ROW_TIME, pa.array(times_by(bound, times, positions), pa.int64()))
-
-    def _shard_upper(self) -> int:
-        upper = self._shard.upper().element
-        if upper is None:
-            raise Conflict(f"shard {self._shard.name!r} is closed: no record can be written any more")
-        return upper
+        timed = records.append_column(ROW_TIME, pa.array(times_by(bound, times, positions), pa.int64()))
+        return self._fed.placed(timed)
 
 
 def moves_of(bound: pa.Table) -> Moves:

@@ -7,8 +7,10 @@ the log and `append` what it says to a table, at the same times. So any number o
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -29,10 +31,12 @@ from persist.client.connect import Client
 from persist.client.pinned import Pinned
 from persist.client.shard import Shard
 from persist.client.write import Updates
+from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
     Conflict,
+    Forbidden,
     Indeterminate,
     InvalidUsage,
     PersistError,
@@ -43,6 +47,7 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.patterns.events import whole_events
+from persist.patterns.feed_position import FeedPosition
 from persist.patterns.following import Clock, Followed, confirmed_by
 from persist.patterns.given import TIME, one_table
 from persist.patterns.numbered import Numbered
@@ -204,13 +209,16 @@ class Replica(Stepping):
     """One of those who apply a log to a table. Not thread-safe: rivals have one each.
 
     At each complete time the table has the contents of the log, by the columns that the log has: it follows every
-    change of them. It is written by replicas of this log alone; its upper says how far they have come. A step applies
-    what is new in the log, progress without rows too. It raises Conflict (others write to the table) and NotReadable
-    (the log has forgotten what the table lacks: give the log more history, and make the table anew).
+    change of them. It is fed by replicas of this log alone; an attribute of it says how far they have come. A step
+    applies what is new in the log, progress without rows too. Where an insert, an erasure or a recovery has taken a
+    time of the table, the rows that the log has there come at the first time that is free, as the `info` of that commit
+    tells, and the log goes on from there. A step raises Conflict (the table is closed, or others have appended to it:
+    see `rebind`) and NotReadable (the log has forgotten what the table lacks: give the log more history, and make the
+    table anew).
     """
 
     def __init__(self, log: Shard, table: Shard) -> None:
-        """It goes on from the upper of `table`, which `Replica.open` has made.
+        """It goes on from where `table` stands, which `Replica.open` has made.
 
         Raises: InvalidUsage (the table has another key, or columns that the log never had, or these are no shards).
         """
@@ -220,7 +228,7 @@ class Replica(Stepping):
         self.table = table
         self._place_in(Life.of(log), table.refresh_schema())
         self._writer = table.open_writer(purpose=f"replica of {log.name}"[:256])
-        self.upper = 0
+        self._fed = FeedPosition(table)
 
     @classmethod
     def open(cls, client: Client, log: str, table: str, *, history: timedelta | str | None = None) -> Self:
@@ -246,19 +254,27 @@ class Replica(Stepping):
 
     def _step(self, wait_s: float) -> bool:
         if self._listen is None:
-            upper = self.table.upper().element
-            if upper is None:
-                raise Conflict(f"table {self.table.name!r} is closed, as its log is, or by somebody else")
-            self.upper = upper
-            self._listen = self.log.listen(upper - 1, purpose=f"replica {self.table.name}")
+            self._fed.load()
+            self._let_go_on(self.log.upper())
+            self._listen = self.log.listen(self.upper - 1, purpose=f"replica {self.table.name}")
         went_on = self._follow(self.log.refresh_schema())
         for updates, upper_of in whole_events(self._listen, wait_s):
             columns = self._listen.schema or self.log.schema
             self._follow(columns)
-            self._writer.append(self._as_of_table(updates, columns), self.upper, upper_of)
-            self.upper = self.upper if upper_of.element is None else upper_of.element
+            self._fed.append(self._writer, upper_of.element, partial(self._new_rows, updates, columns))
+            self._let_go_on(upper_of)
             went_on = True
         return went_on
+
+    def _new_rows(self, updates: pa.Table, columns: ShardSchema) -> Pinned | None:
+        placed = self._fed.placed(updates)
+        return self._as_of_table(placed, columns) if placed.num_rows else None
+
+    def _let_go_on(self, upper: Antichain) -> None:
+        """Let the log go on at a time that is free in the table. Where it cannot be written here, times stay apart."""
+        if upper < Antichain(self._fed.upper):
+            with suppress(Forbidden, InvalidUsage, Conflict):
+                self.log.advance_upper(self._fed.upper)
 
     def _follow(self, columns: ShardSchema) -> bool:
         """Bring the table to these columns, which the log has or had, or to later ones. Whether they changed.

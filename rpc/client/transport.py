@@ -201,6 +201,8 @@ class HttpTransport:
         query = f"timeout={wait_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
         if request.past is not None:
             query += f"&past={request.past}"
+        if request.with_service_times:
+            query += "&service_times=true"
         headers = _VIEW
         if request.seen is not None:
             headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}

@@ -208,20 +208,21 @@ def _cloned(wanted: Any) -> tuple[str, str, bool]:
 
 
 @router.get("/shards/{name}", summary="Frontiers and schemas; waits for a time to be complete if asked to")
-async def view(
+async def view(  # noqa: PLR0913 - a query parameter each
     request: Request,
     past: Annotated[int | None, Query(ge=0, description="Wait until this time is complete.")] = None,
     timeout: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait at most.")] = 0.0,
     min_seqno: Annotated[int, Query(ge=0, description="A cached state from this seqno on will do.")] = 0,
     lower: Annotated[str, Query(description="Leave out batches that end at or before this time.")] = "0",
     batches: Annotated[bool, Query(description="Whether a record shows batches; JSON never does.")] = False,
+    service_times: Annotated[bool, Query(description="Whether to show the times that the service chose.")] = False,
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     from_time = frontier(lower, "lower")
     wait_s = min(timeout, service.limits.wait_s_max)
     if service.watcher.waiting_in_all >= service.limits.waits_max:
         wait_s = 0.0
-    wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches)
+    wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, with_service_times=service_times)
     state = await service.watcher.state(name, wanted)
     if read := seen_of(request):
         await service.work.run(service.location.machine(name).check_seen, state, read)
@@ -234,7 +235,7 @@ async def view(
 
 
 def _state(request: Request, state: State, wanted: ViewRequest) -> Response:
-    return _view(request, view_of(state, wanted.lower, wanted.with_batches))
+    return _view(request, view_of(state, wanted))
 
 
 def _view(request: Request, view: ShardView) -> Response:

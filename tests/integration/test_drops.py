@@ -25,7 +25,7 @@ from persist.core.drops import RowDrop
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard
 from persist.core.ids import token_of_key
 from persist.core.state import Policy, State
-from persist.core.view import view_of
+from persist.core.view import ViewRequest, view_of
 from persist.formats.http_messages import decode_view, encode_view
 from rpc.app import create_app
 from rpc.settings import ServerSettings
@@ -400,12 +400,12 @@ def test_a_drop_that_had_nothing_to_do_is_remembered(shard: Shard) -> None:
 
 def test_a_view_without_truncations_is_as_it_was(machine: Machine, shard: Shard) -> None:
     """A client that does not know of them reads it. One with drops it refuses, since it would show dropped rows."""
-    view = view_of(state(machine), Antichain(0), with_batches=True)
+    view = view_of(state(machine), ViewRequest())
     known = len(view.__struct_fields__)
     assert decode_view(encode_view(view)) == view
     assert encode_view(view)[:1] == bytes([0x90 + known - 2])
     shard.truncate(2, mode="drop")
-    view = view_of(state(machine), Antichain(0), with_batches=True)
+    view = view_of(state(machine), ViewRequest())
     assert decode_view(encode_view(view)) == view
     assert encode_view(view)[:1] == bytes([0x90 + known])
 

@@ -65,11 +65,11 @@ class Rival:
         self.writer = shard.open_writer()
         self.before_append = lambda: None
 
-    def append(self, rows: Any, lower: int, upper: int) -> None:
+    def append(self, rows: Any, lower: int, upper: int, **more: Any) -> None:
         if self.chosen.random() < 0.2:
             raise Indeterminate("nobody got it")
         self.before_append()
-        self.writer.append(rows, lower, upper)
+        self.writer.append(rows, lower, upper, **more)
         if self.chosen.random() < 0.2:
             raise Indeterminate("the answer was lost")
 

@@ -120,11 +120,11 @@ def test_rows_that_were_read_before_a_rival_followed_are_written_by_number(clien
     append, before = slow._writer.append, log.schema
 
     class Late:
-        def append(self, *given: Any) -> Any:
+        def append(self, *given: Any, **more: Any) -> Any:
             log.alter(*SWAP)
             Replica.open(client, "log", "table")._follow(log.schema)
             slow.table.refresh_schema()
-            return append(slow._as_of_table(given[0].rows, before), *given[1:])
+            return append(slow._as_of_table(given[0].rows, before), *given[1:], **more)
 
     slow._writer = Late()  # type: ignore[assignment]
     slow.step()
@@ -190,7 +190,7 @@ class Story:
         append, evolve = found._writer.append, found.table.evolve_schema
 
         def before(act: Any) -> Any:
-            def acted(*given: Any) -> Any:
+            def acted(*given: Any, **more: Any) -> Any:
                 if not self.acting and self.chosen.random() < 0.3:
                     self.acting = True
                     self.change() if self.chosen.random() < 0.5 else self.write()
@@ -199,7 +199,7 @@ class Story:
                     self.acting = False
                 if self.chosen.random() < 0.1:
                     raise Unavailable("killed before")
-                done = act(*given)
+                done = act(*given, **more)
                 if self.chosen.random() < 0.1:
                     raise Unavailable("killed after")
                 return done

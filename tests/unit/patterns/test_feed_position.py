@@ -1,0 +1,295 @@
+"""Shards with a feed, of which others take times: no record is lost, none comes twice, whoever takes which time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.bindings import Bindings, Ingester, IngestSettings, Minter
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.location import Location
+from persist.commit.published import Published
+from persist.commit.publishing import PublishSettings
+from persist.copies.recovering import How, recover
+from persist.core.errors import Conflict, Indeterminate
+from persist.patterns.stepping import Stepping
+from persist.patterns.wal import FrontEnd, Replica
+from persist.regions.promoting import OldHome, promote
+from tests.support.location import AscendingIds, memory_location
+
+ROWS = pa.schema([("id", pa.int64())])
+STEPS = 40
+SEEDS = range(6)
+PROOF_SEEDS = range(6, 60)
+
+
+class Numbers:
+    """A source whose records are their positions."""
+
+    def __init__(self) -> None:
+        self.last = -1
+
+    def watermarks(self) -> dict[str, int]:
+        return {"": self.last} if self.last >= 0 else {}
+
+    def read(self, partition: str, after: int, upto: int) -> Iterator[pa.Table]:
+        found = pa.array(range(after + 1, upto + 1), pa.int64())
+        yield pa.table({"id": found, "position": found})
+
+
+class Fed:
+    """A shard `fed`, its feed, and how to add to the feed. `kind`: "bindings" or "log"."""
+
+    def __init__(self, client: Client, kind: str, source: Numbers, positions_max: int = 100_000) -> None:
+        self.client, self.source = client, source
+        if kind == "bindings":
+            self.feed = Bindings.open(client, "feed")
+            self.minter = Minter(self.feed, source.watermarks)
+            shard = client.create_shard("fed", ROWS, ["id"])
+            self.step: Stepping = Ingester(self.feed, source, shard, IngestSettings(positions_max))
+        else:
+            self.log = client.create_shard("feed", ROWS, ["id"], history="forever")
+            self.step = Replica.open(client, "feed", "fed")
+        self.kind = kind
+
+    def add(self) -> None:
+        """One more record in the feed: a number, in order."""
+        if self.kind == "bindings":
+            self.source.last += 1
+            self.minter.tick()
+            return
+        front = FrontEnd(self.log, "front")
+        front.write([{"id": front.acknowledged}])
+        self.source.last = front.acknowledged - 1
+
+    def drain(self) -> None:
+        while self.step.step():
+            pass
+
+    @property
+    def shard(self) -> Shard:
+        return self.client.shard("fed")
+
+    def numbers(self) -> list[int]:
+        return sorted(row["id"] for row in self.shard.snapshot().to_arrow(expand=True).to_pylist())
+
+
+@pytest.fixture(params=["bindings", "log"])
+def fed(request: pytest.FixtureRequest) -> Iterator[Fed]:
+    with Client(EmbeddedTransport(memory_location())) as client:
+        found = Fed(client, request.param, Numbers())
+        for _ in range(3):
+            found.add()
+        found.drain()
+        yield found
+
+
+def erases(shard: Shard) -> None:
+    shard.erase(keys=[(1,)], reason="asked for")
+
+
+def inserts(shard: Shard) -> None:
+    shard.insert([{"id": 1, "__diff": -1}])
+
+
+@pytest.mark.parametrize("verb", [erases, inserts])
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_what_the_feed_has_at_a_time_that_was_taken_comes_at_the_next_one(
+    fed: Fed, verb: Callable[[Shard], None], is_fresh: bool
+) -> None:
+    verb(fed.shard)
+    taken = fed.shard.upper()
+    for _ in range(3):
+        fed.add()
+        if is_fresh:
+            fed.step = Fed(fed.client, fed.kind, fed.source).step
+        fed.drain()
+    assert fed.numbers() == [0, 2, 3, 4, 5]
+    later = [
+        row
+        for event in fed.shard.listen(taken.element - 1, until=fed.shard.upper())
+        for row in event.updates.to_pylist()
+    ]  # type: ignore[operator]
+    assert sorted(row["id"] for row in later) == [3, 4, 5]
+    assert fed.client.shard("feed").upper() == fed.shard.upper()  # so the next times are the same in both again
+
+
+def test_the_history_tells_which_times_of_the_feed_came_later(fed: Fed) -> None:
+    inserts(fed.shard)
+    fed.add()
+    fed.drain()
+    [info] = [entry.info for entry in fed.shard.history() if entry.info]
+    assert info == {"feed_times": [3, 4]}
+
+
+def appends(shard: Shard) -> None:
+    shard.append([{"id": 77}], 3, 5)
+
+
+def advances(shard: Shard) -> None:
+    shard.advance_upper(5)
+
+
+@pytest.mark.parametrize(("verb", "foreign"), [(appends, [77]), (advances, [])])
+def test_times_that_others_have_written_are_a_conflict_until_it_is_to_go_on(
+    fed: Fed, verb: Callable[[Shard], None], foreign: list[int]
+) -> None:
+    """They were taken for a rival's work, and the records of these times never came."""
+    verb(fed.shard)
+    fed.add()
+    for step in (fed.step, Fed(fed.client, fed.kind, fed.source).step):
+        with pytest.raises(Conflict, match=r"times \[3, 5\) of shard 'fed'"):
+            step.step()
+    fed.step.rebind()
+    fed.drain()
+    assert fed.numbers() == [0, 1, 2, 3, *foreign]
+    fed.add()
+    fed.drain()
+    assert fed.numbers() == [0, 1, 2, 3, 4, *foreign]
+
+
+def test_a_shard_that_has_rows_of_before_gets_all_of_its_feed() -> None:
+    with Client(EmbeddedTransport(memory_location())) as client:
+        client.create_shard("fed", ROWS, ["id"]).insert([{"id": 100}])
+        found = Fed(client, "bindings", Numbers())
+        found.add()
+        found.drain()
+        assert found.numbers() == [0, 100]
+
+
+# --- stories
+
+
+class Story:
+    """A feed, rivals who apply it, those who erase and insert in its shard, and homes that are lost.
+
+    What is there in the end: each record of the source once, less those that were erased, and what was inserted.
+    """
+
+    def __init__(self, seed: int, kind: str) -> None:
+        self.chosen, self.kind, self.source = random.Random(seed), kind, Numbers()
+        self.blob, self.consensus = MemoryBlob("mem:"), MemoryConsensus("mem:")
+        self.opened = 0
+        self.fed = self.process()
+        self.rival = self.process()
+        self.expected: Counter[int] = Counter()
+        self.inserted = 0
+
+    def location(self) -> Location:
+        self.opened += 1
+        return memory_location(blob=self.blob, consensus=self.consensus, ids=AscendingIds(self.opened))
+
+    def client(self) -> Client:
+        return Client(EmbeddedTransport(self.location()))
+
+    def process(self) -> Fed:
+        return Fed(self.client(), self.kind, self.source, self.chosen.choice([1, 3, 100]))
+
+    def act(self) -> None:
+        match self.chosen.choice(["add", "add", "add", "step", "step", "rival", "kill", "erase", "insert", "home"]):
+            case "add":
+                self.fed.add()
+            case "step":
+                self.fed.step.step()
+            case "rival":
+                self.between(lambda: self.rival.step.step())
+            case "kill":
+                self.fed, self.rival = self.rival, self.process()
+            case "erase":
+                self.erase()
+            case "insert":
+                self.inserted += 1
+                self.fed.shard.insert([{"id": -self.inserted}])
+            case "home":
+                self.move()
+
+    def between(self, step: Callable[[], object]) -> None:
+        """A step, in which the other one is quicker, somebody takes a time, or the answer is lost."""
+        writer, append = self.rival.step._writer, self.rival.step._writer.append
+        before = self.chosen.choice([self.fed.step.step, self.erase, lambda: None])
+        lost = self.chosen.choice([None, "request", "answer"])
+
+        def appended(*args: object, **more: object) -> None:
+            writer.append = append  # type: ignore[method-assign]
+            before()
+            if lost != "request":
+                append(*args, **more)  # type: ignore[arg-type]
+            if lost is not None:
+                raise Indeterminate("nobody knows")
+
+        writer.append = appended  # type: ignore[method-assign, assignment]
+        with suppress(Indeterminate):
+            step()
+        writer.append = append  # type: ignore[method-assign]
+
+    def erase(self) -> None:
+        there = [number for number in self.fed.numbers() if number >= 0]
+        if there:
+            gone = self.chosen.choice(there)
+            self.fed.shard.erase(keys=[(gone,)], reason="asked for")
+            self.expected[gone] -= 1
+
+    def move(self) -> None:
+        """The home is lost: its blobs are recovered, or a copy of them is promoted."""
+        self.publish()
+        blob, self.blob = self.blob, self.copied()
+        self.consensus = MemoryConsensus(f"mem:{self.opened}")
+        gap = self.chosen.choice([1, 5, 1_000])
+        if self.chosen.random() < 0.5:
+            recover(self.location(), gap=gap)
+        else:
+            promote(self.location(), f"r{self.opened}", "eu", OldHome(blob=blob), How(gap=gap))
+        self.fed, self.rival = self.process(), self.process()
+
+    def publish(self) -> None:
+        location = self.location()
+        published = Published(location, PublishSettings(every_s=5.0), at_once=True)
+        names = location.all_names(with_dropped=True)
+        for name in names:
+            published.look(name, location.machine(name).refresh())
+        published.round(dict.fromkeys(names, False))
+        published.close()
+
+    def copied(self) -> MemoryBlob:
+        copy = MemoryBlob("mem:")
+        for stat in self.blob.list(""):
+            copy.put(stat.key, self.blob.get(stat.key))
+        return copy
+
+    def check(self) -> None:
+        last = self.process()
+        last.drain()
+        expected = self.expected
+        expected.update(range(self.source.last + 1))
+        expected.update(-number for number in range(1, self.inserted + 1))
+        assert last.numbers() == sorted(expected.elements())
+
+
+def check(seed: int, kind: str) -> None:
+    story = Story(seed, kind)
+    for _ in range(STEPS):
+        story.act()
+    story.check()
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("kind", ["bindings", "log"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_there_is_the_source_less_what_was_erased(seed: int, kind: str) -> None:
+    check(seed, kind)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("kind", ["bindings", "log"])
+def test_what_is_there_is_the_source_less_what_was_erased_in_many_stories(kind: str) -> None:
+    for seed in PROOF_SEEDS:
+        check(seed, kind)
