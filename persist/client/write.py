@@ -300,6 +300,25 @@ class WriteHandle(Timeable):
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
         return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token, said)
 
+    def commit_append(
+        self,
+        runs: Sequence[Run],
+        lower: Time,
+        upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        """Commit staged `runs` with times in `[lower, upper)`, of which the shard may have the beginning already.
+
+        For replicated writers that write identical definite data: rows before the shard's upper are dropped, however
+        they were cut into parts. `token`, `attributes`, `info` and what it Raises: as `append` says.
+        """
+        since, until = frontier(lower), frontier(upper)
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        return self._appended(lambda w, t: c.Append(w, t, since, until, tuple(runs), changes), token, said)
+
     def commit_restore(
         self, runs: Sequence[Run], as_of: int, expected_upper: Time, *, token: Token | None = None
     ) -> c.Appended:

@@ -19,7 +19,7 @@ from persist.client.retry import send
 from persist.client.shaping import ALTER_TRIES
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
-from persist.core.antichain import EMPTY, frontier
+from persist.core.antichain import frontier
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
 from persist.core.commands import AttributeValues, ReadAttributes
@@ -144,7 +144,7 @@ class Job:
         if self.replaces != REPLACE_KEYS:
             handle = self.handle()
             names_it = self.replaces == REPLACE_ALL or self.options.restores is not None  # the commit names the time
-            time = None if names_it else self.options.expected_upper
+            time = None if names_it else self.options.first_time
             runs = handle.stage_for_one_commit(rows, time, by_rows=False)
             if self.before is None:  # of columns that are to come nobody can tell yet
                 runs = handle.receipted(runs)
@@ -201,8 +201,8 @@ class Job:
     @property
     def _commits_without_rows(self) -> bool:
         """Whether a job without rows changes the shard all the same."""
-        is_conditional = self.options.expected_upper is not None and self.replaces == REPLACE_NOTHING
-        return self.replaces == REPLACE_ALL or (is_conditional and not self.options.rewrites)
+        names_upper = self.options.first_time is not None and self.replaces == REPLACE_NOTHING
+        return self.replaces == REPLACE_ALL or (names_upper and not self.options.rewrites)
 
     def _commit(
         self, done: Sequence[Staged], runs: Runs, attributes: Attributes, caller: Caller, *, streams: bool
@@ -212,10 +212,12 @@ class Job:
             self._replace(done, runs, attributes, caller, retire=streams)
         elif self.options.restores is not None:
             self._restore(runs, self.options.restores, caller)
+        elif self.options.append is not None:
+            self.handle(caller).commit_append(runs, *self.options.append, token=self.token)
         elif self.options.expected_upper is not None and (runs or not self.options.rewrites):
-            upper = EMPTY if self.options.closes else frontier(self.options.new_upper)
+            expected, upper = self.options.expected_upper, self.options.new_upper
             self.handle(caller).commit_compare_and_append(
-                runs, self.options.expected_upper, upper, token=self.token, attributes=attributes
+                runs, expected, upper, token=self.token, attributes=attributes
             )
         elif runs and streams:
             executors.kept_writer(self.target, self.shard_id, caller).commit_insert(runs, attributes=attributes)
@@ -381,11 +383,11 @@ def _found_or_created(target: Target, options: WriteOptions, schema: StructType)
     except UnknownShard as error:
         if options.restores is not None:
             raise UnknownShard(f"shard {target.shard!r} does not exist, so it cannot be restored") from error
-        if options.expected_upper:
+        if options.first_time:
             raise UpperMismatch(
                 f"shard {target.shard!r} does not exist: when it is created its upper is [0], not the expected "
-                f"[{options.expected_upper}]; give expectedUpper=0, or leave it out",
-                expected=[options.expected_upper],
+                f"[{options.first_time}]; begin at 0, or let the service choose the time",
+                expected=[options.first_time],
                 actual=[0],
             ) from error
         if options.key is None:
@@ -439,7 +441,7 @@ def _check_roles(schema: StructType, options: WriteOptions) -> None:
     if TIME in schema.names and options.time_column != TIME:
         raise InvalidUsage(
             f"the DataFrame has a column {TIME}, the name of times: rows with times need options expectedUpper and "
-            f"newUpper, and timeColumn={TIME}; or drop the column"
+            f"newUpper, or appendLower and appendUpper, and timeColumn={TIME}; or drop the column"
         )
     if DIFF in schema.names and options.diff_column != DIFF and options.restores is None:
         raise InvalidUsage(

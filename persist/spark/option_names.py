@@ -33,9 +33,11 @@ WRITE = (
 )  # fmt: skip
 BATCH_WRITE = (
     "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites",
-    "overwriteSchema",
+    "overwriteSchema", "appendLower", "appendUpper",
 )  # fmt: skip
 WRITES_OTHERWISE = (
+    "appendLower",
+    "appendUpper",
     "newUpper",
     "rewrites",
     "txnAppId",
@@ -49,6 +51,10 @@ WRITES_OTHERWISE = (
     "unique",
     "checks",
 )
+NO_APPEND = (
+    "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "rewrites", "envelope",
+    "deleteColumn", "overwriteSchema",
+)  # fmt: skip
 RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
 STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
 ALLOWED: Mapping[str, tuple[str, ...]] = {

@@ -15,7 +15,7 @@ from persist.client.snapshot import ReadSettings, Tagged
 from persist.client.telling import read_info
 from persist.client.wall_clock import read_instant, read_point
 from persist.client.write import WriteSettings
-from persist.core.antichain import TIME_MAX
+from persist.core.antichain import EMPTY, TIME_MAX, Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.tags import check_tag_name
@@ -27,6 +27,7 @@ from persist.spark.option_names import (
     BATCH_PAST,
     BATCH_READ,
     CHANGES,
+    NO_APPEND,
     READ,
     SELECTS,
     WRITES_OTHERWISE,
@@ -163,7 +164,10 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What every write takes. `append`: the service chooses the time unless `expected_upper` is given."""
+    """What every write takes. The service chooses the time unless `expected_upper` or `append` is given.
+
+    `append` is the interval of rows that replicated writers write, of which the shard may have the beginning already.
+    """
 
     key: tuple[str, ...] | None
     time_column: str | None
@@ -171,8 +175,8 @@ class WriteOptions:
     upsert: bool
     delete_column: str | None
     expected_upper: int | None
-    new_upper: int | None
-    closes: bool = False
+    new_upper: Antichain | None
+    append: tuple[int, Antichain] | None = None
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
     constraints: Constraining = NO_CONSTRAINTS  # of such a shard
@@ -187,7 +191,12 @@ class WriteOptions:
     def moves_upper(self) -> bool:
         """Whether the write names the upper that comes after it, other than the next time."""
         expected = self.expected_upper
-        return self.closes or (expected is not None and self.new_upper != expected + 1)
+        return self.append is not None or (expected is not None and self.new_upper != Antichain(expected + 1))
+
+    @property
+    def first_time(self) -> int | None:
+        """The time of rows that have none of their own; None: the service chooses it."""
+        return self.expected_upper if self.append is None else self.append[0]
 
     @property
     def renames(self) -> dict[str | None, str]:
@@ -197,20 +206,22 @@ class WriteOptions:
     @classmethod
     def of(cls, options: Options) -> WriteOptions:
         time_column, diff_column = options.text("timeColumn"), options.text("diffColumn")
-        expected = _expected_upper(options)
-        closes = (options.text("newUpper") or "").lower() in ("closed", "[]")
-        upper = None if closes else version_of(options, "newUpper")
+        expected, append = _expected_upper(options), _append_interval(options)
+        upper = _new_upper(options, "newUpper")
         upsert = options.choice("envelope", ("none", "upsert")) == "upsert"
-        if expected is None and (upper is not None or closes):
+        if expected is None and upper is not None:
             raise InvalidUsage("option 'newUpper' needs 'expectedUpper'; without both the service chooses the time")
-        if upsert and (upper is not None or closes or time_column or diff_column):
+        if upsert and (upper is not None or time_column or diff_column):
             raise InvalidUsage("envelope=upsert works out times and diffs itself; leave the other options out")
-        if expected is not None and upper is None and not closes:
+        if expected is not None and upper is None:
             if time_column is not None:
                 raise InvalidUsage("option 'timeColumn' needs 'newUpper': every time lies in [expectedUpper, newUpper)")
-            upper = expected + 1
-        if time_column is not None and expected is None:
-            raise InvalidUsage("option 'timeColumn' needs 'expectedUpper' and 'newUpper', between which its times lie")
+            upper = Antichain(expected + 1)
+        if time_column is not None and expected is None and append is None:
+            raise InvalidUsage(
+                "option 'timeColumn' needs 'expectedUpper' and 'newUpper', or 'appendLower' and 'appendUpper', between "
+                "which its times lie"
+            )
         if options.has("txnAppId") != options.has("txnVersion"):
             raise InvalidUsage("options 'txnAppId' and 'txnVersion' go together")
         restores = version_of(options, "restoreTo")
@@ -221,7 +232,7 @@ class WriteOptions:
             if expected is None:
                 raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', up to which the rows lead back")
         rewrites = options.flag("rewrites")
-        if rewrites and (diff_column is None or upsert or expected is None or upper != expected + 1):
+        if rewrites and (diff_column is None or upsert or expected is None or upper != Antichain(expected + 1)):
             raise InvalidUsage("option 'rewrites' needs 'readTime' and 'diffColumn': the rows change what was read")
         version = options.integer("txnVersion", 0, 2**63 - 1)
         if options.has("deleteColumn") and not upsert:
@@ -234,7 +245,7 @@ class WriteOptions:
             delete_column=options.text("deleteColumn"),
             expected_upper=expected,
             new_upper=upper,
-            closes=closes,
+            append=append,
             txn=None if version is None else (options.text("txnAppId") or "", version),
             history=options.text("history"),
             constraints=_constraints(options),
@@ -371,6 +382,27 @@ def _expected_upper(options: Options) -> int | None:
     if at >= TIME_MAX:
         raise InvalidUsage(f"option 'readTime' is {at}; no write comes after it")
     return at + 1
+
+
+def _new_upper(options: Options, name: str) -> Antichain | None:
+    """The upper that an option names, a time or `closed`; None where it is not given. Raises InvalidUsage."""
+    if (options.text(name) or "").lower() in ("closed", "[]"):
+        return EMPTY
+    time = version_of(options, name)
+    return None if time is None else Antichain(time)
+
+
+def _append_interval(options: Options) -> tuple[int, Antichain] | None:
+    """The interval of a replicated append; None: it is no such write. Raises InvalidUsage."""
+    lower, upper = version_of(options, "appendLower"), _new_upper(options, "appendUpper")
+    if lower is None and upper is None:
+        return None
+    if lower is None or upper is None:
+        raise InvalidUsage("options 'appendLower' and 'appendUpper' go together: the rows lie between them")
+    for given in NO_APPEND:
+        if options.has(given):
+            raise InvalidUsage(f"option {given!r} means nothing with appendLower; leave it out")
+    return lower, upper
 
 
 def version_of(options: Options, name: str) -> int | None:

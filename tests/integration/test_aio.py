@@ -23,7 +23,7 @@ from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
 TASKS = 60
-WITHOUT_TYPES = {"erased", "with_timeout", "commit_compare_and_append", "commit_drop", "commit_insert"}
+WITHOUT_TYPES = {"erased", "with_timeout", "commit_append", "commit_compare_and_append", "commit_drop", "commit_insert"}
 WITHOUT_TYPES |= {"commit_restore", "commit_rewrite", "commit_truncation", "receipted", "schema_of", "stage"}
 WITHOUT_TYPES |= {"stage_for_one_commit", "move", "move_alone", "release"}
 
