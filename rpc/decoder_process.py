@@ -1,7 +1,8 @@
 """The other end of `rpc.decoders`: Parquet files come in, and their rows go out as one Arrow stream each.
 
-It runs as a process of its own, with a bound on its memory, because no bound on what a Parquet file becomes can be read
-from the file: a page of a few bytes may hold any number of values. What takes more ends this process and nothing else.
+It runs as a process of its own, with a bound on its memory. A posted file comes from any program, and its pages are not
+looked at first, as those of parts are: a page of a few bytes may hold any number of values. What takes more memory ends
+this process and nothing else.
 It believes nobody and is believed in nothing: whoever asked counts what comes back.
 
     python -m rpc.decoder_process MEMORY_BYTES

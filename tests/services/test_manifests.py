@@ -234,13 +234,18 @@ def test_the_list_names_every_file_and_every_image() -> None:
     (listed,) = documents((HERE / "kustomization.yaml").read_text())
     assert tuple(listed["resources"]) == FILES
     assert {path.name for path in HERE.iterdir()} == {*FILES, "kustomization.yaml"}
-    assert listed["images"] == [{"name": "registry.example.org/persist", "newTag": "0.1.0"}]
+    [image] = listed["images"]
+    assert image.keys() == {"name", "newName", "newTag"}
     images = {container["image"] for _, pod in pods(documents()) for container in pod["spec"]["containers"]}
-    assert images == {"registry.example.org/persist:0.1.0"}
+    assert images == {f"{image['name']}:{image['newTag']}"}
 
 
-def test_the_page_tells_how_to_make_every_secret() -> None:
-    assert set(re.findall(r"create secret generic (\S+)", page("docs/deployment.md"))) == SECRETS
+def test_the_page_makes_the_image_the_namespace_and_every_secret_that_the_list_names() -> None:
+    (listed,) = documents((HERE / "kustomization.yaml").read_text())
+    [image], said = listed["images"], page("docs/deployment.md")
+    assert f"docker push {image['newName']}:{image['newTag']}\n" in said
+    assert f"kubectl create namespace {listed['namespace']}\n" in said
+    assert set(re.findall(rf"kubectl -n {listed['namespace']} create secret generic (\S+)", said)) == SECRETS
 
 
 # --- what they run
