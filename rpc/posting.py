@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from starlette.requests import Request
 
+from persist.client.editing import unless_landed
 from persist.client.thin_writer import Making, Names
 from persist.core import commands as c
 from persist.core.errors import (
@@ -21,7 +22,6 @@ from persist.core.errors import (
     PersistError,
     SchemaMismatch,
     Unavailable,
-    UnknownShard,
 )
 from persist.core.ids import Token
 from persist.core.recorded import Caller
@@ -119,26 +119,17 @@ def _as_of_now(service: Service, posted: Posted, data: bytes) -> c.Appended:
             known, state = state, machine.refresh()
             if left > 1 and (state.shard_id, state.schema_id) != (known.shard_id, known.schema_id):
                 continue
-            found = _repeated(service, posted, data, service.writers.names(state), error)
-            if found is None:
-                raise
-            return found
+            _check_landed(service, posted, service.writers.names(state), error)
+            raise
     raise AssertionError("the last try returns or raises")
 
 
-def _repeated(service: Service, posted: Posted, data: bytes, names: Names, refused: PersistError) -> c.Appended | None:
-    """What the token of a refused body was answered, where it came with these rows before the columns were changed."""
-    if posted.token is None or not isinstance(refused, InvalidUsage):
-        return None
-    if isinstance(refused, (UnknownShard, BodyTooLarge)):  # by no columns it is another one
-        return None
-    with service.allowance() as allowed, service.writers.writer(posted.name, names, posted.caller) as handle:
-        return handle.repeated(
-            lambda schema: _read(service, posted, data, schema, allowed),
-            posted.kind.default_time,
-            posted.kind.command,
-            posted.token,
-        )
+def _check_landed(service: Service, posted: Posted, names: Names, refused: PersistError) -> None:
+    """Raise TokenReused where a body is refused, and a write with its token has landed."""
+    if not isinstance(refused, InvalidUsage) or isinstance(refused, BodyTooLarge):
+        return
+    with service.writers.writer(posted.name, names, posted.caller) as handle, unless_landed(handle, posted.token):
+        raise refused
 
 
 def _written(service: Service, posted: Posted, data: bytes, names: Names) -> c.Appended:

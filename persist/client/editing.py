@@ -26,7 +26,15 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import ConstraintViolated, Indeterminate, PersistError, SchemaMismatch, UpperMismatch
+from persist.core.errors import (
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    SchemaMismatch,
+    TokenReused,
+    UnknownShard,
+    UpperMismatch,
+)
 from persist.core.ids import Token
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.transitions.naming import DIFF_MAX
@@ -95,8 +103,9 @@ class Editing(Rewriting):
         """Raises what `Shard.upsert` says."""
         if token is None:
             return self._tried(None)
-        view = self.transport.last_view(self.name, ViewRequest(with_batches=False))
-        said: list[object] = [self.plan.verb, *self.plan.to(view).question]
+        with unless_landed(self._writer(None), token):
+            view = self.transport.last_view(self.name, ViewRequest(with_batches=False))
+            said: list[object] = [self.plan.verb, *self.plan.to(view).question]
         said.append(None if self.expected is None else self.expected.to_json())
         said.append([(one.key, one.verb, one.value, one.expected) for one in self.attributes])
         digest = hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
@@ -105,7 +114,9 @@ class Editing(Rewriting):
         def tried() -> Edited:
             try:
                 return asked._tried(token)
-            except ConstraintViolated:  # maybe by the rows of another try, which has landed meanwhile
+            except (TokenReused, UnknownShard):
+                raise
+            except InvalidUsage:  # maybe because of another try, which has landed meanwhile
                 if (done := asked._landed(0, token)) is None:
                     raise
                 return asked._told(done)
@@ -316,6 +327,22 @@ class Editing(Rewriting):
             f"a row of shard {self.name!r} is there {most} times, and one commit can change at most {DIFF_MAX} of it; "
             "take some away by inserts with a negative __diff first"
         )
+
+
+@contextmanager
+def unless_landed(handle: WriteHandle, token: Token | None) -> Iterator[None]:
+    """Raise TokenReused in the place of a refusal of rows, where a write with the token has landed.
+
+    It may be the same write: by other columns than it had, its rows are not known again.
+    """
+    try:
+        yield
+    except (TokenReused, UnknownShard):
+        raise
+    except InvalidUsage:
+        if token is not None:
+            edit_landed(handle, "insert", token)
+        raise
 
 
 def edit_landed(handle: WriteHandle, verb: str, token: Token, question: bytes = b"") -> c.Appended | None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from persist.client.changes import Asked, Between, between
+from persist.client.editing import unless_landed
 from persist.client.retry import send
 from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, kept, part_reader
@@ -207,7 +208,8 @@ class Erasing(Rewriting):
     def run(self, token: Token | None) -> ErasureStatus:
         """Raises what `Shard.erase` says."""
         token = mint(Token, self.transport.ids) if token is None else token
-        removed = self._settled(0, token, lambda: self._tried(token), lambda _: None)
+        with unless_landed(self._writer(None), token):
+            removed = self._settled(0, token, lambda: self._tried(token), lambda _: None)
         erasure = erasure_id(token)
         try:
             return status_of(self.transport, self.name, erasure, self.read.retry_s, removed)

@@ -7,7 +7,7 @@ whatever others do at the same time. A `compare_and_append` says itself at which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.changes import Named
-from persist.client.editing import Editing, edit_landed
+from persist.client.editing import Editing, unless_landed
 from persist.client.pinned import Pinned
 from persist.client.planned import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
-from persist.client.repeating import Append, Repeating, by_names_of
 from persist.client.snapshot import ReadSettings, holding
 from persist.client.telling import Info, info_bytes
-from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, as_updates, names_of, reusable
+from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, as_updates, reusable
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
-from persist.core.errors import ConstraintViolated, InvalidUsage, SchemaMismatch
-from persist.core.ids import Token, WriterId, parse, writer_of
+from persist.core.batch import Part, Run
+from persist.core.errors import InvalidUsage, SchemaMismatch
+from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.recorded import Caller
 from persist.core.view import ShardView, ViewRequest
@@ -55,9 +55,8 @@ class Insert:
     def bound(self, schema: ShardSchema) -> Bound:
         rows = conformed(self.rows, schema, None)
         keyed = key_schema(schema)
-        return _Insert(
-            schema, _with_added_keys(rows, keyed, schema), [str(digest_of_rows(rows))], keyed=keyed, rows=rows
-        )
+        those = _with_added_keys(rows, keyed, schema) if schema.details.unique else NONE
+        return _Insert(schema, those, [str(digest_of_rows(rows))], keyed=keyed, rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +137,7 @@ class CheckedWriter(WriteHandle):
                 return self._inserted(rows, changes, token, said)
             return WriteHandle.insert(self, rows, token=token, attributes=changes, info=info)
 
-        return self._or_again(updates, write, token, None, lambda w, t: c.Insert(w, t, (), changes))
+        return self._by_schema(updates, write, token)
 
     def compare_and_append(
         self,
@@ -159,13 +158,7 @@ class CheckedWriter(WriteHandle):
                 self, rows, expected_upper, new_upper, token=token, attributes=changes, info=info
             )
 
-        return self._or_again(
-            updates,
-            write,
-            token,
-            lower.element or 0,
-            lambda w, t: c.CompareAndAppend(w, t, lower, frontier(new_upper), (), changes),
-        )
+        return self._by_schema(updates, write, token)
 
     def append(
         self,
@@ -184,9 +177,7 @@ class CheckedWriter(WriteHandle):
                 self._look_up(rows, since, until)
             return WriteHandle.append(self, rows, lower, upper, token=token, attributes=changes, info=info)
 
-        return self._or_again(
-            updates, write, token, since.element or 0, lambda w, t: c.Append(w, t, since, until, (), changes)
-        )
+        return self._by_schema(updates, write, token)
 
     def check(self, updates: Updates) -> None:
         """Look whether rows could be inserted into the shard as it is now: by its constraints, and by its keys.
@@ -202,58 +193,56 @@ class CheckedWriter(WriteHandle):
         if schema.details.unique and view.upper.element is not None:
             self._check_unique(given, schema_id, schema, view.upper.element)
 
-    def _or_again(
+    def judged(self, updates: Updates, act: Callable[[Updates], _T]) -> _T:
+        """What `act` makes of rows; where it refuses them by what is known of the shard here, by the shard as of now.
+
+        Raises what `act` does, and InvalidUsage: a name means another column by now.
+        """
+        try:
+            return act(updates)
+        except InvalidUsage:
+            later = self._later(updates)
+            if later is None:
+                raise
+        return act(later)
+
+    def _later(self, updates: Updates) -> Updates | None:
+        """The rows, for the schema that the shard has got since the known one, which this writer goes by from here on.
+
+        None: it has the same, or the rows cannot be read again.
+        """
+        known = self.schema_of(updates)[0]
+        updates = self._as_of_now(updates)
+        return updates if self.schema_of(updates)[0] != known and _can_be_read_again(updates) else None
+
+    def _parts(
         self,
         updates: Updates,
-        write: Callable[[Updates, ShardSchema], c.Appended],
-        token: Token | None,
         default_time: int | None,
-        made: Callable[[WriterId, Token], Append],
-    ) -> c.Appended:
-        """What is written; or what was, where the token came with these rows before the columns were changed."""
-        try:
-            return self._by_schema(updates, write, token)
-        except InvalidUsage:  # by the columns of now they do not fit, or are others than the token came with
-            if token is None or not _can_be_read_again(updates):
-                raise
-            schemas = sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
-            rows, number = (updates.rows, updates.schema_id) if isinstance(updates, Pinned) else (updates, None)
-            known = schemas.get(self._newest()[0] if number is None else number)
-
-            def readings(then: ShardSchema) -> Iterator[pa.Table]:
-                with suppress(InvalidUsage):
-                    yield conformed(rows, then, default_time)
-                if known is not None:  # or by the names that the columns have got
-                    table = join([*pieces(as_updates(rows, known))])
-                    called = by_names_of(table, known, then, names_of(rows))
-                    if called is not None:
-                        yield conformed(called, then, default_time)
-
-            command = made(writer_of(parse(Token, token)), token)
-            found = Repeating(self._send).answer(command, token, schemas, readings) if len(schemas) > 1 else None
-            if found is None:
-                raise
-            return found
+        inline_bytes_max: int,
+        on_part: Callable[[Part], None] | None = None,
+        *,
+        digests: bool,
+    ) -> tuple[Run, ...]:
+        stage = super()._parts
+        return self.judged(updates, lambda rows: stage(rows, default_time, inline_bytes_max, on_part, digests=digests))
 
     def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T], token: Token | None) -> _T:
         """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile.
 
-        Raises TokenReused where a constraint refuses rows that may have landed before, by the same token.
+        Raises TokenReused where rows are refused, and a write with the token has landed.
         """
-        for tries in range(1, SCHEMAS_MAX + 1):
-            schema = updates.schema if isinstance(updates, Pinned) else self._newest()[1]
-            if schema.details.unique:
-                updates = reusable(updates)
-            try:
-                return write(updates, schema)
-            except SchemaMismatch:
-                if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
-                    raise
-                updates = self._as_of_now(updates)
-            except ConstraintViolated:
-                if token is not None:  # "nothing was written" has to be true
-                    edit_landed(self, Insert.verb, token)
-                raise
+        with unless_landed(self, token):
+            for tries in range(1, SCHEMAS_MAX + 1):
+                schema = updates.schema if isinstance(updates, Pinned) else self._newest()[1]
+                if schema.details.unique:
+                    updates = reusable(updates)
+                try:
+                    return write(updates, schema)
+                except SchemaMismatch:
+                    if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
+                        raise
+                    updates = self._as_of_now(updates)
         raise AssertionError("the last try returns or raises")
 
     def _as_of_now(self, updates: Updates) -> Updates:
@@ -293,8 +282,14 @@ class CheckedWriter(WriteHandle):
         start = view.upper.element
         if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
             return
-        schema_id, schema = self.schema_of(rows)
-        given = conformed(rows, schema, lower.element or 0)
+        if not current_schema(view.schemas)[1].details.unique:  # it was given up
+            return
+
+        def read(rows: Updates) -> tuple[int, ShardSchema, pa.Table]:
+            schema_id, schema = self.schema_of(rows)
+            return schema_id, schema, conformed(rows, schema, lower.element or 0)
+
+        schema_id, schema, given = self.judged(rows, read)
         self._check_unique(given.filter(pc.greater_equal(given.column(TIME), start)), schema_id, schema, start)
 
     def _check_unique(self, given: pa.Table, schema_id: int, schema: ShardSchema, start: int) -> None:
@@ -317,9 +312,12 @@ class CheckedWriter(WriteHandle):
 
 
 def _asked(schema: ShardSchema) -> object:
-    return schema.details.unique, schema.details.not_null, schema.details.checks
+    """What a schema asks of rows, whatever their columns are called."""
+    columns = {(schema.id_of[field.name], str(field.type), field.nullable) for field in schema.arrow}
+    return schema.details.unique, schema.details.not_null, schema.details.checks, columns
 
 
 def _can_be_read_again(updates: Updates) -> bool:
     updates = updates.rows if isinstance(updates, Pinned) else updates
-    return isinstance(updates, (pa.Table, pa.RecordBatch, list)) or hasattr(updates, "iloc")
+    is_frame = hasattr(updates, "iloc") or type(updates).__module__.partition(".")[0] == "polars"
+    return isinstance(updates, (pa.Table, pa.RecordBatch, list)) or is_frame

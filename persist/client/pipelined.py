@@ -25,8 +25,9 @@ import pyarrow.compute as pc
 from persist.attributes.handle import Attributes
 from persist.client import deadlines
 from persist.client.arguments import check_numbers
+from persist.client.inserting import CheckedWriter
 from persist.client.timed import Timeable
-from persist.client.write import Updates, WriteHandle, as_updates
+from persist.client.write import Updates, as_updates
 from persist.commit.system import Clock, OwnProcess
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
@@ -81,7 +82,7 @@ class PipelinedWriter(Timeable):
     def __init__(
         self,
         name: str,
-        writer: WriteHandle,
+        writer: CheckedWriter,
         attributes: Attributes,
         clock: Clock,
         settings: PipelineSettings,
@@ -125,7 +126,7 @@ class PipelinedWriter(Timeable):
             stopped the writer, such as AttributeMismatch (it was opened elsewhere).
         """
         self._process.check()
-        append = _conformed(updates, self._writer.schema_of(updates)[1])
+        append = self._writer.judged(updates, lambda rows: _conformed(rows, self._writer.schema_of(rows)[1]))
         rows = append.rows
         settings = self._settings
         with self._changed:

@@ -7,27 +7,24 @@ by then: whoever has their bytes reads them anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from persist.client.embedded import EmbeddedTransport
-from persist.client.inserting import CheckedWriter, conformed
-from persist.client.repeating import Repeating
+from persist.client.inserting import CheckedWriter
 from persist.client.retry import send
 from persist.client.transport import OneShard
 from persist.client.write import Updates, WriteSettings, by_token
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import PersistError
-from persist.core.ids import ShardId, Token, WriterId, mint, writer_of
+from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
 from persist.core.transitions.outcomes import Written
-from persist.core.view import ViewRequest
 from persist.parts import ShardSchema, stage_at_once
-from persist.parts.evolution import sound_schemas
 
 Append: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
 Making: TypeAlias = Callable[[WriterId, Token, tuple[Run, ...]], Append]
@@ -88,21 +85,9 @@ class ThinWriter(CheckedWriter):
         runs = self._parts(rows, default_time, self._inline_bytes_max, digests=token is not None)
         return self._appended(lambda w, t: command(w, t, runs), token)
 
-    def repeated(
-        self, read: Callable[[ShardSchema], pa.Table], default_time: int | None, command: Making, token: Token
-    ) -> c.Appended | None:
-        """What the token was answered, where it came before with the same rows by other columns; None: nobody knows.
-
-        `read` gives the rows by a schema. Raises what every call may.
-        """
-        schemas = sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
-        if len(schemas) == 1:
-            return None
-
-        def readings(then: ShardSchema) -> Iterator[pa.Table]:
-            yield conformed(read(then), then, default_time)
-
-        return Repeating(self._send).answer(command(writer_of(token), token, ()), token, schemas, readings)
+    def _later(self, updates: Updates) -> Updates | None:
+        """None: whoever has their bytes reads them anew."""
+        return None
 
     def at_once(self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None) -> Append | None:
         """What `command` makes of a few rows, for a caller who sends it; no call of a store is made.

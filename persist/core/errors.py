@@ -7,7 +7,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
       InvalidUsage         the caller's bug; never retry
         UnknownShard       no shard of that name
         ShardExists        a shard of that name exists with another schema
-        TokenReused        the token was used before, for another command
+        TokenReused        a write with the token has landed, of another command or other rows
         NegativeMultiplicity  a row was taken away more often than it was added, so it cannot be shown as rows
         ConstraintViolated  rows, or what a shard holds, break a constraint of the shard
       Unauthorized         no or bad token

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from persist.client.editing import Edited
+from persist.client.editing import Edited, unless_landed
 from persist.client.merging import Merge, source, target
 from persist.client.shard import Shard
 from persist.core.antichain import TIME_MAX
@@ -156,7 +156,7 @@ async def _with_rows(
     chosen = rows.format_of(request.headers.get("content-type"), form)
 
     def read(shard: Shard, data: bytes) -> Edited:
-        with service.allowance() as allowed:
+        with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
             schema = shard.schema if schema_of is None else schema_of(shard.schema, data, chosen, allowed)
             table = rows.read(data, chosen, schema, service.limits.rows_max, allowed, service.decoders)
             if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
@@ -176,7 +176,7 @@ async def _with_json(
     service, options, principal = service_of(request), _options(request, how), principal_of(request)
 
     def read(shard: Shard, data: bytes) -> Edited:
-        with service.allowance() as allowed:
+        with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
             body = body_json(data, allowed.spend)
             if not isinstance(body, dict) or body.keys() - set(fields):
                 raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")

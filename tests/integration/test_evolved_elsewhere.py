@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
+import polars
 import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
 import persist
+from persist import InvalidUsage, Shard
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
+from persist.core.ids import token_of_key
 from persist.core.state import Policy
 from rpc.app import create_app
 from rpc.settings import ServerSettings
@@ -117,3 +121,65 @@ def test_a_handle_that_was_opened_before_goes_on_with_the_columns_that_it_knows(
         writer.append(NEW.select(["id"]))
         writer.append(NEW)
     assert shard.snapshot().to_arrow(expand=True).num_rows == 5
+
+
+LOOSENED: dict[str, tuple[dict[str, Any], Callable[[Shard], Any], dict[str, Any]]] = {
+    "unique keys were given up": ({"unique": True}, lambda s: s.set_constraints(unique=False), {"id": 1, "n": 2}),
+    "a check was taken away": ({"checks": {"p": "n > 0"}}, lambda s: s.set_constraints(checks={}), {"id": 3, "n": -1}),
+    "nulls were allowed": ({}, lambda s: s.allow_nulls("n"), {"id": 3, "n": None}),
+    "the column was widened": ({}, lambda s: s.widen_column("n", pa.int64()), {"id": 3, "n": 2**40}),
+}
+WAYS: dict[str, Callable[[Shard, Any, int], Any]] = {
+    "insert": lambda shard, rows, upper: shard.insert(rows),
+    "insert by a token": lambda shard, rows, upper: shard.insert(rows, token=token_of_key("once")),
+    "append": lambda shard, rows, upper: shard.append(rows, upper, upper + 1),
+    "compare_and_append": lambda shard, rows, upper: shard.compare_and_append(rows, upper, upper + 1),
+    "stage": lambda shard, rows, upper: staged(shard, rows),
+    "pipelined": lambda shard, rows, upper: pipelined(shard, rows),
+    "upsert": lambda shard, rows, upper: shard.upsert(rows),
+}
+CONTAINERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dicts": lambda row: [row],
+    "table": lambda row: pa.Table.from_pylist([row]),
+    "polars": lambda row: polars.DataFrame([row]),
+}
+
+
+def staged(shard: Shard, rows: Any) -> None:
+    writer = shard.open_writer()
+    writer.commit_insert(writer.stage(rows, None))
+
+
+def pipelined(shard: Shard, rows: Any) -> None:
+    with shard.pipelined_writer("one") as writer:
+        writer.append(rows)
+
+
+@pytest.mark.parametrize("form", CONTAINERS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("change", LOOSENED)
+def test_what_a_handle_knows_refuses_no_rows_that_the_shard_takes(
+    here: Location, change: str, way: str, form: str
+) -> None:
+    made, loosen, row = LOOSENED[change]
+    client = Client(EmbeddedTransport(here))
+    shard = client.create_shard("loosened", pa.schema([ID, pa.field("n", pa.int32(), nullable=False)]), ["id"], **made)
+    shard.insert([{"id": 1, "n": 1}])
+    old = client.shard("loosened")
+    old.insert([{"id": 2, "n": 1}])
+    loosen(shard)
+    WAYS[way](old, CONTAINERS[form](row), 2)
+    assert row in shard.snapshot().to_arrow(expand=True).to_pylist()
+
+
+def test_rows_that_the_shard_refuses_as_well_are_refused(here: Location) -> None:
+    client = Client(EmbeddedTransport(here))
+    columns = pa.schema([ID, pa.field("n", pa.int32(), nullable=False)])
+    old = client.create_shard("loosened", columns, ["id"], checks={"p": "n > 0"}, unique=True)
+    old.insert([{"id": 1, "n": 1}])
+    client.shard("loosened").widen_column("n", pa.int64())
+    for row in ({"id": 2, "n": -(2**40)}, {"id": 1, "n": 2**40}, {"id": 2, "n": None}, {"id": 2, "n": "x"}):
+        for way in ("insert", "insert by a token", "append", "compare_and_append"):
+            with pytest.raises(InvalidUsage):
+                WAYS[way](old, [row], 1)
+    assert old.count() == 1

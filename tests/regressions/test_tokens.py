@@ -101,7 +101,7 @@ def test_a_token_stands_for_one_verb_and_one_body(connect: Callable[[], persist.
             lambda: again.attributes.update(persist.AttributeUpdate.replace(KEY, 1), token=token),
         ]
         for write in others:
-            with pytest.raises(TokenReused, match="was used before"):
+            with pytest.raises(TokenReused, match="has landed"):
                 write()
         assert again.insert(pa.table({"k": ["a"]}), token=token) == first, "the same rows, in another form"
         with closing(again.open_writer()) as writer:
@@ -117,12 +117,12 @@ def test_a_token_tells_other_rows_also_where_they_were_staged(connect: Callable[
         first, other = [{"k": "a", "n": 1}, {"k": "b", "n": 2}], [{"k": "a", "n": 9}, {"k": "z", "n": 9}]
         writer, token, again = shard.open_writer(), client.new_token(), client.new_token()
         landed = writer.commit_insert(writer.stage(first, None), token=token)
-        with pytest.raises(TokenReused, match="was used before"):
+        with pytest.raises(TokenReused, match="has landed"):
             writer.commit_insert(writer.stage(other, None), token=token)
         assert writer.commit_insert(writer.stage(first, None), token=token) == landed
         placed = writer.commit_compare_and_append(writer.stage(first, 1), 1, 5, token=again)
         for rows in (other, pa.table({"k": ["a", "b"], "n": [1, 2], "__time": [1, 4]})):
-            with pytest.raises(TokenReused, match="was used before"):
+            with pytest.raises(TokenReused, match="has landed"):
                 writer.commit_compare_and_append(writer.stage(rows, 1), 1, 5, token=again)
         assert writer.commit_compare_and_append(writer.stage(first, 1), 1, 5, token=again) == placed
         assert shard.snapshot().to_arrow().column("n").to_pylist() == [1, 2]
@@ -139,7 +139,7 @@ def test_a_token_may_stand_for_the_very_parts_that_came_with_it(connect: Callabl
             landed = writer.commit_insert(runs, token=token)
             assert shard.open_writer().commit_insert(runs, token=token) == landed
             for staged in (rows, [{"k": "z", "n": 9}]):
-                with pytest.raises(TokenReused, match="was used before"):
+                with pytest.raises(TokenReused, match="has landed"):
                     writer.commit_insert(writer.stage_for_one_commit(staged, None, by_rows=False), token=token)
         assert shard.snapshot().to_arrow().num_rows == 20_001
 

@@ -168,13 +168,13 @@ def _check_known(state: State, token: Token, context: Context) -> None:
 
 def _reused(state: State, token: Token) -> TokenReused:
     """A digest is of rows by the columns of then: by other ones the same rows have another, and landed all the same."""
-    used = f"token {token} was used before on shard {state.name!r}, for another command or other rows"
+    landed = f"a write with token {token} has landed on shard {state.name!r} already: another command or other rows"
     if len(state.schemas) > 1:
         return TokenReused(
-            f"{used}, or for the same rows before the columns changed: a write that is repeated with its rows has "
-            "landed, so look at the shard's history and do not write them again; use a new token for another write only"
+            f"{landed}, or the same rows before the columns changed: look at the shard's history before you write "
+            "them again, and use a new token for another write"
         )
-    return TokenReused(f"{used}; use a new token for each write")
+    return TokenReused(f"{landed}; use a new token for each write")
 
 
 def _forgotten(state: State, token: Token, context: Context) -> OutcomeForgotten:

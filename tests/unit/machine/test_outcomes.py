@@ -98,7 +98,7 @@ def test_a_thousand_tokens_are_known_after_a_restart_and_a_new_one_is_not() -> N
     seqno = again.refresh().seqno
     for number, token in enumerate(tokens):
         again.apply(command(token, number % 200 + 1))
-        with pytest.raises(InvalidUsage, match="was used before"):
+        with pytest.raises(InvalidUsage, match="has landed"):
             again.apply(command(token, 255))
     assert again.refresh().seqno == seqno, "nothing was written"
     again.apply(command(token_of_key("load-1001")))
