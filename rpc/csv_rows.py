@@ -23,6 +23,8 @@ HEADER_BYTES_MAX = 1024 * 1024
 SLICE_BYTES = 1024 * 1024  # of which the ends of lines are counted at once
 NULL_CELLS = ("",)  # without quotes
 _QUOTE, _LF, _CR, _COMMA = b'"\n\r,'
+_BESIDE = np.zeros(256, np.bool_)  # what may be before an opening quote, and after a closing one
+_BESIDE[[_QUOTE, _COMMA, _LF, _CR]] = True
 _BOM = b"\xef\xbb\xbf"
 _QUOTED = rb'"(?:[^"]++|"")*+"'
 _CELLS = re.compile(rb'(?>[^",\r\n][^,\r\n]*+|' + _QUOTED + rb"(?![^,\r\n])|[,\r\n]++){1,10000}+")
@@ -34,9 +36,10 @@ _HEX = r"^[+-]?0[xX]"
 class Scan:
     """What the bytes of a CSV text, fed piece by piece, tell of how it has to be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts_lines: bool = False) -> None:
         self.has_hex = False  # perhaps: `0x` is somewhere
-        self.lines = 0  # that end, outside of quotes; where there are no quotes all ends of lines
+        self.lines = 0  # that end, outside of quotes, if they are counted
+        self._counts_lines = counts_lines
         self._is_regular = True
         self._is_open = 0
         self._last = b""
@@ -53,6 +56,12 @@ class Scan:
         places = np.flatnonzero(piece == _QUOTE) if b'"' in data else np.empty(0, np.int64)
         if self._is_regular:
             self._check_ends(data, piece, places)
+        if self._counts_lines:
+            self._count_lines(data, piece, places)
+        self._is_open = (self._is_open + len(places)) % 2
+        self._last = data[-1:] or self._last
+
+    def _count_lines(self, data: bytes, piece: Any, places: Any) -> None:
         for index, end in enumerate((_LF, _CR)):
             if not len(places) and not self._is_open:
                 self._ends[index] += data.count(end)
@@ -60,22 +69,18 @@ class Scan:
                 at = np.flatnonzero(piece == end)
                 self._ends[index] += int(((np.searchsorted(places, at) + self._is_open) % 2 == 0).sum())
         self.lines = max(self._ends)
-        self._is_open = (self._is_open + len(places)) % 2
-        self._last = data[-1:] or self._last
 
     def _check_ends(self, data: bytes, piece: Any, places: Any) -> None:
         """Look at what is before quotes that open a cell, and after those that close one."""
         before = self._last[-1] if self._last else _LF
-        allowed = np.array([_QUOTE, _COMMA, _LF, _CR], np.uint8)
-        if before == _QUOTE and not self._is_open and len(data) and data[0] not in allowed:
+        if before == _QUOTE and not self._is_open and len(data) and not _BESIDE[data[0]]:
             self._is_regular = False
         elif len(places):
             start = len(_BOM) if not self._last and data.startswith(_BOM) else 0
-            opens = (np.arange(len(places)) + self._is_open) % 2 == 0
-            opening, closing = places[opens], places[~opens]
+            opening, closing = places[self._is_open :: 2], places[1 - self._is_open :: 2]
             left = np.where(opening > start, piece[opening - 1], _LF if start else before)
             right = piece[closing[closing + 1 < len(piece)] + 1]
-            self._is_regular = bool(np.isin(left, allowed).all() and np.isin(right, allowed).all())
+            self._is_regular = bool(_BESIDE[left].all() and _BESIDE[right].all())
 
 
 def check_quotes(data: Any) -> None:
@@ -103,7 +108,7 @@ class BadQuote(ValueError):
 
 def scanned(data: bytes) -> Scan:
     """What a whole CSV text tells. Raises ValueError where its quotes are wrong."""
-    scan = Scan()
+    scan = Scan(counts_lines=True)
     for start in range(0, len(data), SLICE_BYTES):
         scan.feed(data[start : start + SLICE_BYTES])
     if not scan.is_regular:

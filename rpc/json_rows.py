@@ -257,6 +257,8 @@ def _type(field: pa.Field) -> Any:
             found = Annotated[found, msgspec.Meta(min_length=kind.list_size, max_length=kind.list_size)]
     else:
         found = _FLOAT if types.is_floating(kind) else _FLAT.get(family(kind), str)
+        if types.is_decimal(kind):  # whole numbers of any size are exact; fractions are written as text
+            found = int | str
     return found | None if field.nullable else found
 
 
@@ -316,14 +318,18 @@ class _Columns:
             self._spend(values * fixed_bytes(kind))  # texts are no longer than the body
 
     def check_names(self, text: bytes) -> None:
-        """Refuse objects in `text` that name something twice: msgspec keeps the last one.
+        check_names(text, self._names)
 
-        No JSON has more names than quotes before colons. Only where it has more than were seen is it read again.
-        """
-        if text.count(b":") > self._names and text.translate(None, _BLANKS).count(b'":') > self._names:
-            decoder, whole, place = json.JSONDecoder(object_pairs_hook=named_once), text.decode().strip(), 0
-            while place < len(whole):
-                place = _GAP.match(whole, decoder.raw_decode(whole, place)[1]).end()  # type: ignore[union-attr]
+
+def check_names(text: bytes, names: int) -> None:
+    """Refuse objects in `text` that name something twice: msgspec keeps the last one. They have `names` that were seen.
+
+    No JSON has more names than quotes before colons. Only where it has more than were seen is it read again.
+    """
+    if text.count(b":") > names and text.translate(None, _BLANKS).count(b'":') > names:
+        decoder, whole, place = json.JSONDecoder(object_pairs_hook=named_once), text.decode().strip(), 0
+        while place < len(whole):
+            place = _GAP.match(whole, decoder.raw_decode(whole, place)[1]).end()  # type: ignore[union-attr]
 
 
 def _with_default(column: pa.Array, values: Sequence[Any], default: pa.Scalar | None) -> pa.Array:
@@ -337,7 +343,8 @@ def _flat(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(kind):
         return floats_of_numbers(values, kind)
     if is_textual(kind) and family(kind) != "binary":
-        return from_text(pa.array(values, pa.string()), kind)
+        texts = [str(value) if type(value) is int else value for value in values]
+        return from_text(pa.array(texts, pa.string()), kind)
     return pa.array(values, kind)
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +22,13 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet
 
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.columns import one_chunk
-from rpc.cell_text import from_text
 from rpc.cli.columns import storable
+from rpc.cli.inference import JsonValues, Texts
 from rpc.cli.nesting import DEPTH_MAX, too_deep
 from rpc.csv_rows import BadQuote, Scan, check_quotes, csv_options, values_of_cells
 from rpc.json_rows import UNREADABLE, read_ndjson
@@ -40,7 +40,6 @@ FILES_MAX = 10_000
 CHUNK_BYTES = 1024 * 1024
 CSV_BLOCK_BYTES = 8 * 1024 * 1024  # a row of CSV cannot be longer
 LINE_BYTES_MAX = 64 * 1024 * 1024  # of NDJSON
-INFERRED_BYTES = 1024 * 1024  # by which the types of NDJSON are chosen
 BATCH_ROWS = 64 * 1024
 SAID_CHARS_MAX = 300
 _EXTENSIONS = {
@@ -51,7 +50,6 @@ _FILE_MARK, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CSV_ERROR = re.compile(
     r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<said>.*)"
 )
-_INSTANT = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"
 _IN_BLOCK = re.compile(r" - at `\$\[\d*\]\.?([^`]*)`")
 _CONVERSION = re.compile(r"CSV conversion error to (?P<type>.*?): (?P<said>.*)")
 Told = Callable[[int], None]  # of how many bytes were read
@@ -98,6 +96,7 @@ class Source:
     size: int
     digest: str
     names: tuple[str, ...] | None  # its columns; None: each line tells its own
+    nulls: tuple[str, ...] = ()  # cells of CSV that are null, besides the empty one
     scan: Scan = field(default_factory=Scan, repr=False)  # what its bytes tell, where it is CSV
     stamp: tuple[int, int, int] | None = None  # of the bytes that have the digest
 
@@ -116,15 +115,22 @@ class Source:
         if _stamp(self.path) != self.stamp:
             raise self.refused("it was changed while it was read")
 
-    def inferred(self) -> pa.Schema:
+    @property
+    def is_inferred_by_all(self) -> bool:
+        """Whether `inferred` reads every row, so that each fits what it finds."""
+        return self.form == "ndjson" or (self.form == "csv" and not {TIME, DIFF} & set(self.names or ()))
+
+    def inferred(self, told: Told | None = None) -> pa.Schema:
         """The columns that a new shard for these rows has. Raises InvalidUsage."""
         read = {"csv": _csv_schema, "parquet": _parquet_schema, "ndjson": _ndjson_schema, "arrow": _arrow_schema}
         try:
-            found = read[self.form](self.path)
+            found = read[self.form](self, told or _untold)
         except BadRow as error:
             raise self.refused(str(error)) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self.refused(f"its columns cannot be told: {_said(error)}") from error
+        if _stamp(self.path) != self.stamp:
+            raise self.refused("it was changed while it was read")
         return storable(pa.schema([one for one in found if one.name not in (TIME, DIFF)]))
 
     def refused(self, said: str) -> InvalidUsage:
@@ -133,8 +139,10 @@ class Source:
 
 
 @contextmanager
-def opened(names: Sequence[str], form: str | None) -> Iterator[list[Source]]:
+def opened(names: Sequence[str], form: str | None, nulls: Sequence[str] = ()) -> Iterator[list[Source]]:
     """The files, each of which is looked at before any is read. What comes by a pipe is kept on disk meanwhile.
+
+    `nulls` are cells of CSV that are null, if they are not quoted.
 
     Raises InvalidUsage: there is no such file, or it is none of that format.
     """
@@ -143,11 +151,13 @@ def opened(names: Sequence[str], form: str | None) -> Iterator[list[Source]]:
     if names.count(STDIN) > 1:
         raise InvalidUsage("standard input is given twice")
     forms = [form_of(name, form) for name in names]
+    if nulls and set(forms) != {"csv"}:
+        raise InvalidUsage("--null tells which cells of CSV are null; the other formats tell it themselves")
     with ExitStack() as kept:
-        yield [_opened(name, form, kept) for name, form in zip(names, forms, strict=True)]
+        yield [_opened(name, form, tuple(nulls), kept) for name, form in zip(names, forms, strict=True)]
 
 
-def _opened(name: str, form: str, kept: ExitStack) -> Source:
+def _opened(name: str, form: str, nulls: tuple[str, ...], kept: ExitStack) -> Source:
     shown = "standard input" if name == STDIN else name
     try:
         path = name
@@ -162,7 +172,7 @@ def _opened(name: str, form: str, kept: ExitStack) -> Source:
         size, digest, scan = _looked_at(path, form)
     except OSError as error:
         raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    source = Source(name, shown, path, form, size, digest, None, scan, stamp)
+    source = Source(name, shown, path, form, size, digest, None, nulls, scan, stamp)
     try:
         names = _names(source)
     except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
@@ -195,6 +205,10 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def _untold(_done: int) -> None:
+    """Nobody watches how far it is."""
+
+
 def _names(source: Source) -> tuple[str, ...] | None:
     if source.form == "ndjson":
         return None
@@ -204,7 +218,7 @@ def _names(source: Source) -> tuple[str, ...] | None:
         if not names:
             raise ValueError("it is empty, and has not even a line of column names")
     else:
-        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source.path).names
+        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source, _untold).names
     if len(set(names)) < len(names):
         raise ValueError(f"a column occurs twice in {names}")
     return tuple(names)
@@ -236,16 +250,28 @@ def _cannot(act: Callable[[], object]) -> bool:
 # --- CSV
 
 
-def _csv_schema(path: str) -> pa.Schema:
-    parse = pa.csv.ParseOptions(newlines_in_values=True)
-    with pa.csv.open_csv(path, pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES), parse) as reader:
-        return reader.schema
+def _csv_schema(source: Source, told: Told) -> pa.Schema:
+    """Columns whose types lose nothing of any cell."""
+    fields = [pa.field(name, pa.string()) for name in source.names or ()]
+    types = {field.name: Texts.of_cells() for field in fields}
+    for _, batch in _csv_batches(source, fields, told):
+        for name, column in types.items():
+            column.add(batch.column(name))
+    return pa.schema([(name, column.kind()) for name, column in types.items()])
 
 
 def _csv(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
-    names = source.names or ()
-    fields = [one for one in schema.updates_schema if one.name in (names if wanted is None else wanted)]
-    parse, convert = csv_options(names, fields, source.scan.has_hex)
+    names = (source.names or ()) if wanted is None else wanted
+    fields = [one for one in schema.updates_schema if one.name in names]
+    for done, batch in _csv_batches(source, fields, told):
+        columns = [_values(source, batch.column(one.name), one, done) for one in fields]
+        table = pa.Table.from_arrays(columns, names=[one.name for one in fields])
+        yield Piece(table, partial(_csv_place, source, done))
+
+
+def _csv_batches(source: Source, fields: Sequence[pa.Field], told: Told) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The cells of these columns for `values_of_cells`, and how many rows came before."""
+    parse, convert = csv_options(source.names or (), fields, source.scan.has_hex, source.nulls)
     read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)  # so that errors tell the row
     _check_quotes(source)
     done = read_bytes = 0
@@ -260,11 +286,9 @@ def _csv(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told
                 return
             except pa.ArrowException as error:
                 raise _csv_refused(source, fields, error) from error
-            columns = [_values(source, batch.column(one.name), one, done) for one in fields]
-            table = pa.Table.from_arrays(columns, names=[one.name for one in fields])
             read_bytes += CSV_BLOCK_BYTES  # a batch is a block; the file itself is read ahead
             told(min(read_bytes, source.size))
-            yield Piece(table, partial(_csv_place, source, done))
+            yield done, batch
             done += batch.num_rows
 
 
@@ -330,39 +354,30 @@ def _line_of(source: Source, record: int) -> int:
 # --- NDJSON
 
 
-def _ndjson_schema(path: str) -> pa.Schema:
-    with open(path, "rb") as file:
-        head = file.read(INFERRED_BYTES)
-        while b"\n" not in head and len(head) < LINE_BYTES_MAX and (more := file.read(INFERRED_BYTES)):
-            head += more
-        is_all = not file.read(1)
-    if not is_all:
-        head = head[: head.rfind(b"\n") + 1]
-    if not head.strip():
-        raise ValueError("it has no line that is shorter than the longest that can be read")
-    if (line := too_deep(head)) is not None:
-        raise BadRow(f"line {line}", f"it is nested more than {DEPTH_MAX} levels deep; flatten it")
-    found = _json(head, None).schema
-    return pa.schema([pa.field(one.name, _json_type(head, one)) for one in found])
+def _ndjson_schema(source: Source, told: Told) -> pa.Schema:
+    """Columns whose types lose nothing of any value."""
+    values, line, done = JsonValues(), 1, 0
+    for block in _line_blocks(source):
+        if (deep := too_deep(block)) is not None:
+            raise BadRow(f"line {line + deep - 1}", f"it is nested more than {DEPTH_MAX} levels deep; flatten it")
+        before = deepcopy(values)
+        try:
+            values.add_lines(block)
+        except UNREADABLE as error:
+            lines = [one + b"\n" for one in block.split(b"\n")]
+            bad = first_bad(len(lines), partial(_cannot_add, before, lines))
+            raise BadRow(f"line {line + bad}", _said(error)) from error
+        line += block.count(b"\n")
+        done += len(block)
+        told(done)
+    kind = values.kind()
+    if not pa.types.is_struct(kind):
+        raise ValueError("it has no line")
+    return pa.schema(list(kind))
 
 
-def _json(head: bytes, known: pa.Schema | None) -> pa.Table:
-    options = pa.json.ReadOptions(block_size=max(len(head), 1))
-    parse = pa.json.ParseOptions(explicit_schema=known, newlines_in_values=False)
-    return pa.json.read_json(pa.BufferReader(head), options, parse)
-
-
-def _json_type(head: bytes, one: pa.Field) -> pa.DataType:
-    """The type of a column of which Arrow says this. A time is one only if each text can be read so, with its zone."""
-    if not (pa.types.is_timestamp(one.type) or pa.types.is_string(one.type)):
-        return one.type
-    texts = one_chunk(_json(head, pa.schema([pa.field(one.name, pa.string())])).column(one.name))
-    if pa.types.is_string(one.type) and not pc.all(pc.match_substring_regex(texts, _INSTANT)).as_py():
-        return one.type
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        if not _cannot(partial(from_text, texts, kind)):
-            return kind
-    return pa.string()
+def _cannot_add(before: JsonValues, lines: Sequence[bytes], count: int) -> bool:
+    return _cannot(lambda: deepcopy(before).add_lines(b"".join(lines[:count])))
 
 
 def _ndjson(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
@@ -423,8 +438,8 @@ def _line_place(block: bytes, first: int, index: int) -> str:
 # --- Parquet and Arrow
 
 
-def _parquet_schema(path: str) -> pa.Schema:
-    with open_parquet(path) as file:
+def _parquet_schema(source: Source, _told: Told) -> pa.Schema:
+    with open_parquet(source.path) as file:
         return file.schema_arrow
 
 
@@ -435,10 +450,10 @@ def _parquet(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, 
         yield from _numbered(source, batches, wanted, told, file.metadata.num_rows)
 
 
-def _arrow_schema(path: str) -> pa.Schema:
-    with open(path, "rb") as file:
+def _arrow_schema(source: Source, _told: Told) -> pa.Schema:
+    with open(source.path, "rb") as file:
         is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
-    with pa.OSFile(path) as data, (pa.ipc.open_file if is_file else pa.ipc.open_stream)(data) as reader:
+    with pa.OSFile(source.path) as data, (pa.ipc.open_file if is_file else pa.ipc.open_stream)(data) as reader:
         return reader.schema
 
 

@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--create", action="store_true", help="make the shard if it is missing, with the file's columns"
     )
     parser.add_argument("--key", metavar="A,B", help="with --create: by which columns rows are ordered and found")
+    parser.add_argument(
+        "--null", metavar="TEXT", action="append", default=[], help="CSV: cells of this text without quotes are null"
+    )
     parser.add_argument("--token", metavar="TEXT", help="what stands for this import; else what is in the files")
 
 
@@ -59,8 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     bar = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
     try:
-        with ended_by_sigterm(), files.opened(arguments.files, arguments.format) as sources:
-            fresh = schema_of(sources[0].inferred(), columns_of(arguments.key)) if arguments.create else None
+        with ended_by_sigterm(), files.opened(arguments.files, arguments.format, arguments.null) as sources:
+            fresh = None
+            if arguments.create:
+                fresh = schema_of(sources[0].inferred(_progress(bar, sources[0])), columns_of(arguments.key))
             with client_of(arguments, must_exist=fresh is None) as client:
                 _import(client, arguments, sources, fresh, bar)
     finally:
@@ -95,12 +100,13 @@ def _import(
     shard, schema = _opened(client, arguments.name, fresh)
     reads = [Reading(source, schema, Taken.of(source, schema, asked, verb), bar) for source in sources]
     if shard is None:
-        for one in reads:  # a shard is not made for rows that it cannot take
+        checked = 1 if sources[0].is_inferred_by_all else 0
+        for one in reads[checked:]:  # a shard is not made for rows that it cannot take
             for _ in one.tables():
                 pass
         shard = client.create_shard(arguments.name, schema.arrow, schema.key)
     for group in [reads] if arguments.one_commit else [[one] for one in reads]:
-        token = _token(arguments.token, verb, asked, group)
+        token = _token(arguments, verb, asked, group)
         told = _commit(shard, verb, group, token)
         if bar is not None:
             bar.clear()
@@ -179,12 +185,8 @@ class Reading:
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows, in the columns that are given and perhaps `__diff`. Raises InvalidUsage, which tells the line."""
-        for piece in self.source.pieces(self.schema, self.taken.names, self._told):
+        for piece in self.source.pieces(self.schema, self.taken.names, _progress(self.bar, self.source)):
             yield self._conformed(piece)
-
-    def _told(self, done: int) -> None:
-        if self.bar is not None:
-            self.bar(self.source.name, done, self.source.size)
 
     def _conformed(self, piece: Piece) -> pa.Table:
         given, table = self.taken.given, piece.table
@@ -205,6 +207,16 @@ class Reading:
         return found.drop_columns([TIME] if DIFF in table.column_names else [TIME, DIFF])
 
 
+def _progress(bar: ProgressBar | None, source: Source) -> Callable[[int], None]:
+    """Is told how many bytes of a file were read."""
+
+    def told(done: int) -> None:
+        if bar is not None:
+            bar(source.name, done, source.size)
+
+    return told
+
+
 def _refused(schema: ShardSchema, table: pa.Table) -> bool:
     try:
         schema.conform(table, 0)
@@ -213,14 +225,17 @@ def _refused(schema: ShardSchema, table: pa.Table) -> bool:
     return False
 
 
-def _token(given: str | None, verb: str, columns: list[str] | None, reads: Sequence[Reading]) -> Token:
+def _token(arguments: argparse.Namespace, verb: str, columns: list[str] | None, reads: Sequence[Reading]) -> Token:
     """What stands for this commit: what was given, or what is read and what is done with it."""
+    given = arguments.token
     if given is not None:
         try:
             return parse(Token, given)
         except InvalidUsage:
             return token_of_key(given)
     said = ["persist import", verb, columns, [(one.source.form, one.source.digest) for one in reads]]
+    if arguments.null:
+        said.append(sorted(arguments.null))
     return token_of_key(json.dumps(said))
 
 

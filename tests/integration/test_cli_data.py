@@ -338,11 +338,25 @@ def test_a_bad_row_far_into_a_file_is_told_by_its_line_and_nothing_is_written(
 def test_a_new_shard_is_not_made_for_rows_that_it_cannot_take(
     place: Place, typed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rpc.cli.files.INFERRED_BYTES", 64)
+    monkeypatch.setattr("rpc.cli.files.CHUNK_BYTES", 64)
     Path("late.ndjson").write_text('{"id":1}\n' * 50 + '{"id":"x"}\n')
     found = place.type(capsys, "import", "late", "late.ndjson", "--create", "--key", "id")
     assert (found.code, "line 51" in found.err) == (1, True)
     assert typed("shards", "--names") == []
+
+
+def test_types_of_a_new_shard_lose_nothing_and_null_tells_what_is_none(typed: Any, place: Place) -> None:
+    Path("p.csv").write_text("zip,mass,price\n01234,NA,1.50\n0870,5,2.25\n")
+    typed("import", "plain", "p.csv", "--create", "--key", "zip")
+    typed("import", "told", "p.csv", "--create", "--key", "zip", "--null", "NA")
+    assert told(typed("import", "told", "p.csv", "--null", "NA")) == [("already there", 2, 0)]
+    assert told(typed("import", "plain", "p.csv", "--null", "NA", "--upsert")) == [("imported", 2, 1)]
+    with place.client() as client:
+        types = [client.shard(name).schema.arrow.types for name in ("plain", "told")]
+        found = client.shard("plain").snapshot().to_arrow().column("mass").to_pylist()
+    price = pa.decimal128(38, 2)
+    assert types == [[pa.string(), pa.string(), price], [pa.string(), pa.int64(), price]]
+    assert found == [None, "5"]
 
 
 # --- shards and drop

@@ -59,6 +59,8 @@ CASES: dict[tuple[str, str], Case] = {
     ("import", "a cell that does not fit its type"): ("import orders f.csv", b"id,state\n9,new\nx,new\n"),
     ("import", "a row with too many cells"): ("import orders f.csv", b"id,state\n9,new,new\n"),
     ("import", "a quote that is not closed"): ("import orders f.csv", b'id,state\n9,"new\n8,new\n'),
+    ("import", "text after a closing quote"): ("import orders f.csv", b'id,state\n9,"new"er\n'),
+    ("import", "`--null` for another format than CSV"): ("import orders f.ndjson --null NA", b'{"id":9}\n'),
     ("import", "null in a column that has none"): ("import orders f.csv", b"id,state\n9,new\n,new\n"),
     ("import", "a line that is no JSON"): ("import orders f.ndjson", b'{"id":9}\n{"id":\n'),
     ("import", "a line that is nested deeper than any column can be"): ("import new f.ndjson --create --key id", DEEP),
