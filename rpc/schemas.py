@@ -15,10 +15,38 @@ from persist.parts import ShardSchema, current_schema, described
 from persist.parts.arrow_messages import check_schema
 
 TYPE_CHARS_MAX = 1_000
-_DECIMAL = re.compile(r"decimal(128|256)?\((\d{1,2}),\s*(-?\d{1,2})\)\Z")
+_DECIMAL = re.compile(r"(?:decimal(32|64|128|256)?|numeric)\((\d{1,2}),\s*(-?\d{1,2})\)\Z")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns),\s*(?:tz=)?([A-Za-z0-9_+:/-]{1,64})\]\Z")
-_LIST = re.compile(r"list<(.+)>\Z")
-_FIXED = re.compile(r"fixed_size_binary\[(\d{1,5})\]\Z")
+_NESTED = re.compile(r"(list|large_list|fixed_size_list|struct|map)<(.+)>(?:\[(\d{1,9})\])?\Z", re.DOTALL)
+_FIXED = re.compile(r"(?:fixed_size_binary\[|binary\()(\d{1,5})[\])]\Z")
+_NOT_NULL, _KEYS_SORTED = " not null", "keys_sorted"
+_OPEN, _CLOSE = "[(<", "])>"
+_SQL = {  # names of other systems that mean one type of Arrow
+    "bigint": "int64", "long": "int64", "int": "int32", "integer": "int32", "smallint": "int16", "short": "int16",
+    "tinyint": "int8", "byte": "int8", "real": "float", "double precision": "double", "boolean": "bool",
+    "varchar": "string", "text": "string", "char": "string", "bytea": "binary", "blob": "binary",
+    "varbinary": "binary", "date": "date32",
+}  # fmt: skip
+_ANSWERED = {  # and those that may mean several
+    "timestamp": "timestamp[us, UTC] for instants, or timestamp[us] for times without a zone",
+    "timestamptz": "timestamp[us, UTC]",
+    "timestamp with time zone": "timestamp[us, UTC]",
+    "timestamp without time zone": "timestamp[us]",
+    "timestamp_ntz": "timestamp[us]",
+    "timestamp_ltz": "timestamp[us, UTC]",
+    "datetime": "timestamp[us, UTC] for instants, or timestamp[us] for times without a zone",
+    "time": "time64[us]",
+    "interval": "duration[us]",
+    "decimal": "decimal128(38, 2), with the digits and the decimals that it has",
+    "numeric": "decimal128(38, 2), with the digits and the decimals that it has",
+    "number": "int64, double or decimal128(38, 2)",
+    "uuid": "string, or fixed_size_binary[16]",
+    "json": "string, or a struct or map",
+    "array": "list<int64>, with the type of its items",
+    "list": "list<int64>, with the type of its items",
+    "struct": "struct<x: int64, y: string>, with its fields",
+    "map": "map<string, int64>, with the types of its keys and values",
+}
 
 
 def read_schema(value: Any) -> ShardSchema:
@@ -69,20 +97,72 @@ def _field(value: Any) -> tuple[pa.Field, bool]:
 
 
 def read_type(text: str) -> pa.DataType:
-    """A type as Arrow prints it: int64, timestamp[us], timestamp[us, tz=UTC], decimal128(10, 2), list<int64>."""
+    """A type as Arrow prints it, such as timestamp[us, tz=UTC] or struct<x: int64>, or by its name in SQL."""
     text = text.strip()
     if len(text) > TYPE_CHARS_MAX:
         raise InvalidUsage(f"a column type of {len(text)} characters is too long; at most {TYPE_CHARS_MAX} are read")
     if found := _DECIMAL.match(text):
-        make = pa.decimal256 if found.group(1) == "256" else pa.decimal128
+        make = {"32": pa.decimal32, "64": pa.decimal64, "256": pa.decimal256}.get(found.group(1), pa.decimal128)
         return _made(make, int(found.group(2)), int(found.group(3)), text=text)
     if found := _TIMESTAMP.match(text):
         return _made(pa.timestamp, found.group(1), found.group(2), text=text)
     if found := _FIXED.match(text):
         return pa.binary(int(found.group(1)))
-    if found := _LIST.match(text):
-        return pa.list_(read_type(found.group(1).removeprefix("item: ").removeprefix("element: ")))
+    if found := _NESTED.match(text):
+        return _nested(found.group(1), pieces(found.group(2)), found.group(3), text)
+    known = text.lower()
+    if (answer := _ANSWERED.get(known.partition("(")[0].partition("<")[0].strip())) is not None:
+        raise InvalidUsage(f"{text!r} is not a column type here: write {answer}")
+    if "(" in known and (name := _SQL.get(known.partition("(")[0].strip())) is not None:
+        raise InvalidUsage(f"{text!r} has a bound, which no column type here has: write {name}")
+    return _made(pa.type_for_alias, _SQL.get(known, text), text=text)
+
+
+def pieces(text: str) -> list[str]:
+    """A text cut at its commas, but for those in brackets and quotes."""
+    found, start, depth, is_quoted = [], 0, 0, False
+    for place, char in enumerate(text):
+        if char == '"':
+            is_quoted = not is_quoted
+        elif not is_quoted and char in _OPEN:
+            depth += 1
+        elif not is_quoted and char in _CLOSE:
+            depth -= 1
+        elif char == "," and not depth and not is_quoted:
+            found.append(text[start:place])
+            start = place + 1
+    return [*found, text[start:]]
+
+
+def _nested(what: str, inner: list[str], size: str | None, text: str) -> pa.DataType:
+    if what == "struct" and size is None:
+        return _made(lambda: pa.struct([_child(piece, None) for piece in inner]), text=text)
+    if what == "map" and size is None:
+        is_sorted = len(inner) == 3 and inner[2].strip() == _KEYS_SORTED
+        if len(inner) == 2 or is_sorted:
+            return pa.map_(read_type(inner[0]), _child(inner[1], "value"), is_sorted)
+    elif len(inner) == 1 and (size is not None) == (what == "fixed_size_list"):
+        item = _child(inner[0], "item")
+        if size is not None:
+            return pa.list_(item, int(size))
+        return pa.large_list(item) if what == "large_list" else pa.list_(item)
     return _made(pa.type_for_alias, text, text=text)
+
+
+def _child(text: str, name: str | None) -> pa.Field:
+    """`x: int64 not null`; the name may be left out where one is given."""
+    kind = text.strip()
+    is_not_null = kind.lower().endswith(_NOT_NULL)
+    if is_not_null:
+        kind = kind[: -len(_NOT_NULL)].rstrip()
+    given, colon, rest = kind.partition(": ")
+    if colon and not any(char in _OPEN for char in given):
+        return pa.field(given, read_type(rest), not is_not_null)
+    if name is None:
+        raise InvalidUsage(
+            f"a field of a struct is written as its name and its type, such as x: int64, not {text!r:.100}"
+        )
+    return pa.field(name, read_type(kind), not is_not_null)
 
 
 def _made(make: Any, *args: Any, text: str) -> pa.DataType:

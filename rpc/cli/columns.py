@@ -10,11 +10,10 @@ import pyarrow as pa
 from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from rpc.schemas import read_fields, read_schema, read_type
+from rpc.schemas import pieces, read_fields, read_schema, read_type
 
 SCHEMA_CHARS_MAX = 1024 * 1024
 NOT_NULL = " not null"
-_OPEN, _CLOSE = "[(<", "])>"
 
 
 def read_columns(text: str) -> pa.Schema:
@@ -25,8 +24,8 @@ def read_columns(text: str) -> pa.Schema:
     if len(text) > SCHEMA_CHARS_MAX:
         raise InvalidUsage(f"a schema has at most {SCHEMA_CHARS_MAX} characters, not {len(text)}")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    pieces = [piece.strip() for line in lines for piece in _pieces(line)]
-    fields = [_field(piece) for piece in pieces if piece]
+    texts = [piece.strip() for line in lines for piece in pieces(line)]
+    fields = [_field(text) for text in texts if text]
     if not fields:
         raise InvalidUsage('the schema names no column; write it as "id int64, name string"')
     return pa.schema(fields)
@@ -87,22 +86,6 @@ def _storable(kind: pa.DataType) -> pa.DataType:
     if types.is_list(kind):
         return pa.list_(_storable(kind.value_type))
     return kind
-
-
-def _pieces(text: str) -> list[str]:
-    """A text cut at its commas, but for those in brackets and quotes."""
-    found, start, depth, is_quoted = [], 0, 0, False
-    for place, char in enumerate(text):
-        if char == '"':
-            is_quoted = not is_quoted
-        elif not is_quoted and char in _OPEN:
-            depth += 1
-        elif not is_quoted and char in _CLOSE:
-            depth -= 1
-        elif char == "," and not depth and not is_quoted:
-            found.append(text[start:place])
-            start = place + 1
-    return [*found, text[start:]]
 
 
 def _field(text: str) -> pa.Field:

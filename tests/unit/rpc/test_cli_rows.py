@@ -25,11 +25,60 @@ from rpc.cli.table import CELL_WIDTH_MIN, GAP, fitted, table_lines
         ("x decimal128(10, 2)", pa.decimal128(10, 2)),
         ("x list<timestamp[ms, UTC]>", pa.list_(pa.timestamp("ms", "UTC"))),
         ("x fixed_size_binary[4]", pa.binary(4)),
+        ("x binary(16)", pa.binary(16)),
+        ("x numeric(10,2)", pa.decimal128(10, 2)),
+        ("x BIGINT", pa.int64()),
+        ("x varchar", pa.string()),
+        ("x text", pa.string()),
+        ("x double precision", pa.float64()),
+        ("x date", pa.date32()),
     ],
 )
 def test_a_type_is_written_as_arrow_prints_it(text: str, kind: pa.DataType) -> None:
     assert read_columns(text) == pa.schema([("x", kind)])
     assert read_columns(f"{text} NOT NULL, y  bool") == pa.schema([pa.field("x", kind, False), ("y", pa.bool_())])
+
+
+FLAT = st.sampled_from(
+    [
+        pa.int64(), pa.uint8(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string(),
+        pa.binary(), pa.large_binary(), pa.binary(16), pa.date32(), pa.date64(), pa.time32("ms"), pa.time64("ns"),
+        pa.timestamp("us"), pa.timestamp("ns", "Europe/Lisbon"), pa.timestamp("s", "+02:00"), pa.duration("us"),
+        pa.decimal32(5, 2), pa.decimal64(12, 0), pa.decimal128(38, 10), pa.decimal256(76, 5),
+    ]
+)  # fmt: skip
+NAMES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=5) | st.just("a b")
+
+
+def fields(kinds: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.Field]:
+    return st.builds(pa.field, NAMES, kinds, st.booleans())
+
+
+def deeper(kinds: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    items = st.builds(pa.field, st.sampled_from(["item", "element"]), kinds, st.booleans())
+    return st.one_of(
+        st.builds(pa.list_, items),
+        st.builds(pa.large_list, items),
+        st.builds(pa.list_, items, st.integers(1, 300)),
+        st.lists(fields(kinds), min_size=1, max_size=3, unique_by=lambda field: field.name).map(pa.struct),
+        st.builds(pa.map_, kinds, kinds, st.booleans()),
+    )
+
+
+@given(st.recursive(FLAT, deeper, max_leaves=4), st.booleans())
+def test_every_type_that_is_printed_is_read(kind: pa.DataType, is_nullable: bool) -> None:
+    found = read_columns(f"x {kind}{'' if is_nullable else ' not null'}")
+    assert str(found.field("x").type) == str(kind)
+    assert found == pa.schema([pa.field("x", kind, is_nullable)])
+
+
+@pytest.mark.parametrize(
+    "text", ["timestamp", "TIMESTAMPTZ", "varchar(20)", "decimal", "uuid", "struct", "list", "map"]
+)
+def test_a_name_that_means_several_types_is_answered_with_one(text: str) -> None:
+    with pytest.raises(InvalidUsage, match="write ") as error:
+        read_columns(f"x {text}")
+    assert "is known here" not in str(error.value)
 
 
 def test_columns_stand_on_lines_too_with_remarks_and_quoted_names() -> None:
@@ -39,7 +88,24 @@ def test_columns_stand_on_lines_too_with_remarks_and_quoted_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "#", "x", "x not null", "int64", "x int65", '"x int64', "x int64 y", "x list<int64"]
+    "text",
+    [
+        "",
+        "#",
+        "x",
+        "x not null",
+        "int64",
+        "x int65",
+        '"x int64',
+        "x int64 y",
+        "x list<int64",
+        "x struct<int64>",
+        "x struct<>",
+        "x map<string>",
+        "x list<int64>[2]",
+        "x fixed_size_list<int64>",
+        "x binary(0x1)",
+    ],
 )
 def test_what_is_no_column_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage):
