@@ -211,6 +211,8 @@ class CheckedWriter(WriteHandle):
 
         None: it has the same, or the rows cannot be read again.
         """
+        if isinstance(updates, Pinned) and not isinstance(updates.rows, (pa.Table, pa.RecordBatch)):
+            return None
         known = self.schema_of(updates)[0]
         updates = self._as_of_now(updates)
         return updates if self.schema_of(updates)[0] != known and _can_be_read_again(updates) else None
