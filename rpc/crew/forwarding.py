@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httptools
@@ -42,9 +43,10 @@ async def forward(crew: Crew, worker: int, identity: Identity, scope: Scope, rec
             ours.close()
             return False
     ours.setblocking(False)
+    out = ours.dup()  # sent through a descriptor of its own: a body that is refused does not end reading the answer
     reader, writer = await asyncio.open_connection(sock=ours, limit=PIECE_BYTES)
     answer = _Answer(has_body=scope["method"] != "HEAD")
-    sending = asyncio.create_task(_send(scope, receive, writer, answer))
+    sending = asyncio.create_task(_send(scope, receive, out, writer.transport, answer))
     crew.under_way += 1
     try:
         await _answered(reader, answer, send)
@@ -58,7 +60,7 @@ async def forward(crew: Crew, worker: int, identity: Identity, scope: Scope, rec
         crew.under_way -= 1
         writer.transport.abort()
         sending.cancel()
-        with contextlib.suppress(asyncio.CancelledError, OSError):
+        with out, contextlib.suppress(asyncio.CancelledError, OSError):
             await sending
     return True
 
@@ -152,29 +154,31 @@ async def _answered(reader: asyncio.StreamReader, answer: _Answer, send: Send) -
             await send(message)
 
 
-async def _send(scope: Scope, receive: Receive, writer: asyncio.StreamWriter, answer: _Answer) -> None:
+async def _send(
+    scope: Scope, receive: Receive, out: socket.socket, transport: asyncio.WriteTransport, answer: _Answer
+) -> None:
     """Send the request, with its body as it comes; then wait until the client is gone, and be gone, too."""
+    send = partial(asyncio.get_running_loop().sock_sendall, out)
     names = {name for name, _ in scope["headers"]}
     is_chunked = b"transfer-encoding" in names
-    writer.write(_head(scope))
+    await send(_head(scope))
     if b"expect" in names:
         await answer.may_send.wait()
     frame = _chunk if is_chunked else _plain
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            writer.transport.abort()
+            transport.abort()
             return
         body: bytes = message.get("body", b"")
         if body:
-            writer.write(frame(body))
-            await writer.drain()
+            await send(frame(body))
         if not message.get("more_body", False):
             break
     if is_chunked:
-        writer.write(b"0\r\n\r\n")
+        await send(b"0\r\n\r\n")
     await receive()
-    writer.transport.abort()
+    transport.abort()
 
 
 _Frame = Callable[[bytes], bytes]

@@ -17,6 +17,7 @@ from persist.formats.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Spread
 from rpc.bounds import Bounds
 from rpc.crew import letters, summing
 from rpc.crew.board import Board, open_memory
+from rpc.crew.forwarding import forward
 from rpc.crew.letters import Identity
 from rpc.crew.member import Crew, join
 from rpc.joining import JoiningProtocol
@@ -152,6 +153,31 @@ def test_a_letter_brings_a_connection_and_what_was_read_of_it(boards: list[Board
             given.connection.send(b"here")
             assert ours.recv(10) == b"here"
         assert letters.receive(made[1].box) is None
+    closed(made)
+
+
+def test_an_answer_that_comes_before_the_body_is_passed_on(boards: list[Board]) -> None:
+    """The body cannot be sent any more, and that was answered with 500."""
+    made = crews(boards)
+    scope = {"method": "PUT", "raw_path": b"/v1/shards/us", "query_string": b"", "headers": [(b"content-length", b"4")]}
+    answers: list[Any] = []
+    bodies = [{"type": "http.request", "body": b"body", "more_body": False}]
+
+    async def receive() -> Any:
+        if not bodies:
+            await asyncio.Event().wait()
+        given = letters.receive(made[1].box)
+        assert given is not None
+        with given.connection as other:
+            assert other.recv(1024).startswith(b"PUT /v1/shards/us HTTP/1.1")
+            other.sendall(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno")
+        return bodies.pop()
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    assert asyncio.run(forward(made[0], 1, Identity("h", 1, "https"), scope, receive, send))
+    assert [answers[0]["status"], answers[1]["body"]] == [403, b"no"]
     closed(made)
 
 
