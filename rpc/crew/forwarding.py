@@ -38,12 +38,18 @@ async def forward(crew: Crew, worker: int, identity: Identity, scope: Scope, rec
         ours, theirs = socket.socketpair()
     except OSError:  # this process can open no more files
         return False
+    ours.setblocking(False)
+    try:
+        out = ours.dup()  # to send by: a body that is refused does not end reading the answer
+    except OSError:
+        ours.close()
+        theirs.close()
+        return False
     with theirs:
         if not crew.give(worker, theirs.fileno(), b"", identity):
             ours.close()
+            out.close()
             return False
-    ours.setblocking(False)
-    out = ours.dup()  # sent through a descriptor of its own: a body that is refused does not end reading the answer
     reader, writer = await asyncio.open_connection(sock=ours, limit=PIECE_BYTES)
     answer = _Answer(has_body=scope["method"] != "HEAD")
     sending = asyncio.create_task(_send(scope, receive, out, writer.transport, answer))

@@ -152,7 +152,7 @@ def bounded(work: Callable[[], None]) -> None:
     """Do this within a time that is far below what the store of the test would take."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(WAIT_S)
     assert not thread.is_alive(), "it waits for a store for as long as its server likes"
 
 

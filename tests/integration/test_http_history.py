@@ -19,6 +19,7 @@ import persist
 from persist.core.errors import HistoryLost
 from rpc.client.transport import HttpTransport
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
 EVENTS = {"accept": "text/event-stream"}
@@ -26,7 +27,7 @@ EVENTS = {"accept": "text/event-stream"}
 
 def lose(directory: Path, first: int) -> None:
     """As a failover to a replica that lacks the entries of the log from this seqno on."""
-    with closing(sqlite3.connect(directory / "consensus.db", timeout=60)) as database:
+    with closing(sqlite3.connect(directory / "consensus.db", timeout=WAIT_S)) as database:
         database.execute("DELETE FROM consensus_log WHERE key = 'orders' AND seqno >= ?", (first,))
         database.commit()
 
@@ -38,7 +39,7 @@ def insert(url: str, *ids: int) -> None:
 
 
 def ask(url: str, headers: dict[str, str]) -> Any:
-    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
+    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=WAIT_S)
 
 
 def events(stream: Any) -> Iterator[tuple[str, str, Any]]:

@@ -34,6 +34,7 @@ from persist.regions.promotion import last_promotion
 from rpc.settings import ServerSettings
 from tests.support.pages import blocks, page
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ("eu/clicks", "eu/orders")
@@ -662,7 +663,7 @@ def test_an_old_home_that_is_a_copy_is_served_as_one_only(demoted: Place, comman
     before, words = demoted.blobs(), command.split()
     if words[0] == "serve":
         with Server(demoted.root / "home", *words[1:], *(where if how == "stores" else ())) as server:
-            assert server.process.wait(60) == 1
+            assert server.process.wait(WAIT_S) == 1
         assert re.search(COPY_NOW.removeprefix("^"), server.said(), re.MULTILINE)
         assert server.said().count("\n") == 1
     else:

@@ -25,6 +25,7 @@ from tests.integration.test_maintenance_http import served
 from tests.support.asking import typed
 from tests.support.location import memory_location
 from tests.support.pages import blocks, run_python
+from tests.support.waiting import WAIT_S
 
 COLUMNS = pa.schema(
     [pa.field("id", pa.int32(), nullable=False), ("state", pa.string()), pa.field("n", pa.int32(), nullable=False)]
@@ -257,7 +258,7 @@ def test_a_stream_over_http_ends_there_too() -> None:
     shard.insert(HISTORY)
     with served(location) as url:
         asked = Request(f"{url}/v1/shards/orders/listen?where=n%3E%3D1", headers={"accept": "text/event-stream"})
-        with urlopen(asked, timeout=60) as stream:
+        with urlopen(asked, timeout=WAIT_S) as stream:
             heard = iter(stream.readline, b"")
             assert any(b'"rows"' in line for line in heard)
             shard.alter(AddColumn("m", pa.int32()), *NAME_TAKEN["dropped, and another one has the name"])

@@ -27,6 +27,7 @@ from persist.core.errors import PersistError, Unavailable
 from persist.core.state import Policy
 from tests.services.process import run
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.binary())])
 INSERTS = 40
@@ -109,7 +110,7 @@ def test_threads_that_read_a_full_disk_do_not_wait_for_one_another(full: Path) -
     with connected(full) as client:
         shard = client.shard("orders")
         with ThreadPoolExecutor(4) as pool:
-            uppers = list(pool.map(lambda _: shard.upper().element, range(40), timeout=60))
+            uppers = list(pool.map(lambda _: shard.upper().element, range(40), timeout=WAIT_S))
     assert uppers == [INSERTS] * 40
 
 

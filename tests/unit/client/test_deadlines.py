@@ -23,6 +23,7 @@ from persist.client.timed import INNER, UNBOUNDED, Timeable, timed
 from persist.client.write import WriteHandle
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
 from tests.support.location import TestClock
+from tests.support.waiting import WAIT_S
 from tests.unit.client.test_retry import READ, WRITE, Scripted
 
 HANDLES = [persist.Client, Shard, Snapshot, Listen, WriteHandle, PipelinedWriter, ReadLease, persist.Changes]
@@ -98,7 +99,7 @@ def hanging() -> Iterator[Hanging]:
     made = Hanging()
     yield made
     made.go.set()
-    assert made.done.wait(60)
+    assert made.done.wait(WAIT_S)
 
 
 @pytest.mark.parametrize(("safe", "error"), [(True, Unavailable), (False, Indeterminate)])
@@ -142,7 +143,7 @@ def test_a_blob_that_hangs_is_given_up_on_threads_that_help_too(hanging: Hanging
 
     helper = threading.Thread(target=help_it)
     helper.start()
-    helper.join(60)
+    helper.join(WAIT_S)
     assert [type(error).__name__ for error in errors] == ["BlobUnavailable"]
 
 

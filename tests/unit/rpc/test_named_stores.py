@@ -19,6 +19,7 @@ from rpc.client.http_blob import HttpBlob
 from rpc.client.named_store import place_of
 from rpc.client.transport import _open_blob
 from tests.support.of_aws import give_credentials
+from tests.support.waiting import WAIT_S
 
 AZURE = "account.dfs.core.windows.net"
 
@@ -94,5 +95,5 @@ def test_a_store_that_hangs_held_a_client_up_for_as_long_as_its_server_said(
 
     thread = threading.Thread(target=opens, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(WAIT_S)
     assert [type(one) for one in found] == [HttpBlob], "the server is asked for the blobs"
