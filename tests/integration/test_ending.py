@@ -17,13 +17,17 @@ from tests.support.waiting import WAIT_S, wait_until
 GRACE_S = 1.0
 
 
-def is_gone(pid: int) -> bool:
+def read_proc(path: Path) -> bytes:
+    """A file of /proc; empty where the process or thread has ended, which may happen at any moment."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def is_gone(pid: int) -> bool:
+    stat = read_proc(Path(f"/proc/{pid}/stat"))
+    return not stat or stat.rpartition(b")")[2].split()[0] == b"Z"
 
 
 def wait_until_gone(pid: int) -> None:
@@ -204,9 +208,9 @@ def test_sigterm_ends_the_loop_of_maintenance_at_any_line() -> None:
 
 
 def children_of(process: subprocess.Popen[bytes]) -> list[int]:
-    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    every = [int(pid) for task in path.parent.parent.glob("*/children") for pid in task.read_text().split()]
-    return [pid for pid in every if b"compactor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+    every = [int(pid) for task in tasks for pid in read_proc(task).split()]
+    return [pid for pid in every if b"compactor" in read_proc(Path(f"/proc/{pid}/cmdline"))]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
