@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from rpc.cell_text import floats_of_text, from_text, is_textual, to_text
-from rpc.json_rows import UNREADABLE, Spend, encode, plain, read_cells
+from rpc.json_rows import BOM, UNREADABLE, Spend, encode, plain, read_cells
 
 HEADER_BYTES_MAX = 1024 * 1024
 SLICE_BYTES = 1024 * 1024  # of which the ends of lines are counted at once
@@ -25,7 +25,6 @@ NULL_CELLS = ("",)  # without quotes
 _QUOTE, _LF, _CR, _COMMA = b'"\n\r,'
 _BESIDE = np.zeros(256, np.bool_)  # what may be before an opening quote, and after a closing one
 _BESIDE[[_QUOTE, _COMMA, _LF, _CR]] = True
-_BOM = b"\xef\xbb\xbf"
 _QUOTED = rb'"(?:[^"]++|"")*+"'
 _CELLS = re.compile(rb'(?>[^",\r\n][^,\r\n]*+|' + _QUOTED + rb"(?![^,\r\n])|[,\r\n]++){1,10000}+")
 _QUOTED_CELL = re.compile(_QUOTED)
@@ -76,7 +75,7 @@ class Scan:
         if before == _QUOTE and not self._is_open and len(data) and not _BESIDE[data[0]]:
             self._is_regular = False
         elif len(places):
-            start = len(_BOM) if not self._last and data.startswith(_BOM) else 0
+            start = len(BOM) if not self._last and data.startswith(BOM) else 0
             opening, closing = places[self._is_open :: 2], places[1 - self._is_open :: 2]
             left = np.where(opening > start, piece[opening - 1], _LF if start else before)
             right = piece[closing[closing + 1 < len(piece)] + 1]
@@ -88,7 +87,7 @@ def check_quotes(data: Any) -> None:
 
     `data` is bytes, or a file that is mapped into memory.
     """
-    place = len(_BOM) if data[: len(_BOM)] == _BOM else 0
+    place = len(BOM) if data[: len(BOM)] == BOM else 0
     while found := _CELLS.match(data, place):
         place = found.end()
     if place < len(data):

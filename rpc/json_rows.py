@@ -39,6 +39,7 @@ DECODERS_MAX = 256
 _FLAT: dict[str | None, Any] = {"string": str, "binary": bytes, "boolean": bool, "integer": int}
 _FLOAT = int | float | Literal["NaN", "Infinity", "-Infinity"]
 _BLANKS = b" \t\r\n"
+BOM = b"\xef\xbb\xbf"  # by which some programs begin text
 UNREADABLE = (
     pa.ArrowException, msgspec.MsgspecError, csv.Error, OSError, ValueError, OverflowError, KeyError, TypeError,
     RecursionError,

@@ -41,7 +41,13 @@ def open_parquet(source: Any) -> pq.ParquetFile:
 
 
 def _open(source: Any, unit: str) -> pq.ParquetFile:
-    return pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True, coerce_int96_timestamp_unit=unit)
+    return pq.ParquetFile(
+        source,
+        pre_buffer=False,
+        page_checksum_verification=True,
+        coerce_int96_timestamp_unit=unit,
+        arrow_extensions_enabled=False,  # UUID and JSON of DuckDB and Polars are bytes and text
+    )
 
 
 def check_counts(metadata: pq.FileMetaData) -> None:

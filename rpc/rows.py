@@ -23,7 +23,7 @@ from persist.parts.sizes import is_within, row_bytes, working_bytes
 from rpc.allowance import SMALL_BYTES, Allowance
 from rpc.csv_rows import csv_options, header, scanned, values_of_cells, write_csv
 from rpc.decoders import Decoders
-from rpc.json_rows import UNREADABLE, names_given, ndjson, read_ndjson
+from rpc.json_rows import BOM, UNREADABLE, names_given, ndjson, read_ndjson
 from rpc.parquet_files import open_parquet
 
 PARQUET = "application/vnd.apache.parquet"
@@ -116,7 +116,7 @@ def given_names(
     if form != "ndjson":
         return None
     try:
-        return names_given(data, delete_column, None if allowed is None else allowed.spend)
+        return names_given(data.removeprefix(BOM), delete_column, None if allowed is None else allowed.spend)
     except UNREADABLE as error:
         raise InvalidUsage(f"the body cannot be read as ndjson: {error}; nothing was written") from error
 
@@ -163,6 +163,7 @@ def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
 
 def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     """Rows that give no multiplicity have 1; a column of times that no row gives is absent."""
+    data = data.removeprefix(BOM)
     bound.allowed.spend(len(data))  # texts, which are taken out of it
     table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend, schema.defaults)
     if table.column(TIME).null_count == table.num_rows:

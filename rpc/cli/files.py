@@ -31,7 +31,7 @@ from rpc.cli.columns import storable
 from rpc.cli.inference import JsonValues, Texts
 from rpc.cli.nesting import DEPTH_MAX, too_deep
 from rpc.csv_rows import BadQuote, Scan, check_quotes, csv_options, values_of_cells
-from rpc.json_rows import UNREADABLE, read_ndjson
+from rpc.json_rows import BOM, UNREADABLE, read_ndjson
 from rpc.parquet_files import open_parquet
 
 FORMATS = ("csv", "parquet", "ndjson", "arrow")
@@ -46,7 +46,9 @@ _EXTENSIONS = {
     ".csv": "csv", ".parquet": "parquet", ".pq": "parquet", ".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson",
     ".arrow": "arrow", ".arrows": "arrow", ".ipc": "arrow",
 }  # fmt: skip
-_FILE_MARK, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_FILE_MARK, _CONTINUES = b"ARROW1", b"\xff\xff\xff\xff"
+_FILE_MARK_BYTES = 8  # with its padding
+_STREAM_END = _CONTINUES + b"\x00\x00\x00\x00"
 _CSV_ERROR = re.compile(
     r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<said>.*)"
 )
@@ -395,6 +397,8 @@ def _ndjson(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, t
 def _line_blocks(source: Source) -> Iterator[bytes]:
     """Whole lines, about CHUNK_BYTES at a time."""
     with open(source.path, "rb") as file:
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
         left = b""
         while chunk := file.read(CHUNK_BYTES):
             end = chunk.rfind(b"\n") + 1
@@ -459,19 +463,43 @@ def _arrow_schema(source: Source, _told: Told) -> pa.Schema:
 
 def _arrow(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
     with open(source.path, "rb") as file:
-        is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
+        start = file.read(len(_FILE_MARK))
+        is_file = start == _FILE_MARK
         file.seek(-min(source.size, len(_STREAM_END)), os.SEEK_END)
         is_whole = is_file or file.read() == _STREAM_END
+    if not is_whole and start[: len(_CONTINUES)] != _CONTINUES:
+        is_whole = _is_whole_and_old(source.path)
     if not is_whole:
         raise ValueError("it does not end with its end-of-stream mark: it was cut")
     with pa.OSFile(source.path) as data:
         if is_file:
             with pa.ipc.open_file(data) as found:
+                if not found.num_record_batches and _has_batches(source.path):
+                    raise ValueError("it is damaged: its footer names no batch, but it has some")
                 batches = (found.get_batch(number) for number in range(found.num_record_batches))
                 yield from _numbered(source, batches, wanted, told, 0)
         else:
             with pa.ipc.open_stream(data) as stream:
                 yield from _numbered(source, iter(stream), wanted, told, 0)
+
+
+def _has_batches(path: str) -> bool:
+    """Whether an Arrow file has a batch, whatever its footer says: it begins as a stream does."""
+    with pa.OSFile(path) as data:
+        data.seek(_FILE_MARK_BYTES)
+        with pa.ipc.open_stream(data) as stream:
+            return next(iter(stream), None) is not None
+
+
+def _is_whole_and_old(path: str) -> bool:
+    """Whether a stream of before Arrow 0.15, whose end is four zeros as padding may be, has its end."""
+    with pa.OSFile(path) as data:
+        messages, at = pa.ipc.MessageReader.open_stream(data), 0
+        with suppress(StopIteration):
+            while True:
+                messages.read_next_message()
+                at = data.tell()
+        return bool(at < data.tell() == data.size())
 
 
 def _row_place(before: int, index: int) -> str:

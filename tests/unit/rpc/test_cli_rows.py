@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -9,8 +12,9 @@ from hypothesis import strategies as st
 
 from persist.cli.screen import Screen, cut, padded, plain, width_of
 from persist.core.errors import InvalidUsage
+from persist.parts import ShardSchema
 from rpc.cli.columns import read_columns, storable
-from rpc.cli.files import first_bad, form_of
+from rpc.cli.files import first_bad, form_of, opened
 from rpc.cli.table import CELL_WIDTH_MIN, GAP, fitted, table_lines
 
 # --- schemas
@@ -170,3 +174,54 @@ def test_the_first_bad_row_is_found(count: int, data: st.DataObject) -> None:
 def test_the_name_of_a_file_tells_its_format(name: str, form: str) -> None:
     assert form_of(name, None) == form
     assert form_of(name, "parquet") == "parquet"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_stream_of_arrow_is_whole_or_cut_in_the_form_of_before_015_too(tmp_path: Path, is_old: bool) -> None:
+    table, path = pa.table({"a": [1, 2, 3], "b": ["x", "y", None]}), tmp_path / "f.arrow"
+
+    def stream(batches: int) -> bytes:
+        sink = io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(use_legacy_format=is_old)
+        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+            for _ in range(batches):
+                writer.write_table(table)
+        return sink.getvalue()
+
+    data, end = stream(2), 4 if is_old else 8
+    first, second, third = (len(stream(batches)) - end for batches in range(3))
+
+    def rows() -> int:
+        with opened([str(path)], None) as [source]:
+            pieces = source.pieces(ShardSchema(table.schema, ("a",)), None, lambda _done: None)
+            return sum(len(piece.table) for piece in pieces)
+
+    path.write_bytes(data)
+    assert rows() == 6
+    for size in (first, second, second + 3, third - 1, third, len(data) - 1):
+        path.write_bytes(data[:size])
+        with pytest.raises(InvalidUsage):
+            rows()
+
+
+def test_an_arrow_file_whose_footer_names_no_batch_is_damaged(tmp_path: Path) -> None:
+    table, mark, files = pa.table({"a": [1, 2, 3]}), b"\xff\xff\xff\xff\x00\x00\x00\x00", []
+    for batches in (1, 0):
+        sink = io.BytesIO()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            for _ in range(batches):
+                writer.write_table(table)
+        files.append(sink.getvalue())
+    full, without = files
+    at = without.index(mark)
+    body = full[at : full.index(mark, at)]
+    path = tmp_path / "f.arrow"
+    for content, is_sound in ((without, True), (without[:at] + body + without[at:], False)):
+        path.write_bytes(content)
+        with opened([str(path)], None) as [source]:
+            pieces = source.pieces(ShardSchema(table.schema, ("a",)), None, lambda _done: None)
+            if is_sound:
+                assert list(pieces) == []
+            else:
+                with pytest.raises(InvalidUsage):
+                    list(pieces)

@@ -216,3 +216,9 @@ def test_ndjson_that_no_type_holds_is_refused_with_its_line(tmp_path: Path, valu
     path.write_text("".join([*lines, *(f'{{"id": {number}, "v": {value}}}\n' for number, value in enumerate(values))]))
     with pytest.raises(InvalidUsage, match=f"line {50 + len(values)}:"):
         rows_of(path)
+
+
+def test_a_byte_order_mark_before_ndjson_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "f.ndjson"
+    path.write_bytes(b'\xef\xbb\xbf{"id": 1}\n{"id": 2}\n')
+    assert rows_of(path).column("id").to_pylist() == [1, 2]

@@ -119,3 +119,9 @@ def test_how_the_format_is_chosen(header: str | None, chosen: str | None, form: 
 def test_unknown_formats_are_refused(header: str | None, chosen: str | None) -> None:
     with pytest.raises(InvalidUsage):
         rows.format_of(header, chosen)
+
+
+@pytest.mark.parametrize("body", [b'\xef\xbb\xbf{"id": "a"}\n', b"\xef\xbb\xbfid\na\n"])
+def test_a_byte_order_mark_before_text_is_passed_over(body: bytes) -> None:
+    form = "ndjson" if b"{" in body else "csv"
+    assert rows.read(body, form, SCHEMA, rows_max=10).column("id").to_pylist() == ["a"]
