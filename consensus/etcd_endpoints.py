@@ -20,6 +20,7 @@ from consensus.errors import (
     ConsensusError,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
+    ConsensusNotWritable,
     ConsensusUnavailable,
     ConsensusUsage,
 )
@@ -175,8 +176,10 @@ def _sort(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
         return ConsensusMisconfigured(f"{where} has authentication disabled; leave user and password out: {said}")
     if code is grpc.StatusCode.DATA_LOSS:
         return ConsensusDamaged(f"{where} says that its data is damaged; restore a backup: {said}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in said:
+        return ConsensusNotWritable(f"{where} is full, nothing was written: {said}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return ConsensusUnavailable(f"{where} is full or overloaded, nothing was written: {said}")
+        return ConsensusUnavailable(f"{where} is overloaded, nothing was written: {said}")
     if code is grpc.StatusCode.UNAVAILABLE and any(words in said.lower() for words in _NEVER_CONNECTED):
         return NotSent(f"{where} cannot be reached: {said}")
     if kind == "write":

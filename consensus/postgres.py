@@ -15,6 +15,7 @@ from consensus.errors import (
     ConsensusDamaged,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
+    ConsensusNotWritable,
     ConsensusUnavailable,
 )
 from consensus.interface import Wanted
@@ -61,6 +62,7 @@ _REFUSED = (
 # After these the server has undone the statement: 40xxx rolled back, 53xxx out of something, 55P03 lock
 # timeout, 57014 cancelled, 25006 read-only, 42xxx not understood or not allowed, 54xxx too large.
 _DEFINITE_STATES = ("40", "53", "55P03", "57014", "25", "42", "54", "22", "23")
+_NOT_WRITABLE_STATES = ("53100", "25006")  # the disk is full; read-only
 _DAMAGED_STATES = ("XX001", "XX002")  # data_corrupted, index_corrupted
 _MISCONFIGURED_STATES = ("42501", "3F000", "3D000", "28", "25006")
 
@@ -212,6 +214,8 @@ class PostgresConsensus(SqlConsensus):
             return ConsensusMisconfigured(f"{self.url} refuses to work; check {setting}: {said}")
         if kind == "write" and not state.startswith(_DEFINITE_STATES):
             return ConsensusIndeterminate(f"{self.url} failed while writing: {said}")
+        if kind == "write" and state in _NOT_WRITABLE_STATES:
+            return ConsensusNotWritable(f"{self.url} cannot be written: {said}")
         return ConsensusUnavailable(f"{self.url} did not carry out a {kind}: {said}")
 
     def _create_table(self, connection: Any) -> None:

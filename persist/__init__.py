@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     # isort: off
     from persist.core.errors import AttributeMismatch, Conflict, ConstraintViolated, Corruption, Expired, Forbidden
-    from persist.core.errors import HistoryLost, ReadOnly
+    from persist.core.errors import HistoryLost, NotComplete, ReadOnly
     from persist.core.errors import Indeterminate, InvalidUsage, NegativeMultiplicity, NotReadable, OpaqueMismatch
     from persist.core.errors import OutcomeForgotten, Overloaded, PersistError, SchemaMismatch, ShardExists
     from persist.core.errors import TokenReused, Unauthorized, Unavailable, UnknownShard, UpgradeNeeded, UpperMismatch
@@ -72,7 +72,7 @@ __all__ += [
     "SchemaMismatch",
 ]
 __all__ += ["Expired", "NotReadable", "Overloaded", "Unavailable", "Indeterminate", "UpgradeNeeded", "Corruption"]
-__all__ += ["TokenReused", "OutcomeForgotten", "HistoryLost", "ConstraintViolated"]
+__all__ += ["TokenReused", "OutcomeForgotten", "HistoryLost", "ConstraintViolated", "NotComplete"]
 __all__ += ["__version__"]
 
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.

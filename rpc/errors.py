@@ -49,6 +49,7 @@ STATUS: Mapping[type[e.PersistError], int] = {
     e.Overloaded: 429,
     e.InlineBudget: 429,
     e.Unavailable: 503,
+    e.NotComplete: 409,
     e.Indeterminate: 504,
     e.UpgradeNeeded: 501,
     e.Corruption: 500,

@@ -14,11 +14,12 @@ from persist.client.timed import Timeable
 from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable
+from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.parts.files import Bound
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
+UNHELD = ReaderId("")  # the reader of a lease that holds nothing: the store can be read and not written
 CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
 
 
@@ -63,25 +64,35 @@ class ReadLease(Timeable):
 
     @classmethod
     def open(
-        cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
+        cls,
+        transport: Transport,
+        name: str,
+        since: Antichain | None,
+        purpose: str,
+        settings: ReadSettings,
+        *,
+        must_hold: bool = True,
     ) -> ReadLease:
         """Take a hold on the shard `name` at `since` (None: the shard's own); lists of readers show its `purpose`.
 
-        Users call `Shard.open_reader`, which knows `transport` and `settings`. Raises NotReadable (the shard's since is
-        beyond `since`).
+        Users call `Shard.open_reader`, which knows `transport` and `settings`. `must_hold`: as `taken`. Raises
+        NotReadable (the shard's since is beyond `since`).
         """
-        try:
-            return cls._opened(transport, name, since, purpose, settings)
-        except Expired:  # the answer came so late that the lease had lapsed
-            return cls._opened(transport, name, since, purpose, settings)
 
-    @classmethod
-    def _opened(
-        cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
-    ) -> ReadLease:
-        reader = mint(ReaderId, transport.ids)
-        command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
-        return taken(transport, name, command, settings)
+        def opened() -> ReadLease:
+            reader = mint(ReaderId, transport.ids)
+            command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
+            return taken(transport, name, command, settings, must_hold=must_hold)
+
+        try:
+            return opened()
+        except Expired:  # the answer came so late that the lease had lapsed
+            return opened()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it holds anything. Without a hold a read is exact, and ends by Expired where a blob has gone."""
+        return self.reader != UNHELD
 
     def keep(self) -> None:
         """Renew the lease if a third of it has passed. Call between pieces of work. Raises Expired: it is gone."""
@@ -89,10 +100,25 @@ class ReadLease(Timeable):
         lease_s = self._settings.lease_ms / 1000
         if now - self._renewed_s < lease_s / LEASE_RENEWED_AFTER:
             return
-        self.check()
+        self.renew()
+
+    def renew(self) -> None:
+        """Renew the lease now, where there is one and the store can be written. Raises Expired when it is gone."""
+        if not self.is_held:
+            return
+        now = self._transport.clock.monotonic()
+        try:
+            self.check()
+        except Unavailable as error:
+            if not error.is_unwritable:
+                raise
+            self._renewed_s = now  # the read goes on; where the lease lapses and a blob goes, it is told so
 
     def check(self) -> None:
-        """Renew the lease now. Raises Expired when it is gone."""
+        """Renew the lease now. Raises Expired when it is gone, and Unavailable where it holds nothing."""
+        if not self.is_held:
+            said = f"no hold on shard {self._name!r} can be taken: its store cannot be written"
+            raise Unavailable(said, writable=False)
         now = self._transport.clock.monotonic()
         self._send(c.HeartbeatReader(self.reader, self.seqno))
         self._renewed_s = now
@@ -161,22 +187,41 @@ class ReadLease(Timeable):
 
 
 def taken(
-    transport: Transport, name: str, command: c.RegisterReader | c.HoldPoint, settings: ReadSettings
+    transport: Transport,
+    name: str,
+    command: c.RegisterReader | c.HoldPoint,
+    settings: ReadSettings,
+    *,
+    must_hold: bool = True,
 ) -> ReadLease:
     """The hold that a command takes. Where it is not answered in time it may land yet: then it is given back.
 
-    Raises what the command does.
+    Unless it `must_hold`, it holds nothing where the store can be read and not written. Raises what the command does.
     """
     lease = ReadLease(transport, name, command.reader, settings, SeqNo(0))
     asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
+    result: c.Result | None
     try:
         result = send(transport, name, command, settings.retry_s)
-    except (Unavailable, Indeterminate):
+    except (Unavailable, Indeterminate) as error:
         if deadlines.has_passed():
             lease.close()
-        raise
+        if must_hold or (result := _would_hold(error)) is None:
+            raise
+        lease.reader, lease._closed = UNHELD, True
     assert isinstance(result, c.ReaderRegistered)
     lease.seqno, lease.since, lease._renewed_s = result.seqno, result.since, asked_s
     lease.is_point = isinstance(command, c.HoldPoint)
     lease.keep()
     return lease
+
+
+def _would_hold(error: PersistError) -> c.ReaderRegistered | None:
+    """What a hold would have, were the store to be written; None: the error does not say so."""
+    if not isinstance(error, Unavailable) or not error.is_unwritable:
+        return None
+    try:
+        since, upper = (Antichain.from_json(error.details[name]) for name in ("since", "upper"))
+        return c.ReaderRegistered(since, upper, SeqNo(int(error.details["seqno"])))
+    except (KeyError, TypeError, ValueError, InvalidUsage):
+        return None

@@ -124,6 +124,8 @@ def _settled(
         try:
             return ask()
         except (Unavailable, Overloaded, Indeterminate) as error:
+            if lapses and isinstance(error, Unavailable) and error.is_unwritable:
+                raise  # a full disk is not waited for: what only reads goes on without
             unknown = unknown or (isinstance(error, Indeterminate) and not lapses)
             tries += 1
             wait = _wait_s(error, tries, transport)

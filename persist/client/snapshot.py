@@ -35,8 +35,8 @@ from persist.core.errors import (
     Corruption,
     Expired,
     InvalidUsage,
+    NotComplete,
     NotReadable,
-    Unavailable,
     UpgradeNeeded,
 )
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
@@ -105,7 +105,7 @@ class SnapshotSplit:
         if self.shard_id is not None:
             transport = OneShard(transport, self.shard_id)
         lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
-        lease.check()
+        lease.renew()
         settings = self.settings
         if self.limit is not None:
             batch_rows = min(self.limit, batch_rows or FEW_BATCH_ROWS) or 1
@@ -257,7 +257,8 @@ def holding(
     """Take a lease at `as_of` (None: the latest complete time) and wait until it is complete, for at most `wait_s`.
 
     As of BEFORE_ALL there are no rows, and everything that comes after it is held. The lease outlives the block, unless
-    an error ends that. Raises InvalidUsage, NotReadable, Unavailable.
+    an error ends that. On a store that cannot be written it holds nothing (`ReadLease.is_held`). Raises InvalidUsage,
+    NotReadable, NotComplete, Unavailable.
     """
     checked_wait("wait_s", wait_s)
     checked("purpose", purpose, str)
@@ -269,11 +270,14 @@ def holding(
     else:
         checked_time("as_of", as_of, BEFORE_ALL)
         if as_of == BEFORE_ALL:  # a hold on one time alone, such as 0, would not show that nothing was there before
-            lease = ReadLease.open(transport, name, Antichain(0), purpose, settings)
+            lease = ReadLease.open(transport, name, Antichain(0), purpose, settings, must_hold=False)
         else:
             lease = _lease_at(transport, name, as_of, purpose, settings)
     try:
-        yield Held(transport, as_of, wait_for_upper(transport, name, as_of, lease, wait_s), lease, settings)
+        view = wait_for_upper(transport, name, as_of, lease, wait_s)
+        if lease.is_point and not lease.is_held:  # what keeps the time may have gone before the view was read
+            _lease_point(transport, name, as_of, purpose, settings)
+        yield Held(transport, as_of, view, lease, settings)
     except BaseException:
         lease.close()
         raise
@@ -285,7 +289,7 @@ def _lease_latest(transport: Transport, name: str, purpose: str, settings: ReadS
     while True:
         as_of = latest(transport.view(name, ViewRequest(with_batches=False)))
         try:
-            return as_of, ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
+            return as_of, ReadLease.open(transport, name, Antichain(as_of), purpose, settings, must_hold=False)
         except NotReadable:
             tries += 1
             if tries == LATEST_TRIES_MAX:
@@ -296,13 +300,13 @@ def _lease_point(transport: Transport, name: str, at: Tagged | int, purpose: str
     """A hold on one time alone, that of a tag or `at` itself: since does not wait for it. Raises NotReadable."""
     reader = mint(ReaderId, transport.ids)
     tag, time = (at.name, 0) if isinstance(at, Tagged) else ("", at)
-    return taken(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings)
+    return taken(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings, must_hold=False)
 
 
 def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, settings: ReadSettings) -> ReadLease:
     """A hold on history from this time on; where since has passed it, on this time alone. Raises NotReadable."""
     try:
-        return ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
+        return ReadLease.open(transport, name, Antichain(as_of), purpose, settings, must_hold=False)
     except NotReadable as error:
         try:
             return _lease_point(transport, name, as_of, purpose, settings)
@@ -311,7 +315,7 @@ def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, setting
 
 
 def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease, wait_s: float) -> ShardView:
-    """The view in which `as_of` is complete, with all batches. Raises Unavailable after `wait_s`, and Expired."""
+    """The view in which `as_of` is complete, with all batches. Raises NotComplete after `wait_s`, and Expired."""
     deadline = transport.clock.monotonic() + deadlines.at_most(wait_s)
     while True:
         left = max(0.0, deadline - transport.clock.monotonic())
@@ -322,14 +326,18 @@ def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease
         if not view.upper.less_equal(as_of):
             return view
         if left <= 0:
-            raise Unavailable(f"shard {name!r} is complete before {view.upper} only, not as of {as_of}; wait longer")
+            raise NotComplete(
+                f"shard {name!r} is complete before {view.upper} only, not as of {as_of}; wait longer",
+                as_of=as_of,
+                upper=view.upper.to_json(),
+            )
         lease.keep()
 
 
 def check_lease(view: ShardView, as_of: int, lease: ReadLease) -> None:
     """As `check_held`; a lease on one time alone keeps it wherever since is, for as long as it lasts."""
     if lease.is_point and not view.since.is_empty:
-        lease.check()
+        lease.renew()
     else:
         check_held(view, as_of)
 
@@ -355,6 +363,11 @@ def leased_blobs(lease: ReadLease) -> Iterator[None]:
         with translated_but_missing():
             yield
     except BlobNotFound as error:
+        if not lease.is_held:
+            raise Expired(
+                f"shard {lease._name!r}: a blob went while it was read without a hold, since the store cannot be "
+                "written; read again"
+            ) from error
         lease.check()
         if lease._transport.shows_copy:
             raise Expired(

@@ -11,7 +11,7 @@ from persist.client.sharing import Kind, LeasePool, Shared
 from persist.client.snapshot import Held, ReadLease, ReadSettings, Tagged, holding, latest, wait_for_upper
 from persist.client.transport import OneShard, Transport
 from persist.core.antichain import TIME_MAX, Antichain
-from persist.core.errors import Expired, NotReadable
+from persist.core.errors import Expired, NotReadable, Unavailable
 from persist.core.view import ViewRequest
 
 AsOf = int | Tagged | None
@@ -97,6 +97,10 @@ def _shared(transport: OneShard, read: Read, settings: ReadSettings, is_plan: bo
         shared = pool.take(kind, at, lambda: ReadLease.open(transport, name, Antichain(at), read.purpose, settings))
     except NotReadable:  # since has passed the time meanwhile, or there is none: say so as ever
         return None
+    except Unavailable as error:
+        if error.is_unwritable:  # it is read without a hold
+            return None
+        raise
     if shared is None:
         return None
     lease = LentLease(transport, name, settings, pool, shared)

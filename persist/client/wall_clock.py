@@ -14,7 +14,7 @@ from persist.client.retry import send
 from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX
-from persist.core.errors import InvalidUsage, NotReadable, Unavailable, shown
+from persist.core.errors import InvalidUsage, NotComplete, NotReadable, shown
 from persist.core.shard_settings import history_ms
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -107,7 +107,7 @@ def period_ms(given: object, what: str, such_as: str = "90d") -> int:
 def resolved(transport: Transport, name: str, at: datetime, wait_s: float, retry_s: float) -> c.TimeResolved:
     """What the shard had by that wall clock. Waits until it is over, for at most `wait_s`.
 
-    Raises InvalidUsage, NotReadable (it is not known), Unavailable (it is not over, or clocks do not agree).
+    Raises InvalidUsage, NotReadable (it is not known), NotComplete (it is not over), Unavailable (clocks do not agree).
     """
     at_ms = instant_ms("the wall clock", at)
     deadline = transport.clock.monotonic() + wait_s
@@ -118,9 +118,11 @@ def resolved(transport: Transport, name: str, at: datetime, wait_s: float, retry
         assert isinstance(found, c.TimeToCome)
         left = deadline - transport.clock.monotonic()
         if left <= 0:
-            raise Unavailable(
+            raise NotComplete(
                 f"{instant_text(at_ms)} is not over yet for shard {name!r}, where it is {instant_text(found.now_ms)}; "
-                "wait longer, or take an earlier instant"
+                "wait longer, or take an earlier instant",
+                at_ms=at_ms,
+                now_ms=found.now_ms,
             )
         transport.clock.sleep(max(0.001, min((at_ms - found.now_ms) / 1000, left, ASKED_AGAIN_S)))
 

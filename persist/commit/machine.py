@@ -271,6 +271,8 @@ class Machine(CachedState):
             failed = error
             if not isinstance(error, PersistError):
                 raise
+            if isinstance(error, Unavailable) and error.is_unwritable:
+                outcomes = [self._unheld(one.command, error) for one in group[: self._queue.group_size]]
         finally:
             self._queue.answer(outcomes or [failed] * self._queue.group_size)
             self._queue.hand_over()
@@ -408,6 +410,29 @@ class Machine(CachedState):
         commit = supplied(plan_commit(base, commands, given), self._supply)
         self._check_diff(commit, base)
         return commit, counted_s
+
+    def _stepped(self, command: c.Command, state: State) -> tuple[Outcome, bool]:
+        """What came of the command, and whether it would change the shard. Nothing is committed."""
+        pending = Pending(command, lambda outcome: None, lambda: None, SOUND, NOBODY)
+        commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7(), 0)
+        [outcome] = commit.outcomes
+        return outcome, commit.diff is not None
+
+    def _unheld(self, command: c.Command, error: PersistError) -> PersistError:
+        """The outcome of a command that a store which can be read did not take: `error`.
+
+        Of a hold it tells as well what that would have, so that a read can go on without: `since`, `upper`, `seqno`.
+        """
+        if not isinstance(command, (c.RegisterReader, c.HoldPoint)):
+            return error
+        try:
+            outcome, _ = self._stepped(command, self.refresh())
+        except PersistError:
+            return error
+        if isinstance(outcome, c.ReaderRegistered):
+            told = {"since": outcome.since.to_json(), "upper": outcome.upper.to_json(), "seqno": int(outcome.seqno)}
+            return Unavailable(error.message, **error.details, **told)
+        return outcome if isinstance(outcome, PersistError) else error
 
     def _check_diff(self, commit: Commit, base: State) -> None:
         """In tests: that the state diff leads from `base` to the State that follows, also after it was encoded."""

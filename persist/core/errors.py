@@ -24,6 +24,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
       Overloaded           back off for `retry_after_s`, then retry
         InlineBudget       the State has no room for these inline rows; write them to the blob store
       Unavailable          definitely did not happen; retrying is safe
+        NotComplete        a time that was asked for is to come; wait longer, or ask for an earlier one
       Indeterminate        may have happened; retry with the same token
       UpgradeNeeded        written by a newer build, or asked of an older one; upgrade the one that says so
       Corruption           durable bytes contradict each other; stop
@@ -153,7 +154,20 @@ class InlineBudget(Overloaded):
 
 
 class Unavailable(PersistError):
+    """Details, where a store can be read but not written (its disk is full, or read-only): `writable`, false."""
+
     kind = "unavailable"
+
+    @property
+    def is_unwritable(self) -> bool:
+        """Whether a store can be read and not written: waiting does not help, and what only reads can go on."""
+        return self.details.get("writable") is False
+
+
+class NotComplete(Unavailable):
+    """Details: `as_of` and `upper`, or the wall clock that is not over and that of now, in ms: `at_ms`, `now_ms`."""
+
+    kind = "not_complete"
 
 
 class Indeterminate(PersistError):

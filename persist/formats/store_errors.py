@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from blob import BlobError, BlobExists, BlobMisconfigured, BlobNotFound
-from consensus import ConsensusDamaged, ConsensusError, ConsensusIndeterminate, ConsensusMisconfigured, ConsensusUsage
+from blob import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobNotWritable
+from consensus import (
+    ConsensusDamaged,
+    ConsensusError,
+    ConsensusIndeterminate,
+    ConsensusMisconfigured,
+    ConsensusNotWritable,
+    ConsensusUsage,
+)
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, PersistError, Unavailable
 
 
@@ -22,6 +29,8 @@ def translate(error: BlobError | ConsensusError) -> PersistError:
         return InvalidUsage(str(error))
     if isinstance(error, ConsensusIndeterminate):
         return Indeterminate(str(error))
+    if isinstance(error, (BlobNotWritable, ConsensusNotWritable)):
+        return Unavailable(str(error), writable=False)
     return Unavailable(str(error))
 
 

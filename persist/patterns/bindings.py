@@ -21,6 +21,7 @@ from persist.core.errors import (
     Expired,
     Indeterminate,
     InvalidUsage,
+    NotComplete,
     NotReadable,
     Unavailable,
     UpperMismatch,
@@ -311,7 +312,7 @@ class Bindings:
         self._known.reach(upper)
 
     def _learn_until(self, upper: int | None, wait_s: float) -> None:
-        """Learn until every time before `upper` is complete. Raises Unavailable (it is not, after `wait_s`)."""
+        """Learn until every time before `upper` is complete. Raises NotComplete (it is not, after `wait_s`)."""
         if upper is None:
             raise Conflict(f"shard {self.shard.name!r} of bindings is closed: nothing can be bound any more")
         before = -1
@@ -319,9 +320,11 @@ class Bindings:
             before = self._known.upper
             self._learn(wait_s)
         if self._known.upper < upper:
-            raise Unavailable(
+            raise NotComplete(
                 f"of the bindings in shard {self.shard.name!r} times before {self._known.upper} are complete, not yet "
-                f"all before {upper}; wait longer, or mint"
+                f"all before {upper}; wait longer, or mint",
+                as_of=upper - 1,
+                upper=[self._known.upper],
             )
 
     def _learn(self, wait_s: float) -> None:

@@ -18,7 +18,6 @@ from consensus import Consensus, ConsensusNotWritable, Entry
 from consensus.interface import Wanted
 from consensus.notify import Notifier
 from persist.client.transport import Transport
-from persist.commit.command_queue import Pending
 from persist.commit.commit_plan import Outcome
 from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key, epochs_in
 from persist.commit.location import Location, LocationSettings
@@ -278,13 +277,6 @@ class ReplicaMachine(Machine):
                 holds.took(self.name, command, outcome.since, state.seqno)
             return c.ReaderRegistered(outcome.since, state.upper, state.seqno)
         return None
-
-    def _stepped(self, command: c.Command, state: State) -> tuple[Outcome, bool]:
-        """What came of the command, and whether it would change the shard. Nothing is committed."""
-        pending = Pending(command, lambda outcome: None, lambda: None, SOUND, NOBODY)
-        commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7(), 0)
-        [outcome] = commit.outcomes
-        return outcome, commit.diff is not None
 
 
 class Replica(Location):

@@ -20,7 +20,7 @@ from persist.commit.origin import Requesting
 from persist.commit.storms import Storms
 from persist.commit.system import Clock, OwnProcess, SystemIds
 from persist.commit.tracing import TRACEPARENT, Tracer, open_tracer
-from persist.core.errors import Corruption, Indeterminate, Overloaded, PersistError, Unavailable
+from persist.core.errors import Corruption, Indeterminate, NotComplete, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.answers import Broken, Reply
 from rpc.client.connections import ANSWER_BYTES_MAX, NotSent, Pool
@@ -126,6 +126,8 @@ class HttpCalls:
             for server in self.servers.order(call.shard):
                 try:
                     return self._ask(server, call, late - self._clock.monotonic(), request_id)
+                except NotComplete:  # the server has waited for it
+                    raise
                 except (Unavailable, Overloaded) as error:
                     last: PersistError = error
                     # Where one is overloaded, the others are as busy, and would only fight over the shard.

@@ -261,7 +261,7 @@ REFUSED: list[tuple[str, Any, str, int]] = [
     ("too many cursors", {"prefix": "eu/", "cursors": [f"c{n}" for n in range(101)]}, "invalid_usage", 400),
     ("no zone", {"prefix": "eu/", "at": "2026-11-20T12:00:00"}, "invalid_usage", 400),
     ("no instant", {"prefix": "eu/", "at": 7}, "invalid_usage", 400),
-    ("to come", {"prefix": "eu/", "at": FAR}, "unavailable", 503),
+    ("to come", {"prefix": "eu/", "at": FAR}, "not_complete", 409),
     ("something else", {"prefix": "eu/", "when": FAR}, "invalid_usage", 400),
     ("no object", [], "invalid_usage", 400),
 ]

@@ -296,7 +296,7 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
         ("POST", "/v1/shards/orders/insert?writer=me", b"", 400, "invalid_usage"),
         ("GET", "/v1/shards/orders/snapshot?columns=colour", None, 400, "invalid_usage"),
         ("GET", "/v1/shards/orders/snapshot?format=xml", None, 400, "invalid_usage"),
-        ("GET", "/v1/shards/orders/snapshot?as_of=5&wait=0", None, 503, "unavailable"),
+        ("GET", "/v1/shards/orders/snapshot?as_of=5&wait=0", None, 409, "not_complete"),
         ("GET", "/v1/blobs/location-id", None, 400, "invalid_usage"),
         ("GET", "/v1/blobs/../../etc/passwd", None, 404, "invalid_usage"),
         ("GET", "/v1/blobs/..%2F..%2Fetc%2Fpasswd", None, 400, "invalid_usage"),
@@ -370,6 +370,14 @@ def test_a_time_before_since(http: TestClient) -> None:
     http.post("/v1/shards/orders/downgrade-since?since=4")
     problem(http.get("/v1/shards/orders/snapshot?as_of=3"), 410, "not_readable")
     problem(http.get("/v1/shards/orders/listen?after=3"), 410, "not_readable")
+
+
+@pytest.mark.parametrize("path", ["snapshot?as_of=99&wait=0", "count?as_of=99&wait=0", "snapshot?as_of=99&wait=0.01"])
+def test_a_time_to_come_is_no_failure_of_the_server(http: TestClient, path: str) -> None:
+    """It was a 503, which alerts count."""
+    response = http.get(f"/v1/shards/orders/{path}")
+    problem(response, 409, "not_complete")
+    assert response.json()["details"] == {"as_of": 99, "upper": [0]}
 
 
 def test_the_wrong_expected_upper(http: TestClient) -> None:

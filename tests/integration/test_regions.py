@@ -31,6 +31,7 @@ from persist.core.errors import (
     Expired,
     HistoryLost,
     InvalidUsage,
+    NotComplete,
     PersistError,
     ReadOnly,
     Unavailable,
@@ -238,9 +239,9 @@ def test_reading_writes_nothing_at_all(place: Place) -> None:
 
 
 def test_a_time_that_is_not_here_yet_is_waited_for_or_refused(place: Place) -> None:
-    with pytest.raises(Unavailable, match="is complete before"):
+    with pytest.raises(NotComplete, match="is complete before"):
         rows(place.there, 5)
-    with pytest.raises(Unavailable, match="is not over yet"):
+    with pytest.raises(NotComplete, match="is not over yet"):
         rows(place.there, datetime.fromtimestamp(place.world.true_ms / 1000 + 2, UTC))
     with pytest.raises(UnknownShard, match="as far as home has published"):
         place.client.shard("nothing")

@@ -14,6 +14,7 @@ from consensus import (
     ConsensusError,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
+    ConsensusNotWritable,
     ConsensusUnavailable,
     ConsensusUsage,
     open_consensus,
@@ -189,7 +190,7 @@ def test_a_value_larger_than_this_server_takes(small_etcd: EtcdCluster) -> None:
 
 def test_the_quota_is_used_up(small_etcd: EtcdCluster) -> None:
     with closing(open_consensus(small_etcd.url("full"))) as store:
-        with pytest.raises(ConsensusUnavailable, match="full"):
+        with pytest.raises(ConsensusNotWritable, match="full"):
             _fill(store)
         last = _head(store)
         assert last > 0

@@ -19,11 +19,12 @@ import pytest
 import persist
 from persist.client.connect import Client
 from persist.client.shard import HandleSettings
+from persist.client.sharing import BUSY_READS
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.commit.location import LocationSettings
 from persist.commit.machine import MachineSettings
-from persist.core.errors import PersistError, Unavailable
+from persist.core.errors import Expired, NotComplete, NotReadable, PersistError, Unavailable
 from persist.core.state import Policy
 from tests.services.process import run
 from tests.support.server import Server
@@ -53,6 +54,8 @@ def location(tiny_disk: Path) -> Path:
         shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
         for number in range(INSERTS):
             shard.insert([{"id": number, "v": os.urandom(2_000)}])
+            if number == 4:
+                shard.tag("kept", number)
         shard.downgrade_since(INSERTS - 1)
     return directory
 
@@ -93,6 +96,84 @@ def test_the_collector_frees_space_on_a_full_disk(full: Path) -> None:
         assert client.shard("orders").insert([{"id": -1, "v": b"there is room again"}]).lower.element == INSERTS
 
 
+ROWS = list(range(INSERTS))
+
+
+def ids(table: pa.Table) -> list[int]:
+    return sorted(table.column("id").to_pylist())
+
+
+def check_reads(client: Client) -> None:
+    """Every way to read one time."""
+    shard = client.shard("orders")
+    at = INSERTS - 1
+    assert shard.count() == INSERTS
+    assert shard.count(as_of=at) == INSERTS
+    assert ids(shard.snapshot().to_arrow()) == ROWS
+    assert ids(shard.snapshot(tag="kept").to_arrow()) == ROWS[:5]
+    assert ids(shard.snapshot(4).to_arrow()) == ROWS[:5], "a tag keeps that time"
+    assert (
+        ids(
+            pa.concat_tables(
+                one for split in shard.snapshot(num_splits=3).splits for one in split.read(client.transport)
+            )
+        )
+        == ROWS
+    )
+    assert ids(pa.table(shard.scan())) == ROWS
+    assert [row["id"] for row in shard.head(3)] == [0, 1, 2]
+    for _ in range(2 * BUSY_READS):  # from here on reads would share a lease
+        assert shard.count() == INSERTS
+    with pytest.raises(NotReadable):
+        shard.snapshot(7)
+    with pytest.raises(NotReadable):
+        shard.snapshot(tag="other")
+    with pytest.raises(NotComplete):
+        shard.snapshot(INSERTS, wait_s=0)
+
+
+@pytest.mark.parametrize("state", ["full", "read_only"])
+def test_a_disk_that_cannot_be_written_is_read_without_holds(state: str, request: pytest.FixtureRequest) -> None:
+    """Each read wanted to commit a hold first: it failed after its retries, on a disk that "can be read"."""
+    directory = request.getfixturevalue(state)
+    with connected(directory) as client:
+        check_reads(client)
+        shard = client.shard("orders")
+        at = INSERTS - 1
+        for holding in (shard.open_reader, lambda: next(shard.listen(at)), lambda: next(iter(shard.subscribe(at)))):
+            with pytest.raises(Unavailable) as refused:
+                holding()
+            assert refused.value.is_unwritable
+
+
+def test_a_server_reads_a_full_disk(full: Path) -> None:
+    with Server(full) as server:
+        counted = json.loads(urllib.request.urlopen(f"{server.url}/v1/shards/orders/count").read())
+        assert counted == {"as_of": INSERTS - 1, "count": INSERTS}
+        rows = urllib.request.urlopen(f"{server.url}/v1/shards/orders/snapshot?columns=id").read()
+        assert ids(pa.ipc.open_stream(rows).read_all()) == ROWS
+        with persist.connect(server.url) as client:
+            check_reads(client)
+
+
+def test_a_read_without_a_hold_ends_where_a_blob_goes(full: Path) -> None:
+    with connected(full) as client:
+        snapshot = client.shard("orders").snapshot()
+        assert not snapshot._lease.is_held
+        for part in (full / "blob").rglob("*.parquet"):
+            part.unlink()
+        with pytest.raises(Expired):
+            snapshot.to_arrow()
+
+
+def test_a_read_that_holds_goes_on_when_the_disk_gets_full(location: Path) -> None:
+    with connected(location) as client:
+        snapshot = client.shard("orders").snapshot()
+        assert snapshot._lease.is_held
+        fill(location.parent)
+        assert ids(snapshot.to_arrow()) == ROWS
+
+
 def test_a_full_disk_is_read_as_far_as_nothing_has_to_be_written(full: Path) -> None:
     listed = command("shards", "--dir", str(full))
     assert (listed.returncode, "orders" in listed.stdout) == (0, True), listed.stderr
@@ -100,9 +181,8 @@ def test_a_full_disk_is_read_as_far_as_nothing_has_to_be_written(full: Path) -> 
         assert client.shards() == ["orders"]
         shard = client.shard("orders")
         assert (shard.upper().element, shard.since().element) == (INSERTS, INSERTS - 1)
-        for write in (lambda: shard.insert([{"id": 1, "v": b"x"}]), lambda: shard.snapshot()):
-            with pytest.raises(Unavailable, match="full"):
-                write()
+        with pytest.raises(Unavailable, match="full"):
+            shard.insert([{"id": 1, "v": b"x"}])
 
 
 def test_threads_that_read_a_full_disk_do_not_wait_for_one_another(full: Path) -> None:

@@ -17,6 +17,7 @@ from consensus import (
     ConsensusDamaged,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
+    ConsensusNotWritable,
     ConsensusUnavailable,
     open_consensus,
 )
@@ -128,7 +129,7 @@ def test_read_only_replica(direct: Consensus, url: str, postgres_replica: Postgr
         wait_until(lambda: _has_table(replica_url), "the replica has caught up")
         with pytest.raises(ConsensusMisconfigured, match="read-only"):
             store.check()
-        with pytest.raises(ConsensusUnavailable, match="read-only"):
+        with pytest.raises(ConsensusNotWritable, match="read-only"):
             store.compare_and_set("k", 2, b"x")
     assert direct.head("k") == direct.scan("k", 1, 1)[0]
 
@@ -262,7 +263,7 @@ def test_the_disk_is_full(tiny_disk: Path, services_dir: Path, postgres_server: 
                 admin.execute(f"CREATE TABLESPACE tiny LOCATION '{tiny_disk}/space'")
                 admin.execute("ALTER TABLE consensus_log SET TABLESPACE tiny")
                 admin.execute("ALTER TABLE consensus_log ALTER COLUMN data SET STORAGE EXTERNAL")
-            with pytest.raises(ConsensusUnavailable, match="No space left"):
+            with pytest.raises(ConsensusNotWritable, match="No space left"):
                 store.compare_and_set("k", 1, b"x" * 2**21)
             (tiny_disk / "ballast").unlink()
             assert store.compare_and_set("k", 1, b"it was not taken, and there is room again")
