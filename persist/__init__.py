@@ -7,6 +7,7 @@ package. A name is loaded when it is first asked for, so that `import persist` l
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,10 @@ _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "
 _HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.erase"]
 _HOMES += ["client.by_column", "client.bulk", "client.maintaining", "client.subscribe", "client.editing"]
 _HOMES += ["client.merging", "client.shard", "attributes", "client.scan"]
+
+
+# A program that configures no logs is told by errors alone. Without this Python shows it each warning, too.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def _check_neighbours() -> None:

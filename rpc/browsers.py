@@ -72,6 +72,12 @@ def check_once(headers: Iterable[tuple[bytes, bytes]]) -> None:
         seen.add(name)
 
 
+def check_host(http_version: str, headers: _Headers) -> None:
+    """Raises InvalidUsage where a request of HTTP/1.1 names no Host (RFC 9112, section 3.2)."""
+    if http_version == "1.1" and b"host" not in headers:
+        raise InvalidUsage("a request of HTTP/1.1 names the host that it asks: send the header Host")
+
+
 def check_local(headers: _Headers) -> None:
     """Without tokens, only this machine is answered. Raises Forbidden unless Host is of it."""
     given = headers.get(b"host")

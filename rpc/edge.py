@@ -106,6 +106,7 @@ class Edge:
         try:
             if REFUSED in scope:
                 raise scope[REFUSED]
+            browsers.check_host(scope["http_version"], headers)
             scope["persist.principal"] = principal = self._principal(scope, headers)
             self._check_page(scope, headers, principal)
             CALLER.set(self._caller(scope, principal))

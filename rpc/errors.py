@@ -74,7 +74,7 @@ def headers_of(error: e.PersistError) -> dict[str, str]:
 def problem(error: e.PersistError, status: int | None = None) -> Response:
     """The response that tells of an error."""
     status = status or status_of(error)
-    body = json.dumps(error_to_json(error, status)).encode()
+    body = json.dumps(error_to_json(error, status), ensure_ascii=False).encode("utf-8", "backslashreplace")
     return Response(body, status, headers_of(error), PROBLEM_JSON)
 
 

@@ -28,7 +28,12 @@ def checked(what: str, value: object, *kinds: type) -> None:
 
 
 def checked_time(what: str, value: object, least: int = 0) -> None:
-    """Raise InvalidUsage unless `value` is a time that can be read, or None, which says the latest."""
+    """Raise InvalidUsage unless `value` is a time that can be read, or None, which says the latest.
+
+    Wall clocks, which a caller may give as well, were resolved before.
+    """
+    if not isinstance(value, (int, Antichain, type(None))):
+        raise InvalidUsage(f"{what} is {shown(value)}; it must be a time (int), a wall clock (datetime) or None")
     checked(what, value, int, type(None))
     if isinstance(value, int) and not least <= value <= TIME_MAX:
         raise InvalidUsage(f"{what} is {shown(value)}; it must be a time in [{least}, {TIME_MAX}] or None")

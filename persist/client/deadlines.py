@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Protocol, TypeVar
 
-from blob import Blob, BlobStat, BlobUnavailable
+from blob import Blob, BlobStat, BlobUnavailable, Unfinished
+from blob.forwarding import ForwardingBlob
+from blob.interface import SignedPut
 from persist.core.errors import Indeterminate, Unavailable
 
 AT_ONCE_MAX = 256  # operations of one transport on threads of their own; those that were given up count until they end
@@ -137,44 +139,40 @@ class Patience:
         return store if deadline is None else _TimedBlob(store, self, deadline)
 
 
-class _TimedBlob(Blob):
+class _TimedBlob(ForwardingBlob):
     """A blob store whose operations end with a deadline. What was put in vain is an orphan, which nothing names."""
 
     def __init__(self, store: Blob, patience: Patience, deadline: Deadline) -> None:
-        self._store = store
+        super().__init__(store)
         self._patience = patience
         self._deadline = deadline
 
-    @property
-    def url(self) -> str:
-        return self._store.url
-
     def put(self, key: str, data: bytes | memoryview) -> None:
-        self._ask(key, lambda: self._store.put(key, data))
+        self._ask(key, lambda: self._inner.put(key, data))
 
     def get(self, key: str) -> bytes:
-        return self._ask(key, lambda: self._store.get(key))
+        return self._ask(key, lambda: self._inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._ask(key, lambda: self._store.get_range(key, start, length))
+        return self._ask(key, lambda: self._inner.get_range(key, start, length))
 
     def stat(self, key: str) -> BlobStat | None:
-        return self._ask(key, lambda: self._store.stat(key))
-
-    def put_here(self, key: str) -> int | None:
-        return self._store.put_here(key)
+        return self._ask(key, lambda: self._inner.stat(key))
 
     def delete(self, keys: Sequence[str]) -> None:
-        self._ask("of several keys", lambda: self._store.delete(keys))
+        self._ask("of several keys", lambda: self._inner.delete(keys))
 
-    def list(self, prefix: str) -> Iterator[BlobStat]:
-        return self._store.list(prefix)
+    def abandon(self, found: Sequence[Unfinished]) -> None:
+        self._ask("of several puts", lambda: self._inner.abandon(found))
 
-    def local_path(self, key: str) -> str | None:
-        return self._store.local_path(key)
+    def presign_get(self, key: str, expires_s: int) -> str | None:
+        return self._ask(key, lambda: self._inner.presign_get(key, expires_s))
+
+    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
+        return self._ask(key, lambda: self._inner.presign_put(key, expires_s))
 
     def check(self) -> None:
-        self._ask("store", self._store.check)
+        self._ask("store", self._inner.check)
 
     def close(self) -> None:
         """Nothing: the store is borrowed."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.core.errors import Corruption
 from persist.parts.column_types import as_type
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
@@ -47,7 +48,10 @@ class Migration:
         """A column of `new`, of rows of `old` that have at least what `names` says of it."""
         source = self.sources.get(field.name)
         if source is not None:
-            return as_type(rows.column(source), field.type)
+            try:
+                return as_type(rows.column(source), field.type)
+            except KeyError as error:
+                raise Corruption(f"a part has no column {source!r}, which its schema has") from error
         return self.new.defaulted(field.name, len(rows))
 
     def rows(self, table: pa.Table) -> pa.Table:

@@ -237,6 +237,7 @@ def test_bad_input_is_told_in_one_sentence_and_changes_nothing(client: Client, s
         (lambda: shard.compare_and_append([{"id": 2}], 1, 1), InvalidUsage, "is empty but the batch has rows"),
         (lambda: shard.compare_and_append([{"id": 2}], -1, 1), InvalidUsage, "outside"),
         (lambda: shard.snapshot(-2), InvalidUsage, "as_of"),
+        (lambda: shard.snapshot("2026-11-28"), InvalidUsage, "datetime"),
         (lambda: shard.snapshot(99, wait_s=0), NotComplete, "complete before"),
         (lambda: shard.snapshot(num_splits=0), InvalidUsage, "num_splits"),
         (lambda: shard.snapshot(columns=["nome"]), InvalidUsage, "no column 'nome'"),

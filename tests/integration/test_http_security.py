@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -340,6 +341,15 @@ def test_with_insecure_a_page_of_another_site_may_do_nothing() -> None:
         for method in ("GET", "PUT", "DELETE", "OPTIONS"):
             assert http.request(method, path, headers={"origin": "http://evil.example"}).status_code == 403
         assert http.get(path).json()["upper"] == [0], "it is there still"
+
+
+@pytest.mark.parametrize(("version", "status"), [("1.1", 400), ("1.0", 200)])
+def test_a_request_without_a_host_is_refused(version: str, status: int, tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server, socket.create_connection(("127.0.0.1", server.port)) as asking:
+        asking.sendall(f"GET /v1/shards HTTP/{version}\r\nconnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert int(answer.split()[1]) == status
+    assert (b'"kind": "invalid_usage"' in answer) == (status == 400)
 
 
 @pytest.mark.parametrize("header", ["host", "origin"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -288,3 +290,10 @@ def test_locations_share_no_storms() -> None:
     with closing(memory_location()) as one, closing(memory_location()) as other:
         assert isinstance(one, Location)
         assert one.sight.storms is not other.sight.storms
+
+
+def test_a_program_that_configures_no_logs_sees_none() -> None:
+    """A server that was off showed warnings of a retry storm in a notebook."""
+    program = "import logging, persist; logging.getLogger('persist.retries').warning('retry storm')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stderr == b""

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 import persist
+from blob import Blob, Unfinished
+from blob.forwarding import ForwardingBlob
+from blob.interface import SignedPut
 from blob.memory import MemoryBlob
 from persist.client import deadlines
 from persist.client.deadlines import Deadline, Patience
@@ -60,6 +63,40 @@ def test_what_comes_after_the_deadline_is_not_asked_at_all() -> None:
 
 def test_a_read_is_never_indeterminate() -> None:
     assert outcome("unknown", command=READ)[0] == "Unavailable"
+
+
+class Telling(MemoryBlob):
+    """A store that has an answer to everything."""
+
+    def presign_get(self, key: str, expires_s: int) -> str | None:
+        return f"https://store/{key}"
+
+    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
+        return SignedPut(f"https://store/{key}", {})
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        return iter([Unfinished("aside", 1, 2, prefix)])
+
+    def local_path(self, key: str) -> str | None:
+        return f"/store/{key}"
+
+
+def test_a_store_within_a_deadline_answers_as_it_does_without() -> None:
+    """The defaults of the interface answered in its place."""
+    store = Telling()
+    with deadlines.within(Deadline(S, TestClock())):
+        timed_store = Patience().blob(store)
+        assert timed_store is not store
+        store.put("k", b"x")
+        for blob in (store, timed_store):
+            assert blob.presign_get("k", 1) == "https://store/k"
+            assert blob.presign_put("k", 1) == SignedPut("https://store/k", {})
+            assert [one.token for one in blob.unfinished("k")] == ["k"]
+            assert blob.local_path("k") == "/store/k"
+            assert (blob.url, blob.put_here("k")) == (store.url, store.put_here("k"))
+            blob.abandon([])
+    methods = {name for name in vars(Blob) if not name.startswith("_")}
+    assert methods <= vars(ForwardingBlob).keys(), "nor does a store that is added to the interface"
 
 
 def test_without_a_deadline_nothing_is_bounded() -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from blob.memory import MemoryBlob
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
+from persist.core.errors import Corruption
 from persist.core.ids import WriterId, mint
 from persist.core.keys import COMPACTOR
-from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, plan_splits, stage
+from persist.parts import DIFF, TIME, PartReader, PartSink, PartWriter, ShardSchema, plan_splits, stage
 from persist.parts import codec as codec_module
 from persist.parts import files as files_module
 from persist.parts import merge as merge_module
@@ -176,3 +177,10 @@ def test_a_key_with_more_rows_than_memory_holds_is_sorted_in_pieces(monkeypatch:
     assert len(pieces) > 2
     assert all(one._file.closed for one in pieces)
     assert max(table.nbytes for table in tables) < 200_000
+
+
+def test_a_part_that_lacks_a_column_of_its_schema_is_damaged() -> None:
+    """Such as one with a forged footer, whose checksum is right."""
+    rows = pa.table({"k": pa.array([1], pa.int8()), TIME: [0], DIFF: [1]})
+    with pytest.raises(Corruption):
+        Migration(FIRST, LATER["widened"]).rows(rows)

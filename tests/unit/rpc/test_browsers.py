@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persist.core.errors import Forbidden
+from persist.core.errors import Forbidden, InvalidUsage
 from rpc import browsers
 from rpc.browsers import FormRefused
 
@@ -99,6 +99,13 @@ def test_a_body_without_a_type_needs_a_token(length: dict[str, str]) -> None:
     browsers.check_type("POST", of(length), has_token=True)
     browsers.check_type("PUT", of(length), has_token=False)  # for which a browser asks first
     browsers.check_type("POST", of({"content-length": "0"}), has_token=False)
+
+
+def test_a_request_of_http_1_1_names_its_host() -> None:
+    browsers.check_host("1.1", of({"host": HOST}))
+    browsers.check_host("1.0", {})
+    with pytest.raises(InvalidUsage):
+        browsers.check_host("1.1", of({"accept": "*/*"}))
 
 
 @pytest.mark.parametrize("name", [b"host", b"origin", b"content-type", b"sec-fetch-site", b"authorization"])

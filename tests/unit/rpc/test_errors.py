@@ -54,3 +54,10 @@ def test_who_should_retry_is_told_when() -> None:
     assert problem(e.Overloaded("busy", retry_after_s=2.5)).headers["retry-after"] == "3"
     assert problem(e.Unavailable("away")).headers["retry-after"] == "1"
     assert "retry-after" not in problem(e.Indeterminate("perhaps")).headers
+
+
+def test_a_sentence_is_written_as_it_is() -> None:
+    """It was escaped, so that a person read `pt_\\u2026`."""
+    assert "pt_\u2026".encode() in bytes(problem(e.Unauthorized("send pt_\u2026")).body)
+    half = problem(e.InvalidUsage("half a pair: \ud800"))
+    assert json.loads(bytes(half.body))["detail"] == "half a pair: \ud800"
