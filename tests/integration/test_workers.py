@@ -285,7 +285,8 @@ def test_a_worker_that_is_killed_loses_and_repeats_nothing_and_sigterm_answers_a
         with Raw(server, names[0]) as first, Raw(server, names[1]) as second:
             for raw, name in ((first, names[1]), (second, names[0])):
                 raw.send(insert_head(name, 18) + b'{"id": ')
-            wait_until(lambda: figures(server)['persist_pool_used{pool="body_bytes"}'] > 0, "bodies are under way")
+            both = 2 * len(b'{"id": ')
+            wait_until(lambda: figures(server)['persist_pool_used{pool="body_bytes"}'] == both, "bodies are under way")
             server.process.send_signal(signal.SIGTERM)
             for raw in (first, second):
                 raw.send(b'"drained"}\n')
