@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from persist.core.antichain import TIME_MAX, Antichain
+from persist.core.attribute import KEY_BYTES, AttributeUpdate, attribute_key, named_key
 from persist.core.errors import InvalidUsage, shown
 
 NUMBER_MAX = 2**62
 SPLITS_MAX = 100_000
+NUMBER_DIGITS_MAX = 19  # of an int64
 
 
 def checked(what: str, value: object, *kinds: type) -> None:
@@ -44,6 +47,35 @@ def checked_wait(what: str, value: object) -> None:
     checked(what, value, int, float)
     if not isinstance(value, (int, float)) or not abs(value) <= NUMBER_MAX:
         raise InvalidUsage(f"{what} is {shown(value)}; it must be a number of seconds, at most {NUMBER_MAX}")
+
+
+def read_attribute(what: str, text: str) -> AttributeUpdate:
+    """The update that `KEY=VALUE` means; `KEY=` unsets. Raises InvalidUsage."""
+    key, equals, value = text.rpartition("=")
+    number = value.removeprefix("-")
+    is_number = number.isascii() and number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX
+    if not equals or not key or not (is_number or not value):
+        raise InvalidUsage(f"{what} is {text!r:.100}; it must be KEY=VALUE with a whole number, or KEY= to unset it")
+    return _attribute(key, int(value) if value else None)
+
+
+def read_attributes(what: str, text: str) -> tuple[AttributeUpdate, ...]:
+    """The updates that a JSON object of keys and numbers means; null unsets. Raises InvalidUsage."""
+    try:
+        found = json.loads(text, object_pairs_hook=named_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"{what} is no JSON: {error}") from error
+    if not isinstance(found, dict) or not all(value is None or type(value) is int for value in found.values()):
+        raise InvalidUsage(f'{what} is {text!r:.100}; it must be a JSON object, as {{"position": 7, "other": null}}')
+    return tuple(_attribute(key, value) for key, value in found.items())
+
+
+def _attribute(key: str, value: int | None) -> AttributeUpdate:
+    """A key is a UUID, 32 hex digits, or any other name."""
+    digits = key.replace("-", "").lower()
+    is_hex = len(digits) == 2 * KEY_BYTES and not set(digits) - set("0123456789abcdef")
+    found = attribute_key(digits) if is_hex else named_key(key)
+    return AttributeUpdate.delete(found) if value is None else AttributeUpdate.replace(found, value)
 
 
 def checked_sets(what: str, sets: object) -> dict[str, Any]:

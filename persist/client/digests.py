@@ -11,6 +11,7 @@ import hashlib
 import json
 
 from persist.core import commands as c
+from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.outcomes import DIGEST_BYTES
@@ -30,16 +31,22 @@ def digest_of(command: Written, rows: int | None = None) -> bytes:
         return _digest([*said, command.question.hex(), command.tags])
     if isinstance(command, c.Editing):  # whatever was there by then
         return _digest([*said, command.verb, command.question.hex()])
+    if isinstance(command, c.Restore) and command.attributes:
+        return _digest([*said, command.as_of, _attributes(command.attributes)])
     if isinstance(command, c.Rewrite):  # a retry finds other rows: those that differ by then
         return _digest([*said, command.as_of])
     if isinstance(command, c.CompareAndAppend):
         said += [command.expected_upper.to_json(), command.new_upper.to_json()]
     elif isinstance(command, c.Append):
         said += [command.lower.to_json(), command.upper.to_json()]
-    said.append([(change.key, change.verb, change.value, change.expected) for change in command.attributes])
+    said.append(_attributes(command.attributes))
     if not isinstance(command, c.UpdateAttributes):
         said.append(_rows(command) if rows is None else [("None", rows)] if rows else [])
     return _digest(said)
+
+
+def _attributes(changes: tuple[AttributeUpdate, ...]) -> list[tuple[object, ...]]:
+    return [(change.key, change.verb, change.value, change.expected) for change in changes]
 
 
 def standing_for_themselves(runs: tuple[Run, ...]) -> tuple[Run, ...]:

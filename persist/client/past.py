@@ -28,7 +28,8 @@ from persist.client.timed import Timeable
 from persist.client.transport import OneShard
 from persist.client.truncate import DROP, Dropping, Truncated, Truncating, cut_of, mode_of
 from persist.client.wall_clock import as_of_at, resolved
-from persist.client.write import WriteSettings
+from persist.client.write import AttributeUpdates, WriteSettings
+from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, parse
 
@@ -89,31 +90,40 @@ class Past(Timeable):
         return replace(found, start_timestamp=first.timestamp, end_timestamp=last.timestamp)
 
     def restore(
-        self, as_of: int | datetime, *, token: Token | None = None, retries: int = 0, info: Info | None = None
+        self,
+        as_of: int | datetime,
+        *,
+        token: Token | None = None,
+        retries: int = 0,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
     ) -> Restored:
         """Make the contents again what they were: by one commit at the next time, which readers see as any other.
 
         What is between the two times stays readable, so another restore undoes it. Memory stays bounded, whatever the
-        size of what differs. Columns that were added since are null in rows that come back from before.
+        size of what differs. Columns that were added since are null in rows that come back from before. Attributes have
+        no history, so they keep their values: positions and numbers of batches that are kept with the rows go back
+        only if you set them by `attributes`, in the same commit.
 
         Args:
             as_of: the time, or a wall clock with its zone.
-            token: as `insert` says; it stands for this restore to this time.
+            token: as `insert` says; it stands for this restore to this time, with these attributes.
             retries: how often to go on if others write meanwhile, up to 1,000. What they wrote is taken back too.
+            attributes: as `insert` says. They change also where no row differs.
             info: as `insert` says.
-        Returns: what was restored: see `Restored`. Where nothing differs nothing is committed.
+        Returns: what was restored: see `Restored`. Where nothing differs no row is written.
         Raises: UpperMismatch (somebody else wrote meanwhile, or the shard is closed, or no time is left: nothing was
             changed), InvalidUsage (no such time, or it is not complete, or a row was there over 2**32 times more or
-            less), NotReadable (it was forgotten), TokenReused, OutcomeForgotten,
-            Unavailable or Overloaded (it did not happen), Indeterminate (it may have happened: repeat it with the
-            token).
+            less), NotReadable (it was forgotten), AttributeMismatch (the condition of an attribute failed: nothing was
+            changed), TokenReused, OutcomeForgotten, Unavailable or Overloaded (it did not happen), Indeterminate (it
+            may have happened: repeat it with the token).
         """
         if as_of is None:
             raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
-        settings, said = self._settings, _checked(token, retries, info)
+        settings, said, changes = self._settings, _checked(token, retries, info), as_attribute_updates(attributes)
         to = Named.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
         restoring = Restoring.of(self._transport, self.name, to, settings.write, settings.read)
-        return replace(restoring, info=said).run(token, retries)
+        return replace(restoring, info=said, attributes=changes).run(token, retries)
 
     def truncate(
         self,

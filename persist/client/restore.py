@@ -18,6 +18,7 @@ from persist.client.wall_clock import instant_ms, instant_text
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.ids import Token
 from persist.core.transitions.naming import DIFF_MAX
@@ -33,6 +34,7 @@ class Restored:
     not known). `lower` and `upper` are the interval that the restore took, as for an insert; they are equal where
     nothing differed, so that nothing was committed. `added` and `removed` are how many rows it wrote and took away;
     None where it happened, and what it wrote cannot be read any more: it was forgotten, or the shard was dropped.
+    `attributes` are the keys of those that it changed. All others were kept: a restore takes no attribute back.
     """
 
     as_of: int
@@ -41,10 +43,11 @@ class Restored:
     upper: Antichain
     added: int | None
     removed: int | None
+    attributes: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
-        """Whether anything differed."""
+        """Whether any row differed."""
         return self.lower != self.upper
 
     def to_json(self) -> dict[str, Any]:
@@ -57,6 +60,7 @@ class Restored:
             "upper": self.upper.to_json(),
             "added": self.added,
             "removed": self.removed,
+            "attributes": {"changed": list(self.attributes), "others": "kept"},
         }
 
 
@@ -66,6 +70,8 @@ class Restoring(Rewriting):
 
     what: ClassVar[str] = "restore to"
     done: ClassVar[str] = "restored to"
+
+    attributes: tuple[AttributeUpdate, ...] = ()
 
     def run(self, token: Token | None, retries: int) -> Restored:
         """Raises what `Shard.restore` says."""
@@ -97,14 +103,16 @@ class Restoring(Rewriting):
             runs = (*runs, *self._staged(view, count.of(rows if gained is None else gained.of(rows))))
             first_try = lead_to == as_of
             if not runs or not (first_try or self._differs(found)):
-                return self._unchanged(as_of, view, token)
+                if not self.attributes:
+                    return self._unchanged(as_of, view, token)
+                runs = ()
             if gained is not None:  # a time of before the constraint may come back
                 gained.check(Contents(schema, replace(found.held, as_of=as_of), as_of), are_changed=True)
             done = self._committed(runs, as_of, view, token, left)
             if done is not None:
                 if not first_try or done.lower != view.upper:  # other rows landed than those of one comparison
                     return self._told(as_of, done)
-                return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, count.added, count.removed)
+                return self._said(as_of, done, count)
             lead_to, view = latest, self.transport.view(self.name, ViewRequest())
             check_complete(self.name, as_of, view)
             check_lease(view, as_of, found.held.lease)
@@ -121,19 +129,21 @@ class Restoring(Rewriting):
         """What is told where nothing differs: maybe since another try of the token has landed meanwhile."""
         if token is not None and (landed := self._landed(as_of, token)) is not None:
             return self._told(as_of, landed)
-        return Restored(as_of, self._timestamp(as_of), view.upper, view.upper, 0, 0)
+        return self._said(as_of, c.Appended(view.upper, view.upper), Count())
 
     def _told(self, as_of: int, done: c.Appended) -> Restored:
         """What is told of a restore that has happened. Its rows are counted where they were written."""
-        count, at = self._counted(done), self._timestamp(as_of)
-        if count is None:
-            return Restored(as_of, at, done.lower, done.upper, None, None)
-        return Restored(as_of, at, done.lower, done.upper, count.added, count.removed)
+        return self._said(as_of, done, Count() if done.lower == done.upper else self._counted(done))
+
+    def _said(self, as_of: int, done: c.Appended, count: Count | None) -> Restored:
+        added, removed = (None, None) if count is None else (count.added, count.removed)
+        keys = tuple(dict.fromkeys(update.key for update in self.attributes))
+        return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, added, removed, keys)
 
     def _commit(
         self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
     ) -> c.Appended:
-        return handle.commit_restore(runs, as_of, expected, token=token)
+        return handle.commit_restore(runs, as_of, expected, token=token, attributes=self.attributes)
 
     def _too_often(self, as_of: int, most: int) -> str:
         return (

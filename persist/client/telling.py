@@ -16,7 +16,7 @@ from persist.client.wall_clock import instant_ms, instant_text, shown_instant
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, shown
 from persist.core.ids import SeqNo
-from persist.core.recorded import INFO_BYTES_MAX, NOBODY, PAGE_MAX, PURPOSE_CHARS_MAX, Place, Told
+from persist.core.recorded import INFO_BYTES_MAX, NOBODY, PAGE_MAX, PURPOSE_CHARS_MAX, Place, Told, point_of
 
 Info = Mapping[str, Any]
 RETRY_S = 30.0  # of one page
@@ -31,7 +31,8 @@ class HistoryEntry:
     `timestamp` is when, in UTC, by the clock of who committed it. `[lower, upper)` are the times that it added (None:
     closed); those of which rows were merged; or by which since has moved. `rows` and `size` (bytes) are what it added.
     `retractions` are those of the stored rows with a negative multiplicity; None where that is not known. `purpose` is
-    the writer's, `who` the id of the token over HTTP, `info` what the caller said; None where there is none.
+    the writer's, `who` the id of the token over HTTP, `info` what the caller said; None where there is none. `point` is
+    the time to which a restore went back, or before which a truncation took rows away.
     """
 
     seqno: int
@@ -46,6 +47,7 @@ class HistoryEntry:
     purpose: str | None
     who: str | None
     info: dict[str, Any] | None
+    point: int | None = None
 
     @property
     def place(self) -> str:
@@ -89,6 +91,7 @@ def entry_shown(told: Told) -> HistoryEntry:
         caller.purpose or None,
         caller.who or None,
         json.loads(caller.info) if caller.info else None,
+        point_of(entry),
     )
 
 
@@ -107,6 +110,7 @@ def entry_json(entry: HistoryEntry) -> dict[str, Any]:
         "purpose": entry.purpose,
         "who": entry.who,
         "info": entry.info,
+        "point": entry.point,
     }
 
 

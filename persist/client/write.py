@@ -320,14 +320,21 @@ class WriteHandle(Timeable):
         return self._appended(lambda w, t: c.Append(w, t, since, until, tuple(runs), changes), token, said)
 
     def commit_restore(
-        self, runs: Sequence[Run], as_of: int, expected_upper: Time, *, token: Token | None = None
+        self,
+        runs: Sequence[Run],
+        as_of: int,
+        expected_upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
     ) -> c.Appended:
         """Commit staged `runs`, which lead back to `as_of`, at the next time, if the shard's upper is `expected_upper`.
 
-        A `token` stands for the restore to `as_of`, whatever its rows. Raises what `compare_and_append` says.
+        A `token` stands for the restore to `as_of` with these attributes, whatever its rows. With attributes alone, and
+        no `runs`, the interval is empty. Raises what `compare_and_append` says.
         """
-        expected = frontier(expected_upper)
-        return self._appended(lambda w, t: c.Restore(w, t, expected, as_of, tuple(runs)), token)
+        expected, changes = frontier(expected_upper), as_attribute_updates(attributes)
+        return self._appended(lambda w, t: c.Restore(w, t, expected, as_of, tuple(runs), attributes=changes), token)
 
     def commit_truncation(
         self, runs: Sequence[Run], as_of: int, expected_upper: Time, *, token: Token | None = None

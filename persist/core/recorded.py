@@ -22,6 +22,8 @@ FILES_MAX = 1_000  # that one State names: beyond that the oldest is forgotten
 PAGE_MAX = 1_000  # entries that one answer holds
 
 CLONE = "clone"
+POINTS = {"restore": "restore to", "truncate": "truncate before", "drop_before": "drop before"}
+"""Operations that go by a time, which the purpose of their entry tells, and its words before the time."""
 MERGE, BUNDLE, COLLECT, AGE = "merge", "bundle", "collect", "age"
 MAINTENANCE = frozenset({MERGE, BUNDLE, COLLECT, AGE})  # operations that change nothing of the contents
 
@@ -58,6 +60,21 @@ class Entry(Record, frozen=True):
     size: int = 0
     retractions: int | None = 0
     caller: Caller | None = None
+
+
+def purpose_of(operation: str, point: int, said: str) -> str:
+    """The purpose in the entry of an operation that goes by a time: what its caller said, and at the end that time."""
+    words = f"{POINTS[operation]} {point}"
+    return said if said == words else ", ".join(filter(None, (said, words)))
+
+
+def point_of(entry: Entry) -> int | None:
+    """The time to which a restore went back, or before which a truncation took rows away; None: it is not recorded."""
+    words, caller = POINTS.get(entry.operation), entry.caller
+    if words is None or caller is None:
+        return None
+    first, _, point = caller.purpose.rpartition(" ")
+    return int(point) if first.endswith(words) and point.isascii() and point.isdecimal() else None
 
 
 class Committed(Record, frozen=True):

@@ -29,7 +29,12 @@ class Rewrite(WriteCommand, frozen=True):
 
 
 class Restore(Rewrite, frozen=True):
-    """The rows lead back to the contents as of `as_of`. -> Appended"""
+    """The rows lead back to the contents as of `as_of`. -> Appended
+
+    With attributes alone, and no `runs`, no time is taken, and the interval is empty.
+    """
+
+    attributes: tuple[AttributeUpdate, ...] = ()
 
 
 class Truncate(Rewrite, frozen=True):

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from persist.client.arguments import columns_of
+from persist.client.arguments import columns_of, read_attributes
 from persist.client.changes import Changes
 from persist.client.connect import Client
 from persist.client.rewriting import RETRIES_MAX
@@ -67,16 +67,25 @@ async def changes(
 async def restore(
     request: Request,
     as_of: AsOf,
+    attributes: Annotated[
+        str | None,
+        Query(
+            description="Attributes that are set in the same commit, as a JSON object; null unsets. Others are kept.",
+            examples=['{"position": 416}'],
+            max_length=64 * 1024,
+        ),
+    ] = None,
     retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="How often, if others write meanwhile.")] = 0,
     token: IdempotencyToken = None,
 ) -> Response:
-    """`lower` and `upper` are equal where nothing differed. 409: others wrote meanwhile, and nothing was changed."""
+    """`lower` and `upper` are equal where no row differed. 409: others wrote meanwhile, and nothing was changed."""
     if as_of is None:
         raise InvalidUsage("give the time to restore, as as_of or as timestamp")
     given = token_of(request, token)
     service = service_of(request)
     service.quotas.has_room(principal_of(request), shard_of(request))
-    return await worked(request, lambda shard: shard.restore(as_of, token=given, retries=retries))
+    changes = () if attributes is None else read_attributes("parameter attributes", attributes)
+    return await worked(request, lambda shard: shard.restore(as_of, token=given, retries=retries, attributes=changes))
 
 
 @router.post("/{name}/truncate", summary="Take away what was there before a time and still is")

@@ -512,7 +512,7 @@ def test_over_http_the_token_says_who(place: Place) -> None:
     assert rest["following"] is None
     assert rest["entries"][0].keys() == {
         *("place", "seqno", "timestamp", "operation", "lower", "upper", "rows", "bytes", "retractions"),
-        *("purpose", "who", "info"),
+        *("purpose", "who", "info", "point"),
     }
 
 

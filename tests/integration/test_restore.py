@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from persist.client import rewriting as rewriting_module
+from persist.client.arguments import read_attribute
 from persist.client.changes import Asked, between
 from persist.client.changes import Between as ChangesBetween
 from persist.client.restore import Restored, Restoring
@@ -22,7 +23,9 @@ from persist.client.write import WriteHandle
 from persist.commit.blob_worker import merged
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
+from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
+    AttributeMismatch,
     Conflict,
     InvalidUsage,
     NotReadable,
@@ -291,6 +294,90 @@ def test_a_restore_says_what_the_history_is_to_tell(months: Shard) -> None:
     assert (entry.purpose, entry.info) == ("restore to 2", {"ticket": 4711})
     with pytest.raises(InvalidUsage, match="info"):
         months.restore(3, info="no object")  # type: ignore[arg-type]
+
+
+def test_the_history_tells_the_time_of_a_restore_and_a_truncation(months: Shard) -> None:
+    """Also of a command that comes without a caller, as from a program that knows the protocol alone."""
+    months.truncate(2)
+    months.open_writer().commit_restore((), 2, 5)
+    assert [(entry.operation, entry.point) for entry in months.history(3)] == [
+        ("restore", 2), ("truncate", 2), ("insert", None),
+    ]  # fmt: skip
+
+
+POSITION, OTHER = named_key("position of the source"), named_key("other")
+
+
+def test_attributes_are_kept_unless_they_are_set_with_the_rows(months: Shard) -> None:
+    """A consumer that keeps its position with the rows went on after what the restore had taken away."""
+    months.attributes.update([AttributeUpdate.replace(POSITION, 3), AttributeUpdate.replace(OTHER, 7)])
+    done = months.restore(2)
+    assert (done.attributes, done.to_json()["attributes"]) == ((), {"changed": [], "others": "kept"})
+    assert months.attributes.get(POSITION) == 3
+    back = months.restore(1, attributes=AttributeUpdate.replace(POSITION, 1))
+    assert (back.changed, back.attributes) == (True, (POSITION,))
+    assert (months.attributes.get(POSITION), months.attributes.get(OTHER)) == (1, 7)
+
+
+def test_attributes_change_also_where_no_row_differs(months: Shard) -> None:
+    token = token_of_key("undo")
+    for _ in range(2):
+        done = months.restore(3, attributes=[AttributeUpdate.accumulate(POSITION, 5)], token=token)
+        assert (done.changed, done.added, done.removed, done.attributes) == (False, 0, 0, (POSITION,))
+        assert (done.lower, months.upper()) == (Antichain(4), Antichain(4)), "no time is taken"
+    assert months.attributes.get(POSITION) == 5, "once"
+    with pytest.raises(TokenReused):
+        months.restore(3, attributes=[AttributeUpdate.accumulate(POSITION, 6)], token=token)
+    assert months.history(1)[0].operation == "restore"
+
+
+def test_a_restore_whose_condition_fails_changes_nothing(months: Shard) -> None:
+    months.attributes.update(AttributeUpdate.replace(POSITION, 3))
+    wrong = AttributeUpdate.replace_if_equals(POSITION, 1, expected=2)
+    for as_of in (2, 3):
+        with pytest.raises(AttributeMismatch) as caught:
+            months.restore(as_of, attributes=[wrong])
+        assert caught.value.details["actual"] == {POSITION: 3}
+    assert (months.upper(), months.attributes.get(POSITION)) == (Antichain(4), 3)
+    with pytest.raises(InvalidUsage):
+        months.restore(2, attributes="position")  # type: ignore[arg-type]
+
+
+def test_a_retry_of_a_restore_with_attributes_is_answered_as_the_first_time(months: Shard) -> None:
+    token, moved = token_of_key("undo"), AttributeUpdate.accumulate(POSITION, 1)
+    first = months.restore(2, token=token, attributes=moved)
+    months.attributes.update(AttributeUpdate.replace(POSITION, 9))
+    assert months.restore(2, token=token, attributes=moved) == first
+    assert months.attributes.get(POSITION) == 9
+    with pytest.raises(TokenReused):
+        months.restore(2, token=token)
+
+
+def test_a_retry_that_was_overtaken_sets_attributes_once(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
+    Between(monkeypatch, months, 2)
+    done = months.restore(2, retries=2, attributes=AttributeUpdate.accumulate(POSITION, 1))
+    assert (done.changed, months.attributes.get(POSITION)) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "update"),
+    [
+        ("a b=c=7", AttributeUpdate.replace(named_key("a b=c"), 7)),
+        ("x=-9", AttributeUpdate.replace(named_key("x"), -9)),
+        ("x=", AttributeUpdate.delete(named_key("x"))),
+        (f"{POSITION}=0", AttributeUpdate.replace(POSITION, 0)),
+        ("01234567-89AB-cdef-0123-456789abcdef=1", AttributeUpdate.replace("0123456789abcdef" * 2, 1)),
+    ],
+)
+def test_attributes_as_text(text: str, update: AttributeUpdate) -> None:
+    assert read_attribute("--attribute", text) == update
+
+
+@pytest.mark.parametrize("text", ["x", "=1", "x=1.5", "x=one", "x=²", f"x={'9' * 20}", ""])
+def test_a_text_that_is_no_attribute(text: str) -> None:
+    with pytest.raises(InvalidUsage) as caught:
+        read_attribute("--attribute", text)
+    assert caught.value.kind == "invalid_usage"
 
 
 def test_a_retry_on_a_shard_that_was_dropped_since_is_answered(months: Shard) -> None:

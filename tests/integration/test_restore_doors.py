@@ -19,6 +19,7 @@ from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
 from persist.core.antichain import TIME_MAX, Antichain
+from persist.core.attribute import named_key
 from persist.core.transitions import writers
 from rpc.app import create_app
 from rpc.auth import mint
@@ -102,6 +103,7 @@ def test_over_http_a_restore_happens_once_for_its_key(machine: Machine, shard: S
     first = http.post(f"{PATH}/restore", **asked)  # type: ignore[arg-type]
     assert first.json() == {
         "as_of": 1, "timestamp": "2025-10-09T08:53:22.000Z", "lower": [3], "upper": [4], "added": 1, "removed": 2,
+        "attributes": {"changed": [], "others": "kept"},
     }  # fmt: skip
     assert http.post(f"{PATH}/restore", **asked).json() == first.json()  # type: ignore[arg-type]
     assert shard.upper() == Antichain(4)
@@ -109,6 +111,17 @@ def test_over_http_a_restore_happens_once_for_its_key(machine: Machine, shard: S
     assert shard.upper() == Antichain(4)
     undone = http.post(f"{PATH}/restore", params={"timestamp": shown_instant(1_760_000_003_000).isoformat()})
     assert (undone.json()["as_of"], undone.json()["lower"]) == (2, [4])
+
+
+def test_over_http_a_restore_sets_attributes(shard: Shard, http: TestClient) -> None:
+    asked = {"as_of": 1, "attributes": '{"position": 7, "gone": null}', "token": "undo"}
+    for _ in range(2):
+        done = http.post(f"{PATH}/restore", params=asked).json()
+        assert done["attributes"] == {"changed": [named_key("position"), named_key("gone")], "others": "kept"}
+        assert (done["lower"], shard.attributes.get(named_key("position"))) == ([3], 7)
+    for wrong in ("position", "[]", '{"position": "7"}', '{"position": 7.5}', '{"a": 1, "a": 2}', f'{{"a": {2**63}}}'):
+        refused = http.post(f"{PATH}/restore", params={"as_of": 0, "attributes": wrong})
+        assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_usage"), wrong
 
 
 def test_over_http_a_restore_of_a_shard_that_was_dropped_since_is_answered_again(
@@ -122,7 +135,9 @@ def test_over_http_a_restore_of_a_shard_that_was_dropped_since_is_answered_again
     assert http.post(f"{PATH}/restore", params={"as_of": 1, "token": "another"}).status_code == 404
 
 
-@pytest.mark.parametrize(("said", "told"), [({}, "restore to 1"), ({"persist-purpose": "nightly"}, "nightly")])
+@pytest.mark.parametrize(
+    ("said", "told"), [({}, "restore to 1"), ({"persist-purpose": "nightly"}, "nightly, restore to 1")]
+)
 def test_over_http_a_restore_says_what_it_is_for(
     shard: Shard, http: TestClient, said: dict[str, str], told: str
 ) -> None:
@@ -320,7 +335,8 @@ def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsy
     [done] = told(capsys, "restore", NAME, *where, "--at", "0")
     assert (done["as_of"], done["lower"], done["upper"], done["added"], done["removed"]) == (0, [2], [3], 1, 1)
     assert told(capsys, "changes", NAME, *where, "--start", "0", "--end", "2") == []
-    [again] = told(capsys, "restore", NAME, *where, "--at", "0")
+    [again] = told(capsys, "restore", NAME, *where, "--at", "0", "--attribute", "position=0")
+    assert again["attributes"] == {"changed": [named_key("position")], "others": "kept"}
     assert again["lower"] == again["upper"] == [3]
 
 

@@ -26,6 +26,7 @@ from persist.core.recorded import (
     Committed,
     Entry,
     EntryFile,
+    purpose_of,
 )
 from persist.core.state import Policy, State
 from persist.core.state_diff import trace_between
@@ -89,6 +90,9 @@ def entry_of(
         return None
     if kind in _WRITING:
         operation = command.verb if isinstance(command, c.Editing) else operation
+        if isinstance(command, (c.Restore, c.Truncate, c.DropBefore)):
+            point = command.as_of if isinstance(command, c.Restore) else command.as_of + 1
+            said = replace(caller, purpose=purpose_of(operation, point, caller.purpose))
         changed = (after.trace, after.attributes, after.schemas)
         if all(
             now is then for now, then in zip(changed, (before.trace, before.attributes, before.schemas), strict=True)

@@ -259,6 +259,9 @@ def reshape(state: State, command: c.Reshape, context: Context) -> tuple[State, 
 
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
     """What was truncated since that time may come back by it. So the same truncation takes it away again."""
+    if isinstance(command, c.Restore) and command.attributes:
+        check_upper(state, command.expected_upper)  # that others wrote matters before the conditions of attributes
+        state = with_updates(state, command.attributes, context)
     return _rewritten(state, command, command.expected_upper, context)
 
 
@@ -276,7 +279,8 @@ def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Cont
     if isinstance(command, c.Restore):
         _check_not_erased(state, command.as_of)
     result = c.Appended(lower, Antichain(time + 1))
-    if not command.runs and isinstance(command, c.Truncate):  # it is remembered, and takes no time
+    is_alone_with_them = isinstance(command, c.Restore) and command.attributes
+    if not command.runs and (is_alone_with_them or isinstance(command, c.Truncate)):  # remembered, and takes no time
         result = c.Appended(lower, lower)
         return _recorded(state, command, result, context), result
     if isinstance(command, c.Restore):
