@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from persist.client.dropped import may_replace_all, runs_of, unless_refused, within
 from persist.client.planned import Binding, Contents
+from persist.client.retry import send
 from persist.client.rewriting import Count, Rewriting, check_open, check_readable
 from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
+from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
@@ -35,7 +37,7 @@ from persist.core.errors import (
     UnknownShard,
     UpperMismatch,
 )
-from persist.core.ids import Token
+from persist.core.ids import Token, writer_of
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
@@ -350,10 +352,32 @@ def edit_landed(handle: WriteHandle, verb: str, token: Token, question: bytes = 
 
     No contents are those of before the first time. Raises what every write may.
     """
-    try:
-        return handle.commit_rewrite(
+    return _unless_refused(
+        lambda: handle.commit_rewrite(
             lambda writer, its: c.Edit(writer, its, MINIMUM, NEVER, (), verb=verb, question=question), token
         )
+    )
+
+
+def landed(transport: OneShard, name: str, token: Token, retry_s: float) -> c.Appended | None:
+    """Where a write of this token has landed, whatever it wrote, the interval that it took. Asking changes nothing.
+
+    A command without a digest is answered as any other one of its token was. Raises what every write may.
+    """
+    asked = c.Edit(writer_of(token), token, MINIMUM, NEVER, (), verb="insert")
+
+    def ask() -> c.Appended:
+        found = send(transport, name, asked, retry_s)
+        assert isinstance(found, c.Appended)
+        return found
+
+    return _unless_refused(ask)
+
+
+def _unless_refused(ask: Callable[[], c.Appended]) -> c.Appended | None:
+    """What a write that can never land is answered where its token has landed; None: it has not."""
+    try:
+        return ask()
     except UpperMismatch:
         return None
     except Indeterminate as error:  # of a try that was not answered, which changes nothing either

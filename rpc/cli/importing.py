@@ -1,7 +1,8 @@
 """`persist import NAME FILE...`: the rows of files become rows of a shard, exactly once however often it is run.
 
-One commit a file, or one for all. Its token follows from the bytes of the file and from what is done with them, so
-whoever repeats it is told that it is there already.
+One commit a file, or one for all. Its token follows from the bytes of the file and from what is done with them, so that
+a second run writes nothing. Where a later commit has undone the import as a whole, it is written again: by a token that
+also names that commit, so that this happens once too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,10 @@ from persist.cli.screen import Screen, plain
 from persist.cli.where import add_client_arguments, check_given, client_of
 from persist.client.arguments import columns_of
 from persist.client.connect import Client
+from persist.client.editing import landed
 from persist.client.shard import Shard
+from persist.client.transport import OneShard, Transport
+from persist.client.write import WriteSettings
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import Token, check_shard_name, parse, token_of_key
@@ -30,10 +34,12 @@ from persist.parts import DIFF, TIME, ShardSchema
 from rpc.cli import files
 from rpc.cli.columns import schema_of
 from rpc.cli.files import Piece, Source, first_bad
+from rpc.cli.import_history import INSERT, OVERWRITE, UPSERT, Fate, fate_of
 
-INSERT, UPSERT, OVERWRITE = "insert", "upsert", "overwrite"
 HELD_BYTES_MAX = 2 * 1024**3  # of rows of an upsert or an overwrite, which are held in memory
-NAMES_TOLD = 20  # of files, in the commit history
+ALREADY = "already imported"
+NAMES_TOLD = 20  # of files, in the commit history; of commits that removed rows
+ROUNDS_MAX = 1_000  # imports of one file that were undone, each by another commit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--null", metavar="TEXT", action="append", default=[], help="CSV: cells of this text without quotes are null"
     )
     parser.add_argument("--token", metavar="TEXT", help="what stands for this import; else what is in the files")
+    parser.add_argument(
+        "--again", action="store_true", help="load also what was imported before and may have lost rows since"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -106,8 +115,8 @@ def _import(
                 pass
         shard = client.create_shard(arguments.name, schema.arrow, schema.key)
     for group in [reads] if arguments.one_commit else [[one] for one in reads]:
-        token = _token(arguments, verb, asked, group)
-        told = _commit(shard, verb, group, token)
+        importing = Import(client.transport, shard, verb, group, _token(arguments, verb, asked, group))
+        told = importing.run(again=arguments.again)
         if bar is not None:
             bar.clear()
         _tell(told)
@@ -239,30 +248,105 @@ def _token(arguments: argparse.Namespace, verb: str, columns: list[str] | None, 
     return token_of_key(json.dumps(said))
 
 
-def _commit(shard: Shard, verb: str, reads: Sequence[Reading], token: Token) -> dict[str, Any]:
-    """Write the rows by one commit; what is told of it."""
-    count = 0
+@dataclass(frozen=True)
+class Import:
+    """Files whose rows are written by one commit. `token` stands for it."""
 
-    def tables() -> Iterator[pa.Table]:
-        nonlocal count
-        for one in reads:
-            for table in one.tables():
-                count += len(table)
-                yield table
+    transport: Transport
+    shard: Shard
+    verb: str
+    reads: Sequence[Reading]
+    token: Token
 
-    names = [one.source.given for one in reads]
-    info: dict[str, Any] = {"imported": [os.path.basename(name)[:100] for name in names[:NAMES_TOLD]]}
-    before = shard.upper()
-    if verb == INSERT:
-        done = shard.insert(tables(), token=token, info=info)
-        return _told(shard, names, count, before, (done.lower, done.upper))
-    held = _held(tables(), reads)
-    if verb == UPSERT:
-        edited = shard.upsert(held, token=token, info=info)
-    else:
-        edited = shard.overwrite(held, token=token, info=info)
-    told = _told(shard, names, count, before, (edited.lower, edited.upper))
-    return {**told, "added": edited.added, "removed": edited.removed}
+    def run(self, *, again: bool) -> dict[str, Any]:
+        """Write the rows, unless they were written and are not undone; what is told of it.
+
+        `again`: also where some of them may be gone.
+        """
+        before = self.shard.upper()
+        found = self._written(self.token)
+        if not found.interval[0] < before:
+            return self._told(found, "nothing to do" if found.is_empty else "imported")
+        since: list[str] = []  # what the token names besides the import
+        for _ in range(ROUNDS_MAX):
+            fate = fate_of(self.shard, self.verb, found.landed)
+            if fate.is_whole:
+                break
+            since.append(_name_of(fate, found))
+            token = token_of_key(json.dumps(["persist import again", self.token, since]))
+            interval = self._landed(token)
+            if interval is not None:
+                found = replace(found, interval=interval)
+                continue
+            if fate.undone_by is None and not again:
+                return {**self._told(found, ALREADY), "removed_by": _removed_by(fate)}
+            found = self._written(token)
+            return self._told(found, "nothing to do" if found.is_empty else "imported")
+        return self._told(found, ALREADY)
+
+    def _landed(self, token: Token) -> tuple[Antichain, Antichain] | None:
+        one = OneShard(self.transport, self.shard.view().shard_id)
+        done = landed(one, self.shard.name, token, WriteSettings().retry_s)
+        return None if done is None else (done.lower, done.upper)
+
+    def _written(self, token: Token) -> Written:
+        """Write the rows by one commit, or find that its token has landed."""
+        count = 0
+
+        def tables() -> Iterator[pa.Table]:
+            nonlocal count
+            for one in self.reads:
+                for table in one.tables():
+                    count += len(table)
+                    yield table
+
+        names = [one.source.given for one in self.reads]
+        info: dict[str, Any] = {"imported": [os.path.basename(name)[:100] for name in names[:NAMES_TOLD]]}
+        if self.verb == INSERT:
+            done = self.shard.insert(tables(), token=token, info=info)
+            return Written((done.lower, done.upper), count)
+        held = _held(tables(), self.reads)
+        write = self.shard.upsert if self.verb == UPSERT else self.shard.overwrite
+        edited = write(held, token=token, info=info)
+        return Written((edited.lower, edited.upper), count, {"added": edited.added, "removed": edited.removed})
+
+    def _told(self, found: Written, done: str) -> dict[str, Any]:
+        names = [one.source.given for one in self.reads]
+        which = {"file": names[0]} if len(names) == 1 else {"files": names}
+        time = None if found.is_empty else found.interval[0].element
+        return {"shard": self.shard.name, **which, "done": done, "rows": found.rows, "time": time, **found.counts}
+
+
+@dataclass(frozen=True)
+class Written:
+    """The interval that a commit took, how many rows the files have, and what a verb added and removed."""
+
+    interval: tuple[Antichain, Antichain]
+    rows: int
+    counts: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.interval[0] == self.interval[1]
+
+    @property
+    def landed(self) -> int:
+        """A time as of which the import is there."""
+        return (self.interval[0].element or 0) - self.is_empty
+
+
+def _name_of(fate: Fate, found: Written) -> str:
+    """What the token of the next try names: the commit that undid the import, or the first one that removed rows."""
+    if fate.undone_by is not None:
+        return f"undone at {fate.undone_by.lower}"
+    return f"again after {fate.removed_by[0].lower}" if fate.removed_by else f"again from {found.landed}"
+
+
+def _removed_by(fate: Fate) -> list[dict[str, Any]] | None:
+    """The commits that may have removed rows; None: the history does not reach back."""
+    if not fate.is_known:
+        return None
+    return [{"time": one.lower, "operation": one.operation} for one in fate.removed_by[:NAMES_TOLD]]
 
 
 def _held(tables: Iterator[pa.Table], reads: Sequence[Reading]) -> pa.Table:
@@ -279,16 +363,6 @@ def _held(tables: Iterator[pa.Table], reads: Sequence[Reading]) -> pa.Table:
     return pa.concat_tables(found) if found else reads[0].taken.given.arrow.empty_table()
 
 
-def _told(
-    shard: Shard, names: list[str], rows: int, before: Antichain, took: tuple[Antichain, Antichain]
-) -> dict[str, Any]:
-    lower, upper = took
-    done = "nothing to do" if lower == upper else "already there" if lower < before else "imported"
-    which = {"file": names[0]} if len(names) == 1 else {"files": names}
-    time = None if lower == upper else lower.element
-    return {"shard": shard.name, **which, "done": done, "rows": rows, "time": time}
-
-
 def _tell(told: dict[str, Any]) -> None:
     if not Screen.of(sys.stdout).is_terminal:
         print(json.dumps(told), flush=True)
@@ -296,7 +370,17 @@ def _tell(told: dict[str, Any]) -> None:
     at = f"at time {told['time']}"
     what = told["file"] if "file" in told else f"{len(told['files'])} files"
     rows = f"{told['rows']:,} row{'' if told['rows'] == 1 else 's'}"
-    said = {"imported": f"{rows} {at}", "already there": f"already there, {at}"}.get(
+    said = {"imported": f"{rows} {at}", ALREADY: f"{ALREADY}, {at}{_tell_removed(told)}"}.get(
         told["done"], f"{rows}, nothing to do"
     )
     print(f"{plain(what)}: {said}", flush=True)
+
+
+def _tell_removed(told: dict[str, Any]) -> str:
+    if "removed_by" not in told:
+        return ""
+    commits = told["removed_by"]
+    if commits is None:
+        return "; the commit history does not reach back, so rows may be gone: --again loads them again"
+    by = ", ".join(f"{one['operation']} at time {one['time']}" for one in commits)
+    return f"; rows may be gone by {by}: --again loads them again"

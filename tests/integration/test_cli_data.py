@@ -66,7 +66,7 @@ def test_the_first_minute_as_it_is_printed(typed: Any) -> None:
         '{"shard": "orders", "file": "orders.csv", "done": "imported", "rows": 2, "time": 0}'
     ]
     assert typed("import", "orders", "orders.csv") == [
-        '{"shard": "orders", "file": "orders.csv", "done": "already there", "rows": 2, "time": 0}'
+        '{"shard": "orders", "file": "orders.csv", "done": "already imported", "rows": 2, "time": 0}'
     ]
     assert typed("cat", "orders") == ['{"id":1,"state":"new"}', '{"id":2,"state":"new"}']
     assert typed("count", "orders") == ["2"]
@@ -212,7 +212,7 @@ def test_each_file_is_a_commit_and_a_second_run_writes_what_is_missing(typed: An
     assert told(typed("import", "orders", "0.ndjson")) == [("imported", 1, 0)]
     files = ("0.ndjson", "1.ndjson", "2.ndjson")
     assert told(typed("import", "orders", *files)) == [
-        ("already there", 1, 0),
+        ("already imported", 1, 0),
         ("imported", 1, 1),
         ("imported", 1, 2),
     ]
@@ -225,7 +225,7 @@ def test_all_files_are_one_commit_where_that_is_asked_for(typed: Any) -> None:
     typed("create", "orders", "--schema", SCHEMA, "--key", "id")
     words = ("import", "orders", "a.csv", "b.ndjson", "--one-commit")
     assert told(typed(*words)) == [("imported", 2, 0)]
-    assert told(typed(*words)) == [("already there", 2, 0)]
+    assert told(typed(*words)) == [("already imported", 2, 0)]
     assert typed("cat", "orders") == ['{"id":1,"state":"a"}', '{"id":2,"state":null}']
 
 
@@ -234,7 +234,7 @@ def test_verbs_are_safe_to_run_again_too(orders: Any, verb: str) -> None:
     Path("more.csv").write_text("id,state\n1,sent\n3,new\n")
     [first] = map(json.loads, orders("import", "orders", "more.csv", verb))
     [again] = map(json.loads, orders("import", "orders", "more.csv", verb))
-    assert (first["done"], again["done"], first["time"], again["time"]) == ("imported", "already there", 2, 2)
+    assert (first["done"], again["done"], first["time"], again["time"]) == ("imported", "already imported", 2, 2)
     kept = [] if verb == "--overwrite" else ['{"id":2,"state":"new"}']
     assert orders("cat", "orders") == ['{"id":1,"state":"sent"}', *kept, '{"id":3,"state":"new"}']
 
@@ -250,7 +250,7 @@ def test_an_upsert_of_some_columns_keeps_the_values_of_the_others(orders: Any) -
 
 def test_a_token_of_ones_own_stands_for_an_import(orders: Any) -> None:
     assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("imported", 2, 2)]
-    assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("already there", 2, 2)]
+    assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("already imported", 2, 2)]
     assert orders("count", "orders") == ["4"]
 
 
@@ -276,7 +276,7 @@ def test_the_columns_of_a_new_shard_are_those_of_the_file(typed: Any, place: Pla
         "n": "string",
         "tags": "list<item: string>",
     }
-    assert told(typed("import", "events", "events.ndjson", "--create", "--key", "id")) == [("already there", 2, 0)]
+    assert told(typed("import", "events", "events.ndjson", "--create", "--key", "id")) == [("already imported", 2, 0)]
 
 
 def test_rows_may_be_taken_away_by_their_diff(orders: Any) -> None:

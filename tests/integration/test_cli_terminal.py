@@ -121,7 +121,7 @@ def test_an_import_shows_its_progress_and_what_came_of_it(directory: Path) -> No
     assert re.search(r"\rrows\.csv \[#+\.+\] [\d.]+ of [\d.]+ MiB", err)
     assert err.endswith("\r" + " " * 100 + "\r")
     out, _ = in_terminal("import", "orders", "rows.csv", "--dir", "data")
-    assert out == "rows.csv: already there, at time 2\n"
+    assert out == "rows.csv: already imported, at time 2\n"
     out, _ = in_terminal("create", "orders", "--schema", "id int64", "--key", "id", "--dir", "other")
     assert out == "shard orders created, ordered by id\n"
     out, _ = in_terminal("export", "orders", "few.csv", "--where", "id = 20", "--as-of", "1", "--dir", "data")

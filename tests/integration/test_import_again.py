@@ -1,0 +1,266 @@
+"""A second `persist import` of a file: it writes what was undone as a whole, and never what was perhaps deleted."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.client.shard import Shard
+from persist.client.telling import HistoryEntry
+from persist.client.wall_clock import shown_instant
+from rpc.cli.import_history import INSERT, OVERWRITE, UPSERT, after
+from tests.support.typed import KINDS, Place, place_of
+
+DAY1, DAY2 = "id,v\n1,a\n2,b\n", "id,v\n3,c\n4,d\n"
+MODES = {INSERT: (), UPSERT: ("--upsert",), OVERWRITE: ("--overwrite",)}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def one_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place_of(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+@pytest.fixture
+def place(one_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.chdir(tmp_path)
+    Path("day1.csv").write_text(DAY1)
+    Path("day2.csv").write_text(DAY2)
+    yield one_place
+    one_place.clear()
+
+
+@pytest.fixture
+def load(place: Place, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Imports a file by a command that has to succeed; what it prints."""
+
+    def run(file: str, *words: str) -> dict[str, Any]:
+        found = place.type(capsys, "import", "t", file, *words)
+        assert (found.code, found.err) == (0, ""), found.err
+        return dict(json.loads(found.out))
+
+    return run
+
+
+@pytest.fixture
+def shard(place: Place, load: Any) -> Iterator[Shard]:
+    """Day 1 at time 0."""
+    load("day1.csv", "--create", "--key", "id")
+    with place.client() as client:
+        yield client.shard("t")
+
+
+def ids(shard: Shard) -> list[int]:
+    return sorted(row["id"] for row in shard.snapshot().to_arrow().to_pylist() for _ in range(row["__diff"]))
+
+
+# --- undone as a whole
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_import_that_was_restored_away_is_loaded_once_more(load: Any, shard: Shard, mode: str) -> None:
+    expected = [3, 4] if mode == OVERWRITE else [1, 2, 3, 4]
+    assert load("day2.csv", *MODES[mode])["time"] == 1
+    for undone in (2, 4, 6):  # the second load can be undone as the first one was
+        assert shard.restore(0).lower.element == undone
+        for _ in range(3):  # and runs once, however often it is asked for
+            found = load("day2.csv", *MODES[mode])
+            assert found["time"] == undone + 1
+            assert ids(shard) == expected
+        assert found["done"] == "already imported"
+        assert "removed_by" not in found
+
+
+def test_a_restore_that_was_undone_itself_undoes_no_import(load: Any, shard: Shard) -> None:
+    load("day2.csv")
+    shard.restore(0)
+    shard.restore(1)
+    assert load("day2.csv")["done"] == "already imported"
+    shard.restore(2)  # where the import was undone
+    assert load("day2.csv") == {"shard": "t", "file": "day2.csv", "done": "imported", "rows": 2, "time": 5}
+    shard.restore(2)
+    shard.restore(3)  # the first import has come back
+    assert [load("day2.csv")["time"], ids(shard)] == [1, [1, 2, 3, 4]]
+    shard.restore(6)
+    shard.restore(5)  # and now the second one
+    assert [load("day2.csv")["time"], ids(shard)] == [5, [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_an_import_that_was_truncated_is_loaded_again(load: Any, shard: Shard, drops: bool) -> None:
+    load("day2.csv")
+    shard.truncate(1, mode="drop" if drops else "retract")
+    assert load("day2.csv")["done"] == "already imported", "the cut lies before it"
+    shard.truncate(2, mode="drop" if drops else "retract")
+    assert [load("day2.csv")["done"], load("day2.csv")["done"], ids(shard)] == [
+        "imported", "already imported", [3, 4],
+    ]  # fmt: skip
+
+
+def test_an_import_that_was_overwritten_is_loaded_again(load: Any, shard: Shard) -> None:
+    """`import day1 --overwrite`, `day2 --upsert` and `day1 --overwrite` once more left four rows."""
+    load("day2.csv", "--upsert")
+    load("day1.csv", "--overwrite")
+    assert load("day2.csv", "--upsert")["time"] == 3
+    assert load("day2.csv", "--upsert")["done"] == "already imported"
+    found = load("day1.csv", "--overwrite")
+    assert (found["done"], found["time"], ids(shard)) == ("imported", 4, [1, 2])
+    shard.delete(keys=[1])
+    assert [load("day1.csv", "--overwrite")["time"], ids(shard)] == [6, [1, 2]], "any change of rows undoes it"
+    assert load("day1.csv", "--overwrite")["done"] == "already imported"
+
+
+def test_all_files_of_one_commit_are_loaded_again(place: Place, load: Any, shard: Shard) -> None:
+    words = ("day2.csv", "day1.csv", "--one-commit", "--upsert")
+    shard.delete(keys=[1])
+    load(*words)
+    shard.restore(1)
+    assert load(*words)["done"] == "imported"
+    assert load(*words)["done"] == "already imported"
+    assert ids(shard) == [1, 2, 3, 4]
+
+
+def test_what_changed_nothing_is_looked_at_as_well(load: Any, shard: Shard) -> None:
+    assert load("day1.csv", "--upsert")["done"] == "nothing to do"
+    shard.overwrite([{"id": 9, "v": "z"}])
+    assert load("day1.csv", "--upsert")["time"] == 2
+    assert [load("day1.csv", "--upsert")["done"], ids(shard)] == ["already imported", [1, 2, 9]]
+
+
+def test_a_token_of_ones_own_is_loaded_again_too(load: Any, shard: Shard) -> None:
+    load("day2.csv", "--token", "monday")
+    shard.restore(0)
+    assert load("day2.csv", "--token", "monday")["done"] == "imported"
+    assert load("day2.csv", "--token", "monday")["done"] == "already imported"
+    assert ids(shard) == [1, 2, 3, 4]
+
+
+# --- perhaps in part
+
+
+@pytest.mark.parametrize("mode", [INSERT, UPSERT])
+def test_rows_that_were_deleted_on_purpose_come_back_only_by_again(load: Any, shard: Shard, mode: str) -> None:
+    load("day2.csv", *MODES[mode])
+    shard.delete(keys=[3])
+    shard.update({"v": "x"}, "id = 4")
+    for _ in range(2):
+        found = load("day2.csv", *MODES[mode])
+        assert (found["done"], found["time"]) == ("already imported", 1)
+        assert found["removed_by"] == [{"time": 2, "operation": "delete"}, {"time": 3, "operation": "update"}]
+    assert ids(shard) == [1, 2, 4]
+    for _ in range(2):
+        assert load("day2.csv", *MODES[mode], "--again")["time"] == 4
+        assert ids(shard) == ([1, 2, 3, 4, 4] if mode == INSERT else [1, 2, 3, 4]), "loaded once"
+    assert load("day2.csv", *MODES[mode])["time"] == 4, "the second load is known without --again"
+
+
+def test_what_is_all_there_is_not_loaded_by_again(load: Any, shard: Shard) -> None:
+    load("day2.csv")
+    shard.insert([{"id": 5, "v": "e"}])
+    assert "removed_by" not in load("day2.csv", "--again")
+    assert ids(shard) == [1, 2, 3, 4, 5]
+
+
+def test_a_retraction_may_have_removed_a_row(load: Any, shard: Shard) -> None:
+    load("day2.csv")
+    shard.insert([{"id": 3, "v": "c", "__diff": -1}])
+    assert load("day2.csv")["removed_by"] == [{"time": 2, "operation": "insert"}]
+
+
+def test_a_restore_of_the_whole_table_undoes_a_deletion_too(load: Any, shard: Shard) -> None:
+    load("day2.csv")
+    shard.delete(keys=[3])
+    shard.restore(1)
+    assert "removed_by" not in load("day2.csv")
+    shard.restore(0)
+    assert [load("day2.csv")["done"], ids(shard)] == ["imported", [1, 2, 3, 4]]
+
+
+def test_where_the_history_does_not_reach_back_only_again_loads(load: Any, shard: Shard) -> None:
+    load("day2.csv")
+    shard.configure(history="none")
+    for _ in range(300):  # of these a shard that keeps no history has the newest entries
+        shard.insert([{"id": 9, "v": "z"}])
+    told = load("day2.csv")
+    assert (told["done"], told["time"], told["removed_by"]) == ("already imported", 1, None)
+    assert load("day2.csv", "--again")["time"] == 302
+    for words in ((), ("--again",)):
+        told = load("day2.csv", *words)
+        assert (told["done"], told["time"], "removed_by" in told) == ("already imported", 302, False)
+    assert Counter(ids(shard))[3] == 2
+
+
+# --- each against a model
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_after_an_import_its_rows_are_there_once(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever was undone as a whole before, by any sequence of commits."""
+    chance, url = random.Random(seed), f"persist://{tmp_path}/data"
+    place, mode = Place(("--dir", f"{tmp_path}/data"), url), [*MODES][seed % 3]
+    file = tmp_path / "file.csv"
+    file.write_text(DAY2)
+    with persist.connect(url) as client:
+        shard = client.create_shard("t", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"])
+        shard.insert([{"id": 1, "v": "a"}])
+
+        def once() -> None:
+            for _ in range(2):
+                found = place.type(capsys, "import", "t", str(file), *MODES[mode])
+                assert found.code == 0, found.err
+            assert json.loads(found.out)["done"] in ("already imported", "nothing to do")
+            if "removed_by" in json.loads(found.out):  # by what was there before the cut, which may be rows like these
+                assert {one["operation"] for one in json.loads(found.out)["removed_by"]} == {"truncate"}
+                shard.overwrite([{"id": 2, "v": "o"}])
+                once()
+                return
+            there = Counter(ids(shard))
+            commits = [(entry.operation, entry.lower, entry.point) for entry in reversed(shard.history(100))]
+            assert (there[3], there[4]) == (1, 1), f"{found.out}{commits}"
+            assert mode != OVERWRITE or len(there) == 2
+
+        other = 100
+        for _ in range(12):
+            once()
+            for _ in range(chance.randint(1, 3)):
+                other += 1
+                latest = (shard.upper().element or 1) - 1
+                what = chance.randrange(5 if mode != UPSERT else 4)
+                if what == 0:
+                    shard.insert([{"id": other, "v": "o"}])
+                elif what == 1:
+                    shard.overwrite([{"id": other, "v": "o"}])
+                elif what == 4:
+                    shard.truncate(chance.randint(1, latest + 1))
+                else:
+                    shard.restore(chance.randint(0, latest))
+
+
+def entry(operation: str, time: int, *, point: int | None = None, **more: Any) -> HistoryEntry:
+    said = {"rows": 1, "size": 1, "retractions": 0, "purpose": None, "who": None, "info": None, **more}
+    return HistoryEntry(time, 0, shown_instant(0), operation, time, time + 1, point=point, **said)
+
+
+def test_what_a_policy_takes_may_be_a_part_and_by_hand_it_is_the_whole() -> None:
+    by_hand, by_policy = entry("truncate", 9, point=5), entry("truncate", 9, point=5, info={"retention": ["age"]})
+    assert after(INSERT, 3, [by_hand]).undone_by == by_hand
+    assert after(INSERT, 3, [by_policy]).removed_by == (by_policy,)
+    assert after(INSERT, 5, [by_hand]).removed_by == (by_hand,), "equal rows may have been there before"
+
+
+def test_a_restore_to_a_time_that_is_not_recorded_may_have_removed_rows() -> None:
+    unknown = entry("restore", 9)
+    assert after(INSERT, 3, [unknown]).removed_by == (unknown,)
+
+
+def test_what_writes_no_row_removes_none() -> None:
+    for operation in ("update_attributes", "advance_upper", "evolve_schema", "restore", "tag"):
+        assert after(INSERT, 3, [entry(operation, 9, rows=0)]).is_whole
