@@ -93,7 +93,9 @@ def check_quotes(data: Any) -> None:
     if place < len(data):
         whole = _QUOTED_CELL.match(data, place)
         said = "a quote is not closed" if whole is None else "text follows a closing quote"
-        raise BadQuote(data[:place].count(b"\n") + 1, said)
+        starts = range(0, place, SLICE_BYTES)
+        line = 1 + sum(data[start : min(start + SLICE_BYTES, place)].count(b"\n") for start in starts)
+        raise BadQuote(line, said)
 
 
 class BadQuote(ValueError):
