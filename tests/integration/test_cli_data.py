@@ -256,7 +256,7 @@ def test_a_token_of_ones_own_stands_for_an_import(orders: Any) -> None:
 
 def test_rows_come_by_standard_input(typed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     typed("create", "orders", "--schema", SCHEMA, "--key", "id")
-    for done in ("imported", "already there"):
+    for done in ("imported", "already imported"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(ROWS.encode())))
         assert told(typed("import", "orders", "-", "--format", "csv")) == [(done, 2, 0)]
 
@@ -349,7 +349,7 @@ def test_types_of_a_new_shard_lose_nothing_and_null_tells_what_is_none(typed: An
     Path("p.csv").write_text("zip,mass,price\n01234,NA,1.50\n0870,5,2.25\n")
     typed("import", "plain", "p.csv", "--create", "--key", "zip")
     typed("import", "told", "p.csv", "--create", "--key", "zip", "--null", "NA")
-    assert told(typed("import", "told", "p.csv", "--null", "NA")) == [("already there", 2, 0)]
+    assert told(typed("import", "told", "p.csv", "--null", "NA")) == [("already imported", 2, 0)]
     assert told(typed("import", "plain", "p.csv", "--null", "NA", "--upsert")) == [("imported", 2, 1)]
     with place.client() as client:
         types = [client.shard(name).schema.arrow.types for name in ("plain", "told")]
