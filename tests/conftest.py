@@ -12,15 +12,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from persist.cli.process import JsonFormatter
+from tests.support.examples import EXAMPLES, EXAMPLES_OF_A_PROOF
 
 pytest_plugins = ["tests.services.plugin"]
 
 # Spark starts its Python workers with these; without them it takes whatever `python3` the machine has.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-
-EXAMPLES = 15  # of each law
-EXAMPLES_OF_A_PROOF = 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

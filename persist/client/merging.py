@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -29,6 +30,7 @@ from persist.client.write import AttributeUpdates, Updates, as_updates
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token
 from persist.parts import DIFF, TIME, ShardSchema, negated
+from persist.parts.column_types import conform_column, to_plain, wide_type, without_empty_chunks
 from persist.parts.columns import Mask
 from persist.parts.computing import Value, computed, counted, told, truths
 from persist.parts.digest import digest_of_rows
@@ -212,7 +214,7 @@ class Merging:
         is_whole = any(clause.of == NOT_MATCHED_BY_SOURCE for clause in clauses)
         those = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
         said = [one.told(schema) for one in clauses]
-        question = [list(keyed.key), sorted(table.schema.names), str(digest_of_rows(counted(table))), said]
+        question = [list(keyed.key), sorted(table.schema.names), _digest(table, schema), said]
         found = _Merging(schema, those, question, keyed=keyed, source=table, clauses=clauses)
         found.check()
         return found
@@ -226,20 +228,39 @@ def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table
     if is_dicts(rows) and rows:
         names = [name for name in given if name in schema.arrow.names]
         names += [name for name in given if name not in schema.arrow.names]
-        return pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
+        table = pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
+        return _plain(table)
     if isinstance(rows, list) and not rows:
         return nullable(schema.arrow).empty_table()
-    tables = list(tables_of(as_updates(rows, schema)))
+    tables = [_plain(table) for table in tables_of(as_updates(rows, schema))]
     try:
-        found = pa.concat_tables(tables)
+        return pa.concat_tables(tables)
     except pa.ArrowException as error:
         raise InvalidUsage(f"the batches of the source have not the same columns: {error}") from error
-    for number, field in enumerate(found.schema):
-        if found.schema.names.count(field.name) > 1:
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The rows of a source without the types that only some frames have, such as dictionaries and views."""
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if field.name in columns:
             raise InvalidUsage(f"the source has the column {field.name!r} twice; rename one of them")
-        if pa.types.is_dictionary(field.type):
-            found = found.set_column(number, field.name, found.column(number).cast(field.type.value_type))
-    return found
+        try:
+            columns[field.name] = to_plain(without_empty_chunks(column))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidUsage(f"column {field.name!r} of the source cannot be read: {error}; drop it") from error
+    return pa.table(columns)
+
+
+def _digest(source: pa.Table, schema: ShardSchema) -> str:
+    """The digest of a source, which is the same in whichever types of the same values it comes."""
+    columns = {}
+    for name, column in zip(source.schema.names, source.columns, strict=True):
+        columns[name] = column.cast(wide_type(column.type))
+        if name in schema.arrow.names:
+            with suppress(InvalidUsage):
+                columns[name] = conform_column(column, schema.arrow.field(name).with_nullable(True))
+    return str(digest_of_rows(counted(pa.table(columns))))
 
 
 def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:

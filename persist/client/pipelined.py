@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,9 +24,9 @@ import pyarrow.compute as pc
 from persist.attributes.handle import Attributes
 from persist.client import deadlines
 from persist.client.arguments import check_numbers
-from persist.client.inserting import CheckedWriter
+from persist.client.inserting import CheckedWriter, conformed
 from persist.client.timed import Timeable
-from persist.client.write import Updates, as_updates
+from persist.client.write import Updates
 from persist.commit.system import Clock, OwnProcess
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
@@ -302,14 +301,7 @@ def _left_s() -> float | None:
 
 def _conformed(updates: Updates, schema: ShardSchema) -> _Append:
     """One table with the shard's columns, without times: the service chooses them."""
-    found: Any = as_updates(updates, schema)
-    if isinstance(found, pa.RecordBatchReader):
-        found = found.read_all()
-    if not isinstance(found, (pa.Table, pa.RecordBatch)):
-        found = _concatenated(found)
-    if TIME in found.schema.names:
-        raise InvalidUsage(f"a pipelined append takes no {TIME}: the service chooses the time")
-    rows = schema.conform(found, 0)
+    rows = conformed(updates, schema, None)
     return _Append(rows.drop_columns([TIME]), _weight(rows, schema))
 
 
@@ -326,11 +318,3 @@ def _largest(rows: pa.Table) -> int:
     """The largest multiplicity, without its sign; 0 without rows."""
     found: dict[str, int | None] = pc.min_max(rows.column(DIFF)).as_py()
     return max(-(found["min"] or 0), found["max"] or 0)
-
-
-def _concatenated(pieces: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
-    tables = [piece if isinstance(piece, pa.Table) else pa.Table.from_batches([piece]) for piece in pieces]
-    try:
-        return pa.concat_tables(tables)
-    except (pa.ArrowInvalid, TypeError) as error:
-        raise InvalidUsage(f"batches of one append do not fit together: {error}") from error

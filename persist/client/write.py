@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from persist.core.antichain import EMPTY, Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
-from persist.core.errors import Expired, InvalidUsage
+from persist.core.errors import Corruption, Expired, InvalidUsage
 from persist.core.ids import Token, WriterId, mint, parse, writer_of
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
@@ -417,48 +417,84 @@ def names_of(updates: Updates) -> Iterable[Any]:
 
 
 def as_updates(updates: Updates, schema: ShardSchema) -> Any:
-    """Rows in whatever form users have them, as what `stage` takes. Raises InvalidUsage."""
+    """Rows in whatever form users have them, as a table, a batch, or an iterator of tables and batches.
+
+    Raises InvalidUsage, also while what it gives is iterated; errors of an iterator of the caller pass through.
+    """
     if isinstance(updates, Pinned):
         return as_updates(updates.rows, schema)
-    if isinstance(updates, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
+    if isinstance(updates, (pa.Table, pa.RecordBatch)):
         return updates
     if isinstance(updates, list) and all(isinstance(row, dict) for row in updates):
-        return _from_rows(updates, schema)
+        return _whole(_from_rows(updates, schema), len(updates))
     if type(updates).__module__.split(".")[0] == "pandas" and hasattr(updates, "columns"):
-        try:
-            table = pa.Table.from_pandas(updates, preserve_index=False)
-        except pa.ArrowException as error:
-            raise InvalidUsage(f"the frame cannot be read as Arrow: {error}") from error
-        for number, field in enumerate(table.schema):
-            if pa.types.is_date(field.type):  # Arrow makes dates of times that stand among dates
-                column_of(field.name, updates.iloc[:, number].dropna().tolist(), field.type)
-        return table
-    if hasattr(updates, "__arrow_c_stream__"):  # a Polars frame, a DuckDB relation
-        return pa.RecordBatchReader.from_stream(updates)
+        return _whole(_from_frame(updates), len(updates))
+    if (reader := _reader_of(updates)) is not None:
+        return _readable(reader)
     if isinstance(updates, Iterable) and not isinstance(updates, (str, bytes, Mapping)):
         return updates
-    raise InvalidUsage(
-        "rows come as an Arrow table, batches, a pandas, Polars or DuckDB frame, or a list of dicts, "
-        f"not as {type(updates).__name__}"
-    )
+    raise _no_rows(updates)
 
 
 def reusable(rows: Updates) -> Updates:
-    """Rows that can be read again: what can be read only once is taken into memory."""
+    """Rows that can be read again: what can be read only once is taken into memory. Raises as `as_updates`."""
     if isinstance(rows, Pinned):
         return Pinned(reusable(rows.rows), rows.schema_id, rows.schema)
     if isinstance(rows, (pa.Table, pa.RecordBatch, list)) or hasattr(rows, "iloc"):
         return rows
-    if isinstance(rows, pa.RecordBatchReader):
-        return rows.read_all()
-    if hasattr(rows, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(rows).read_all()
+    if (reader := _reader_of(rows)) is not None:
+        return pa.Table.from_batches(_readable(reader), reader.schema)
     if isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping)):
         return list(rows)
-    raise InvalidUsage(
+    raise _no_rows(rows)
+
+
+def _whole(table: pa.Table, count: int) -> pa.Table:
+    """The table, if it has all rows that were given."""
+    if len(table) != count:
+        raise Corruption(f"{count} rows became {len(table)} of Arrow; nothing was written: report it", given=count)
+    return table
+
+
+def _no_rows(rows: object) -> InvalidUsage:
+    return InvalidUsage(
         "rows come as an Arrow table, batches, a pandas, Polars or DuckDB frame, or a list of dicts, "
         f"not as {type(rows).__name__}"
     )
+
+
+def _reader_of(rows: Updates) -> pa.RecordBatchReader | None:
+    """A reader of what speaks Arrow's C interface, such as a Polars frame or a DuckDB relation; None: it does not."""
+    try:
+        if isinstance(rows, pa.RecordBatchReader):
+            return rows
+        if hasattr(rows, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(rows)
+        if hasattr(rows, "__arrow_c_array__"):
+            batch = pa.record_batch(rows)
+            return pa.RecordBatchReader.from_batches(batch.schema, [batch])
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidUsage(f"the rows cannot be read as Arrow: {error}") from error
+    return None
+
+
+def _readable(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader
+    except pa.ArrowException as error:
+        raise InvalidUsage(f"the rows cannot be read as Arrow: {error}") from error
+
+
+def _from_frame(frame: Any) -> pa.Table:
+    """The rows of a pandas frame."""
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise InvalidUsage(f"the frame cannot be read as Arrow: {error}") from error
+    for number, field in enumerate(table.schema):
+        if pa.types.is_date(field.type):  # Arrow makes dates of times that stand among dates
+            column_of(field.name, frame.iloc[:, number].dropna().tolist(), field.type)
+    return table
 
 
 def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:

@@ -97,6 +97,8 @@ class Footer:
 def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
     """An inline part of `table` (at least one row, in `updates_schema`), in the order given."""
     batch = by_itself(_as_batch(table, schema))
+    if batch.num_rows != len(table):
+        raise Corruption(f"{len(table)} rows were encoded as {batch.num_rows}; it is a fault of persist: report it")
     return _inline(batch, schema, schema_id, part_id, batch.serialize().to_pybytes())
 
 

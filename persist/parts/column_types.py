@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -45,6 +46,107 @@ def _check_given(name: str, kind: Any, levels: int) -> None:
         stored(name, kind)
 
 
+@lru_cache(FAMILIES_MAX)
+def plain_type(kind: Any) -> Any:
+    """The type of the same values without dictionaries, run ends, views and extension types. Raises TypeError: a union.
+
+    Views become large strings, binaries and lists; an extension type its storage.
+    """
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.bool_() if isinstance(kind, pa.Bool8Type) else plain_type(kind.storage_type)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if kind == pa.string_view():
+        return pa.large_string()
+    if kind == pa.binary_view():
+        return pa.large_binary()
+    if types.is_map(kind):
+        key, item = (field.with_type(plain_type(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item, kind.keys_sorted)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in _children(kind)])
+    if _is_list(kind) or _is_list_view(kind):
+        item = kind.value_field.with_type(plain_type(kind.value_type))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(item, kind.list_size)
+        return pa.list_(item) if types.is_list(kind) or types.is_list_view(kind) else pa.large_list(item)
+    if types.is_union(kind):
+        raise TypeError(f"{kind} is a union, which no shard can store")
+    return kind
+
+
+@lru_cache(FAMILIES_MAX)
+def wide_type(kind: Any) -> Any:
+    """One type for all plain types of the same values: large strings, binaries and lists, of which all may be null."""
+    types = pa.types
+    if types.is_string(kind) or types.is_binary(kind):
+        return pa.large_string() if types.is_string(kind) else pa.large_binary()
+    if types.is_map(kind):
+        return pa.map_(wide_type(kind.key_type), wide_type(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, wide_type(field.type)) for field in _children(kind)])
+    if types.is_fixed_size_list(kind):
+        return pa.list_(wide_type(kind.value_type), kind.list_size)
+    return pa.large_list(wide_type(kind.value_type)) if _is_list(kind) else kind
+
+
+def without_empty_chunks(column: Any) -> Any:
+    """The column without chunks of no rows: of an empty slice that came by its C interface Arrow joins no others."""
+    if not isinstance(column, pa.ChunkedArray) or column.num_chunks == 1:
+        return column
+    return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
+
+
+def to_plain(column: Any) -> Any:
+    """The column in its `plain_type`, with the same chunks. Raises TypeError and errors of Arrow."""
+    kind = plain_type(column.type)
+    if kind == column.type:
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_to_plain(chunk, kind) for chunk in column.chunks], kind)
+    return _to_plain(column, kind)
+
+
+def _to_plain(array: pa.Array, kind: Any) -> pa.Array:
+    """Arrow's cast cannot do all of it: not dictionaries of views or lists, and of list views it makes broken lists."""
+    own, types = array.type, pa.types
+    if own == kind:
+        return array
+    if isinstance(own, pa.BaseExtensionType):
+        return array.cast(kind) if isinstance(own, pa.Bool8Type) else _to_plain(array.storage, kind)
+    if types.is_dictionary(own):
+        return _to_plain(array.dictionary, kind).take(array.indices)
+    if types.is_run_end_encoded(own):
+        ends = np.asarray(array.run_ends)
+        runs = np.searchsorted(ends, np.arange(array.offset, array.offset + len(array)), side="right")
+        return _to_plain(array.values, kind).take(pa.array(runs))
+    if types.is_struct(own):
+        children = [_to_plain(array.field(place), field.type) for place, field in enumerate(_children(kind))]
+        return pa.StructArray.from_arrays(children, fields=list(_children(kind)), mask=array.is_null())
+    if types.is_fixed_size_list(own):
+        values = array.values.slice(array.offset * own.list_size, len(array) * own.list_size)
+        return pa.FixedSizeListArray.from_arrays(_to_plain(values, kind.value_type), type=kind, mask=array.is_null())
+    if types.is_map(own) or _is_list(own) or _is_list_view(own):
+        return _lists_to_plain(array, kind)
+    return array.cast(kind)
+
+
+def _lists_to_plain(array: pa.Array, kind: Any) -> pa.Array:
+    own, is_missing = array.type, array.is_null()
+    if _is_list_view(own):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        values, offsets = array.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+    else:
+        values, offsets = (None if pa.types.is_map(own) else array.values), array.offsets.to_numpy()
+    ends = pa.array(offsets, pa.int64() if pa.types.is_large_list(kind) else pa.int32())  # a copy, which takes a mask
+    if pa.types.is_map(own):
+        keys, items = _to_plain(array.keys, kind.key_type), _to_plain(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(ends, keys, items, type=kind, mask=is_missing)
+    build = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    return build.from_arrays(ends, _to_plain(values, kind.value_type), type=kind, mask=is_missing)
+
+
 def none_of(column: Any, field: pa.Field) -> pa.Array:
     if not _castable(column.type, field.type):
         raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}")
@@ -63,9 +165,10 @@ def conform_column(column: Any, field: pa.Field) -> Any:
         if not _castable(column.type, field.type):
             raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}; cast it first")
         try:
+            column = to_plain(column)
             cast = column.cast(field.type)
             exact = _round_trips(column, cast)
-        except (pa.ArrowException, ValueError) as error:
+        except (pa.ArrowException, ValueError, TypeError) as error:
             raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
         if not exact:
             raise InvalidUsage(f"column {field.name!r} loses precision as {field.type}; round it first")
@@ -131,7 +234,7 @@ def _within(column: pa.Array) -> list[pa.Array]:
 
 def _round_trips(column: Any, cast: Any) -> bool:
     """Whether no float changed its value, nor a whole number as a half (what a safe cast does not refuse)."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    kind = column.type
     half = pa.types.is_float16(cast.type) and pa.types.is_integer(kind)
     if not (half or (pa.types.is_floating(kind) and pa.types.is_floating(cast.type))):
         return True
@@ -177,7 +280,10 @@ def _castable(source: Any, target: Any) -> bool:
     types = pa.types
     if source == target or types.is_null(source):
         return True
-    if types.is_dictionary(source):
+    if isinstance(source, pa.BaseExtensionType):  # the bytes of a UUID are no text
+        plain = plain_type(source)
+        return _castable(plain, target) and (types.is_nested(plain) or family(plain) == family(target))
+    if types.is_dictionary(source) or types.is_run_end_encoded(source):
         return _castable(source.value_type, target)
     if types.is_map(source) or types.is_map(target):
         return (
@@ -186,7 +292,7 @@ def _castable(source: Any, target: Any) -> bool:
             and _castable_child(source.key_type, target.key_type)
             and _castable_child(source.item_type, target.item_type)
         )
-    if _is_list(source) and _is_list(target):
+    if (_is_list(source) or _is_list_view(source)) and _is_list(target):
         sizes = {kind.list_size for kind in (source, target) if types.is_fixed_size_list(kind)}
         return len(sizes) <= 1 and _castable_child(source.value_type, target.value_type)
     if types.is_struct(source) and types.is_struct(target):
@@ -209,6 +315,10 @@ def _castable_child(source: Any, target: Any) -> bool:
 
 def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_list_view(kind: Any) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _children(kind: Any) -> Iterator[Any]:

@@ -21,7 +21,15 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import described
 from persist.parts.arrow_messages import check_schema
-from persist.parts.column_types import check_no_stray_null, check_storable, conform_column, is_picky, none_of, stored
+from persist.parts.column_types import (
+    check_no_stray_null,
+    check_storable,
+    conform_column,
+    is_picky,
+    none_of,
+    stored,
+    without_empty_chunks,
+)
 from persist.parts.described import PLAIN, Details
 from persist.parts.sizes import row_bytes
 from persist.parts.strict_types import is_strict
@@ -253,7 +261,7 @@ class ShardSchema:
         columns = []
         for name, field in self._targets.items():
             if name in names:
-                column = rows.column(name)
+                column = without_empty_chunks(rows.column(name))
                 if name not in self._plain or column.type != field.type:
                     column = conform_column(column, field) if len(column) else none_of(column, field)
                 columns.append(column)
@@ -273,6 +281,8 @@ class ShardSchema:
             table.validate(full=True)
         except (pa.ArrowException, ValueError) as error:  # text that is not UTF-8: no reader could show it
             raise InvalidUsage(f"the rows are not sound: {str(error).splitlines()[0]}") from error
+        if len(table) != rows.num_rows:
+            raise Corruption(f"{rows.num_rows} rows became {len(table)}; it is a fault of persist: report it")
         return table
 
 

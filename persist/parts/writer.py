@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from persist.core.batch import Part, Run
-from persist.core.errors import InvalidUsage
+from persist.core.batch import Part, Run, diff_sum_of
+from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import IdSource, PartId, ShardId, WriterId, mint
 from persist.core.keys import COMPACTOR, FLUSHER, part_key
 from persist.core.record import replace
 from persist.core.state import SchemaRecord
 from persist.core.transitions.naming import DIFF_MAX
 from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
+from persist.parts.column_types import to_plain
 from persist.parts.consolidate import consolidate, join
 from persist.parts.constrained import check_rows
 from persist.parts.digest import digest_of_rows
 from persist.parts.keycodec import SortedKeys
-from persist.parts.schema import TIME, ShardSchema
+from persist.parts.schema import DIFF, TIME, ShardSchema
 
 PART_BYTES = 64 * 1024 * 1024  # rows in memory that a writer buffers for a part
 COMPACTED_BYTES = 128 * 1024 * 1024  # encoded bytes of a compacted part
@@ -91,8 +93,10 @@ def stage(
     """
     schema = sink.schema
     runs: list[list[Part]] = []
-    for rows, nbytes, is_all in _buffers(updates, schema, default_time, part_bytes_target):
+    weighed = _Weighed(updates)
+    for rows, nbytes, is_all in _buffers(weighed, schema, default_time, part_bytes_target):
         if is_all and (found := _inline_runs(rows, nbytes, sink, inline_bytes_max)) is not None:
+            weighed.check(found)
             if on_part is not None and found:
                 on_part(found[0].parts[0])
             return found
@@ -109,7 +113,9 @@ def stage(
             runs[-1].append(part)
         else:
             runs.append([part])
-    return tuple(Run(tuple(parts)) for parts in runs)
+    staged = tuple(Run(tuple(parts)) for parts in runs)
+    weighed.check(staged)
+    return staged
 
 
 def stage_at_once(
@@ -118,9 +124,52 @@ def stage_at_once(
     """As `stage`, where that takes no call of the blob store: None where it does. Raises InvalidUsage as that does."""
     if rows.get_total_buffer_size() > inline_bytes_max and rows.nbytes > inline_bytes_max:
         return None
-    for conformed, nbytes, is_all in _buffers(rows, sink.schema, default_time, PART_BYTES):
-        return _inline_runs(conformed, nbytes, sink, inline_bytes_max) if is_all else None
+    weighed = _Weighed(rows)
+    for conformed, nbytes, is_all in _buffers(weighed, sink.schema, default_time, PART_BYTES):
+        runs = _inline_runs(conformed, nbytes, sink, inline_bytes_max) if is_all else None
+        if runs is not None:
+            weighed.check(runs)
+        return runs
     return ()
+
+
+class _Weighed:
+    """The tables and batches of updates, and the sum of their diffs, taken before anything is made of them.
+
+    Numbers of rows may differ from what is encoded, since equal rows are added up; sums of diffs may not. The commit
+    records the sum (`Part.diff_sum`), and a check of a part compares it with its rows.
+    """
+
+    def __init__(self, updates: Updates) -> None:
+        self._updates = updates
+        self._sum = 0
+
+    def __iter__(self) -> Iterator[pa.Table | pa.RecordBatch]:
+        for piece in pieces(self._updates):
+            self._sum += _diff_sum(piece)
+            yield piece
+
+    def check(self, runs: tuple[Run, ...]) -> None:
+        """Raise Corruption where the parts hold other rows than came."""
+        found = diff_sum_of(part for run in runs for part in run.parts)
+        if found is not None and (found - self._sum) % 2**64:  # Arrow's sums wrap around
+            raise Corruption(
+                f"the {DIFF} of the rows comes to {self._sum}, and that of what was encoded to {found}; nothing was "
+                "written, and it is a fault of persist: report it",
+                given=self._sum,
+                encoded=found,
+            )
+
+
+def _diff_sum(rows: pa.Table | pa.RecordBatch) -> int:
+    """The sum of the diffs of rows as they came, modulo 2**64. Diffs that are no whole numbers are refused later."""
+    place = rows.schema.get_field_index(DIFF)
+    if place < 0:
+        return int(rows.num_rows)
+    try:
+        return pc.sum(to_plain(rows.column(place)).cast(pa.int64())).as_py() or 0
+    except (pa.ArrowException, TypeError):
+        return 0
 
 
 def _inline_runs(rows: pa.Table, nbytes: int, sink: PartSink, inline_bytes_max: int) -> tuple[Run, ...] | None:
@@ -239,13 +288,13 @@ def _follows(last: Part, part: Part) -> bool:
 
 
 def _buffers(
-    updates: Updates, schema: ShardSchema, default_time: int | None, target: int
+    updates: _Weighed, schema: ShardSchema, default_time: int | None, target: int
 ) -> Iterator[tuple[pa.Table, int, bool]]:
     """The rows in buffers of about `target` bytes, their bytes in memory, and whether the buffer holds all of them."""
     pending: list[pa.Table] = []
     size = 0
     flushed = False
-    for piece in _gathered(pieces(updates), min(GATHERED_BYTES, target // GATHERED_SHARE)):
+    for piece in _gathered(iter(updates), min(GATHERED_BYTES, target // GATHERED_SHARE)):
         if default_time is None and TIME in piece.schema.names:
             raise InvalidUsage(
                 f"rows of an insert have a column {TIME}, but the service chooses the time of an insert; leave the "

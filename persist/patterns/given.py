@@ -33,7 +33,8 @@ def one_table(updates: Updates, shard: Shard, who: str) -> Pinned:
 
 def held(updates: Updates) -> Updates:
     """Rows that can be looked at twice: a stream of Arrow is read into memory, which can be done once."""
-    return reusable(updates) if hasattr(updates, "__arrow_c_stream__") else updates
+    is_arrow = hasattr(updates, "__arrow_c_stream__") or hasattr(updates, "__arrow_c_array__")
+    return reusable(updates) if is_arrow else updates
 
 
 def table_by(schema: ShardSchema, updates: Updates, who: str) -> pa.Table:

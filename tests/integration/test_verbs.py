@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import pandas as pd
 import polars
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -216,6 +217,42 @@ def test_a_merge_by_other_columns_and_with_columns_of_its_own(shard: Shard) -> N
         {"n": persist.target("n") + persist.source("bonus")}, persist.target("id") > 3
     ).execute()
     assert rows(shard)[2:] == [(3, "new", 30), (4, "new", 47)]
+
+
+SOURCES = {
+    "uuid": pa.array([b"x" * 16] * 2, pa.binary(16)).cast(pa.uuid()),
+    "bool8": pa.array([1, None], pa.int8()).cast(pa.bool8()),
+    "list view": pa.array([[1], None], pa.list_view(pa.int64())),
+    "run ends": pa.RunEndEncodedArray.from_arrays([2], ["a"]),
+    "dictionary of views": pa.DictionaryArray.from_arrays(pa.array([0, None]), pa.array(["a"], pa.string_view())),
+    "view": pa.array(["a", None], pa.string_view()),
+    "views in lists": pa.array([["a"], None], pa.list_(pa.string_view())),
+    "binary view": pa.array([b"a", None], pa.binary_view()),
+    "interval": pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+}
+
+
+@pytest.mark.parametrize("extra", SOURCES)
+def test_a_merge_takes_a_source_with_columns_of_any_type(shard: Shard, extra: str) -> None:
+    table = pa.table({"id": [1, 9], "n": [5, 6], "extra": SOURCES[extra]})
+    merge = shard.merge(table).when_matched_update({"n": persist.source("n")})
+    merge.when_not_matched_insert({"id": persist.source("id"), "n": persist.source("n")}).execute()
+    assert {key: n for key, _, n in rows(shard)} == {1: 5, 2: 20, 3: 30, 4: 40, 9: 6}
+
+
+def test_a_merge_refuses_a_source_that_it_cannot_read(shard: Shard) -> None:
+    union = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])
+    for table in (pa.table({"id": [1], "extra": union}), pa.table([[1], [2], [3]], names=["id", "n", "n"])):
+        with pytest.raises(InvalidUsage):
+            shard.merge(table).when_matched_update().execute()
+
+
+def test_frames_that_arrow_cannot_read_are_refused(shard: Shard) -> None:
+    frames = [pd.DataFrame({"id": [2**70]}), pd.DataFrame([[1, 2, 3]], columns=["id", "n", "n"])]
+    for frame in [*frames, pd.DataFrame({"id": [1, "a"]})]:
+        for write in (shard.insert, shard.upsert, lambda rows: shard.merge(rows).when_matched_delete().execute()):
+            with pytest.raises(InvalidUsage):
+                write(frame)
 
 
 def test_a_merge_updates_all_that_the_source_has(shard: Shard) -> None:

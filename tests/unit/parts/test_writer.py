@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from persist.core.batch import Part, Run
-from persist.core.errors import InvalidUsage
-from persist.parts import ahead, codec, consolidate, plan_splits, spill_inline
+from persist.core.errors import Corruption, InvalidUsage
+from persist.parts import ahead, codec, consolidate, plan_splits, spill_inline, writer
 from persist.parts.ahead import side_by_side
 from tests.support.waiting import WAIT_S
 from tests.unit.parts.strategies import KEYED, SHARD, Shard, joined
@@ -44,6 +44,22 @@ def test_every_form_of_updates_is_staged(form: Any, inline: int) -> None:
     shard = Shard()
     runs = shard.stage(form(rows(20)), inline_bytes_max=inline, default_time=4)
     assert content(shard, runs).equals(consolidate([KEYED.conform(rows(20), 4)], KEYED))
+
+
+@pytest.mark.parametrize("inline", [0, 65536])
+@pytest.mark.parametrize("diffs", [None, pa.array([2, 1, -1, 1], pa.int8())], ids=["without diffs", "with diffs"])
+def test_rows_that_get_lost_while_they_are_encoded_are_not_staged(
+    inline: int, diffs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, given = Shard(), rows(4) if diffs is None else rows(4).append_column("__diff", diffs)
+    (run,) = shard.stage(given, inline_bytes_max=inline)
+    assert run.parts[0].diff_sum == (4 if diffs is None else 3)
+    encoded, sorted_rows = writer.encode_inline, writer.consolidate
+    monkeypatch.setattr(writer, "encode_inline", lambda table, *others: encoded(table.slice(1), *others))
+    monkeypatch.setattr(writer, "consolidate", lambda tables, schema: sorted_rows(tables, schema).slice(1))
+    with pytest.raises(Corruption) as caught:
+        shard.stage(given, inline_bytes_max=inline)
+    assert caught.value.details["given"] > caught.value.details["encoded"]
 
 
 def test_small_updates_touch_no_blob() -> None:
