@@ -98,7 +98,11 @@ UUIDS = pa.array([b"a" * 16, None, b"b" * 16], pa.binary(16)).cast(pa.uuid())
             [{"x": "a"}, {"x": None}, {"x": "b"}],
         ),
         (LISTS, pa.list_(pa.int32()), [[1], None, [2, None]]),
-        (LISTS.cast(pa.large_list_view(pa.int64())), pa.large_list(pa.int64()), [[1], None, [2, None]]),
+        (
+            pa.array([[1], None, [2, None]], pa.large_list_view(pa.int64())),
+            pa.large_list(pa.int64()),
+            [[1], None, [2, None]],
+        ),
         (pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", None], VIEW)), pa.string(), ["a", "a", None]),
         (UUIDS, pa.binary(16), [b"a" * 16, None, b"b" * 16]),
         (pa.array([1, None, 0], pa.int8()).cast(pa.bool8()), pa.bool_(), [True, None, False]),
