@@ -95,7 +95,7 @@ def retention_task(location: Location, transport: Transport, metrics: Metrics | 
 
 
 def _count(metrics: Metrics, run: RetentionRun) -> None:
-    runs = int(run.truncated is not None and run.truncated.changed)
+    runs = int(run.truncated is not None and (run.truncated.changed or run.truncated.pending))
     removed = (run.truncated.removed or 0) if run.truncated is not None else 0
     if run.by_column is not None:
         runs, removed = runs + run.by_column.changed, removed + run.by_column.removed

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=(RETRACT, DROP), default=RETRACT, help="drop: read and write no row")
     parser.add_argument("--dry-run", action="store_true", help="tell how many rows would go, and change nothing")
     parser.add_argument("--retries", metavar="N", type=int, default=0, help="how often, if others write meanwhile (0)")
+    parser.add_argument("--force", action="store_true", help="at once, also in a shard that is fed by append")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidUsage("give either a shard and --before, or --cut")
     if by_cut and arguments.mode != RETRACT:
         raise InvalidUsage(f"--mode {arguments.mode} is for one shard; a cut is truncated by retractions")
+    if by_cut and arguments.force:
+        raise InvalidUsage("--force is for one shard")
     cut = read_cut(arguments.cut) if by_cut else None
     before = None if by_cut else read_point("--before", arguments.before)
     with client_of(arguments) as client:
@@ -43,7 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
             return 0 if found.complete else 1
         assert before is not None
         done = client.shard(arguments.name).truncate(
-            before, mode=mode_of(arguments.mode), dry_run=arguments.dry_run, retries=arguments.retries
+            before,
+            mode=mode_of(arguments.mode),
+            dry_run=arguments.dry_run,
+            retries=arguments.retries,
+            force=arguments.force,
         )
     print(json.dumps({"shard": arguments.name, **done.to_json()}))
     return 0

@@ -34,7 +34,7 @@ from persist.core.batch import Run
 from persist.core.column_plan import has_to_look, of_age_ms, passed, waiting
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.ids import Token, mint
-from persist.core.retention_plan import Facts, behind, blocked
+from persist.core.retention_plan import Facts, behind, blocked_by_column
 from persist.core.row_policy import Looked, RowPolicy
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ViewRequest
@@ -222,7 +222,7 @@ class TakingAged(Rewriting):
     def _again(self, found: Between, high: int) -> Between:
         """The shard as it is now, where somebody else wrote. Raises UpperMismatch where no row may go any more."""
         facts = read_facts(self.transport, self.name, self.read.retry_s).facts
-        if (reason := blocked(facts)) is not None:
+        if (reason := blocked_by_column(facts)) is not None:
             raise UpperMismatch(
                 f"rows of shard {self.name!r} do not go now: {reason}", expected=None, actual=facts.upper.to_json()
             )
@@ -352,7 +352,7 @@ def run_by_column(
     policy = facts.policy
     if policy is None or policy.column is None:
         return Outcome()
-    if (reason := blocked(facts)) is not None:
+    if (reason := blocked_by_column(facts)) is not None:
         return Outcome(held_by=(reason,))
     if not dry_run and not has_to_look(facts, now_ms, by_hand=by_hand):
         return Outcome(held_by=waiting(facts))
@@ -384,7 +384,7 @@ def held_by_column(transport: OneShard, name: str, facts: Facts) -> tuple[str, .
     policy = facts.policy
     if policy is None or policy.column is None:
         return ()
-    if (reason := blocked(facts)) is not None:
+    if (reason := blocked_by_column(facts)) is not None:
         return (reason,)
     try:
         check_column(transport, name, policy.column, policy.column_unit)

@@ -125,7 +125,7 @@ class Past(Timeable):
         restoring = Restoring.of(self._transport, self.name, to, settings.write, settings.read)
         return replace(restoring, info=said, attributes=changes).run(token, retries)
 
-    def truncate(
+    def truncate(  # noqa: PLR0913 - each argument by its name
         self,
         before: int | datetime,
         *,
@@ -134,6 +134,7 @@ class Past(Timeable):
         token: Token | None = None,
         retries: int = 0,
         info: Info | None = None,
+        force: bool = False,
     ) -> Truncated:
         """Take away the rows that were there before a time and still are: by one commit at the next time.
 
@@ -141,6 +142,10 @@ class Past(Timeable):
         none is there less than no times. What was there at earlier times stays readable as long as the shard's history
         says, so `restore` undoes it. Memory stays bounded. A truncation to the same time or an earlier one changes
         nothing when it comes again.
+
+        The times of a shard that is fed by `append` are its writer's. A truncation there is a drop, which takes effect
+        at the next time that the writer completes; until then the result is `pending`. It is taken back if the writer
+        takes rows away at that time.
 
         Args:
             before: the cut: a time in `(since, upper]`, or a wall clock with its zone. Times before it are meant.
@@ -151,24 +156,26 @@ class Past(Timeable):
             retries: how often to go on if others take rows away meanwhile, up to 1,000. Each works everything out anew.
                 Rows that they add do not matter.
             info: as `insert` says.
+            force: in a shard that is fed by `append`, take the next time at once. What is appended there is refused.
         Returns: what was taken away: see `Truncated`.
         Raises: UpperMismatch (somebody else took rows away meanwhile, or the shard is closed, or no time is left:
             nothing was changed), InvalidUsage (no such time, or it lies beyond the upper, or a row was there over 2**32
-            times, or the shard is fed by `append`; of a drop: a retraction was written at the cut or later, or too many
+            times; of a drop: a retraction was written at the cut or later, or too many
             drops wait), NotReadable (the time before the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable
             or Overloaded (it did not happen), Indeterminate (it may have happened: repeat it).
         """
         if before is None:
             raise InvalidUsage("before is None; it must be a time, or a wall clock with its zone")
         checked("dry_run", dry_run, bool)
+        checked("force", force, bool)
         mode_of(mode)
         settings, said = self._settings, _checked(token, retries, info)
         cut = cut_of(self._transport, self.name, before, settings.read.retry_s)
         if mode == DROP:
             dropping = Dropping.of(self._transport, self.name, cut, settings.write, settings.read)
-            return replace(dropping, info=said).run(token, dry_run=dry_run)
+            return replace(dropping, info=said).run(token, dry_run=dry_run, force=force)
         truncating = Truncating.of(self._transport, self.name, cut, settings.write, settings.read)
-        return replace(truncating, info=said).run(token, retries, dry_run=dry_run)
+        return replace(truncating, info=said).run(token, retries, dry_run=dry_run, force=force)
 
     def erase(
         self,

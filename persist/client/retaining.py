@@ -24,7 +24,7 @@ from persist.core import commands as c
 from persist.core import record
 from persist.core.column_plan import has_to_look, next_look_ms
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
-from persist.core.retention_plan import Due, Facts, blocked, next_ms, plan, wanted_cuts
+from persist.core.retention_plan import Due, Facts, blocked_by_column, next_ms, plan, wanted_cuts
 from persist.core.row_policy import DROP, RETRACT, Ladder, RowPolicy, bytes_of, cut_every_of
 from persist.core.shard_settings import history_text
 from persist.core.view import ViewRequest
@@ -183,7 +183,7 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
     facts, done = found.facts, found.facts.done
     now_ms = transport.clock.now_ms() if found.checked_ms is None else found.checked_ms
     planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
-    held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts))
+    held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts))
     due = planned.due
     if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
         due, held_by = None, (*held_by, reason)
@@ -204,6 +204,15 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
         looked.removed if looked.at_ms else None,
         has_to_look(facts, now_ms),
     )
+
+
+def _waits(facts: Facts) -> tuple[str, ...]:
+    """What is said of a policy of a shard that is fed by `append`, from the moment when it is set."""
+    if facts.pending:
+        return (f"rows from before {facts.pending} go with the next commit of the writer who appends",)
+    if facts.policy is not None and facts.policy.cuts and facts.done.appended:
+        return ("the shard is fed by append: rows go by drops, each with the next commit of the writer",)
+    return ()
 
 
 def rows_there(transport: Transport, name: str, facts: Facts) -> int | None:
@@ -379,7 +388,7 @@ def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSe
     now_ms, facts = _checked_ms(name, found), found.facts
     alone = record.replace(facts, policy=record.replace(policy, consumers=(), consumers_max_age_ms=None))
     removed = _cut_at_once(transport, name, alone, now_ms, settings)
-    if policy.column is not None and facts.upper.element and blocked(facts) is None:
+    if policy.column is not None and facts.upper.element and blocked_by_column(facts) is None:
         outcome = TakingAged.by(transport, name, settings, alone, now_ms).run(dry_run=True)
         removed += 0 if outcome.done is None else outcome.done.removed
     rows = rows_there(transport, name, facts)

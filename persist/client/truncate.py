@@ -27,19 +27,18 @@ from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text, resolved, shown_instant
 from persist.client.write import WriteHandle
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, TIME_MAX, Antichain
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.drops import check_droppable, clipped, contents, floor_at, until
-from persist.core.errors import InvalidUsage, PersistError
+from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpperMismatch
 from persist.core.ids import Token, mint
-from persist.core.retention_plan import Facts
 from persist.core.transitions.naming import DIFF_MAX
-from persist.core.truncation import owned_by_appenders
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import DIFF, PartReader, negated
 
 RETRACT: Final = "retract"
 DROP: Final = "drop"
+FORCED_TRIES_MAX = 100  # each failed one means that the writer has appended meanwhile
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class Truncated:
     `timestamp` is the wall clock that named it (None: a time did). `lower` and `upper` are the interval that the
     truncation took, as for an insert; they are equal where nothing was committed. `removed` is how many rows it took
     away, or would take away where that was only asked; None where it happened, and what it wrote cannot be read any
-    more, and where a drop did it, which counts nothing. `mode` is "retract" or "drop".
+    more, and where a drop did it, which counts nothing. `mode` is "retract" or "drop". `pending`: the shard is fed by
+    `append`, and the rows go with the next commit of its writer, at the time `lower`.
     """
 
     before: int
@@ -59,6 +59,7 @@ class Truncated:
     upper: Antichain
     removed: int | None
     mode: str = RETRACT
+    pending: bool = False
 
     @property
     def changed(self) -> bool:
@@ -75,6 +76,7 @@ class Truncated:
             "upper": self.upper.to_json(),
             "removed": self.removed,
             "mode": self.mode,
+            "pending": self.pending,
         }
 
 
@@ -85,22 +87,30 @@ class Truncating(Rewriting):
     what: ClassVar[str] = "truncate before"
     done: ClassVar[str] = "truncated before"
 
-    def run(self, token: Token | None, retries: int, *, dry_run: bool) -> Truncated:
-        """Raises what `Shard.truncate` says."""
+    def run(self, token: Token | None, retries: int, *, dry_run: bool, force: bool = False) -> Truncated:
+        """Raises what `Shard.truncate` says. `force` as for a drop."""
         before = self.to.time
         assert before is not None
         if not before:  # nothing was there before the first time
             upper = self._writable_upper()
             return self._said(c.Appended(upper, upper), 0)
         # A dry run asks whether the shard was truncated that far, and not what the token came to.
+        if self._is_fed():  # the times are its writer's, so it has to be a drop
+            dropping = Dropping.of(self.transport, self.name, self.to, self.write, self.read)
+            return replace(dropping, info=self.info).run(token, dry_run=dry_run, force=force)
         asking = mint(Token, self.transport.ids) if token is None or dry_run else token
         return self._settled(before - 1, asking, lambda: self._tried(before, token, retries, dry_run), self._told)
+
+    def _is_fed(self) -> bool:
+        """Whether the shard is fed by `append`. One that was dropped only answers tokens."""
+        with suppress(UnknownShard):
+            return read_facts(self.transport, self.name, self.read.retry_s).facts.done.appended
+        return False
 
     def _tried(self, before: int, token: Token | None, retries: int, dry_run: bool) -> Truncated:
         check_complete(
             self.name, before - 1, self.transport.view(self.name, ViewRequest(with_batches=False)), "truncated"
         )
-        check_owner(self.transport, self.name, self.read.retry_s)
         shared = replace(self.read, memory_bytes=max(1, self.read.memory_bytes // READS_AT_ONCE))
         asked = Asked(wait_s=0.0, purpose=self.purpose)
         with between(self.transport, self.name, before - 1, None, asked, shared) as found:
@@ -221,8 +231,8 @@ class Dropping(Rewriting):
     what: ClassVar[str] = "drop before"
     done: ClassVar[str] = "dropped before"
 
-    def run(self, token: Token | None, *, dry_run: bool) -> Truncated:
-        """Raises what `Shard.truncate` says."""
+    def run(self, token: Token | None, *, dry_run: bool, force: bool = False) -> Truncated:
+        """Raises what `Shard.truncate` says. `force`: at once, also in a shard that is fed by `append`."""
         before = self.to.time
         assert before is not None
         if dry_run or not before:
@@ -230,17 +240,33 @@ class Dropping(Rewriting):
             return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
         handle = self._writer(None)
         alone = mint(Token, self.transport.ids) if token is None else token  # so that no writer is registered
-        done = self._commit(handle, (), before - 1, EMPTY, alone)
+        done = self._forced(handle, before - 1, alone) if force else handle.commit_drop(before - 1, token=alone)
         with suppress(PersistError):
             handle.close()
-        return Truncated(
-            before, self.to.timestamp, done.lower, done.upper, None if done.lower < done.upper else 0, DROP
-        )
+        pending = done.lower == done.upper and self._pending() >= before
+        went = None if pending or done.lower < done.upper else 0
+        return Truncated(before, self.to.timestamp, done.lower, done.upper, went, DROP, pending)
+
+    def _forced(self, handle: WriteHandle, as_of: int, token: Token) -> c.Appended:
+        """The drop at the very upper, wherever the writer of the shard has moved it by then."""
+        for left in range(FORCED_TRIES_MAX, 0, -1):
+            try:
+                return handle.commit_drop(as_of, self._view().upper, token=token)
+            except UpperMismatch as error:
+                if left == 1 or not error.details.get("actual"):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _pending(self) -> int:
+        """The cut that waits for the writer's next commit; 0: none."""
+        with suppress(UnknownShard):  # it was dropped since
+            return read_facts(self.transport, self.name, self.read.retry_s).facts.pending
+        return 0
 
     def _counting(self, before: int) -> tuple[Antichain, int]:
         """How many rows would go, and the upper where that was found. Raises InvalidUsage where a drop is refused."""
         check_complete(self.name, before - 1, self._view(), "truncated")
-        if before <= check_owner(self.transport, self.name, self.read.retry_s).truncated.before:
+        if before <= read_facts(self.transport, self.name, self.read.retry_s).facts.truncated.before:
             return self._view().upper, 0
         with holding(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
             return self.counted(held, before)
@@ -268,17 +294,6 @@ class Dropping(Rewriting):
 
     def _too_often(self, as_of: int, most: int) -> str:
         raise AssertionError("a drop writes no rows")
-
-
-def check_owner(transport: OneShard, name: str, retry_s: float) -> Facts:
-    """What is known of truncations. Raises InvalidUsage where the shard is fed by `append`.
-
-    The commit refuses that too, but only once all is staged.
-    """
-    facts = read_facts(transport, name, retry_s).facts
-    if facts.done.appended:
-        raise owned_by_appenders(name, facts.upper)
-    return facts
 
 
 def mode_of(mode: object) -> Literal["retract", "drop"]:

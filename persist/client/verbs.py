@@ -167,7 +167,7 @@ class Verbs:
         """Put rows in the place of everything that is there.
 
         What was there goes by metadata alone, without being read; then `removed` is None. It is read where the location
-        is older than level 5, where the shard is fed by `append`, and where readable history has 984 drops already.
+        is older than level 5, and where readable history has 984 drops already.
 
         Args:
             rows: as `insert` says, held in memory.

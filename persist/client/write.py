@@ -19,7 +19,7 @@ from persist.client.timed import Timeable
 from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain, frontier
+from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
@@ -347,13 +347,16 @@ class WriteHandle(Timeable):
         expected = frontier(expected_upper)
         return self._appended(lambda w, t: c.Truncate(w, t, expected, as_of, tuple(runs)), token)
 
-    def commit_drop(self, as_of: int, *, token: Token | None = None) -> c.Appended:
-        """Take away the rows with times up to `as_of` at the next time, whatever the upper is, without writing a row.
+    def commit_drop(self, as_of: int, expected_upper: Time = None, *, token: Token | None = None) -> c.Appended:
+        """Take away the rows with times up to `as_of` at the next time, without writing a row.
 
-        A `token` stands for the drop up to `as_of`. An empty interval: there was nothing to drop. Raises InvalidUsage
-        and NotReadable as `Shard.truncate` says, and what `compare_and_append` may, but for UpperMismatch.
+        Without an `expected_upper` it happens whatever the upper is, and in a shard that is fed by `append` with the
+        next commit of its writer; with one at once, if that is the upper. A `token` stands for the drop up to `as_of`.
+        An empty interval: there was nothing to drop, or it waits. Raises InvalidUsage and NotReadable as
+        `Shard.truncate` says, and what `compare_and_append` may.
         """
-        return self._appended(lambda w, t: c.DropBefore(w, t, EMPTY, as_of, ()), token)
+        expected = frontier(expected_upper)
+        return self._appended(lambda w, t: c.DropBefore(w, t, expected, as_of, ()), token)
 
     def commit_rewrite(self, command: Callable[[WriterId, Token], c.Rewrite], token: Token | None) -> c.Appended:
         """Commit what `command` makes of the writer and the `token`. Raises what `compare_and_append` says."""

@@ -6,7 +6,7 @@ one of the values that it left can have come of age, or where consumers have pas
 
 from __future__ import annotations
 
-from persist.core.retention_plan import Facts, behind, blocked
+from persist.core.retention_plan import Facts, behind, blocked_by_column
 
 NEVER_MS = 253_370_764_800_000  # the year 9999 begins
 
@@ -33,7 +33,7 @@ def has_to_look(facts: Facts, now_ms: int, *, by_hand: bool = False) -> bool:
 def next_look_ms(facts: Facts, now_ms: int, *, by_hand: bool = False) -> int | None:
     """The next instant at which to look, if nothing moves the shard; None: not before it moves."""
     policy, looked = facts.policy, facts.done.looked
-    if policy is None or policy.column is None or not facts.upper.element or blocked(facts) is not None:
+    if policy is None or policy.column is None or not facts.upper.element or blocked_by_column(facts) is not None:
         return None
     if looked.version != facts.version:
         return now_ms

@@ -77,7 +77,8 @@ def _check_drops(old: State, new: State) -> None:
         is_told_apart = is_kept(old, drop.cut - 1) or drop.cut - 1 in cut_times(old)
         if is_new and not (is_told_apart and old.upper.less_equal(drop.at)):
             raise Corruption(f"shard {old.name!r} would drop what lies before {drop.cut}, which was forgotten")
-    gone = [drop for drop in old.drops if drop not in new.drops]
+    # One that is not effective yet may be taken back.
+    gone = [drop for drop in old.drops if drop not in new.drops and not old.upper.less_equal(drop.at)]
     if gone and not new.tombstone and (earliest_readable(new) < Antichain(gone[-1].at) or new.floor < gone[-1].cut):
         raise Corruption(f"shard {old.name!r} would forget the drop at {gone[-1].at}, which a readable time precedes")
 

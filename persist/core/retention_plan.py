@@ -42,8 +42,14 @@ class Facts(Record, frozen=True):
 
     @property
     def drops(self) -> bool:
-        """Whether the policy truncates by drops."""
-        return self.policy is not None and self.policy.mode == DROP
+        """Whether the policy truncates by drops: always where the shard is fed by `append`, whose times are taken."""
+        return self.policy is not None and (self.policy.mode == DROP or self.done.appended)
+
+    @property
+    def pending(self) -> int:
+        """The cut of a drop that becomes effective with the writer's next commit; 0: none waits."""
+        last = self.truncated
+        return last.before if last.before and not last.wrote and not last.seen and self.upper.less_equal(last.at) else 0
 
     @property
     def came(self) -> int | None:
@@ -137,9 +143,14 @@ def blocked(facts: Facts) -> str | None:
         return "the shard is closed"
     if facts.upper <= facts.since:
         return f"nothing can be read before the next write: since and upper are {facts.since}"
-    if facts.done.appended:
-        return "the shard is fed by append, whose writer owns the times: a truncation would take one"
     return None
+
+
+def blocked_by_column(facts: Facts) -> str | None:
+    """As `blocked`, for rows that go by a column: these are retracted, which takes a time."""
+    if facts.done.appended:
+        return "the shard is fed by append, whose writer owns the times: to retract rows by a column would take one"
+    return blocked(facts)
 
 
 def behind(facts: Facts, time: int) -> tuple[str, ...]:

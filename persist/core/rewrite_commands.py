@@ -50,9 +50,10 @@ class Truncate(Rewrite, frozen=True):
 class DropBefore(Rewrite, frozen=True):
     """Take away the rows with times up to `as_of`, the last time before the cut, without any `runs`. -> Appended
 
-    An `expected_upper` of [] stands for whatever the upper is. An empty interval: no such row is there. InvalidUsage
-    where what was written from the cut on may hold a retraction, or where the shard is fed by `append`; NotReadable
-    where the time before the cut was forgotten.
+    An `expected_upper` of [] stands for whatever the upper is; then it takes no time of a shard that is fed by
+    `append`, and becomes effective with the next commit of its writer. An empty interval: that, or no such row is
+    there. InvalidUsage where what was written from the cut on may hold a retraction; NotReadable where the time before
+    the cut was forgotten.
     """
 
     scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)

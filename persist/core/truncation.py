@@ -34,10 +34,10 @@ Truncations = tuple[Truncation, ...]  # `before` and `at` ascend
 
 
 def owned_by_appenders(name: str, upper: object) -> InvalidUsage:
-    """Why a shard that is fed by `append` is not truncated."""
+    """Why a shard that is fed by `append` is not changed by verbs that read it first."""
     return InvalidUsage(
-        f"shard {name!r} is fed by append, whose writer owns the times: a truncation would take the time {upper}, and "
-        "what he appends there would be refused; let him append the retractions, or stop and insert from then on"
+        f"shard {name!r} is fed by append, whose writer owns the times: this would take the time {upper}, and what is "
+        "appended there would be refused; let the writer append the changes, or stop it and insert from then on"
     )
 
 

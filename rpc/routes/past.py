@@ -89,19 +89,20 @@ async def restore(
 
 
 @router.post("/{name}/truncate", summary="Take away what was there before a time and still is")
-async def truncate(
+async def truncate(  # noqa: PLR0913 - a query parameter each
     request: Request,
     before: Annotated[str, Query(description="A time, or a wall clock with its zone (RFC 3339).", max_length=64)],
     mode: Annotated[str, Query(description="`retract`, or `drop`: no row is read.", max_length=16)] = RETRACT,
     dry_run: Annotated[bool, Query(description="Tell how many rows would go, and change nothing.")] = False,
     retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="How often, if others write meanwhile.")] = 0,
+    force: Annotated[bool, Query(description="Take a time at once in a shard that is fed by append.")] = False,
     token: IdempotencyToken = None,
 ) -> Response:
     """`lower` and `upper` are equal where nothing was taken away. 409: others wrote meanwhile; nothing was changed."""
     cut, given = read_point("parameter before", before), token_of(request, token)
     how = mode_of(mode)
     return await worked(
-        request, lambda shard: shard.truncate(cut, mode=how, dry_run=dry_run, token=given, retries=retries)
+        request, lambda shard: shard.truncate(cut, mode=how, dry_run=dry_run, token=given, retries=retries, force=force)
     )
 
 

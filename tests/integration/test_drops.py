@@ -417,6 +417,7 @@ def test_over_http_it_is_tried_done_answered_again_and_listened_to(http: TestCli
     done = http.post(f"{PATH}/truncate", **asked).json()
     assert done == {
         "before": 2, "timestamp": None, "lower": [5], "upper": [6], "removed": None, "mode": "drop",
+            "pending": False,
     }  # fmt: skip
     assert http.post(f"{PATH}/truncate", **asked).json() == done
     assert http.get(f"{PATH}/snapshot", params={"format": "ndjson", "columns": "id"}).text.count("\n") == 3

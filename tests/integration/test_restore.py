@@ -527,8 +527,8 @@ def test_a_multiplicity_that_one_commit_cannot_write_is_restored_in_steps(months
 
 def test_a_replica_that_appends_over_the_time_of_a_restore_is_told(world: World, shard: Shard) -> None:
     """Its rows were dropped, as if it had written what the restore wrote."""
-    shard.append([{"id": 1, "v": "a"}], 0, 1)
-    shard.append([{"id": 2, "v": "b"}], 1, 2)
+    shard.compare_and_append([{"id": 1, "v": "a"}], 0, 1)
+    shard.compare_and_append([{"id": 2, "v": "b"}], 1, 2)
     assert shard.restore(0).lower == Antichain(2)
     with pytest.raises(UpperMismatch, match="were taken by"):
         shard.append([{"id": 3, "v": "c"}], 2, 3)

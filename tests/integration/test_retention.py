@@ -336,20 +336,6 @@ def test_a_consumer_that_is_behind_for_too_long_is_passed_and_counted(
 # --- who owns the times, and who writes meanwhile
 
 
-def test_a_shard_that_is_fed_by_append_is_left_alone(world: World, machine: Machine, shard: Shard) -> None:
-    shard.retain({"age": "1d", "cut_every": "1d"})
-    for time in range(4):
-        shard.append(pa.table({"id": [time]}), time, time + 1)
-        world.pass_ms(DAY_MS)
-        keeper(machine)(NAME)
-    assert (len(shard.snapshot().to_arrow()), shard.upper()) == (4, Antichain(4))
-    assert "fed by append" in shard.retention().held_by[0]
-    shard.insert([{"id": 7}])
-    assert shard.retention().held_by == ()
-    keeper(machine)(NAME)
-    assert ids(shard) != []
-
-
 def test_where_nothing_can_be_read_the_policy_waits_for_a_write(world: World, machine: Machine) -> None:
     """A consumer that has read all of a shard without history has brought since to the upper."""
     shard = machine.client.create_shard("plain", SCHEMA, ["id"], history="none")

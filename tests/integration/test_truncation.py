@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -150,23 +149,6 @@ def test_an_earlier_truncation_counts_on_where_a_restore_undoes_a_later_one(shar
     assert not shard.truncate(2).changed
     assert shard.truncate(3).removed == 1
     assert rows(shard) == [(2, "b", 2), (3, "c", 1)]
-
-
-@pytest.mark.parametrize("mode", ["retract", "drop"])
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_a_shard_that_is_fed_by_append_is_left_to_its_writer(
-    machine: Machine, shard: Shard, mode: Literal["retract", "drop"], dry_run: bool
-) -> None:
-    """A truncation takes a time, and what he appends there would be refused."""
-    shard.append(pa.table({"id": [5], "v": ["e"]}), 4, 5)
-    before = machine.location.machine(NAME).refresh()
-    with pytest.raises(InvalidUsage, match=r"is fed by append, whose writer owns the times: .* take the time \[5\]"):
-        shard.truncate(5, mode=mode, dry_run=dry_run)
-    after = machine.location.machine(NAME).refresh()
-    assert (after.trace, after.truncations, after.leased_readers) == (before.trace, before.truncations, {})
-    assert not shard.truncate(0, mode=mode).changed
-    shard.insert([{"id": 6, "v": "f"}])
-    assert shard.truncate(6, mode=mode).changed
 
 
 def test_truncations_that_readable_times_tell_apart_are_bounded(

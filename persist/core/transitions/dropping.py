@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, Run, batch_of
-from persist.core.drops import begins, check_droppable, clipped, floor_at, known_rows
+from persist.core.drops import RowDrop, begins, check_droppable, clipped, floor_at, known_rows
 from persist.core.entries import with_changes
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.record import replace
@@ -42,6 +42,29 @@ def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
         )
     check_droppable(state.name, state.trace.batches, state.drops, cut)
     return any(begins(part) < cut and part.time_max >= floor for part in state.trace.parts())
+
+
+def pending_drop(state: State) -> RowDrop | None:
+    """The drop that becomes effective at the next time, once a writer completes it; None: none waits."""
+    last = state.drops[-1] if state.drops else None
+    return last if last is not None and state.upper.less_equal(last.at) else None
+
+
+def without_pending(state: State) -> State:
+    """The State without the drop that waits, as if nobody had asked for it: nothing shows it yet."""
+    waiting = pending_drop(state)
+    if waiting is None:
+        return state
+    truncations = tuple(one for one in state.truncations if one.at != waiting.at or one.before != waiting.cut)
+    return replace(state, drops=state.drops[:-1], truncations=truncations)
+
+
+def without_undue(state: State, runs: Iterable[Run]) -> State:
+    """The State for rows at the next time: where they take rows away, a drop that waits does not become effective.
+
+    These may be rows from before its cut, which would be there less than no times.
+    """
+    return without_pending(state) if any(part.diff_min < 0 for run in runs for part in run.parts) else state
 
 
 def without_cuts(state: State, cut: int) -> Mapping[int, KeptCut]:

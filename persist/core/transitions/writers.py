@@ -17,7 +17,13 @@ from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_r
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import HISTORY_LEVEL, OVERWRITES_LEVEL, RETRY_LATER_S, Context
-from persist.core.transitions.dropping import drops_rows, without_cuts
+from persist.core.transitions.dropping import (
+    drops_rows,
+    pending_drop,
+    without_cuts,
+    without_pending,
+    without_undue,
+)
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.naming import check_staged
@@ -77,7 +83,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
         return _with_writer(state, command.writer, entry), result
     if lower == upper:
         return _recorded(state, command, result, context), result
-    return _push(state, command, result, _named(command.runs), context)
+    return _push(without_undue(state, command.runs), command, result, _named(command.runs), context)
 
 
 def append(state: State, command: c.Append, context: Context) -> tuple[State, c.Appended]:
@@ -105,7 +111,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     check_near(state, upper)
     state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
     runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
-    return _push(state, command, result, runs, context)
+    return _push(without_undue(state, runs), command, result, runs, context)
 
 
 def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
@@ -117,6 +123,7 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
         return state, c.Appended(state.upper, state.upper)
     state = with_updates(state, command.attributes, context)  # first: its condition tells a retry that it has landed
     check_staged(state, command.runs, context)
+    state = without_undue(state, command.runs)
     if not command.runs:
         result = c.Appended(state.upper, state.upper)
         return _recorded(state, command, result, context), result
@@ -193,34 +200,42 @@ def _truncated(state: State, new: Truncation) -> State:
 
 
 def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[State, c.Appended]:
-    """Nothing is read and no row is written: the State remembers which rows count from this time on."""
+    """Nothing is read and no row is written: the State remembers which rows count from this time on.
+
+    Where the shard is fed by `append` the drop takes no time: it becomes effective at the next one that its writer
+    completes. An expected upper takes that time at once.
+    """
     context.check_level("truncations", HISTORY_LEVEL)
     cut, time = command.as_of + 1, state.upper.element
     if time is None or time > TIME_MAX:
         raise no_time_left(state)
     if not command.expected_upper.is_empty:
         check_upper(state, command.expected_upper)
-    if not drops_rows(state, cut, has_rows=bool(command.runs)):
+    drops = drops_rows(state, cut, has_rows=bool(command.runs))
+    waits = state.retention.appended and command.expected_upper.is_empty
+    if drops:
+        state = _dropped(state, cut, time, context)
+    if waits or not (drops or (pending_drop(state) is not None and not command.expected_upper.is_empty)):
         result = c.Appended(state.upper, state.upper)  # it is remembered: a try that comes late is not to drop more
         return _recorded(state, command, result, context), result
     result = c.Appended(state.upper, Antichain(time + 1))
-    return _push(_dropped(state, cut, time, context), command, result, (), context)
+    state = replace(state, service_times=with_times(state.service_times, time, time + 1))
+    return _push(state, command, result, (), context)
 
 
 def _dropped(state: State, cut: int, time: int, context: Context) -> State:
-    """The State in which rows before the cut are not there from this time on, which the service takes."""
-    _check_owner(state)
+    """The State in which rows before the cut are not there from this time on, which is the next one."""
+    if state.retention.appended or pending_drop(state) is not None:
+        context.check_level("drops at times of a writer", OVERWRITES_LEVEL)
+    state = without_pending(state)
     state = _truncated(state, Truncation(cut, time, state.truncated.removed))
-    return replace(
-        state,
-        service_times=with_times(state.service_times, time, time + 1),
-        drops=(*state.drops, RowDrop(cut, time)),
-        cuts=without_cuts(state, cut),
-    )
+    return replace(state, drops=(*state.drops, RowDrop(cut, time)), cuts=without_cuts(state, cut))
 
 
 def edit(state: State, command: c.Edit | c.Reshape, context: Context) -> tuple[State, c.Appended]:
     """What drops needs no look at what is there, so that it may land whatever the upper is."""
+    if command.verb != "insert":
+        _check_owner(state)
     _check_no_times(command.runs)
     state = with_updates(state, command.attributes, context)
     check_staged(state, command.runs, context)
@@ -244,10 +259,8 @@ def edit(state: State, command: c.Edit | c.Reshape, context: Context) -> tuple[S
         told = command.attributes or is_alone(command)
         return (_recorded(state, command, result, context) if told else state), result
     result = c.Appended(state.upper, Antichain(time + 1))
-    if drops:
-        state = _dropped(state, time, time, context)
-    else:
-        state = replace(state, service_times=with_times(state.service_times, time, time + 1))
+    state = _dropped(state, time, time, context) if drops else without_undue(state, command.runs)
+    state = replace(state, service_times=with_times(state.service_times, time, time + 1))
     return _push(state, command, result, _at(command.runs, time), context)
 
 
@@ -259,6 +272,8 @@ def reshape(state: State, command: c.Reshape, context: Context) -> tuple[State, 
 
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
     """What was truncated since that time may come back by it. So the same truncation takes it away again."""
+    if isinstance(command, c.Restore):
+        _check_owner(state)
     if isinstance(command, c.Restore) and command.attributes:
         check_upper(state, command.expected_upper)  # that others wrote matters before the conditions of attributes
         state = with_updates(state, command.attributes, context)
@@ -285,6 +300,7 @@ def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Cont
         return _recorded(state, command, result, context), result
     if isinstance(command, c.Restore):
         state = _undone(state, command.as_of, time, context)
+    state = without_undue(state, command.runs)
     state = replace(state, service_times=with_times(state.service_times, time, time + 1))
     return _push(state, command, result, _at(command.runs, time), context)
 
