@@ -112,13 +112,6 @@ def test_an_overwrite_reads_nothing_and_is_one_time(shard: Shard) -> None:
     assert rows(shard) == [(n, "new", n * 10) for n in range(1, 5)]
 
 
-def test_an_overwrite_of_a_shard_that_append_feeds_reads_what_goes(machine: Machine) -> None:
-    shard = machine.client.create_shard("fed", SCHEMA, ["id"])
-    shard.append(ROWS, 0, 5)
-    assert shard.overwrite([{"id": 1, "state": "only", "n": 0}]).removed == 4
-    assert rows(shard) == [(1, "only", 0)]
-
-
 def overwritten(shard: Shard, times: int) -> list[int | None]:
     """How many rows each overwrite took away; None: it read nothing."""
     return [shard.overwrite([{"id": n, "state": "x", "n": n}]).removed for n in range(times)]
