@@ -9,7 +9,7 @@ from itertools import islice
 
 from blob import Blob
 from persist.attributes.marks import Marks
-from persist.attributes.nodes import DEFAULT_SHAPE, PACKED, Shape, Update
+from persist.attributes.nodes import DEFAULT_SHAPE, Shape, Update
 from persist.attributes.storage import ChunkReader, ChunkWriter, NodeCache
 from persist.attributes.tree import Flush, entries, lookup
 from persist.core import commands as c
@@ -102,27 +102,24 @@ class AttributeIndex:
                 return _page(found, None)
         return _page(found, key_after(AttributeKey(found[-1][0].hex())))
 
-    def flush(self, state: State, *, version: int = PACKED, compact: bool = True) -> c.FlushAttributes:
+    def flush(self, state: State, *, compact: bool = True) -> c.FlushAttributes:
         """Write the State's recent values and marks into a new version of its index; the command that makes it the
 
-        State's. Marks that nobody can read by any more leave it. `version` is the format of the nodes that are
-        written, as the location's level has it (`version_at`). `compact=False` leaves the oldest nodes where they are,
-        which only a benchmark wants.
+        State's. Marks that nobody can read by any more leave it. `compact=False` leaves the oldest nodes where they
+        are, which only a benchmark wants.
         """
         values: dict[AttributeKey, int | None] = dict(state.attributes)
         values |= {mark_key(at_ms): mark_value(upper) for at_ms, upper in state.marks.items()}
         values |= dict.fromkeys(Marks(state, self._reader(state.attribute_chunks)).outlived(), None)
         updates: list[Update] = [(bytes.fromhex(key), values[key]) for key in sorted(values)]
-        return self.flushed(state, updates, version=version, compact=compact)
+        return self.flushed(state, updates, compact=compact)
 
-    def flushed(
-        self, state: State, updates: list[Update], *, version: int = PACKED, compact: bool = True
-    ) -> c.FlushAttributes:
+    def flushed(self, state: State, updates: list[Update], *, compact: bool = True) -> c.FlushAttributes:
         """As `flush`, for any updates: ascending by key, no key twice."""
         root, shape = state.attribute_root, self._shape
         reader = self._reader(state.attribute_chunks)
         new_key = partial(chunk_key, state.shard_id, self._ids)
-        writer = ChunkWriter(self._blob, new_key, self._cache, root.end, shape.chunk_bytes_target, version)
+        writer = ChunkWriter(self._blob, new_key, self._cache, root.end, shape.chunk_bytes_target)
         moves = shape.crowded_moves_max
 
         def crowded(lowest: int) -> bool:

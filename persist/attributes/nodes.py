@@ -7,9 +7,8 @@ A node is a header and then its columns, little-endian:
     index    keys (16 bytes each, ascending: no key of the child or a later one is less), and for each child
              its offset (u64), the lowest offset of any node of its sub-tree (u64), its length (u16)
 
-A key that is less than an index node's first belongs to its first child. In version 1 columns lie there as they are. In
-version 2 each is packed (`packed`), and in place of the lowest offset stands how far it lies before the child's own,
-which is 0 above leaves. Both have the same checksum, and are the same once they are read.
+A key that is less than an index node's first belongs to its first child. Each column is packed (`packed`), and in place
+of the lowest offset stands how far it lies before the child's own, which is 0 above leaves.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ NODE_BYTES_MAX = 32 * 1024
 LEAF_ENTRIES_MAX = 1_000
 INDEX_ENTRIES_MAX = 960
 VALUE_BYTES = 8
-PLAIN, PACKED = 1, 2  # format versions
-PACKED_LEVEL = 6  # of a location, from which on nodes are packed
+VERSION = 1  # of the format
 OVERHEAD_BYTES = 500  # of a node's Python objects, for the cache's account
 
 _HEADER = struct.Struct("<cBHIQ")
@@ -42,11 +40,6 @@ _LEAF, _INDEX = b"L", b"I"
 _CHILD_BYTES = KEY_BYTES + 8 + 8 + 2
 _ALL = (1 << 64) - 1
 _WIDTHS = {_LEAF: (KEY_BYTES, VALUE_BYTES), _INDEX: (KEY_BYTES, 8, 8, 2)}
-
-
-def version_at(level: int) -> int:
-    """The format version of nodes that are written where the location has this level."""
-    return PACKED if level >= PACKED_LEVEL else PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +126,8 @@ class Leaf:
             for a, b in pairwise(bounds)
         ]
 
-    def encode(self, offset: int, version: int = PACKED) -> bytes:
-        return _encode(_LEAF, version, len(self), offset, self.keys, self.values)
+    def encode(self, offset: int) -> bytes:
+        return _encode(_LEAF, len(self), offset, self.keys, self.values)
 
 
 class Index:
@@ -217,10 +210,10 @@ class Index:
             for a, b in pairwise(bounds)
         ]
 
-    def encode(self, offset: int, version: int = PACKED) -> bytes:
-        lows = self.lows if version == PLAIN else _less(self.offsets, self.lows)
+    def encode(self, offset: int) -> bytes:
+        lows = _less(self.offsets, self.lows)
         columns = [_little(column).tobytes() for column in (self.offsets, lows, self.lengths)]
-        return _encode(_INDEX, version, len(self), offset, self.keys, *columns)
+        return _encode(_INDEX, len(self), offset, self.keys, *columns)
 
 
 Node = Leaf | Index
@@ -253,26 +246,18 @@ def decode(data: bytes, offset: int) -> Node:
         or zlib.crc32(body, zlib.crc32(_REST.pack(kind, version, entries, written_at))) != checksum
     ):
         raise Corruption(f"the node of the attribute index at offset {offset} fails its checksum or is another")
-    if version not in (PLAIN, PACKED):
-        raise UpgradeNeeded(
-            f"a node of the attribute index has version {version}; this persist knows {PLAIN} and {PACKED}"
-        )
-    if len(body) != _body_bytes(body, 0, kind, version, entries):
+    if version != VERSION:
+        raise UpgradeNeeded(f"a node of the attribute index has version {version}; this persist knows {VERSION}")
+    if len(body) != packed_bytes_of(body, 0, entries, _WIDTHS[kind]):
         raise Corruption(f"the node of the attribute index at offset {offset} has another length than its columns")
     columns, at = [], 0
     for width in _WIDTHS[kind]:
-        column: bytes | bytearray
-        if version == PLAIN:
-            column, at = bytes(body[at : at + entries * width]), at + entries * width
-        else:
-            column, at = unpacked(body, at, entries, width)
+        column, at = unpacked(body, at, entries, width)
         columns.append(column)
     if kind == _LEAF:
         return Leaf(bytes(columns[0]), bytes(columns[1]))
     offsets, lows = _column("Q", columns[1]), _column("Q", columns[2])
-    return Index(
-        bytes(columns[0]), offsets, lows if version == PLAIN else _less(offsets, lows), _column("H", columns[3])
-    )
+    return Index(bytes(columns[0]), offsets, _less(offsets, lows), _column("H", columns[3]))
 
 
 def check_nodes(data: bytes, first: int) -> None:
@@ -281,26 +266,17 @@ def check_nodes(data: bytes, first: int) -> None:
     while at < len(data):
         if len(data) - at < HEADER_BYTES:
             raise Corruption(f"{len(data) - at} bytes at the end of a chunk of the attribute index are no node")
-        kind, version, entries, _, _ = _HEADER.unpack_from(data, at)
-        body = _body_bytes(data, at + HEADER_BYTES, kind, version, entries) if kind in _WIDTHS else 0
+        kind, _, entries, _, _ = _HEADER.unpack_from(data, at)
+        body = packed_bytes_of(data, at + HEADER_BYTES, entries, _WIDTHS[kind]) if kind in _WIDTHS else 0
         length = HEADER_BYTES + body
         decode(data[at : at + length], first + at)
         at += length
 
 
-def _body_bytes(data: bytes | memoryview, at: int, kind: bytes, version: int, entries: int) -> int:
-    """How long the columns of a node are that begin at `at`. Raises Corruption when they say what cannot be."""
-    if version == PACKED:
-        return packed_bytes_of(data, at, entries, _WIDTHS[kind])
-    return entries * sum(_WIDTHS[kind])
-
-
-def _encode(kind: bytes, version: int, entries: int, offset: int, *columns: bytes) -> bytes:
-    if version == PACKED:
-        columns = tuple(packed(column, width) for column, width in zip(columns, _WIDTHS[kind], strict=True))
-    body = b"".join(columns)
-    checksum = zlib.crc32(body, zlib.crc32(_REST.pack(kind, version, entries, offset)))
-    return _HEADER.pack(kind, version, entries, checksum, offset) + body
+def _encode(kind: bytes, entries: int, offset: int, *columns: bytes) -> bytes:
+    body = b"".join(packed(column, width) for column, width in zip(columns, _WIDTHS[kind], strict=True))
+    checksum = zlib.crc32(body, zlib.crc32(_REST.pack(kind, VERSION, entries, offset)))
+    return _HEADER.pack(kind, VERSION, entries, checksum, offset) + body
 
 
 def _less(offsets: array[int], others: array[int]) -> array[int]:

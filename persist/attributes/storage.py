@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from blob import Blob, BlobNotFound
-from persist.attributes.nodes import PACKED, Node, decode
+from persist.attributes.nodes import Node, decode
 from persist.core.attribute import IndexChunk
 from persist.core.errors import Corruption
 from persist.formats.store_errors import translated, translated_but_missing
@@ -108,7 +108,7 @@ class ChunkReader:
 
 
 class ChunkWriter:
-    """Appends nodes of a format version from the offset `start` on. What was not committed afterwards is orphans."""
+    """Appends nodes from the offset `start` on. What was not committed afterwards is orphans."""
 
     def __init__(
         self,
@@ -117,7 +117,6 @@ class ChunkWriter:
         cache: NodeCache,
         start: int,
         chunk_bytes_target: int,
-        version: int = PACKED,
     ) -> None:
         self.chunks: dict[int, IndexChunk] = {}  # those that are written
         self._blob = blob
@@ -127,14 +126,13 @@ class ChunkWriter:
         self._key = ""
         self._nodes: list[bytes] = []
         self._chunk_bytes_target = chunk_bytes_target
-        self._version = version
         self.end = start
 
     def write(self, node: Node) -> tuple[int, int]:
         if not self._nodes:
             self._key = self._new_key()
         offset = self.end
-        data = node.encode(offset, self._version)
+        data = node.encode(offset)
         self._nodes.append(data)
         self.end += len(data)
         self._cache.put((self._key, offset), node)

@@ -72,7 +72,6 @@ GROUPS = {
         "compactor": ("compactor.cli.compactor", "merge batches in the background"),
         "gc": ("compactor.cli.gc", "delete what no reader can need any more"),
         "token": ("rpc.cli.token", "mint, list and revoke bearer tokens of a server"),
-        "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
         "completion": ("persist.cli.completion", "a script by which bash, zsh or fish complete commands"),
     },
 }

@@ -252,11 +252,10 @@ class Client(Timeable):
             keep_policies: whether its policy of rows, if it has one, goes on in the clone at once. Without it the
                 clone has none, and somebody sets it.
         Raises: Conflict (the name is taken, or it is that of a dropped shard whose blobs the source uses; nothing was
-            changed), UnknownShard (there is no such source), InvalidUsage (no such tag or time, or the location has a
-            level before 5), NotReadable (that time was forgotten; nothing was changed), Overloaded (the source has
-            10,000 clones that still use its blobs), Indeterminate (it may have happened: look whether the clone is
-            there). Any other error: there is no clone, or with an earlier time one as of now, to be restored or
-            dropped.
+            changed), UnknownShard (there is no such source), InvalidUsage (no such tag or time), NotReadable (that
+            time was forgotten; nothing was changed), Overloaded (the source has 10,000 clones that still use its
+            blobs), Indeterminate (it may have happened: look whether the clone is there). Any other error: there is no
+            clone, or with an earlier time one as of now, to be restored or dropped.
         """
         if isinstance(name, str):
             check_not_reserved(name)

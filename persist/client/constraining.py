@@ -121,7 +121,7 @@ class Constrained(ABC):
                 for a row that is added. Where one is neither true nor false, for a null, the row passes.
         Returns: the schema as of now, whose `details` have the constraints.
         Raises: ConstraintViolated (what the shard holds breaks them; `details` has the count and the first keys),
-            InvalidUsage (no such column, or a predicate that is none; or the location has a level before 6),
+            InvalidUsage (no such column, or a predicate that is none),
             SchemaMismatch (somebody else changed the schema meanwhile: look at it, then decide anew), UpperMismatch
             (others write all the time), NotReadable (what it holds cannot be read). Nothing was changed then.
         """

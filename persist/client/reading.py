@@ -105,7 +105,7 @@ class Reading:
             tag: the name of a tag, in the place of a time.
             schema: "now" shows the columns of today. "then" shows those that the shard had when the time was written,
                 with their names, order and types of then; `where` and `columns` name these. Columns that were dropped
-                since are left out all the same. It needs level 6.
+                since are left out all the same.
         Raises: InvalidUsage (no such time, column, key or limit, or a predicate that cannot be told exactly),
             NotReadable (`as_of` lies before since and has no tag, or there is no such tag), Unavailable (`as_of` was
             not complete within `wait_s`, or no clock can be trusted for a wall clock).

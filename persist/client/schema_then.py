@@ -16,7 +16,7 @@ TRIES_MAX = 10  # where somebody is asked who has not seen yet what the view sho
 def schema_then(transport: Transport, view: ShardView, as_of: int, retry_s: float) -> int:
     """The id of the newest schema that the shard had when a complete time was written. It never changes.
 
-    Raises InvalidUsage (the location has a level before 6), Unavailable, and what every call may.
+    Raises Unavailable, and what every call may.
     """
     for _ in range(TRIES_MAX):
         found = send(transport, view.name, c.ReadSchemaTimes(), retry_s)

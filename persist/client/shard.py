@@ -339,7 +339,7 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
             maintenance: also merges, collections, and what was forgotten by age.
             before: go on before this entry, or before its `place`; None is the newest one.
         Returns: fewer entries than `limit` only where there are no more.
-        Raises: InvalidUsage (no such limit or place; or the location is older than level 4), Corruption (a blob of the
+        Raises: InvalidUsage (no such limit or place), Corruption (a blob of the
             history is damaged or gone: give a place before or after it, or fewer entries).
         """
         place = read_place("before", before.place if isinstance(before, HistoryEntry) else before)

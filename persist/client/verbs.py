@@ -166,8 +166,8 @@ class Verbs:
     ) -> Edited:
         """Put rows in the place of everything that is there.
 
-        What was there goes by metadata alone, without being read; then `removed` is None. It is read where the location
-        is older than level 5, and where readable history has 984 drops already.
+        What was there goes by metadata alone, without being read; then `removed` is None. It is read where readable
+        history has 984 drops already.
 
         Args:
             rows: as `insert` says, held in memory.

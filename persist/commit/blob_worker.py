@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from blob import Blob, BlobNotFound
 from persist.attributes.index import AttributeIndex
-from persist.attributes.nodes import version_at
 from persist.commit.bundler import Bundler
 from persist.commit.commit_plan import BundleUp, Count, FlushHistory, FlushIndex, FlushTokens, Merge, RollUp, Spill
 from persist.commit.counters import MachineMetrics
@@ -92,7 +91,7 @@ class BlobWorker:
             return self._files.outcomes.flush(newest, task.policy)
         if isinstance(task, FlushHistory):
             return self._files.entries.flush(newest)
-        return self._files.attributes.flush(newest, version=version_at(self._versions.level))
+        return self._files.attributes.flush(newest)
 
     def _counted(self, task: Count) -> c.Command:
         command, upper = task.command, task.state.upper.element

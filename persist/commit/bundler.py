@@ -42,7 +42,7 @@ class Bundler:
         is_merged = all(part.key is not None and is_of_maintenance(part.key) for run in listed for part in run.parts)
         bundle_id = mint(PartId, self._ids)
         key = bundle_key(shard, COMPACTOR if is_merged else FLUSHER, bundle_id)
-        data = encode_listing(Listing(listed), self._versions.level)
+        data = encode_listing(Listing(listed), self._versions.format_version)
         with translated():
             self._versions.blob.put(key, data)
         return bundle_of(bundle_id, key, listed, len(data), zlib.crc32(data))

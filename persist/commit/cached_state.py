@@ -104,7 +104,7 @@ class CachedState:
 
     def lease_now_ms(self, state: State) -> int:
         """The time by which the leases of a State are judged now: by what this process has watched of it."""
-        if not state.lease_clock_ms:  # level 2, or nobody has registered yet
+        if not state.lease_clock_ms:  # no commit yet
             return max(self._clock.now_ms(), state.walltime_ms)
         return self._leases.now_ms(state)
 

@@ -34,7 +34,6 @@ from persist.core.phases import dropped
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import State
-from persist.core.transitions.context import CLONES_LEVEL
 from persist.formats.store_errors import translated_but_missing
 
 TRIES_MAX = 20  # each failed one means that the shard, or the owner of its blobs, moved on meanwhile
@@ -60,11 +59,6 @@ class Cloning:
         """
         if check_shard_name(source) == check_shard_name(name):
             raise InvalidUsage(f"shard {source!r} cannot be a clone of itself; give the clone another name")
-        level = self._location.versions.level
-        if level < CLONES_LEVEL:
-            raise InvalidUsage(
-                f"clones need level {CLONES_LEVEL}, and this location has level {level}: run `persist upgrade`"
-            )
         machine = self._location.machine(source)
         self._readable(machine)
         ended = self._ended(name)

@@ -30,12 +30,10 @@ from persist.core.merge_plan import (
 )
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller, Entry
-from persist.core.state import Policy, State, at_level
+from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.context import (
-    HISTORY_LEVEL,
-    NEWEST_LEVEL,
     SOUND,
     UNCHECKED,
     Indexed,
@@ -121,10 +119,10 @@ class Given(Struct, frozen=True):
     """What a plan may know besides the State and the commands.
 
     `indexed` is what was read in the index of attributes for these commands, `remembered` what files of outcomes hold
-    of their tokens, and `level` that of the location. `merging` are the parts that merges under
-    way will replace; None: this commit takes along no merge that is overdue. `check_all` checks every invariant.
+    of their tokens. `merging` are the parts that merges under way will replace; None: this commit takes along no merge
+    that is overdue. `check_all` checks every invariant.
     `verdicts` say of each command, in order, what was found of its parts; `callers` who gives it.
-    `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
+    `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes.
     `renewed`, `store_ms` and `checked_ms` are as in `Context`.
     `unread` has the errors of the commands for which the index or the files could not be read, by place.
     """
@@ -139,7 +137,6 @@ class Given(Struct, frozen=True):
     lease_clock_ms: int | None = None
     renewed: tuple[Renewed, ...] = ()
     remembered: Mapping[str, tokens.Outcome] = {}
-    level: int = NEWEST_LEVEL
     store_ms: int = 0
     unread: Mapping[int, PersistError] = {}
     checked_ms: int | None = None
@@ -184,7 +181,6 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         lease_clock_ms=clock,
         renewed=given.renewed,
         remembered=given.remembered,
-        level=given.level,
         store_ms=given.store_ms,
         checked_ms=given.checked_ms,
         base_upper=base.upper,
@@ -213,18 +209,16 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         return Commit(None, base, outcomes, base if refused else None, commands)
     made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": given.now_ms, "commit_id": given.commit_id}
     following = replace(expire_lapsed(state, lease_now), lease_clock_ms=clock or 0, **made)
-    if given.level >= HISTORY_LEVEL:
-        before = base.upper if following.incarnation == base.incarnation else _born_with(commands)
-        following = stamped(following, before, given.checked_ms, given.policy)
-        following = recorded(following, entries, given.policy)
+    before = base.upper if following.incarnation == base.incarnation else _born_with(commands)
+    following = stamped(following, before, given.checked_ms, given.policy)
+    following = recorded(following, entries, given.policy)
     gone = state_diff.gone_between(base, following)
     if state is not stepped:  # a merge that this commit takes along may have taken what came only now
         grown = state_diff.trace_between(base.trace, stepped.trace)
         came = () if grown is None else [key for batch in grown.batches for key in batch.blob_keys()]
         missing = [key for key in came if not base.trace.names(key) and not following.trace.names(key)]
         gone = tuple(sorted({*gone, *missing}))
-    # What another process would not read in the log must not stay in the State of this one.
-    following = at_level(departed(following, gone, given.policy), given.level)
+    following = departed(following, gone, given.policy)
     moved = moves(base, following, commands)
     invariants.check_step(base, following)
     if given.check_all:

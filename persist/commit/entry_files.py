@@ -63,13 +63,13 @@ class EntryFiles:
         recent = sorted(state.entries.items())
         entries = sum(len(commit.entries) for _, commit in recent)
         merged = to_merge(state.entry_files, entries, _checked_ms(state), state.settings.history_ms)
-        writer = FileWriter(self._versions.level)
+        writer = FileWriter(self._versions.format_version)
         try:
             for file in merged:
                 writer.add_file(self._whole(file), file.index_at)
         except (BlobNotFound, Corruption) as error:
             log.error("commit history cannot be read", extra={"shard": state.name, "why": str(error)})
-            merged, writer = (), FileWriter(self._versions.level)
+            merged, writer = (), FileWriter(self._versions.format_version)
         writer.add(recent)
         data, index_at, blocks = writer.finish()
         key = entries_key(state.shard_id, self._ids)

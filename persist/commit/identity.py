@@ -11,9 +11,6 @@ and a store that was emptied or is another one than before, are refused before t
 The order of writing makes it safe to be killed anywhere: the id, an offer in the blob store, the log, the epoch in the
 blob store. Of several processes that bind at once the log lets one win. Of two logs that are bound to one blob store,
 the blob lets one win.
-
-A location of level 2 has no binding. It is bound when it is first opened, if the blob store holds rollups that the log
-names.
 """
 
 from __future__ import annotations
@@ -31,9 +28,9 @@ from persist.commit.looks import LOOK_EVERY_S as LOOK_EVERY_S
 from persist.commit.looks import Looks
 from persist.commit.system import Clock, moment
 from persist.core.binding import Binding
-from persist.core.errors import Conflict, Corruption, InvalidUsage, ReadOnly, Unavailable
+from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import IdSource
-from persist.formats.state_frames import THIS_BUILD, Build, decode_binding, decode_diff, encode_binding
+from persist.formats.state_frames import THIS_BUILD, Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated
 
 ID_KEY = "location-id"
@@ -272,10 +269,10 @@ class Identity:
                 "do not belong together: the consensus store is empty, and the blob store has shards. Give or "
                 "restore the consensus store of these shards; a new location needs an empty blob store, or a prefix"
             )
-        if names and not any(map(self._has_rollup, names)):
+        if names:
             self._refuse(
-                "do not belong together: the consensus store has shards, and the blob store has none of their "
-                "rollups. Give or restore the blob store of these shards"
+                "do not belong together: the consensus store has shards, and the blob store was bound to none. Give or "
+                "restore the blob store of these shards"
             )
         with translated():
             location_id = ensure_id(self._blob, self._ids)
@@ -297,13 +294,6 @@ class Identity:
             )
         with contextlib.suppress(BlobExists):
             self._blob.put(epoch_key(binding.epoch), data)
-
-    def _has_rollup(self, name: str) -> bool:
-        """Whether the blob store holds the rollup that the newest log entry of the shard names."""
-        with translated(), contextlib.suppress(Corruption):
-            head = self._consensus.head(name)
-            return head is not None and self._blob.stat(decode_diff(head.data, self._build).rollup_key) is not None
-        return False
 
     def _entry(self) -> Entry | None:
         with translated():

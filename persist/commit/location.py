@@ -46,7 +46,6 @@ from persist.core.phases import dropped
 from persist.core.recorded import HistoryPage, Place
 from persist.core.shard_settings import NO_SETTINGS, HistoryDefaults, ShardSettings
 from persist.core.state import Policy
-from persist.core.transitions.context import HISTORY_LEVEL
 from persist.formats.state_frames import THIS_BUILD, Build
 from persist.formats.store_errors import translated
 
@@ -204,21 +203,16 @@ class Location:
 
     def settings_of_new(self, name: str) -> ShardSettings:
         """The settings of a new shard of this name, if nobody says anything else."""
-        if self._history is None or self.versions.level < HISTORY_LEVEL:
+        if self._history is None:
             return NO_SETTINGS
         return self._history.of(name)
 
     def history_page(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
         """At most `limit` entries of the shard's commit history before a place (None: its end), newest first.
 
-        Raises UnknownShard, InvalidUsage (the location is older than level 4), Corruption (a blob of it is damaged or
+        Raises UnknownShard, Corruption (a blob of it is damaged or
         gone), Unavailable.
         """
-        if self.versions.level < HISTORY_LEVEL:
-            raise InvalidUsage(
-                f"the commit history needs level {HISTORY_LEVEL}, and this location has level {self.versions.level}: "
-                "run `persist upgrade`"
-            )
         machine, files = self.machine(name), EntryFiles(self.versions, self.ids, self.nodes)
         while True:
             state = machine.refresh()

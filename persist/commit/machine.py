@@ -61,12 +61,11 @@ from persist.core.errors import (
 from persist.core.keys import diff_key, shard_of
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy, State
-from persist.core.transitions.context import HISTORY_LEVEL, SOUND, Context, Verdict
+from persist.core.transitions.context import SOUND, Context, Verdict
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import is_of_the_future
 
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
-LEASE_CLOCK_LEVEL = 3  # of a location, from which on a State has a lease clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +386,6 @@ class Machine(CachedState):
         that has lost races takes no overdue merge along: it would merge anew for each of them.
         """
         base, read = self._known(base, commands)
-        has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL
         now_ms = self._system.clock.now_ms()
         given = Given(
             now_ms,
@@ -397,13 +395,12 @@ class Machine(CachedState):
             self._upkeep.merging if self._settings.small_merges and not lost else None,
             self._settings.check_all,
             [pending.verdict for pending in group],
-            self._leases.now_ms(base) if has_clock else None,
-            self._leases.renewed() if has_clock else (),
+            self._leases.now_ms(base),
+            self._leases.renewed(),
             read.remembered,
-            self._versions.level,
             self._store_ms(commands, now_ms),
             read.unread,
-            checked_ms(self._system.stamps, now_ms) if self._versions.level >= HISTORY_LEVEL else None,
+            checked_ms(self._system.stamps, now_ms),
             [pending.caller for pending in group],
         )
         counted_s = self._system.clock.monotonic()
@@ -487,13 +484,11 @@ class Machine(CachedState):
 
     def _begin_upkeep(self, state: State) -> None:
         """Have done in the background what the State asks for. Does not wait."""
-        for duty in self._upkeep.due(state, self._versions.level):
+        for duty in self._upkeep.due(state):
             if not self._system.background.submit(partial(self._do, duty)):
                 self._upkeep.ended(duty)
         stamps = self._system.stamps
-        if stamps is None or not stamps.is_due():
-            return
-        if self._versions.level >= HISTORY_LEVEL and stamps.begins():
+        if stamps is not None and stamps.is_due() and stamps.begins():
             self._system.background.submit(stamps.compare)
 
     def _do(self, duty: Duty) -> None:

@@ -20,7 +20,6 @@ from persist.core.ids import SeqNo, shard_id_of
 from persist.core.publications import (
     BEATS,
     CATALOGUES,
-    JOURNAL_LEVEL,
     JOURNALS,
     beat_key,
     catalogue_key,
@@ -84,17 +83,11 @@ class Published:
         self._round_s: float | None = None
         self.bad_journals = 0
 
-    @property
-    def _is_on(self) -> bool:
-        return self._location.versions.level >= JOURNAL_LEVEL
-
     def look(self, name: str, state: State) -> float | None:
         """Publish what nobody else has published of this shard. In how many seconds to look again; None: it is all.
 
         Raises what the stores raise; repeating it is safe.
         """
-        if not self._is_on:
-            return None
         with self._lock:
             self._read_journals()
         try:
@@ -234,7 +227,7 @@ class Published:
         if held is None:
             return
         # One that names itself counts only where its entry is published: another may have begun the log.
-        covered = SeqNo(newest - 1) if newest in held[0].rollups else newest
+        covered = SeqNo(newest - 1) if newest in held.rollups else newest
         with self._lock:
             known = self._of(name)
             known.covered = max(known.covered, covered)
@@ -253,7 +246,7 @@ class Published:
         """
         with self._lock:
             now_s = self._location.clock.monotonic()
-            if not self._is_on or (self._round_s is not None and now_s - self._round_s < self.settings.beat_s):
+            if self._round_s is not None and now_s - self._round_s < self.settings.beat_s:
                 return False
             self._round_s = now_s
             self._location.identity.confirm()

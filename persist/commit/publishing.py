@@ -15,9 +15,8 @@ from persist.commit.identity import Identity
 from persist.commit.system import Clock
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import IdSource
-from persist.core.publications import JOURNAL_LEVEL, Journal, ShardEntries, journal_key
+from persist.core.publications import Journal, ShardEntries, journal_key
 from persist.formats.publication_frames import encode_journal
-from persist.formats.state_frames import level_of
 
 log = logging.getLogger("persist.publications")
 
@@ -87,8 +86,6 @@ class Publisher:
 
     def add(self, name: str, entry: bytes) -> None:
         """This entry of the shard is durably in the log. Never blocks, and calls no store."""
-        if level_of(entry) < JOURNAL_LEVEL:
-            return
         with self._lock:
             if not self._queued(name, (), [entry]) or not self._threaded or self._thread is not None or self._closed:
                 return

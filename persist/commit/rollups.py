@@ -18,7 +18,7 @@ from persist.core import state_diff
 from persist.core.errors import Corruption, PersistError
 from persist.core.ids import SeqNo
 from persist.core.state import State
-from persist.formats.state_frames import decode_state, encode_state, level_of
+from persist.formats.state_frames import decode_state, encode_state
 from persist.formats.store_errors import translated, translated_but_missing
 
 
@@ -43,8 +43,8 @@ def dropped(versions: Versions, command: c.Command, result: c.Result) -> None:
             versions.blob.delete([command.key])
 
 
-def read_back(versions: Versions, state: State, seqno: SeqNo) -> tuple[State, int] | None:
-    """The State in the rollup that `state` names for this seqno, and its level; None: the rollup is gone.
+def read_back(versions: Versions, state: State, seqno: SeqNo) -> State | None:
+    """The State in the rollup that `state` names for this seqno; None: the rollup is gone.
 
     Raises Corruption where it cannot be decoded, is of another seqno, or of another commit than the log tells of.
     """
@@ -58,9 +58,9 @@ def read_back(versions: Versions, state: State, seqno: SeqNo) -> tuple[State, in
     if (found.seqno, found.name) != (seqno, state.name):
         raise Corruption(f"rollup {key} holds v{found.seqno} of shard {found.name!r}, not v{seqno} of {state.name!r}")
     logged = versions.diffs(state.name, seqno, 1)
-    if logged and logged[0].seqno == seqno and logged[0].commit_id != found.commit_id and found.commit_id:
+    if logged and logged[0].seqno == seqno and logged[0].commit_id != found.commit_id:
         raise Corruption(f"rollup {key} holds another v{seqno} of shard {state.name!r} than its log")
-    return found, level_of(data)
+    return found
 
 
 def check_replayed(versions: Versions, state: State, first: SeqNo, seqno: SeqNo) -> bool:
@@ -79,8 +79,7 @@ def check_replayed(versions: Versions, state: State, first: SeqNo, seqno: SeqNo)
             return True  # another collector has cut the log meanwhile
         for change in page:
             made = state_diff.apply(versions.whole(state.name, change), made)
-    found, level = held
-    if made is not None and decode_state(encode_state(made, level, versions.build), versions.build) != found:
+    if made is not None and decode_state(encode_state(made), versions.build) != held:
         raise Corruption(
             f"rollup {state.rollups[seqno].key} of shard {state.name!r} holds another State than its log makes: the "
             "log is left as it is"
@@ -92,7 +91,6 @@ def _base(versions: Versions, state: State, first: SeqNo) -> State | None:
     if first not in state.rollups:
         return None
     try:
-        found = read_back(versions, state, first)
+        return read_back(versions, state, first)
     except Corruption:
         return None
-    return None if found is None else found[0]

@@ -22,7 +22,6 @@ from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
 from persist.core.state import Policy, State
 from persist.core.trace import EMPTY_TRACE
 from persist.core.transitions import recording
-from persist.core.transitions.bundling import BUNDLES_LEVEL
 from persist.core.transitions.outcomes import flush_is_due
 
 TURNS_LEFT_MAX = 16  # times in a row that a kind of duty is left to another process that is at it
@@ -98,11 +97,8 @@ class Upkeep:
         """This machine has made that version. By whoever leads, one at a time, as `due` is."""
         self._since_rollup.add(seqno, nbytes, gone)
 
-    def due(self, state: State, level: int = BUNDLES_LEVEL) -> list[Duty]:
-        """What the State that was just committed asks for, and is not under way. All of it counts as under way now.
-
-        `level` is that of the location.
-        """
+    def due(self, state: State) -> list[Duty]:
+        """What the State that was just committed asks for, and is not under way. All of it counts as under way now."""
         duties = []
         are_many = len(state.marks) >= MARKS_URGENT * self._policy.marks_flush_at
         if are_many or len(state.attributes) >= self._policy.attributes_flush_at:
@@ -114,7 +110,7 @@ class Upkeep:
             self._look_for_crowded(state)
             self._looked_at = state.trace
             duties += self._merges_due(state) if self._merges else ()
-            duties += self._bundles_due(state) if level >= BUNDLES_LEVEL else ()
+            duties += self._bundles_due(state)
         if self.collects and self._has_to_collect(state):
             duties.append(Duty("collection", Collect()))
         if self.retains and state.settings.rows is not None and not state.is_closed:

@@ -16,8 +16,8 @@ from itertools import islice
 
 from blob import Blob, BlobNotFound
 from consensus import Consensus
+from persist.commit.format_version import raise_format, read_format
 from persist.commit.identity import Identity
-from persist.commit.levels import raise_level, read_level
 from persist.commit.receipts import Receipts
 from persist.core import state_diff
 from persist.core.errors import (
@@ -33,9 +33,8 @@ from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
 from persist.core.keys import is_rollup_key, loan_key, rollup_key, rollup_seqno, rollups_prefix
 from persist.core.loans import LentKeys
 from persist.core.record import replace
-from persist.core.state import Rollup, State, at_level, blank_state
+from persist.core.state import Rollup, State, blank_state
 from persist.core.state_diff import StateDiff
-from persist.core.transitions.context import SCHEMAS_LEVEL
 from persist.formats.state_frames import (
     HEAD_BYTES,
     Build,
@@ -44,11 +43,10 @@ from persist.formats.state_frames import (
     encode_diff,
     encode_lent,
     encode_state,
-    level_of,
+    format_of,
 )
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts.files import Bound
-from persist.parts.schema import ShardSchema
 
 KEPT_MAX = 96 * 1024 * 1024  # bytes of row groups that are read together, whose maker may be anybody
 PASSING_MAX = 160 * 1024 * 1024  # what they take besides, while they are decoded
@@ -69,8 +67,8 @@ class Cut(Unavailable):
 class Versions:
     """Reads and writes the versions of shards at one location. Thread-safe.
 
-    It keeps the location's level, and of each shard how the log entry begins that made the newest State it has read or
-    written.
+    It keeps the location's format version, and of each shard how the log entry begins that made the newest State it has
+    read or written.
 
     `identity` is asked whether the two stores belong together before anything is loaded or written.
     """
@@ -83,21 +81,21 @@ class Versions:
         self._ids = ids
         self.build = build
         self._identity = identity
-        self._level = 0  # the highest that was seen in a frame
-        self._level_read = 0  # once it was read
+        self._format = 0  # the highest that was seen in a frame
+        self._format_read = 0  # once it was read
         self._lock = threading.Lock()
         self._ends: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._commits: OrderedDict[tuple[str, int], str] = OrderedDict()
 
     @property
-    def level(self) -> int:
-        """The level to write. Who sees a frame of a higher one than was read knows that it was raised meanwhile."""
-        if not self._level_read:
-            found = read_level(self.blob, self.build)
-            if found < self.build.newest and self._is_new():
-                found = raise_level(self.blob, self.build)[1]
-            self._level_read = found
-        return max(self._level_read, self._level)
+    def format_version(self) -> int:
+        """The format version to write. A frame of a higher one than was read shows that it was raised meanwhile."""
+        if not self._format_read:
+            version = read_format(self.blob, self.build)
+            if version < self.build.newest and self._is_new():
+                version = raise_format(self.blob, self.build)[1]
+            self._format_read = version
+        return max(self._format_read, self._format)
 
     def encode(self, change: StateDiff, ends: bool = False) -> bytes:
         """The log entry of a state diff, for `check_readable`. `ends`: the shard is dropped after it.
@@ -106,7 +104,7 @@ class Versions:
         """
         if not state_diff.only_holds(change):
             self._identity.check_writable()
-        return encode_diff(change, self.level, self.build, ends=ends)
+        return encode_diff(change, self.format_version, ends=ends)
 
     def check_writable(self) -> None:
         """Raises ReadOnly (this process may only read), Unavailable (it cannot tell). Nothing was written."""
@@ -130,7 +128,7 @@ class Versions:
     def decode(self, data: bytes) -> StateDiff:
         """The state diff of a log entry."""
         change = decode_diff(data, self.build)
-        self._level = max(self._level, level_of(data))
+        self._format = max(self._format, format_of(data))
         return change
 
     def load(self, name: str) -> State | None:
@@ -253,10 +251,8 @@ class Versions:
         it is never a long diff, whose blob would be swept as well. InvalidUsage: the schema is too large for that.
         """
         self._identity.check_writable()
-        self._check_schemas(state)
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)}, commit_id=commit_id)
-        named = at_level(named, self.level)
         first = state_diff.diff(blank_state(state.name), named, commit_id)
         entry = self.encode(first)
         self.check_readable(entry)
@@ -266,7 +262,7 @@ class Versions:
                 f"the log, of which {self.consensus.value_bytes_max} are possible; create it with fewer columns, then "
                 "add the others with evolve_schema"
             )
-        data = encode_state(named, self.level, self.build)
+        data = encode_state(named, self.format_version)
         with translated():
             self.blob.put(key, data)
         return entry, named
@@ -279,29 +275,18 @@ class Versions:
         store could take for the one that the log names. Raises Unavailable, Indeterminate (it may have happened).
         """
         self._identity.check_writable()
-        self._check_schemas(state)
         with translated():
             if self.consensus.head(state.name) is not None:
                 begun = self._is_begun(state)
             else:
                 key = key or rollup_key(state.shard_id, state.seqno, self._ids)
                 named = replace(state, rollups={state.seqno: Rollup(key, 0)})
-                self.blob.put(key, encode_state(named, self.level, self.build))
+                self.blob.put(key, encode_state(named, self.format_version))
                 data = self._beginning(named)
                 begun = self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
         if begun:
             self.check_begun(state.name)
         return begun
-
-    def _check_schemas(self, state: State) -> None:
-        """Raise InvalidUsage where builds that serve the location would read rows wrongly, by names of columns."""
-        if self.level < SCHEMAS_LEVEL and any(
-            not ShardSchema.from_record(record).is_plain for record in state.schemas.values()
-        ):
-            raise InvalidUsage(
-                f"ids, defaults and constraints of columns need level {SCHEMAS_LEVEL}, and this location has level "
-                f"{self.level}: run `persist upgrade`"
-            )
 
     def check_begun(self, name: str) -> None:
         """After the first commit of a log: look whether another home has taken over.
@@ -365,7 +350,7 @@ class Versions:
         """Write the State to a new blob; its key and size, to be named by an AddRollup."""
         self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
-        data = encode_state(state, self.level, self.build)
+        data = encode_state(state, self.format_version)
         with translated():
             self.blob.put(key, data)
         return key, len(data)
@@ -373,7 +358,7 @@ class Versions:
     def write_lent(self, shard: ShardId, keys: tuple[str, ...]) -> str:
         """Write a list of blobs of this shard to a new blob, to be named by a loan; its key."""
         self._identity.check_writable()
-        key, data = loan_key(shard, self._ids), encode_lent(LentKeys(keys), self.level, self.build)
+        key, data = loan_key(shard, self._ids), encode_lent(LentKeys(keys), self.format_version)
         with translated():
             self.blob.put(key, data)
         return key
@@ -412,9 +397,7 @@ class Versions:
             own = page[0][0]
             if own.seqno != state.seqno:
                 break
-            if not state.commit_id:  # a rollup of level 2 does not tell
-                state = replace(state, commit_id=own.commit_id)
-            elif own.commit_id != state.commit_id:
+            if own.commit_id != state.commit_id:
                 raise _lost(state, "has another commit there")
             try:
                 for change, _ in page[1:]:

@@ -43,7 +43,6 @@ from persist.core.ids import check_shard_name
 from persist.core.marks import point_after
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions.context import HISTORY_LEVEL
 from persist.formats.state_frames import encode_state
 from persist.formats.store_errors import translated_but_missing
 
@@ -104,11 +103,6 @@ def back_up(location: Location, store: BackupStore, wanted: Wanted, told: Told =
     """
     wanted.check()
     binding = location.identity.check()
-    if wanted.consistent == TIMESTAMP and location.versions.level < HISTORY_LEVEL:
-        raise InvalidUsage(
-            f"one wall clock for all shards needs level {HISTORY_LEVEL}, and this location has level "
-            f"{location.versions.level}: run `persist upgrade`, or take the latest of each shard (--consistent upper)"
-        )
     store.open(binding.location_id)
     with ending(store.run(RUNNING)) as run:
         return _Making(location, store, wanted, told, run).made(binding.location_id, binding.epoch)
@@ -180,8 +174,8 @@ class _Making:
                 hold.lease.close()
         if not shards:
             raise InvalidUsage("there is no shard to back up: a backup needs one at least")
-        level = self.location.versions.level
-        backup = Backup(backup_id, location_id, epoch, level, taken_ms, at_ms, tuple(shards))
+        version = self.location.versions.format_version
+        backup = Backup(backup_id, location_id, epoch, version, taken_ms, at_ms, tuple(shards))
         self.store.put_backup(backup)
         return backup
 
@@ -257,11 +251,11 @@ class _Making:
 
     def _sent(self, backup_id: str, state: State) -> ShardBackup:
         """Send the blobs of this State that are not there yet, then the State itself."""
-        ids, level = self.location.ids, self.location.versions.level
+        ids, version = self.location.ids, self.location.versions.format_version
         goes = replace(carried(state, ids.uuid7()), loans={}, borrowed={})  # the copy has all of its blobs to itself
         with translated_but_missing():
             lies = blobs_of(goes, self.location.blob)
-            renaming = Renaming.own(state, level, self.blob.get)  # what a clone has borrowed is copied as its own
+            renaming = Renaming.own(state, version, self.blob.get)  # what a clone has borrowed is copied as its own
             goes = renaming.state(goes) if state.borrowed else goes
         lent = {renaming.key(key): key for key in lies} if state.borrowed else {key: key for key in lies}
         named = {key: lies[old] for key, old in lent.items()}
@@ -284,7 +278,7 @@ class _Making:
                     f"{BLOBS}{key} in {self.store.blob.url} has {size} bytes, not {sums[key][0]}: delete it"
                 )
         listed = self.store.put_sums(list_key(backup_id, shard), sums)
-        held: Stored = self.store.put(state_key(backup_id, shard), encode_state(goes, level))
+        held: Stored = self.store.put(state_key(backup_id, shard), encode_state(goes, version))
         total = sum(size for size, _ in sums.values())
         since, upper = state.since.to_json(), state.upper.to_json()
         return ShardBackup(state.name, shard, int(goes.seqno), since, upper, held, listed, len(sums), total, sent)

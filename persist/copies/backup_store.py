@@ -70,13 +70,13 @@ class ShardBackup:
 class Backup:
     """A backup. `at_ms`: the one wall clock that its shards show; None: each shows its own latest version.
 
-    `taken_ms` is when it began, by the clock of who made it. `level` is what a location needs to take it.
+    `taken_ms` is when it began, by the clock of who made it. `format_version` is what a location needs to take it.
     """
 
     id: str
     location: str
     epoch: int
-    level: int
+    format_version: int
     taken_ms: int
     at_ms: int | None
     shards: tuple[ShardBackup, ...]
@@ -347,7 +347,7 @@ def _backup(found: Mapping[str, Any], key: str) -> Backup:
     if zlib.crc32(_text(body)) != found.get("crc"):
         raise Corruption(f"{key} is damaged: its checksum differs")
     try:
-        fields = {name: body[name] for name in ("id", "location", "epoch", "level", "taken_ms", "at_ms")}
+        fields = {name: body[name] for name in ("id", "location", "epoch", "format_version", "taken_ms", "at_ms")}
         backup = Backup(**fields, shards=tuple(_shard(shard) for shard in body["shards"]))
         if _manifest_key(backup.id) != key or not all(_is_own(shard, backup.id) for shard in backup.shards):
             raise InvalidUsage("it names what is not its own")

@@ -21,7 +21,7 @@ from persist.core.publications import catalogue_number, is_catalogue_key, is_jou
 from persist.core.state import State, blank_state
 from persist.core.state_diff import StateDiff
 from persist.formats.publication_frames import decode_catalogue, decode_journal
-from persist.formats.state_frames import THIS_BUILD, Build, decode_diff, decode_state, level_of
+from persist.formats.state_frames import THIS_BUILD, Build, decode_diff, decode_state, format_of
 from persist.formats.store_errors import translated, translated_but_missing
 
 MISSING_TOLD_MAX = 20  # keys that are told of one shard
@@ -120,7 +120,7 @@ class Bucket:
         self.sizes = _listed(blob) if sizes is None else sizes
         self.problems: list[str] = []  # with what is of no shard in particular
         self.epoch = 0  # the last one that anything that was published tells of
-        self.level = 0  # the highest of any State or log entry that was read
+        self.format_version = 0  # the highest of any State or log entry that was read
         self._names_are_told = False  # the newest catalogue could be read: what it lacks was begun since, or never
 
     def found(self) -> Iterator[Found]:
@@ -174,7 +174,7 @@ class Bucket:
             for entry in shard.entries:
                 try:
                     evidence.add(decode_diff(entry, self._build))
-                    self.level = max(self.level, level_of(entry))
+                    self.format_version = max(self.format_version, format_of(entry))
                 except Corruption as error:
                     evidence.why.append(f"an entry in {key}: {error.message}")
 
@@ -228,7 +228,7 @@ class Bucket:
             try:
                 data = self._get(key)
                 state = None if data is None else decode_state(data, self._build)
-                self.level = max(self.level, 0 if data is None else level_of(data))
+                self.format_version = max(self.format_version, 0 if data is None else format_of(data))
             except Corruption as error:
                 why.append(f"{key}: {error.message}")
                 continue

@@ -64,19 +64,19 @@ class Renaming:
     The same State under the same name is always renamed alike.
     """
 
-    def __init__(self, name: str, level: int, read: Callable[[str], bytes]) -> None:
+    def __init__(self, name: str, version: int, read: Callable[[str], bytes]) -> None:
         self.name = name
         self.shard_id: ShardId = shard_id_of(name)
         self.bundles: dict[str, bytes] = {}
-        self._level = level
+        self._version = version
         self._read = read
         self._life = 0
         self._only_foreign = False
 
     @classmethod
-    def own(cls, state: State, level: int, read: Callable[[str], bytes]) -> Renaming:
+    def own(cls, state: State, version: int, read: Callable[[str], bytes]) -> Renaming:
         """A clone under its own name and id, whose borrowed blobs have keys of its own; its own blobs keep theirs."""
-        made = cls(state.name, level, read)
+        made = cls(state.name, version, read)
         made.shard_id, made._life, made._only_foreign = state.shard_id, state.incarnation, True
         return made
 
@@ -114,5 +114,5 @@ class Renaming:
         if part.bundle is None or key == part.key:
             return replace(part, key=key)
         listed = self._runs(listed_in(self._read(part.key), part.key))
-        data = self.bundles[key] = encode_listing(Listing(listed), self._level)
+        data = self.bundles[key] = encode_listing(Listing(listed), self._version)
         return replace(part, key=key, checksum=zlib.crc32(data), bundle=replace(part.bundle, size=len(data)))

@@ -15,8 +15,8 @@ from typing import Any
 from blob import Blob, BlobNotFound
 from consensus import Consensus
 from persist.client.wall_clock import instant_text
+from persist.commit.format_version import raise_format, read_format
 from persist.commit.identity import COPY_KEY, FIRST_EPOCH, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in
-from persist.commit.levels import raise_level, read_level
 from persist.commit.location import Location
 from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.versions import Versions
@@ -211,7 +211,7 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     found = Recovered(binding.epoch, tuple(one.told for one in planned), before.beat_ms)
     if not how.accept_loss:
         _check_whole(found)
-    versions = _versions(location, bucket.level)
+    versions = _versions(location, bucket.format_version)
     goes = {one.state.name: one.state for one in planned if one.state is not None}
     fenced_at = SeqNo(max((state.seqno for state in goes.values()), default=0) + SEQNO_GAP)
     states = relent(goes, versions, location.clock.now_ms(), fenced_at)
@@ -391,16 +391,20 @@ def _held(blob: Blob, binding: Binding) -> bytes | None:
 
 
 def _versions(location: Location, least: int) -> Versions:
-    """Those of stores that are not bound yet, at the level that the blob store has.
+    """Those of stores that are not bound yet, at the format version that the blob store has.
 
-    A copy may lack that of a level of which something else tells: it is raised to `least`.
+    A copy may lack the blob of a version that something else names: the version is raised to `least`.
     """
     blob, consensus, build = location.blob, location.consensus, location.settings.build
-    level = read_level(blob, build)
-    if level < least:
-        _, level = raise_level(blob, Build(tuple(known for known in build.levels if known <= least), build.features))
-    kept = Build(tuple(known for known in build.levels if known <= level), build.features)
+    version = read_format(blob, build)
+    if version < least:
+        _, version = raise_format(blob, _up_to(build, least))
+    kept = _up_to(build, version)
     return Versions(blob, consensus, location.ids, kept, _Unbound(blob, consensus, location.ids, location.clock, kept))
+
+
+def _up_to(build: Build, version: int) -> Build:
+    return Build(tuple(known for known in build.formats if known <= version), build.features)
 
 
 def _bind(location: Location, binding: Binding) -> None:

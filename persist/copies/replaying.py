@@ -15,7 +15,6 @@ from persist.core import invariants, state_diff
 from persist.core.errors import Corruption, HistoryLost
 from persist.core.ids import SeqNo, shard_id_of
 from persist.core.loans import is_foreign
-from persist.core.record import replace
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
 from persist.formats.store_errors import translated
@@ -82,7 +81,7 @@ class Replay:
             return False
         self._step(change, made)
         self.gone.update(change.gone)
-        if made is not None and held is not None and made != (held := _told(held, made)):
+        if made is not None and held is not None and made != held:
             what = f"the rollup v{seqno} holds another State than the log: {_differing(made, held)}"
             self._say(Kind.ROLLUP, what, self._keys[seqno])
         self._made = held if made is None else made
@@ -111,7 +110,7 @@ class Replay:
             self._say(Kind.ROLLUP, "no rollup can be read from which its log goes on")
         elif self._made.seqno < state.seqno:
             self._say(Kind.LOG, f"the log ends at v{self._made.seqno}, before v{state.seqno}")
-        elif self._made != (state := _told(state, self._made)):
+        elif self._made != state:
             differing = _differing(self._made, state)
             self._say(Kind.LOG, f"the log makes another v{state.seqno} than the newest rollup: {differing}")
 
@@ -132,11 +131,6 @@ class Replay:
                 continue
             found[seqno], self._keys[seqno] = held, rollup.key
         return found
-
-
-def _told(held: State, made: State) -> State:
-    """The State of a rollup, with the commit that made it: one of level 2 does not tell."""
-    return held if held.commit_id else replace(held, commit_id=made.commit_id)
 
 
 def _differing(one: State, other: State) -> str:

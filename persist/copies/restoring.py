@@ -27,7 +27,7 @@ from persist.copies.carried import Renaming
 from persist.copies.copying import Copying
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core.cloning import without_policy
-from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard
+from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.ids import check_shard_name
 from persist.core.record import replace
 from persist.core.state import State
@@ -118,10 +118,10 @@ def restore(
     choice.check()
     wanted = _wanted(backup, choice)
     location.identity.check()
-    if location.versions.level < backup.level:
-        raise InvalidUsage(
-            f"backup {backup.id} is of level {backup.level}, and the location has level {location.versions.level}: run "
-            "`persist upgrade` there first"
+    if location.versions.format_version < backup.format_version:
+        raise UpgradeNeeded(
+            f"backup {backup.id} has format version {backup.format_version}, and the location "
+            f"{location.versions.format_version}: switch that version on in the location first"
         )
     states = _Restoring(store, location, choice, backup, told)
     states.check_at(wanted)
@@ -196,8 +196,8 @@ class _Restoring:
         sums = self._store.sums(shard)
         renaming = None
         if self._choice.as_name is not None:
-            level = self._location.versions.level
-            renaming = Renaming(self._choice.as_name, level, lambda key: self._read(key, *sums[key]))
+            version = self._location.versions.format_version
+            renaming = Renaming(self._choice.as_name, version, lambda key: self._read(key, *sums[key]))
             state = renaming.state(state)
         sent = Copying(self._location, self._read, self._put).copied(sums, renaming, pool)
         if self._choice.ahead:

@@ -6,7 +6,6 @@ read back. Both must agree, so a file that was changed is refused. It holds no b
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from base64 import b64decode, b64encode
@@ -37,8 +36,8 @@ VERSION = 1
 PURPOSE = "export"
 LEASE = ReadSettings(lease_ms=900_000)
 FILE_BYTES_MAX = 1024 * 1024 * 1024
-_FIELDS = ("persist", "version", "level", "location", "epoch", "name", "seqno", "since", "upper", "blobs", "state",
-           "bytes", "crc32")  # fmt: skip
+_FIELDS = ("persist", "version", "format_version", "location", "epoch", "name", "seqno", "since", "upper", "blobs",
+           "state", "bytes", "crc32")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class StateFile:
     """What a file says: the State, and the size and CRC-32 of each blob that it names."""
 
     state: State
-    level: int
+    format_version: int
     sums: Sums
 
 
@@ -69,7 +68,7 @@ def exported(location: Location, name: str) -> dict[str, Any]:
 
     Raises UnknownShard, Corruption (a blob is missing or damaged).
     """
-    binding, level = location.identity.check(), location.versions.level
+    binding, version = location.identity.check(), location.versions.format_version
     lease = ReadLease.open(EmbeddedTransport(location), name, None, PURPOSE, LEASE)
     try:
         found = location.machine(name).refresh()
@@ -81,11 +80,11 @@ def exported(location: Location, name: str) -> dict[str, Any]:
         raise Corruption(f"a blob that shard {name!r} names is missing ({error}); see `persist verify`") from error
     finally:
         lease.close()
-    data = encode_state(goes, level)
+    data = encode_state(goes, version)
     told = {
         "persist": "state",
         "version": VERSION,
-        "level": level,
+        "format_version": version,
         "location": binding.location_id,
         "epoch": binding.epoch,
         "name": name,
@@ -93,7 +92,7 @@ def exported(location: Location, name: str) -> dict[str, Any]:
         "since": found.since.to_json(),
         "upper": found.upper.to_json(),
         "blobs": [[key, size, crc] for key, (size, crc) in sorted(sums.items())],
-        "state": shown(decode_state(data, location.settings.build)),  # as a location of this level has it
+        "state": shown(decode_state(data, location.settings.build)),
         "bytes": b64encode(data).decode(),
     }
     return {**told, "crc32": _crc(told)}
@@ -114,10 +113,12 @@ def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
     crc = told.pop("crc32", None)
     if crc != _crc(told) or set(told) != set(_FIELDS) - {"crc32"}:
         raise Corruption("the file is damaged, or was changed: its checksum differs")
-    if type(told["level"]) is not int or not isinstance(told["bytes"], str) or not _are_sums(told["blobs"]):
+    if type(told["format_version"]) is not int or not isinstance(told["bytes"], str) or not _are_sums(told["blobs"]):
         raise Corruption("the file was changed: a field of it is of another kind than an export writes")
-    if told["level"] > build.newest:
-        raise UpgradeNeeded(f"the file is of level {told['level']}; this persist knows {build.known}: upgrade it")
+    if told["format_version"] > build.newest:
+        raise UpgradeNeeded(
+            f"the file has format version {told['format_version']}; this persist knows {build.known}: upgrade it"
+        )
     try:
         written = b64decode(told["bytes"], validate=True)
         state = decode_state(written, build)
@@ -125,9 +126,7 @@ def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
         raise Corruption("the file was changed: its bytes are not in base64") from error
     if shown(state) != told["state"]:
         raise Corruption("the file was changed: its fields differ from its bytes, which are what is imported")
-    if not state.commit_id:  # a location of level 2 tells none
-        state = replace(state, commit_id=hashlib.sha256(written).hexdigest()[:32])
-    return StateFile(state, told["level"], {key: (size, crc) for key, size, crc in told["blobs"]})
+    return StateFile(state, told["format_version"], {key: (size, crc) for key, size, crc in told["blobs"]})
 
 
 def imported(location: Location, file: StateFile, name: str, source: Blob, *, keeps_policies: bool = False) -> Imported:
@@ -138,10 +137,10 @@ def imported(location: Location, file: StateFile, name: str, source: Blob, *, ke
     """
     check_shard_name(name)
     location.identity.check()
-    if location.versions.level < file.level:
-        raise InvalidUsage(
-            f"the file is of level {file.level}, and the location has level {location.versions.level}: run `persist "
-            "upgrade` there first"
+    if location.versions.format_version < file.format_version:
+        raise UpgradeNeeded(
+            f"the file has format version {file.format_version}, and the location "
+            f"{location.versions.format_version}: switch that version on in the location first"
         )
     kept = file.state if keeps_policies else without_policy(file.state)
 
@@ -155,7 +154,7 @@ def imported(location: Location, file: StateFile, name: str, source: Blob, *, ke
             raise Corruption(f"blob {key} in {source.url} is damaged: its checksum differs")
         return data
 
-    renaming = Renaming(name, location.versions.level, lambda key: read(key, *_sum_of(file.sums, key)))
+    renaming = Renaming(name, location.versions.format_version, lambda key: read(key, *_sum_of(file.sums, key)))
     with translated():
         head = location.consensus.head(name)
     state = replace(kept, name=name)

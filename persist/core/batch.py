@@ -7,8 +7,8 @@ has very many parts, bundles stand in their place: a bundle is a blob that lists
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, Final, Literal
+from collections.abc import Iterable, Iterator
+from typing import Final, Literal
 
 from persist.core.antichain import Antichain
 from persist.core.ids import PartId
@@ -24,8 +24,6 @@ class Description(Record, frozen=True):
 
     `kept` are times before that since which the merge told apart from later ones of the batch, as tags asked for it.
     """
-
-    levels: ClassVar[Mapping[str, int]] = {"kept": 4}
 
     lower: Antichain
     upper: Antichain
@@ -70,9 +68,6 @@ class Part(Record, frozen=True):
     With `bundle` it is none of these. It stands for all the parts that the blob at `key` lists: `rows`, `size` and
     `diff_sum` are sums over them, and the bounds hold all of theirs. `checksum` is that of the list.
     """
-
-    levels: ClassVar[Mapping[str, int]] = {"receipt": 3, "given": 3, "bundle": 3, "rows_digest": 3}
-    droppable: ClassVar[frozenset[str]] = frozenset({"receipt", "given", "rows_digest"})
 
     id: PartId
     key: str | None

@@ -467,7 +467,7 @@ class MergeResult(MaintainCommand, frozen=True):
 class BundleParts(MaintainCommand, frozen=True):
     """Bundles `outputs` take the place of the parts `inputs` of one batch, which they list. -> Bundled
 
-    Iff all of these are still there, no merge is at work on one, and the location has level 3.
+    Iff all of these are still there, and no merge is at work on one.
     """
 
     inputs: tuple[str, ...]

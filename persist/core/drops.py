@@ -6,8 +6,7 @@ or before that time. Whoever reads contents asks `contents` for the runs that he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
 
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -18,8 +17,6 @@ DROPS_MAX = 1_000  # of a shard, that something readable still tells apart
 
 class RowDrop(Record, frozen=True):
     """Rows with times before `cut` are not there from the time `at` on. They are there as of every time before `at`."""
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("cut", "at"), 4)
 
     cut: int
     at: int

@@ -5,9 +5,6 @@ It never keeps what was asked for, only a digest of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from persist.core.ids import SeqNo
 from persist.core.record import Record
 
@@ -20,8 +17,6 @@ QUESTION_BYTES = 32  # SHA-256
 class Doomed(Record, frozen=True):
     """Blobs that have to go. `digest` is the SHA-256 of their keys, ascending, each followed by a line feed."""
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("blobs", "size", "digest"), 4)
-
     blobs: int = 0
     size: int = 0
     digest: bytes = b""
@@ -33,8 +28,6 @@ class Proof(Record, frozen=True):
     The log begins at `horizon`, where a rollup lies. `entries` log entries, and `blobs` blobs of `size` bytes, were
     looked at. `left` is what the consensus store itself may keep of what it has deleted, and how that is removed.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("at_ms", "horizon", "entries", "blobs", "size", "left"), 4)
 
     at_ms: int
     horizon: SeqNo
@@ -50,10 +43,6 @@ class Erasure(Record, frozen=True):
     `question` is the digest of what was asked for. From the State `rewritten` on no part shows the rows (0: not yet),
     which was so at `rewritten_ms`; `doomed` are the blobs that showed them until then. `proof`: nothing is left.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
-        ("at", "question", "requested_ms", "deadline_ms", "reason", "rewritten", "rewritten_ms", "doomed", "proof"), 4
-    )
 
     at: int
     question: bytes

@@ -7,7 +7,6 @@ holds, nobody deletes while the loan stands.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 from persist.core.ids import LoanId, family_of
 from persist.core.keys import shard_of
@@ -22,8 +21,6 @@ class Loan(Record, frozen=True):
 
     `begun_ms` is when it was lent, by the committer's clock.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("borrower", "list_key", "begun_ms", "keys"), 5)
 
     borrower: str
     list_key: str

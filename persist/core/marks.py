@@ -8,9 +8,6 @@ and the blob store agree). Instants are milliseconds since 1970, UTC. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import MARK_PREFIX, AttributeKey
 from persist.core.record import Record, replace
@@ -40,8 +37,6 @@ class Seal(Record, frozen=True):
     `grids` are those of before the current one, ascending, as (until_ms, every_ms): what lies before `until_ms`, which
     is the point where the next grid began, goes by points that are `every_ms` apart.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("sealed_ms", "last", "repairs", "passed", "grids"), 4)
 
     sealed_ms: int = 0
     last: Mark | None = None

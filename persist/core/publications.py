@@ -16,7 +16,6 @@ from persist.core.record import Record
 JOURNALS = "pub/"
 BEATS = "pub/beat/"
 CATALOGUES = "cat/"
-JOURNAL_LEVEL = 3  # of a location, from which on its log entries are published: they tell which commit they follow
 
 _JOURNAL = re.compile(r"pub/[0-9a-f]{32}/j[0-9]{12}\.journal\Z")
 _BEAT = re.compile(r"pub/beat/[0-9]{12}\Z")

@@ -8,22 +8,12 @@ Making one in Python checks nothing; decoding one checks every field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, force_setattr, replace
 
 
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """The base of every record.
-
-    `levels` names the fields that came later, in their order, with the level from which on they are written. In a
-    location of a lower level those in `droppable` are left out; a record that needs one of the others is refused there.
-    """
-
-    levels: ClassVar[Mapping[str, int]] = {}
-    droppable: ClassVar[frozenset[str]] = frozenset()
+    """The base of every record."""
 
 
 __all__ = ["Meta", "Record", "asdict", "force_setattr", "replace"]

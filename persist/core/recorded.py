@@ -6,9 +6,6 @@ the very commit that it tells of, so it is there exactly if that one landed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from persist.core.antichain import Antichain
 from persist.core.ids import SeqNo, ShardId
 from persist.core.record import Record
@@ -34,8 +31,6 @@ class Caller(Record, frozen=True):
     Empty where that is not known. It is no part of the command: whoever repeats one may say something else.
     """
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("who", "purpose", "info"), 4)
-
     who: str = ""
     purpose: str = ""
     info: bytes = b""
@@ -50,8 +45,6 @@ class Entry(Record, frozen=True):
     `rows` and `size` (bytes) are what it added, as `event_count` and `byte_count` count. `retractions` are those of the
     rows whose multiplicity is negative; None: the parts do not tell. `caller` None: nobody said anything.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("rows", "size", "retractions", "caller"), 4)
 
     operation: str
     lower: Antichain
@@ -94,8 +87,6 @@ class EntryFile(Record, frozen=True):
     `begun_ms` and `until_ms` are checked clocks: its first entries were moved there at `begun_ms`, and all of them were
     committed by `until_ms`. 0: not known yet.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("begun_ms", "until_ms"), 4)
 
     key: str
     size: int

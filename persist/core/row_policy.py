@@ -7,8 +7,7 @@ then. A cut is truncated by once the policy says so. Until then the time before 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Meta, Record
@@ -35,8 +34,6 @@ _UNITS |= {unit + "B": 1000**power for power, unit in enumerate("kMGTP", 1)} | {
 
 class Ladder(Record, frozen=True):
     """How many tags of hours, days and months are kept."""
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("hourly", "daily", "monthly"), 4)
 
     hourly: int = 0
     daily: int = 0
@@ -69,14 +66,6 @@ class RowPolicy(Record, frozen=True):
     older than `column_age_ms` go too, whenever they came; `column_unit` is that of whole numbers ("": it has a type of
     its own for wall clocks). `mode` tells whether cuts take rows away by retractions or by a drop.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
-        (
-            "age_ms", "bytes_max", "rows_max", "cut_every_ms", "consumers", "consumers_max_age_ms", "tags",
-            "column", "column_age_ms", "column_unit", "mode",
-        ),
-        4,
-    )  # fmt: skip
 
     age_ms: int | None = None
     bytes_max: int | None = None
@@ -183,8 +172,6 @@ class KeptCut(Record, frozen=True):
     None: that is not known. Rows that truncations took away count as if they were there still.
     """
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("upper", "rows"), 4)
-
     upper: int
     rows: int | None = None
 
@@ -196,8 +183,6 @@ class Looked(Record, frozen=True):
     away. Of what is left nothing is old enough before `next_ms` (None: nothing will be), but for rows that wait for
     consumers: `held` is the time that all of these had passed (None: none waits).
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("version", "upper", "at_ms", "removed", "next_ms", "held"), 4)
 
     version: int = 0
     upper: int = 0
@@ -217,10 +202,6 @@ class Retention(Record, frozen=True):
     truncations that passed a consumer. `appended`: the last rows came by `append`, whose writer owns the times.
     `looked` is how far it has come by its column.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
-        ("cut_ms", "upper", "at_ms", "removed", "overran", "appended", "looked"), 4
-    )
 
     cut_ms: int = 0
     upper: int = 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar
 
 from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Record
@@ -22,8 +20,6 @@ class ShardSettings(Record, frozen=True):
     counts the changes, also those by which columns lose their names, which a policy may go by. 0: the shard has no
     settings, as those that are older than settings. Then since goes by the readers alone, and by what `forget` says.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("history_ms", "mark_every_ms", "version", "rows"), 4)
 
     history_ms: int | None = None
     mark_every_ms: int = MARK_EVERY_MS

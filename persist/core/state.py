@@ -7,7 +7,6 @@ compared by identity. Mappings are never mutated after they are put into a State
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
 
 from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
@@ -28,19 +27,6 @@ from persist.core.trace import EMPTY_TRACE, Trace
 from persist.core.truncation import NOT_TRUNCATED, Truncation, Truncations
 
 SERVICE_TIMES_MAX = 64
-# Fields that came with level 3.
-LATER = (
-    "left", "left_before_ms", "incarnation", "commit_id", "lease_clock_ms", "swept_before_ms", "outcomes",
-    "outcome_files", "forgotten_ms", "service_times", "long_diffs", "given_up",
-)  # fmt: skip
-LATER_4 = (
-    "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags",
-    "truncations", "restored_at", "drops", "floor",
-    "cuts", "retention",
-    "erasures",
-)  # and with level 4  # fmt: skip
-LATER_5 = ("loans", "borrowed", "handed_over")  # and with level 5
-LATER_6 = ("schema_floor", "schema_times")  # and with level 6
 
 
 class Policy(Record, frozen=True):
@@ -123,8 +109,6 @@ class LeasedReader(Leased, Record, frozen=True):
     With `point` it holds the time `since` alone, as a tag does: the shard's since may pass it.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"point": 4}
-
     since: Antichain
     seqno: SeqNo
     heartbeat_ms: int
@@ -138,9 +122,6 @@ class CriticalReader(Record, frozen=True):
 
     `registered` is the seqno after which it was taken. It tells this hold from an earlier one of the same name.
     """
-
-    levels: ClassVar[Mapping[str, int]] = {"registered": 3}
-    droppable: ClassVar[frozenset[str]] = frozenset({"registered"})
 
     since: Antichain
     opaque: str
@@ -175,8 +156,8 @@ class State(Record, frozen=True):
     """One version of a shard. `walltime_ms` is when it was committed, by the committer's clock, which may be wrong.
 
     `lease_clock_ms` is the time by which leases are judged: it goes on only by what committers have watched. 0: not
-    yet, or never at a location of level 2. A blob whose key was minted before `swept_before_ms` is not named any more
-    unless it is named already: maintenance may have swept it.
+    yet. A blob whose key was minted before `swept_before_ms` is not named any more unless it is named already:
+    maintenance may have swept it.
 
     `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
     the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself. `features` names
@@ -209,18 +190,6 @@ class State(Record, frozen=True):
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
     """
-
-    levels: ClassVar[Mapping[str, int]] = (
-        dict.fromkeys(LATER, 3) | dict.fromkeys(LATER_4, 4) | dict.fromkeys(LATER_5, 5) | dict.fromkeys(LATER_6, 6)
-    )
-    # Before level 3 `step` takes no tokens that come alone.
-    droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms", "long_diffs"} | {
-        "seal",
-        "marks",
-        "entries",
-        "entry_files",
-        "info_bytes",
-    }
 
     name: str
     shard_id: ShardId
@@ -341,16 +310,6 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
     yield from state.long_diffs.values()
     for loan in state.loans.values():
         yield loan.list_key
-
-
-def at_level(state: State, level: int) -> State:
-    """The State as it is read at a location of this level: without the fields that are left out of its bytes.
-
-    `commit_id` stays, since every log entry tells it.
-    """
-    later = [name for name in State.droppable - {"commit_id"} if State.levels[name] > level]
-    changed = {name: blank for name in later if getattr(state, name) != (blank := getattr(_BLANK, name))}
-    return replace(state, **changed) if changed else state
 
 
 def remembering(state: State) -> State:

@@ -8,7 +8,7 @@ change, never that of the State.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
@@ -26,10 +26,6 @@ from persist.core.recorded import Committed, EntryFile
 from persist.core.row_policy import KeptCut, Retention
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import (
-    LATER,
-    LATER_4,
-    LATER_5,
-    LATER_6,
     Claim,
     CriticalReader,
     LeasedReader,
@@ -123,19 +119,10 @@ class StateDiff(Record, frozen=True):
     `commit_id` tells this commit from any other that tried for the same seqno. `gone` are the blobs that
     the earlier State named and the later one does not: what GC may delete one day. `rollup_seqno`/`rollup_key`
     name the newest rollup as of the later State: where one who only has this diff starts to load. `parent_id` is the
-    commit that made the earlier State; empty where that is not known (level 2, and the first State). `elsewhere`: the
+    commit that made the earlier State; empty for the first State. `elsewhere`: the
     whole state diff lies in this blob, and this one only stands for it in the log. `emptied` are those bundles among
     `gone` whose parts did not leave with them (`persist.core.bundles`).
     """
-
-    # As those of the State; the commit that made it is known by `parent_id`.
-    levels: ClassVar[Mapping[str, int]] = (
-        dict.fromkeys({*LATER, "parent_id", "elsewhere", "emptied"} - {"commit_id"}, 3)
-        | dict.fromkeys(LATER_4, 4)
-        | dict.fromkeys(LATER_5, 5)
-        | dict.fromkeys(LATER_6, 6)
-    )
-    droppable: ClassVar[frozenset[str]] = State.droppable | {"parent_id"}
 
     seqno: SeqNo
     walltime_ms: int

@@ -7,8 +7,6 @@ a kept time stays what it was, and a tag costs what changed since then, not a co
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar
 
 from persist.core.errors import InvalidUsage
 from persist.core.record import Record
@@ -23,8 +21,6 @@ class Tag(Record, frozen=True):
 
     `laddered`: a policy has set it, and takes it away.
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("time", "until_ms", "laddered"), 4)
 
     time: int
     until_ms: int | None = None

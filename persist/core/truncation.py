@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from persist.core.errors import InvalidUsage
 from persist.core.record import Record
 
@@ -19,8 +16,6 @@ class Truncation(Record, frozen=True):
     be taken away, or a drop did it. What goes was worked out where the upper was `seen`; since then rows were only
     added (0: a drop).
     """
-
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("before", "at", "removed", "wrote", "seen"), 4)
 
     before: int = 0
     at: int = 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.batch import HollowBatch
 from persist.core.drops import RowDrop
@@ -28,8 +25,6 @@ class ShardView(Record, frozen=True):
     that a readable time comes before and no restore has undone; only with batches. `service_times` are the intervals
     of times that the service chose; only where they were asked for.
     """
-
-    levels: ClassVar[Mapping[str, int]] = {"drops": 4, "truncations": 4, "service_times": 3}
 
     name: str
     shard_id: ShardId

@@ -21,7 +21,7 @@ IDS: Mapping[str, str] = {
     "blob-damaged": CRITICAL,
     "log-damaged": CRITICAL,
     "disk-full": CRITICAL,
-    "level-newer": CRITICAL,
+    "format-newer": CRITICAL,
     "marker-wrong": WARNING,
     "files-open": WARNING,
     "clock-off": WARNING,
@@ -47,7 +47,6 @@ IDS: Mapping[str, str] = {
     "lease-lapses": NOTE,
     "races-lost": NOTE,
     "backup-lacks": NOTE,
-    "level-old": NOTE,
 }
 _ORDER = {found: number for number, found in enumerate(IDS)}
 

@@ -112,8 +112,6 @@ def examined(
     if is_name and not looked:
         raise UnknownShard(f"shard {pattern!r} was dropped; `persist inspect shards` lists those that are there")
     found += location.mispaired(wrong.told())
-    if looked:  # a location gets its level with the first shard
-        found += location.level_old(look, told)
     found += location.disk_full(look, limits)
     found += location.files_open(look)
     found += location.maintenance_away(look, max((one.committed_ms for one in looked), default=0))

@@ -1,4 +1,4 @@
-"""The location as a whole: both stores, the mark of a directory, the level, the disks, and whether maintenance runs."""
+"""The location as a whole: both stores, the marker of a directory, the format version, the disks, maintenance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from persist.doctor.diagnosis import Diagnosis, diagnosis
 from persist.doctor.limits import HOUR_MS, Limits
 from persist.doctor.saying import age, at, size
 from persist.formats.store_errors import translated
-from persist.inspect.looking import LocationTold, Look
+from persist.inspect.looking import Look
 from persist.inspect.records import Finding
 
 SQLITE = "sqlite:///"
@@ -34,10 +34,10 @@ def mispaired(found: list[Finding]) -> Iterator[Diagnosis]:
             )
         elif "upgrade" in one.what:
             yield diagnosis(
-                "level-newer",
+                "format-newer",
                 None,
                 one.what,
-                cause="a newer persist has raised the level of the location",
+                cause="a newer persist has switched a later format version on in this location",
                 remedy="upgrade this program",
             )
         else:
@@ -49,20 +49,6 @@ def mispaired(found: list[Finding]) -> Iterator[Diagnosis]:
                 remedy="give two stores that belong together; where the log is lost, begin it anew from the blob store",
                 command="persist recover --dry-run",
             )
-
-
-def level_old(look: Look, told: LocationTold) -> Iterator[Diagnosis]:
-    """Newer builds can write what older ones cannot read, once somebody says so."""
-    newest = max(look.build.levels)
-    if told.level is not None and told.level < newest:
-        yield diagnosis(
-            "level-old",
-            None,
-            f"the location has level {told.level}, and this persist can write level {newest}: newer features are off",
-            cause="it was made by an older persist, and nobody has raised it since",
-            remedy="raise it, once no program is left that is older",
-            command="persist upgrade",
-        )
 
 
 def maintenance_away(look: Look, newest_commit_ms: int) -> Iterator[Diagnosis]:

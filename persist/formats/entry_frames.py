@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from persist.core.errors import Corruption
 from persist.core.ids import SeqNo
 from persist.core.recorded import Block, BlockAt, BlockIndex, Committed
-from persist.formats.state_frames import NEWEST_LEVEL, decode_block, decode_blocks, encode_block, encode_blocks
+from persist.formats.state_frames import NEWEST_FORMAT, decode_block, decode_blocks, encode_block, encode_blocks
 
 BLOCK_ENTRIES = 500  # at least so many a full block has, unless they say much
 BLOCK_BYTES = 64 * 1024  # or what callers have said in them is so much
@@ -25,8 +25,8 @@ Commits = list[tuple[SeqNo, Committed]]
 class FileWriter:
     """Writes the bytes of one file: `add` commits and whole files, ascending, then `finish`."""
 
-    def __init__(self, level: int = NEWEST_LEVEL) -> None:
-        self._level = level
+    def __init__(self, version: int = NEWEST_FORMAT) -> None:
+        self._version = version
         self._written = bytearray()
         self._blocks: list[BlockAt] = []
         self._open: Commits = []
@@ -55,12 +55,12 @@ class FileWriter:
         """The bytes, where the index begins in them, and the blocks."""
         self._close_block()
         index_at = len(self._written)
-        index = encode_blocks(BlockIndex(tuple(self._blocks)), self._level)
+        index = encode_blocks(BlockIndex(tuple(self._blocks)), self._version)
         return bytes(self._written) + index, index_at, tuple(self._blocks)
 
     def _close_block(self) -> None:
         if self._open:
-            data = zlib.compress(encode_block(Block(tuple(self._open)), self._level), COMPRESSION)
+            data = zlib.compress(encode_block(Block(tuple(self._open)), self._version), COMPRESSION)
             self._append(data, self._open[0][0], self._open[-1][0], self._entries)
             self._open, self._entries, self._info_bytes = [], 0, 0
 

@@ -11,15 +11,15 @@ import msgspec
 from persist.core.errors import Corruption
 from persist.core.publications import Journal
 from persist.formats.records import decoded, encoded
-from persist.formats.state_frames import FIRST_LEVEL, THIS_BUILD, Build, frame, unframe
+from persist.formats.state_frames import FIRST_FORMAT, THIS_BUILD, Build, frame, unframe
 
 KIND_JOURNAL = b"J"
 _JOURNAL = msgspec.msgpack.Decoder(Journal)
 
 
 def encode_journal(journal: Journal) -> bytes:
-    """The durable bytes of a journal. It has the first level; its entries have their own."""
-    return frame(KIND_JOURNAL, encoded(journal), (), FIRST_LEVEL, THIS_BUILD)
+    """The durable bytes of a journal. It has the first format version; its entries have their own."""
+    return frame(KIND_JOURNAL, encoded(journal), FIRST_FORMAT)
 
 
 def decode_journal(data: bytes, build: Build = THIS_BUILD) -> Journal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -38,38 +38,6 @@ def encoded(record: Record) -> bytes:
         return _encoder.encode(record)
     except (OverflowError, TypeError, ValueError) as error:
         raise InvalidUsage(f"a {type(record).__name__} cannot be written: {error}") from error
-
-
-def encoded_at(record: Record, level: int) -> bytes:
-    """As `encoded`, for a location of a lower level than this build's: without the fields that came after it.
-
-    Raises InvalidUsage where the record needs such a field.
-    """
-    return _encoder.encode(_at_level(record, level))
-
-
-def _at_level(value: Any, level: int) -> Any:
-    if isinstance(value, Record):
-        kind, kept = type(value), []
-        defaults = dict(zip(reversed(kind.__struct_fields__), reversed(kind.__struct_defaults__), strict=False))
-        for name in kind.__struct_fields__:
-            needed = kind.levels.get(name, level)
-            found = getattr(value, name)
-            if needed <= level:
-                kept.append(_at_level(found, level))
-            elif name not in kind.droppable and found != _made(defaults[name]):
-                raise InvalidUsage(
-                    f"{kind.__name__}.{name} needs level {needed}, and this location has level {level}: "
-                    "run `persist upgrade`"
-                )
-        return kept
-    if isinstance(value, Mapping):
-        return {key: _at_level(item, level) for key, item in value.items()}
-    return [_at_level(item, level) for item in value] if isinstance(value, Batches | tuple) else value
-
-
-def _made(default: Any) -> Any:
-    return default.factory() if hasattr(default, "factory") else default
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes | memoryview, what: str, bad: type[PersistError]) -> _T:

@@ -1,32 +1,31 @@
 """States, state diffs, bundles and bindings <-> durable bytes.
 
-A frame is: magic (4 bytes), kind (1), level (1), CRC-32 of kind, level and body (u32, little-endian), body. The body is
-the State, the state diff, what a bundle lists or the binding as MessagePack. Every frame is verified when it is read:
-what does not verify is Corruption, what verifies but comes from a newer build is UpgradeNeeded.
+A frame is: magic (4 bytes), kind (1), format version (1), CRC-32 of kind, version and body (u32, little-endian), body.
+The body is the State, the state diff, what a bundle lists or the binding as MessagePack. Every frame is verified when
+it is read: what does not verify is Corruption, what verifies but comes from a newer build is UpgradeNeeded.
 
-The level is the version of these bytes. A build knows one or several; all builds that serve a location write the level
-of that location (`persist.commit.levels`), so that they can read each other.
+A build knows one format version or several. All builds that serve a location write the format version of that location
+(`persist.commit.format_version`), so that they can read each other.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 
 from consensus import ENDED
 from persist.core.batch import Listing
 from persist.core.binding import Binding
-from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
+from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.loans import LentKeys
-from persist.core.record import Record
 from persist.core.recorded import Block, BlockIndex
 from persist.core.state import State, remembering
 from persist.core.state_diff import StateDiff
-from persist.formats.records import decoded, encoded, encoded_at
+from persist.formats.records import decoded, encoded
 
 MAGIC = b"PSST"
 KIND_DIFF = b"D"
@@ -38,7 +37,7 @@ KIND_LOAN = b"L"  # the keys of blobs that are lent
 KIND_BLOCK = b"H"  # a block of the commit history
 KIND_BLOCKS = b"I"  # the index of a file of them
 
-_LEVEL_AT = 5
+_FORMAT_AT = 5
 _HEADER = struct.Struct("<4scBI")
 HEAD_BYTES = _HEADER.size  # by which one frame is told from another: its checksum is in it
 _STATE = msgspec.msgpack.Decoder(State)
@@ -52,33 +51,28 @@ _BLOCKS = msgspec.msgpack.Decoder(BlockIndex)
 
 @dataclass(frozen=True, eq=False)
 class Build:
-    """What a build reads and writes: levels, and the features that a State may name, with the level that each needs."""
+    """What a build reads and writes: format versions, ascending, and the features that a State may name."""
 
-    levels: tuple[int, ...] = (2, 3, 4, 5, 6)
-    features: Mapping[str, int] = field(default_factory=dict)
+    formats: tuple[int, ...] = (1,)
+    features: frozenset[str] = frozenset()
 
     @property
     def newest(self) -> int:
-        return self.levels[-1]
+        return self.formats[-1]
 
     @property
     def known(self) -> str:
-        return ", ".join(f"level {level}" for level in self.levels)
+        return ", ".join(f"format version {version}" for version in self.formats)
 
 
 THIS_BUILD = Build()
-FIRST_LEVEL = THIS_BUILD.levels[0]  # of a location that was never raised
-NEWEST_LEVEL = THIS_BUILD.newest  # of a new location
-FIELDS_LEVEL = 6  # the last that brought fields of records: from it on they are written as they are
-ENDS_LEVEL = 3  # of a location, from which on a state diff tells that the shard is dropped
+FIRST_FORMAT = 1  # of a location in which no later one was switched on
+NEWEST_FORMAT = THIS_BUILD.newest  # of a new location
 
 
-def encode_diff(
-    change: StateDiff, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD, *, ends: bool = False
-) -> bytes:
-    """The durable bytes of a state diff. `ends`: the shard is dropped after it, which level 2 cannot say."""
-    kind = KIND_LAST if ends and level >= ENDS_LEVEL else KIND_DIFF
-    return frame(kind, _body(change, level), change.features or (), level, build)
+def encode_diff(change: StateDiff, version: int = NEWEST_FORMAT, *, ends: bool = False) -> bytes:
+    """The durable bytes of a state diff. `ends`: the shard is dropped after it."""
+    return frame(KIND_LAST if ends else KIND_DIFF, encoded(change), version)
 
 
 def decode_diff(data: bytes, build: Build = THIS_BUILD) -> StateDiff:
@@ -89,9 +83,9 @@ def decode_diff(data: bytes, build: Build = THIS_BUILD) -> StateDiff:
     return change
 
 
-def encode_state(state: State, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+def encode_state(state: State, version: int = NEWEST_FORMAT) -> bytes:
     """The durable bytes of a whole State: a rollup."""
-    return frame(KIND_ROLLUP, _body(state, level), state.features, level, build)
+    return frame(KIND_ROLLUP, encoded(state), version)
 
 
 def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
@@ -101,9 +95,9 @@ def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
     return remembering(state)
 
 
-def encode_listing(listing: Listing, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+def encode_listing(listing: Listing, version: int = NEWEST_FORMAT) -> bytes:
     """The durable bytes of what a bundle lists."""
-    return frame(KIND_BUNDLE, _body(listing, level), (), level, build)
+    return frame(KIND_BUNDLE, encoded(listing), version)
 
 
 def decode_listing(data: bytes, build: Build = THIS_BUILD) -> Listing:
@@ -111,9 +105,9 @@ def decode_listing(data: bytes, build: Build = THIS_BUILD) -> Listing:
     return decoded(_LISTING, unframe(KIND_BUNDLE, data, "bundle", build), "bundle", Corruption)
 
 
-def encode_lent(lent: LentKeys, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+def encode_lent(lent: LentKeys, version: int = NEWEST_FORMAT) -> bytes:
     """The durable bytes of a list of blobs that are lent."""
-    return frame(KIND_LOAN, _body(lent, level), (), level, build)
+    return frame(KIND_LOAN, encoded(lent), version)
 
 
 def decode_lent(data: bytes, build: Build = THIS_BUILD) -> LentKeys:
@@ -121,9 +115,9 @@ def decode_lent(data: bytes, build: Build = THIS_BUILD) -> LentKeys:
     return decoded(_LENT, unframe(KIND_LOAN, data, "list of lent blobs", build), "list of lent blobs", Corruption)
 
 
-def encode_block(block: Block, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+def encode_block(block: Block, version: int = NEWEST_FORMAT) -> bytes:
     """The durable bytes of a block of the commit history."""
-    return frame(KIND_BLOCK, _body(block, level), (), level, build)
+    return frame(KIND_BLOCK, encoded(block), version)
 
 
 def decode_block(data: bytes, build: Build = THIS_BUILD) -> Block:
@@ -131,9 +125,9 @@ def decode_block(data: bytes, build: Build = THIS_BUILD) -> Block:
     return decoded(_BLOCK, unframe(KIND_BLOCK, data, "block of history", build), "block of history", Corruption)
 
 
-def encode_blocks(index: BlockIndex, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+def encode_blocks(index: BlockIndex, version: int = NEWEST_FORMAT) -> bytes:
     """The durable bytes of the index of a file of blocks."""
-    return frame(KIND_BLOCKS, _body(index, level), (), level, build)
+    return frame(KIND_BLOCKS, encoded(index), version)
 
 
 def decode_blocks(data: bytes, build: Build = THIS_BUILD) -> BlockIndex:
@@ -142,8 +136,8 @@ def decode_blocks(data: bytes, build: Build = THIS_BUILD) -> BlockIndex:
 
 
 def encode_binding(binding: Binding) -> bytes:
-    """The durable bytes of a binding. They have the first level, so that every build can read them."""
-    return frame(KIND_BINDING, encoded(binding), (), FIRST_LEVEL, THIS_BUILD)
+    """The durable bytes of a binding. They have the first format version, so that every build can read them."""
+    return frame(KIND_BINDING, encoded(binding), FIRST_FORMAT)
 
 
 def decode_binding(data: bytes, build: Build = THIS_BUILD) -> Binding:
@@ -151,42 +145,33 @@ def decode_binding(data: bytes, build: Build = THIS_BUILD) -> Binding:
     return decoded(_BINDING, unframe(KIND_BINDING, data, "binding", build), "binding", Corruption)
 
 
-def level_of(data: bytes) -> int:
-    """The level of a frame that was read before."""
-    return data[_LEVEL_AT]
+def format_of(data: bytes) -> int:
+    """The format version of a frame that was read before."""
+    return data[_FORMAT_AT]
 
 
-def _body(record: Record, level: int) -> bytes:
-    return encoded(record) if level >= FIELDS_LEVEL else encoded_at(record, level)
-
-
-def frame(kind: bytes, body: bytes, features: Iterable[str], level: int, build: Build) -> bytes:
-    """The frame around a body. Raises InvalidUsage: a feature needs a higher level."""
-    for name in features:
-        if build.features[name] > level:
-            raise InvalidUsage(
-                f"{name} needs level {build.features[name]}, and this location has level {level}: run `persist upgrade`"
-            )
-    return _HEADER.pack(MAGIC, kind, level, _checksum(kind, level, body)) + body
+def frame(kind: bytes, body: bytes, version: int) -> bytes:
+    """The frame around a body."""
+    return _HEADER.pack(MAGIC, kind, version, _checksum(kind, version, body)) + body
 
 
 def unframe(kind: bytes, data: bytes, what: str, build: Build) -> memoryview:
-    """The body of a frame. Raises Corruption when the bytes are not one, UpgradeNeeded at a level that is not known."""
+    """The body of a frame. Raises Corruption when the bytes are not one, UpgradeNeeded for an unknown version."""
     if len(data) < _HEADER.size:
         raise Corruption(f"a {what} has only {len(data)} bytes")
-    magic, found_kind, level, checksum = _HEADER.unpack_from(data)
+    magic, found_kind, version, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC or found_kind != kind:
         raise Corruption(f"the bytes are no {what}: they begin with {data[:5]!r}")
     body = memoryview(data)[_HEADER.size :]
-    if _checksum(kind, level, body) != checksum:
+    if _checksum(kind, version, body) != checksum:
         raise Corruption(f"a {what} of {len(data)} bytes fails its checksum or is cut short")
-    if level not in build.levels:
-        raise UpgradeNeeded(f"a {what} has level {level}; this persist knows {build.known}: upgrade it")
+    if version not in build.formats:
+        raise UpgradeNeeded(f"a {what} has format version {version}; this persist knows {build.known}: upgrade it")
     return body
 
 
-def _checksum(kind: bytes, level: int, body: bytes | memoryview) -> int:
-    return zlib.crc32(body, zlib.crc32(kind + bytes([level])))
+def _checksum(kind: bytes, version: int, body: bytes | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(kind + bytes([version])))
 
 
 def _check_features(features: Iterable[str], what: str, build: Build) -> None:

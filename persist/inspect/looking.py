@@ -1,6 +1,6 @@
 """A location that is opened to be looked at: both stores are wrapped so that a write raises, and nothing is made.
 
-Opening a location binds its stores, marks its directory, makes a table and raises its level. None of this happens
+Opening a location binds its stores, marks its directory, and makes a table. None of this happens
 here. What is wrong with how the stores belong together is a finding, and what is there is shown all the same.
 """
 
@@ -20,15 +20,15 @@ from consensus import Consensus, ConsensusMisconfigured, ConsensusNotWritable, o
 from consensus.forwarding import ForwardingConsensus
 from consensus.interface import Wanted
 from persist.attributes.storage import NodeCache
+from persist.commit.format_version import read_format
 from persist.commit.identity import COPY_KEY, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in
-from persist.commit.levels import read_level
 from persist.commit.location import MARKER, MARKER_VERSION, Location, all_names, read_marker, url_path
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.commit.versions import Versions
 from persist.core.binding import Binding
 from persist.core.errors import Corruption, InvalidUsage, PersistError, ReadOnly, Unavailable, UpgradeNeeded
 from persist.core.ids import shard_id_of
-from persist.formats.state_frames import FIRST_LEVEL, THIS_BUILD, Build, decode_binding
+from persist.formats.state_frames import THIS_BUILD, Build, decode_binding
 from persist.formats.store_errors import translated
 from persist.inspect.records import Findings, Told
 
@@ -104,11 +104,11 @@ class LookedIdentity(Identity):
 
 
 class LookedVersions(Versions):
-    """Raises no level."""
+    """Switches no format version on."""
 
     @property
-    def level(self) -> int:
-        return read_level(self.blob, self.build)
+    def format_version(self) -> int:
+        return read_format(self.blob, self.build)
 
 
 class Look:
@@ -228,19 +228,19 @@ def _wrong_marker(marker: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LocationTold(Told):
-    """A location: its id, its epoch, and the level of its bytes. None: that is not known."""
+    """A location: its id, its epoch, and its format version. None: that is not known."""
 
     id: str | None
     epoch: int | None
-    level: int | None
+    format_version: int | None
 
 
 def location_told(look: Look, findings: Findings) -> LocationTold:
     """What both stores tell of the location. What does not fit together is noted. Raises Unavailable."""
     findings.take(look.problems)
-    level: int | None = None
+    version: int | None = None
     try:
-        level = look.versions.level
+        version = look.versions.format_version
     except UpgradeNeeded as error:
         findings.note(error.message)
     with translated():
@@ -255,7 +255,7 @@ def location_told(look: Look, findings: Findings) -> LocationTold:
         binding = None if entry is None else decode_binding(entry.data, look.build)
     except PersistError as error:
         findings.note(f"the binding in the log: {error.message}")
-    if entry is None and (epochs or next(look.names(), None) is not None) and level != FIRST_LEVEL:
+    if entry is None and (epochs or next(look.names(), None) is not None):
         findings.note("the consensus store has no binding: it is not the one of this blob store, or has lost all")
     if binding is not None:
         _compare(look, binding, epochs, findings)
@@ -263,7 +263,7 @@ def location_told(look: Look, findings: Findings) -> LocationTold:
         binding.location_id if binding is not None else None if named is None else named.decode("ascii", "replace")
     )
     epoch = binding.epoch if binding is not None else epochs[-1] if epochs else None
-    return LocationTold(location_id, epoch, level)
+    return LocationTold(location_id, epoch, version)
 
 
 def _compare(look: Look, binding: Binding, epochs: list[int], findings: Findings) -> None:

@@ -13,7 +13,7 @@ from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.ids import SeqNo, family_of
 from persist.core.keys import belongs_to, born_ms, is_rollup_key, rollup_seqno, shard_of
 from persist.core.state import State
-from persist.formats.state_frames import decode_state, level_of
+from persist.formats.state_frames import decode_state, format_of
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.inspect.log import walked
 from persist.inspect.looking import Look
@@ -102,7 +102,7 @@ class RollupTold(Told):
     named: bool
     live: bool
     timestamp: str | None
-    level: int | None
+    format_version: int | None
     same: bool | None
 
 
@@ -261,7 +261,7 @@ def _rollups(look: Look, seen: Seen) -> Iterator[RollupTold]:
     commits = {one.seqno: one.change.commit_id for one in walked(look, seen.name) if one.change is not None}
     again = Rechecked(look, state)
     for key, seqno in sorted({**there, **named}.items(), key=lambda item: (item[1], item[0])):
-        found, level = _read_rollup(look, key, seqno, again if key in named else None, findings)
+        found, version = _read_rollup(look, key, seqno, again if key in named else None, findings)
         same = None
         if found is not None and found.commit_id and seqno in commits:
             same = found.commit_id == commits[seqno]
@@ -274,7 +274,7 @@ def _rollups(look: Look, seen: Seen) -> Iterator[RollupTold]:
             named=key in named,
             live=seqno in commits,
             timestamp=None if found is None else instant(found.walltime_ms),
-            level=level,
+            format_version=version,
             same=same,
         )
 
@@ -282,14 +282,14 @@ def _rollups(look: Look, seen: Seen) -> Iterator[RollupTold]:
 def _read_rollup(
     look: Look, key: str, seqno: SeqNo, named: Rechecked | None, findings: Findings
 ) -> tuple[State | None, int | None]:
-    """The State in a rollup, and its level. What is wrong is noted; `named`: whether the State names it."""
+    """The State in a rollup, and its format version. What is wrong is noted; `named`: whether the State names it."""
     try:
         with translated_but_missing():
             data = look.blob.get(key)
         found = decode_state(data, look.build)
         if found.seqno != seqno:
             raise Corruption(f"it holds the State v{found.seqno}")
-        return found, level_of(data)
+        return found, format_of(data)
     except BlobNotFound:
         if named is not None and named.is_named(key):
             findings.note(f"the blob {key} is not there", key)

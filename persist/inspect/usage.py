@@ -235,7 +235,7 @@ def _group(stat: BlobStat) -> str:
 def _kind(key: str) -> str:
     if key.startswith(("pub/", "cat/")):
         return "published"
-    return "bindings" if key in _LOCATION or key.startswith(("epoch/", "offer/", "level/", "receipt")) else "other"
+    return "bindings" if key in _LOCATION or key.startswith(("epoch/", "offer/", "format/", "receipt")) else "other"
 
 
 def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings, watcher: Watcher) -> UsageTold:

@@ -11,13 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from blob import Blob
-from persist.commit.identity import COPY_KEY, ID_KEY, LOOK_EVERY_S, epoch_key, epochs_in
+from persist.commit.identity import COPY_KEY, ID_KEY, epoch_key, epochs_in
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Conflict, Corruption, InvalidUsage
 from persist.core.keys import belongs_to, is_rollup_key, shard_of
 from persist.core.publications import CATALOGUES, JOURNALS
-from persist.core.transitions.context import HANDOVERS_LEVEL
 from persist.formats.state_frames import decode_binding
 from persist.formats.store_errors import translated
 from persist.regions.promotion import PREFIX, Promotion, promotion_to
@@ -84,12 +83,8 @@ def _end(old: Location, new: Blob, sleep: Callable[[float], object]) -> None:
     """Let nothing be acknowledged by the old home from now on, so that what is looked for after it is all there is.
 
     Processes see the new epochs some time after they are there. So each log gets a last commit, after which it takes
-    no other. Below the level of hand-overs it is waited until every process has looked.
+    no other.
     """
-    if old.versions.level < HANDOVERS_LEVEL:
-        sleep(LOOK_EVERY_S)
-        old.identity.look()
-        return
     with translated():
         binding = decode_binding(new.get(epoch_key(epochs_in(new)[-1])), old.settings.build)
     ending = as_owner(old, binding)

@@ -163,10 +163,10 @@ class ReplicaIdentity(Identity):
 
 
 class ReplicaVersions(Versions):
-    """Versions of a copy: it writes none, and raises no level."""
+    """Versions of a copy: it writes none, and switches no format version on."""
 
     @property
-    def level(self) -> int:
+    def format_version(self) -> int:
         """All that this build can read: nothing is written by it, and how far home is may not have come yet."""
         return self.build.newest
 

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from blob import Blob, BlobNotFound
+from persist.commit.format_version import FORMATS
 from persist.commit.identity import COPY_KEY, EPOCHS, ID_KEY, epochs_in
-from persist.commit.levels import LEVELS
 from persist.commit.system import Clock
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core.errors import Conflict, Corruption, InvalidUsage
@@ -91,7 +91,7 @@ class Replicator:
         is_whole = whole or self._whole_s is None or now_s - self._whole_s >= self.settings.whole_s
         with translated():
             told = {stat.key for prefix in (JOURNALS, CATALOGUES) for stat in self._home.list(prefix)}
-            fixed = {stat.key for prefix in (EPOCHS, LEVELS, PREFIX) for stat in self._home.list(prefix)} | {ID_KEY}
+            fixed = {stat.key for prefix in (EPOCHS, FORMATS, PREFIX) for stat in self._home.list(prefix)} | {ID_KEY}
         prefixes = [""] if is_whole else sorted(self._touched(told))
         own = self._listed(prefixes)  # after what tells of them: all that it needs is among them
         copied, size = self._bring(fixed, own, told)

@@ -24,7 +24,6 @@ from persist.copies.recovering import How, Recovered, begin_anew, ended, fence, 
 from persist.core import commands as c
 from persist.core.binding import Binding
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
-from persist.core.transitions.context import HANDOVERS_LEVEL
 from persist.formats.state_frames import decode_binding, encode_binding
 from persist.formats.store_errors import translated
 from persist.regions.promoting import Note, check_copy
@@ -132,11 +131,6 @@ class Switch:
             raise InvalidUsage(f"{self.copy.blob.url} is no copy of {self.home.blob.url}")
         if self.home.blob.url == self.copy.blob.url:
             raise InvalidUsage("a switch needs two blob stores: home's, and the copy")
-        if self.home.versions.level < HANDOVERS_LEVEL:
-            raise InvalidUsage(
-                f"home has level {self.home.versions.level}, and hand-overs need level {HANDOVERS_LEVEL}: run `persist "
-                "upgrade` there once every process is of this build"
-            )
 
     def _check_last(self) -> None:
         """That no other home has taken over, and no switch to another copy is under way."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +26,7 @@ from persist.client.snapshot import ReadLease, leased_blobs, part_reader
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part
-from persist.core.errors import InvalidUsage, UpgradeNeeded
+from persist.core.errors import InvalidUsage
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import current_schema, sound_schemas
@@ -126,17 +125,15 @@ def _detail(target: Target) -> list[Row]:
     one = _one(target)
     view, retry_s = one.view(target.shard, ViewRequest()), target.connection.handles.read.retry_s
     schema_id, schema = current_schema(view.schemas)
-    told: Row = {"history_ms": None, "mark_every_ms": None, "tags": None}
-    with suppress(UpgradeNeeded):  # a location of an earlier level knows no settings and no tags
-        settings = send(one, target.shard, c.ReadShardSettings(), retry_s)
-        tags = send(one, target.shard, c.ReadTags(), retry_s)
-        assert isinstance(settings, c.SettingsAre)
-        assert isinstance(tags, c.TagsAre)
-        told = {
-            "history_ms": settings.settings.history_ms,
-            "mark_every_ms": settings.settings.mark_every_ms,
-            "tags": {name: tag.time for name, tag in tags.tags.items()},
-        }
+    settings = send(one, target.shard, c.ReadShardSettings(), retry_s)
+    tags = send(one, target.shard, c.ReadTags(), retry_s)
+    assert isinstance(settings, c.SettingsAre)
+    assert isinstance(tags, c.TagsAre)
+    told: Row = {
+        "history_ms": settings.settings.history_ms,
+        "mark_every_ms": settings.settings.mark_every_ms,
+        "tags": {name: tag.time for name, tag in tags.tags.items()},
+    }
     return [
         {
             "name": view.name,

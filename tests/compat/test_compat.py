@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from persist.commit.levels import read_level
 
 import persist
 from blob import open_blob
 from consensus import ENDED
 from persist.attributes import nodes
 from persist.cli.__main__ import main
-from persist.commit.levels import read_level
 from persist.commit.location import Location, open_location
 from persist.copies.backing_up import UPPER, Wanted, back_up
 from persist.copies.backup_store import BackupStore

@@ -6,11 +6,11 @@ from datetime import datetime
 
 import pyarrow as pa
 import pytest
+from persist.commit.levels import raise_level
 
 from persist.client import dating
 from persist.client.dating import dates_of
 from persist.client.shard import Shard
-from persist.commit.levels import raise_level
 from persist.core.antichain import TIME_MAX
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.state import Policy

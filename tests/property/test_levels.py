@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from persist.commit.levels import raise_level
 
 from persist.client.shard import Shard
 from persist.commit.blob_worker import merged
-from persist.commit.levels import raise_level
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import PersistError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from blob import Blob
 from persist.attributes.index import AttributeIndex
-from persist.attributes.nodes import PACKED, Shape
+from persist.attributes.nodes import Shape
 from persist.attributes.storage import NodeCache
 from persist.attributes.tree import NodeReader, entries
 from persist.core import commands as c
@@ -33,9 +33,9 @@ class Indexed:
         self.index = AttributeIndex(blob, ids, self.cache, shape or Shape())
         self.state: State = Shard().state
 
-    def write(self, values: Values, *, version: int = PACKED, compact: bool = True) -> c.FlushAttributes:
+    def write(self, values: Values, *, compact: bool = True) -> c.FlushAttributes:
         """Write the values into a new version of the index, which is not committed yet."""
-        return self.index.flushed(self.state, sorted(values.items()), version=version, compact=compact)
+        return self.index.flushed(self.state, sorted(values.items()), compact=compact)
 
     def commit(self, command: c.FlushAttributes) -> bool:
         state, result = step(self.state, command, Context(0, Policy()))
@@ -44,8 +44,8 @@ class Indexed:
         assert isinstance(result, c.Flushed)
         return result.applied
 
-    def flush(self, values: Values, *, version: int = PACKED, compact: bool = True) -> None:
-        assert self.commit(self.write(values, version=version, compact=compact))
+    def flush(self, values: Values, *, compact: bool = True) -> None:
+        assert self.commit(self.write(values, compact=compact))
 
     def collect(self) -> None:
         """Delete every blob that the State does not name."""

@@ -16,8 +16,6 @@ from persist.core.state import State
 from persist.core.transitions.context import Context
 from persist.core.transitions.dropping import brings_back
 
-BUNDLES_LEVEL = 3  # of a location, from which on a State may name bundles
-
 
 def bundle_parts(state: State, command: c.BundleParts, context: Context) -> tuple[State, c.Bundled]:
     """A merge under way names its inputs by id, so what one is at work on stays as it is.
@@ -26,7 +24,7 @@ def bundle_parts(state: State, command: c.BundleParts, context: Context) -> tupl
     """
     inputs, bundles = frozenset(command.inputs), [part for run in command.outputs for part in run.parts]
     found = state.trace.covering(inputs) if inputs else None
-    if found is None or found[1] != 1 or context.level < BUNDLES_LEVEL:
+    if found is None or found[1] != 1:
         return state, c.Bundled(False)
     if not inputs.isdisjoint(claimed(state, context.lease_now_ms)) or _are_swept(state, bundles, context):
         return state, c.Bundled(False)

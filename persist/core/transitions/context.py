@@ -20,18 +20,6 @@ RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way emp
 RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer by leases that lapse or by merges
 
 
-NEWEST_LEVEL = 6  # of which the core knows
-OUTCOMES_LEVEL = 3  # from which on a State keeps outcomes
-SWEEPS_LEVEL = 3  # from which on it says what may have been swept
-LIVES_LEVEL = 3  # from which on a name has more than one life
-NAMED_HOLDS_LEVEL = 3  # from which on a critical reader says which of the holds of its name it is
-HISTORY_LEVEL = 4  # from which on a State has settings, and knows wall clocks
-CLONES_LEVEL = 5  # from which on a shard may name blobs of another one
-OVERWRITES_LEVEL = 5  # from which on rows may be written at the very time of a drop
-HANDOVERS_LEVEL = 5  # from which on a shard can be handed over to another home
-SCHEMAS_LEVEL = 6  # from which on columns have ids, defaults and constraints
-
-
 class IndexPage(Record, frozen=True):
     """The attributes of the index from some key on, ascending. `following`: the rest begins there (None: no rest)."""
 
@@ -97,17 +85,17 @@ class Renewed(Record, frozen=True):
 
 
 class Context(Record, frozen=True):
-    """`now_ms` is the committer's clock, `lease_clock_ms` the time by which leases are judged. None: `now_ms`, as at a
+    """`now_ms` is the committer's clock, `lease_clock_ms` the time by which leases are judged (None: `now_ms`).
 
-    location of level 2. `renewed` is what the committer knows of renewals, newest first.
+    `renewed` is what the committer knows of renewals, newest first.
 
     `inserted_at` is the time that an insert earlier in the same commit took: later inserts of that commit
     may join its batch, because nobody can have seen it yet. `indexed` is what the committer has read in the index of
     attributes for the commands of this commit, `remembered` what it has read in files of outcomes for their tokens.
-    `verdict` is what was found of the parts of this command. `level` is that of the location. `store_ms` is the blob
-    store's time, where a token seems to come from the future (0: it was not asked). `checked_ms` is the committer's
-    clock where the blob store agrees with it (None: nobody knows), `base_upper` the upper of the State on which this
-    commit is made (None: that of the State that is stepped).
+    `verdict` is what was found of the parts of this command. `store_ms` is the blob store's time, where a token seems
+    to come from the future (0: it was not asked). `checked_ms` is the committer's clock where the blob store agrees
+    with it (None: unknown), `base_upper` the upper of the State on which this commit is made (None: that of the State
+    that is stepped).
     """
 
     now_ms: int
@@ -118,7 +106,6 @@ class Context(Record, frozen=True):
     lease_clock_ms: int | None = None
     renewed: tuple[Renewed, ...] = ()
     remembered: Mapping[str, Outcome] = {}
-    level: int = NEWEST_LEVEL
     store_ms: int = 0
     checked_ms: int | None = None
     base_upper: Antichain | None = None
@@ -127,22 +114,10 @@ class Context(Record, frozen=True):
     def lease_now_ms(self) -> int:
         return self.now_ms if self.lease_clock_ms is None else self.lease_clock_ms
 
-    def check_level(self, what: str, level: int) -> None:
-        """Refuse what only a location of this level or a later one can hold: the others of the commit go on."""
-        if self.level < level:
-            raise InvalidUsage(
-                f"{what} need level {level}, and this location has level {self.level}: run `persist upgrade`"
-            )
-
     def may_be_swept(self, state: State, key: str) -> bool:
         """Whether the orphan sweep may have taken a blob that nothing names yet."""
         return born_ms(key) < self.staged_from_ms(state)
 
     def staged_from_ms(self, state: State) -> int:
-        """Only blobs whose key was minted at this time or later may come to be named.
-
-        At a location of level 2 an older build may sweep, which goes by the age alone.
-        """
-        if self.lease_clock_ms is not None:
-            return state.swept_before_ms
-        return max(state.swept_before_ms, self.now_ms - self.policy.staged_ms_max)
+        """Only blobs whose key was minted at this time or later may come to be named."""
+        return state.swept_before_ms

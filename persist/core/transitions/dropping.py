@@ -14,7 +14,7 @@ from persist.core.record import replace
 from persist.core.row_policy import KeptCut
 from persist.core.state import State, cut_times, earliest_readable, is_kept
 from persist.core.trace import trace_of
-from persist.core.transitions.context import HISTORY_LEVEL, Context
+from persist.core.transitions.context import Context
 
 
 def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
@@ -93,7 +93,6 @@ def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> 
     What leaves the counts here had come all the same, so it is added to what truncations took. A part that is clipped
     tells no count until it is merged.
     """
-    context.check_level("truncations", HISTORY_LEVEL)
     count = forgettable(state)
     if not count:
         return state, c.Done()

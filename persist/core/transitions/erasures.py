@@ -11,14 +11,13 @@ from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions.context import HISTORY_LEVEL, Context
+from persist.core.transitions.context import Context
 from persist.core.transitions.history import forgotten
 from persist.core.transitions.writers import restore
 
 
 def erase(state: State, command: c.Erase, context: Context) -> tuple[State, c.Appended]:
     """The commit history before it may tell of the rows (what callers said), so it goes as well."""
-    context.check_level("erasures", HISTORY_LEVEL)
     if len(command.reason) > REASON_CHARS_MAX:
         raise InvalidUsage(f"the reason has {len(command.reason)} characters; at most {REASON_CHARS_MAX} are kept")
     if state.upper == MINIMUM:

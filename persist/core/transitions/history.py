@@ -11,7 +11,7 @@ from persist.core.record import replace
 from persist.core.row_policy import DROP
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, State, held_since, latest_time
-from persist.core.transitions.context import HISTORY_LEVEL, Context
+from persist.core.transitions.context import Context
 from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.recording import without_outlived
 
@@ -45,7 +45,6 @@ def stamped(state: State, base_upper: Antichain, checked_ms: int | None, policy:
 
 def resolve_time(state: State, command: c.ResolveTime, context: Context) -> tuple[State, c.TimeResolved | c.TimeToCome]:
     """Where the instant is not sealed yet, this commit seals it."""
-    context.check_level("wall clocks", HISTORY_LEVEL)
     if context.checked_ms is not None and _is_open(state, command.at_ms) and command.at_ms > context.checked_ms:
         return state, c.TimeToCome(context.checked_ms)
     state = _sealing(state, command.at_ms, context)
@@ -61,7 +60,6 @@ def upper_at(state: State, at_ms: int, context: Context) -> tuple[State, Anticha
 
 def time_shown(state: State, command: c.TimeShown, context: Context) -> tuple[State, c.ShownFrom]:
     """The first of the marks beyond the time; where there is none yet, the next one will be it."""
-    context.check_level("wall clocks", HISTORY_LEVEL)
     time, seal = command.time, state.seal
     if state.upper.less_equal(time):
         raise InvalidUsage(f"time {time} of shard {state.name!r} is not complete yet; its upper is {state.upper}")
@@ -85,10 +83,7 @@ def time_shown(state: State, command: c.TimeShown, context: Context) -> tuple[St
 
 
 def times_shown(state: State, command: c.TimesShown, context: Context) -> tuple[State, c.MarksShown]:
-    """As `time_shown` for many times. Where commits came with clocks that nobody could check, a good one dates them.
-
-    A location of an older level has no marks, so nothing is known there.
-    """
+    """As `time_shown` for many times. Where commits came with clocks that nobody could check, a good one dates them."""
     first, last = command.first, command.last
     if not state.since.less_equal(first):
         raise NotReadable(
@@ -115,7 +110,6 @@ def times_shown(state: State, command: c.TimesShown, context: Context) -> tuple[
 
 
 def lower_seal(state: State, command: c.LowerSeal, context: Context) -> tuple[State, c.SealLowered]:
-    context.check_level("wall clocks", HISTORY_LEVEL)
     checked_ms = checked(context, state)
     if state.seal.sealed_ms <= checked_ms + SPOILT_MS:
         return state, c.SealLowered(state.seal.sealed_ms, None)
@@ -235,7 +229,6 @@ def read_settings(state: State, command: c.ReadShardSettings, context: Context) 
 
 def set_settings(state: State, command: c.SetSettings, context: Context) -> tuple[State, c.SettingsAre]:
     """Since stays: a shorter history is forgotten by maintenance, and what is forgotten stays so."""
-    context.check_level("settings", HISTORY_LEVEL)
     known = state.settings
     wanted = ShardSettings(command.history_ms, command.mark_every_ms, command.expected_version + 1, command.rows)
     wanted.check()
@@ -265,7 +258,6 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
 
 
 def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[State, c.HistoryMoved]:
-    context.check_level("settings", HISTORY_LEVEL)
     settings = state.settings
     if not settings.version or settings.history_ms is None or state.since.is_empty:
         return state, _moved(state)

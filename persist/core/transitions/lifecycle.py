@@ -14,7 +14,7 @@ from persist.core.row_policy import NO_RETENTION
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import State, initial_state
 from persist.core.trace import trace_of
-from persist.core.transitions.context import LIVES_LEVEL, SCHEMAS_LEVEL, Context
+from persist.core.transitions.context import Context
 from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.outcomes import of_ended_life
 from persist.core.transitions.uppers import check_upper
@@ -28,7 +28,6 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
         return state, c.SchemaRegistered(current)
     following = with_schema(state, command, context)
     if command.expected_upper is not None:  # what was staged by the schema before is staged anew
-        context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
         check_upper(state, command.expected_upper)
         following = replace(following, schema_floor=current + 1)
     return following, c.SchemaRegistered(current + 1)
@@ -37,8 +36,6 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
 def with_schema(state: State, command: c.EvolveSchema | c.Reshape, context: Context) -> State:
     """The State whose current schema is that of the command. Raises SchemaMismatch, and what the verdict says."""
     _check_current(state, command.expected_id)
-    if context.verdict.described:
-        context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
     settings = _settings_after(state, context.verdict.settings)
     return _dated(replace(reshaped(state, command), settings=settings), context)
@@ -46,14 +43,11 @@ def with_schema(state: State, command: c.EvolveSchema | c.Reshape, context: Cont
 
 def _dated(state: State, context: Context) -> State:
     """The State that knows from which time on it has its current schema."""
-    if context.level < SCHEMAS_LEVEL:
-        return state
     first = TIME_MAX + 1 if state.upper.element is None else state.upper.element
     return replace(state, schema_times={**state.schema_times, state.schema_id: first})
 
 
 def read_schema_times(state: State, command: c.ReadSchemaTimes, context: Context) -> tuple[State, c.SchemaTimes]:
-    context.check_level("the columns of earlier times", SCHEMAS_LEVEL)
     return state, c.SchemaTimes(state.schema_id, dict(state.schema_times))
 
 
@@ -83,7 +77,6 @@ def _settings_after(state: State, looked_at: int | None) -> ShardSettings:
 
 def constrain(state: State, command: c.Constrain, context: Context) -> tuple[State, c.SchemaRegistered]:
     """What is committed from here on was staged by a writer who knew the constraints, and so has obeyed them."""
-    context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     current = state.schema_id
     if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
         return state, c.SchemaRegistered(current)
@@ -169,9 +162,6 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
 
 def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State, c.Done]:
     """The next life begins as the first one did. The log goes on, so its rollups stay named until it is cut."""
-    context.check_level("names that are used again", LIVES_LEVEL)
-    if context.verdict.described:
-        context.check_level("ids, defaults and constraints of columns", SCHEMAS_LEVEL)
     context.verdict.check()
     incarnation = state.incarnation + 1
     if incarnation > INCARNATION_MAX:

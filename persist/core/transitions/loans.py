@@ -10,7 +10,7 @@ from persist.core.keys import belongs_to, is_loan_key, shard_of
 from persist.core.loans import LOANS_MAX, Loan, is_foreign
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions.context import CLONES_LEVEL, RETRY_LATER_S, Context
+from persist.core.transitions.context import RETRY_LATER_S, Context
 
 
 def lend(state: State, command: c.Lend, context: Context) -> tuple[State, c.Lent]:
@@ -18,7 +18,6 @@ def lend(state: State, command: c.Lend, context: Context) -> tuple[State, c.Lent
 
     Its horizon is a rollup that no reader forbade, in an earlier State than this. The latest of these only moves on.
     """
-    context.check_level("clones", CLONES_LEVEL)
     if (known := _known(state, command)) is not None:
         return state, known
     if command.seqno > state.seqno:
@@ -35,7 +34,6 @@ def lends_from(state: State) -> SeqNo:
 
 
 def lend_on(state: State, command: c.LendOn, context: Context) -> tuple[State, c.Lent]:
-    context.check_level("clones", CLONES_LEVEL)
     if (known := _known(state, command)) is not None:
         return state, known
     through = state.loans.get(command.through)
@@ -45,7 +43,6 @@ def lend_on(state: State, command: c.LendOn, context: Context) -> tuple[State, c
 
 
 def shrink(state: State, command: c.ShrinkLoan, context: Context) -> tuple[State, c.Lent]:
-    context.check_level("clones", CLONES_LEVEL)
     loan = state.loans.get(command.loan)
     if loan is None or loan.list_key == command.new_key:
         return state, c.Lent(loan is not None)
@@ -80,7 +77,6 @@ def begin_clone(state: State, command: c.BeginClone, context: Context) -> tuple[
 
     before that lists as old as that one are refused here.
     """
-    context.check_level("clones", CLONES_LEVEL)
     born, incarnation = command.state, state.incarnation + 1
     if incarnation > INCARNATION_MAX:
         raise InvalidUsage(f"the name {state.name!r} was used {incarnation} times; take another one")

@@ -11,7 +11,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.keys import belongs_to, is_rollup_key, rollup_seqno
 from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State, kept_below
-from persist.core.transitions.context import SWEEPS_LEVEL, Context
+from persist.core.transitions.context import Context
 from persist.core.transitions.dropping import brings_back, recounted
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES, expire_lapsed, heartbeat_ms
 from persist.core.transitions.naming import check_merged
@@ -90,7 +90,6 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
 
 def refuse_staged_before(state: State, command: c.RefuseStagedBefore, context: Context) -> tuple[State, c.SweptBefore]:
     """Always a new State object, and so always a commit."""
-    context.check_level("sweeps", SWEEPS_LEVEL)
     before_ms = max(state.swept_before_ms, min(command.before_ms, context.now_ms))
     return replace(expire_lapsed(state, context.lease_now_ms), swept_before_ms=before_ms), c.SweptBefore(before_ms)
 

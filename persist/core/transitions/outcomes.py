@@ -23,7 +23,7 @@ from persist.core.outcomes import (
 )
 from persist.core.record import replace
 from persist.core.state import Policy, State, WriterState
-from persist.core.transitions.context import OUTCOMES_LEVEL, RETRY_SOON_S, Context
+from persist.core.transitions.context import RETRY_SOON_S, Context
 
 Written = c.CompareAndAppend | c.Append | c.Insert | c.Rewrite | c.UpdateAttributes  # what comes with a token
 
@@ -48,7 +48,6 @@ def outcome_of(state: State, key: str, context: Context) -> Outcome | None:
 
 def answered(state: State, command: Written, context: Context) -> c.Appended | None:
     """What the command was answered the first time; None: it is new. Raises TokenReused, OutcomeForgotten."""
-    context.check_level("tokens", OUTCOMES_LEVEL)
     known = outcome_of(state, key_of(command.token), context)
     if known is None:
         _check_known(state, command.token, context)

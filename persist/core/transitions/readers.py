@@ -11,7 +11,7 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.phases import only_drop
 from persist.core.record import replace
 from persist.core.state import CriticalReader, LeasedReader, State, held_since, is_kept
-from persist.core.transitions.context import HISTORY_LEVEL, NAMED_HOLDS_LEVEL, RETRY_LATER_S, Context
+from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_readers
 from persist.core.transitions.tags import named
 
@@ -40,7 +40,6 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
 
 
 def hold_point(state: State, command: c.HoldPoint, context: Context) -> tuple[State, c.ReaderRegistered]:
-    context.check_level("tags", HISTORY_LEVEL)
     known = state.leased_readers.get(command.reader)
     if known is not None:  # a retry whose first answer was lost
         return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
@@ -126,7 +125,7 @@ def register_critical(
     earliest = max(state.since, erased_from(state))
     since = earliest if command.since is None else max(earliest, command.since)
     _check_movable(state, state.since, since, command.force)
-    registered = state.seqno if context.level >= NAMED_HOLDS_LEVEL else SeqNo(0)
+    registered = state.seqno
     reader = CriticalReader(since, opaque, purpose, registered)
     state = _with_critical(state, command.reader, reader)
     if command.since is not None:
@@ -157,7 +156,7 @@ def expire_critical(state: State, command: c.ExpireCriticalReader, context: Cont
         return state, c.Done()
     _check_opaque(state, command.reader, known, command.expected_opaque)
     kept = {k: r for k, r in state.critical_readers.items() if k != command.reader}
-    given_up = SeqNo(state.seqno + 1) if context.level >= NAMED_HOLDS_LEVEL else state.given_up
+    given_up = SeqNo(state.seqno + 1)
     return replace(state, critical_readers=kept, given_up=given_up), c.Done()
 
 

@@ -14,7 +14,7 @@ from persist.core.retention_plan import facts_of, rows_before
 from persist.core.row_policy import CUTS_MAX, KeptCut, RowPolicy
 from persist.core.state import State, is_kept
 from persist.core.tags import TAGS_MAX, Tag, check_tag_name
-from persist.core.transitions.context import HISTORY_LEVEL, Context
+from persist.core.transitions.context import Context
 from persist.core.transitions.dropping import dropped_before
 from persist.core.transitions.history import checked, upper_at
 from persist.core.transitions.writers import restore
@@ -34,7 +34,6 @@ def _with_policy(state: State, policy: RowPolicy) -> State:
 
 def take_cut(state: State, command: c.TakeCut, context: Context) -> tuple[State, c.CutKept]:
     """Only of what can be read: merges ask any later State what is kept, so no time may be added before since."""
-    context.check_level("policies of rows", HISTORY_LEVEL)
     at_ms = command.at_ms
     if state.settings.rows is None or state.since.is_empty or at_ms in state.cuts:
         return state, c.CutKept(False)
@@ -56,7 +55,6 @@ def take_cut(state: State, command: c.TakeCut, context: Context) -> tuple[State,
 
 
 def pass_cut(state: State, command: c.PassCut, context: Context) -> tuple[State, c.CutKept]:
-    context.check_level("policies of rows", HISTORY_LEVEL)
     known = state.retention
     if command.upper <= known.upper or state.upper < Antichain(command.upper):
         return state, c.CutKept(False)
@@ -74,7 +72,6 @@ def pass_cut(state: State, command: c.PassCut, context: Context) -> tuple[State,
 
 def retract_aged(state: State, command: c.RetractAged, context: Context) -> tuple[State, c.Appended]:
     """Rows do not go by a policy that somebody has changed, or taken away, since they were looked for."""
-    context.check_level("policies of rows", HISTORY_LEVEL)
     settings = state.settings
     if command.version != settings.version or settings.rows is None or settings.rows.column is None:
         raise Conflict(
@@ -87,7 +84,6 @@ def retract_aged(state: State, command: c.RetractAged, context: Context) -> tupl
 
 
 def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[State, c.CutKept]:
-    context.check_level("policies of rows", HISTORY_LEVEL)
     looked, known, settings = command.looked, state.retention, state.settings
     if settings.rows is None or looked.version != settings.version or state.upper < Antichain(looked.upper):
         return state, c.CutKept(False)
@@ -99,7 +95,6 @@ def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[
 
 
 def set_rungs(state: State, command: c.SetRungs, context: Context) -> tuple[State, c.TagsAre]:
-    context.check_level("policies of rows", HISTORY_LEVEL)
     tags, following = dict(state.tags), state
     if state.settings.rows is None or state.since.is_empty:
         return state, c.TagsAre({})

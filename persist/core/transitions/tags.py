@@ -10,13 +10,12 @@ from persist.core.errors import Conflict, InvalidUsage, NotReadable
 from persist.core.record import replace
 from persist.core.state import State, is_kept
 from persist.core.tags import KEEP_MS_MAX, TAGS_MAX, Tag, check_tag_name
-from persist.core.transitions.context import HISTORY_LEVEL, Context
+from persist.core.transitions.context import Context
 from persist.core.transitions.history import checked
 
 
 def set_tag(state: State, command: c.SetTag, context: Context) -> tuple[State, c.TagsAre]:
     """A merge under way goes to a since that is not beyond the shard's, so it keeps whatever may be tagged now."""
-    context.check_level("tags", HISTORY_LEVEL)
     name, time = check_tag_name(command.tag), command.time
     known = state.tags.get(name)
     if known is not None and known.time != time:

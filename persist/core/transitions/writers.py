@@ -16,7 +16,7 @@ from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
-from persist.core.transitions.context import HISTORY_LEVEL, OVERWRITES_LEVEL, RETRY_LATER_S, Context
+from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.dropping import (
     drops_rows,
     pending_drop,
@@ -137,7 +137,7 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
 
 def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
     """Noted for policies of rows: a truncation would take a time from the writers who own them."""
-    if state.retention.appended == by_append or context.level < HISTORY_LEVEL:
+    if state.retention.appended == by_append:
         return state
     return replace(state, retention=replace(state.retention, appended=by_append))
 
@@ -147,7 +147,6 @@ def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State
 
     So it is where there was nothing to take away, and no time is taken then.
     """
-    context.check_level("truncations", HISTORY_LEVEL)
     before = command.as_of + 1
     if before <= state.truncated.before:
         return state, c.Appended(state.upper, state.upper)
@@ -205,7 +204,6 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     Where the shard is fed by `append` the drop takes no time: it becomes effective at the next one that its writer
     completes. An expected upper takes that time at once.
     """
-    context.check_level("truncations", HISTORY_LEVEL)
     cut, time = command.as_of + 1, state.upper.element
     if time is None or time > TIME_MAX:
         raise no_time_left(state)
@@ -251,8 +249,6 @@ def edit(state: State, command: c.Edit | c.Reshape, context: Context) -> tuple[S
                 expected=[command.as_of + 1],
                 actual=state.upper.to_json(),
             )
-    if command.drops:
-        context.check_level("overwrites by metadata", OVERWRITES_LEVEL)
     drops = command.drops and time > 0 and drops_rows(state, time)
     if not command.runs and not drops:
         result = c.Appended(state.upper, state.upper)
@@ -307,8 +303,6 @@ def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Cont
 
 def _undone(state: State, as_of: int, time: int, context: Context) -> State:
     """The State in which a restore at `time` has undone the truncations that came after `as_of`."""
-    if context.level < HISTORY_LEVEL:
-        return state
     return replace(state, truncations=until(state.truncations, as_of), restored_at=time)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from persist.commit.levels import raise_level, read_level
 
 from blob.memory import MemoryBlob
 from compactor.orphans import Sweeper, SweepSettings
 from consensus.memory import MemoryConsensus
 from persist.attributes.nodes import PACKED, PLAIN
 from persist.cli.__main__ import main
-from persist.commit.levels import raise_level, read_level
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
