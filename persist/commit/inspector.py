@@ -156,9 +156,8 @@ def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape
     Whose turn it is, the plan decides.
     """
     if isinstance(command, c.Recreate):
-        first = check_first(command.schema)
-        check_new(first)
-        return Verdict(shard=state.shard_id, described=not first.is_plain)
+        check_new(check_first(command.schema))
+        return Verdict(shard=state.shard_id)
     known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
     before, after = check_next(command.schema, known or state.schemas)
     if isinstance(command, c.Constrain):
@@ -171,7 +170,7 @@ def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape
     rows = state.settings.rows
     check_policy(before, after, None if rows is None else rows.column)
     version = state.settings.version if takes_names(before, after) else None
-    return Verdict(shard=state.shard_id, settings=version, described=not after.is_plain)
+    return Verdict(shard=state.shard_id, settings=version)
 
 
 def _named_now(found: Verdict, command: c.Command, state: State) -> Verdict:

@@ -48,12 +48,6 @@ def unusable() -> set[Field]:
     return set() if THIS_BUILD.features else {("State", "features"), ("StateDiff", "features")}
 
 
-def of_later_levels(level: int) -> set[Field]:
-    """The fields that are written only from a later level on."""
-    later = ((kind, name) for kind in _structs(DURABLE) for name, needed in kind.levels.items() if needed > level)
-    return {(kind.__name__, name) for kind, name in later}
-
-
 def _within(value: Any) -> Iterator[Record]:
     """The record, and every record in its fields."""
     if isinstance(value, Record):

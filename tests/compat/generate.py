@@ -1,13 +1,12 @@
-"""Makes the frozen sample of the newest level: `python -m tests.compat.generate v3`.
+"""Makes the sample of the storage format: `python -m tests.compat.generate`.
 
-A sample is made once for each level, when the level is finished, and never again: it stands for what that code wrote.
-Whoever adds level N does this:
+Until the first release the sample is made anew after each change of durable bytes; with the release it is frozen. To
+change durable bytes:
 
-1. Let the story below use what the level adds, by the commands that users and maintenance have.
-2. Run `python -m tests.compat.generate vN`, then `pytest tests/compat`, which names every field that the sample lacks.
-3. Repeat both until nothing is missing and the level is finished. Remove the directory before each run.
+1. Let the story below use what is new, by the commands that users and maintenance have.
+2. Run `python -m tests.compat.generate`, then `pytest tests/compat`, which names every field that the sample lacks.
+3. Repeat both until nothing is missing.
 4. See that nothing of it lapses: what a test reads of it must be the same in years.
-5. Commit the sample. The samples of earlier levels stay byte for byte as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -44,7 +42,7 @@ from persist.core.merge_plan import MergePolicy
 from persist.core.record import replace as with_fields
 from persist.core.state import Policy
 from persist.formats.records import encoded
-from persist.formats.state_frames import NEWEST_LEVEL
+from persist.formats.state_frames import NEWEST_FORMAT
 from persist.parts import ShardSchema
 from persist.parts.altering import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
 from persist.parts.bundles import read_bundle
@@ -316,9 +314,8 @@ def staged(story: Story) -> None:
 
 
 def main() -> None:
-    target = HERE / sys.argv[1]
-    assert not target.exists(), "a frozen sample is never made anew"
-    assert target.name == f"v{NEWEST_LEVEL}", f"this code writes v{NEWEST_LEVEL}"
+    target = HERE / f"v{NEWEST_FORMAT}"
+    shutil.rmtree(target, ignore_errors=True)
     with ExitStack() as failed:
         failed.callback(shutil.rmtree, target, ignore_errors=True)
         target.mkdir()

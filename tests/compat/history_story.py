@@ -1,4 +1,4 @@
-"""What level 4 adds to a sample: wall clocks, settings, policies, cuts, truncations, drops, erasures, and entries.
+"""The history of the sample: wall clocks, settings, policies, cuts, truncations, drops, erasures, and entries.
 
 Its processes have a clock that can be set, on which the blob store agrees: hours pass at once, and clocks can be wrong.
 """

@@ -36,7 +36,7 @@ from persist.formats.state_frames import (
     encode_lent,
     encode_listing,
     encode_state,
-    level_of,
+    format_of,
 )
 
 HERE = Path(__file__).resolve().parent
@@ -74,7 +74,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Expected:
-    """What later code must read. Samples of level 2 tell the contents only."""
+    """What later code must read."""
 
     contents: Contents
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -82,13 +82,11 @@ class Expected:
     dropped: list[str] = field(default_factory=list)
     epoch: int = 1
     writes: list[Write] = field(default_factory=list)
-    told: Mapping[str, Any] = field(default_factory=dict)  # from level 4 on, see `history_story`
+    told: Mapping[str, Any] = field(default_factory=dict)  # see `history_story`
 
 
 def expected(frozen: Path) -> Expected:
     found = json.loads((frozen / EXPECTED).read_text())
-    if frozen.name == "v2":
-        return Expected(found)
     return Expected(**{**found, "writes": [Write(**write) for write in found["writes"]]})
 
 
@@ -154,17 +152,16 @@ def decoded(frame: bytes) -> Record:
 
 
 def encoded_again(frame: bytes) -> bytes:
-    """The bytes that this code writes for what the frame holds, at the level that it has."""
+    """The bytes that this code writes for what the frame holds, at the format version that it has."""
     kind = frame[4:5]
-    return KINDS[kind][1](decoded(frame), level_of(frame))
+    return KINDS[kind][1](decoded(frame), format_of(frame))
 
 
-LATER_KINDS = {KIND_LOAN: 5}  # and from which level on there are any
 KINDS: Mapping[bytes, tuple[Callable[[bytes], Any], Callable[[Any, int], bytes]]] = {
     KIND_DIFF: (decode_diff, encode_diff),
     KIND_LAST: (decode_diff, partial(encode_diff, ends=True)),
     KIND_ROLLUP: (decode_state, encode_state),
     KIND_BUNDLE: (decode_listing, encode_listing),
     KIND_LOAN: (decode_lent, encode_lent),
-    KIND_BINDING: (decode_binding, lambda binding, level: encode_binding(binding)),
+    KIND_BINDING: (decode_binding, lambda binding, version: encode_binding(binding)),
 }

@@ -1,4 +1,4 @@
-"""Old bytes stay readable: every frozen location opens, reads as it did when it was written, and can be written on."""
+"""Old bytes stay readable: the sample opens, reads as it did when it was written, and can be written to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from persist.commit.levels import read_level
 
 import persist
 from blob import open_blob
@@ -31,20 +30,15 @@ from persist.core.state import State
 from persist.formats import outcome_frames
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
-from persist.formats.state_frames import FIELDS_LEVEL, THIS_BUILD
+from persist.formats.state_frames import THIS_BUILD
 from tests.compat import fields, generate, sample
 from tests.compat.sample import EXPECTED, HERE, STAGED, Write, client_of, expected, frames, opened_copy
 
 SAMPLES = sorted(path.parent for path in HERE.glob(f"*/{EXPECTED}"))
 WRITTEN = {pa.string(): "written on", pa.int64(): 1}  # into columns of these types; others may be null
 BYTES_MAX = 480_000  # of a sample, which lies in the repository for ever
-IN_THE_MAKING: frozenset[int] = frozenset()  # levels whose bytes are not frozen yet: no sample stands for them
-NEWEST = SAMPLES[-1]
-OLDER = [path for path in SAMPLES if path.name != f"v{THIS_BUILD.newest}"]
-WITH_TOKENS = [path for path in SAMPLES if expected(path).writes]
 
 each_sample = pytest.mark.parametrize("frozen", SAMPLES, ids=lambda path: path.name)
-each_with_tokens = pytest.mark.parametrize("frozen", WITH_TOKENS, ids=lambda path: path.name)
 
 
 @pytest.fixture
@@ -64,18 +58,14 @@ def blobs(location: Location) -> set[str]:
     return {stat.key for stat in location.blob.list("")}
 
 
-def test_there_is_a_sample_of_every_level() -> None:
-    assert [path.name for path in SAMPLES] == [f"v{level}" for level in THIS_BUILD.levels if level not in IN_THE_MAKING]
+def test_there_is_a_sample_of_every_format_version() -> None:
+    assert [path.name for path in SAMPLES] == [f"v{version}" for version in THIS_BUILD.formats]
     for frozen in SAMPLES:
         assert sum(path.stat().st_size for path in frozen.rglob("*") if path.is_file()) < BYTES_MAX
 
 
-def test_the_sample_of_the_level_in_the_making_can_be_frozen(
-    tmp_path: Path,
-) -> None:
-    """What `python -m tests.compat.generate` would freeze holds every field, and is read the same after maintenance."""
-    if THIS_BUILD.newest not in IN_THE_MAKING:
-        pytest.skip("it is frozen")
+def test_the_sample_can_be_made_anew(tmp_path: Path) -> None:
+    """What `python -m tests.compat.generate` makes holds every field, and is read the same after maintenance."""
     directory, at = tmp_path / sample.LOCATION, ["--dir", str(tmp_path / sample.LOCATION)]
     writes = generate.make(directory)
     generate.tidy(directory)
@@ -123,7 +113,7 @@ def test_a_frozen_location_can_be_written_on(frozen: Path, copied: Location) -> 
 # --- tokens
 
 
-@each_with_tokens
+@each_sample
 def test_a_retry_of_each_token_is_answered_as_the_first_time_and_writes_nothing(frozen: Path, copied: Location) -> None:
     client, committed, held = client_of(copied), everything_committed(copied), blobs(copied)
     for write in expected(frozen).writes:
@@ -132,7 +122,7 @@ def test_a_retry_of_each_token_is_answered_as_the_first_time_and_writes_nothing(
     assert blobs(copied) == held
 
 
-@each_with_tokens
+@each_sample
 def test_a_token_that_comes_with_something_else_is_refused(frozen: Path, copied: Location) -> None:
     client, committed = client_of(copied), everything_committed(copied)
     for write in expected(frozen).writes:
@@ -143,7 +133,7 @@ def test_a_token_that_comes_with_something_else_is_refused(frozen: Path, copied:
     assert everything_committed(copied) == committed
 
 
-@each_with_tokens
+@each_sample
 def test_the_tokens_of_a_sample_lie_wherever_tokens_can_lie(frozen: Path, copied: Location) -> None:
     states = {name: copied.machine(name).refresh() for name in copied.names()}
     places = {place_of(write, states[write.shard], copied) for write in expected(frozen).writes}
@@ -181,7 +171,7 @@ def outcomes_of(data: bytes) -> bytes:
     return data[outcome_frames.HEADER_BYTES + count * outcome_frames.PREFIX_BYTES :]
 
 
-@each_with_tokens
+@each_sample
 def test_a_command_that_was_prepared_lands_once_by_its_receipts(frozen: Path, copied: Location) -> None:
     data = (frozen / STAGED).read_bytes()
     command = decode_command(data)
@@ -202,10 +192,6 @@ def test_a_command_that_was_prepared_lands_once_by_its_receipts(frozen: Path, co
 # --- bytes
 
 
-def test_records_have_no_field_that_came_after_the_level_from_which_on_they_are_written_as_they_are() -> None:
-    assert fields.of_later_levels(FIELDS_LEVEL) == set()
-
-
 @each_sample
 def test_what_the_bytes_hold_is_written_as_the_same_bytes(frozen: Path, copied: Location) -> None:
     for where, frame in frames(copied).items():
@@ -219,47 +205,22 @@ def test_what_the_bytes_hold_is_written_as_the_same_bytes(frozen: Path, copied: 
         for first, chunk in state.attribute_chunks.items():
             if first <= root.offset < first + chunk.length:
                 data = copied.blob.get_range(chunk.key, root.offset - first, root.length)
-                version = nodes.version_at(int(frozen.name[1:]))
-                assert nodes.decode(data, root.offset).encode(root.offset, version) == data, chunk
-
-
-@pytest.mark.parametrize("frozen", [NEWEST], ids=lambda path: path.name)
-def test_every_field_of_every_record_has_a_value_somewhere_in_the_newest_sample(frozen: Path, copied: Location) -> None:
-    """A field that is added later is missing here until the sample of its level holds it."""
-    bodies = [sample.decoded(frame) for frame in frames(copied).values()]
-    used = fields.used([*bodies, decode_command((frozen / STAGED).read_bytes())])
-    level = read_level(copied.blob, THIS_BUILD)
-    to_come = fields.unusable() | fields.of_later_levels(level)
-    missing = fields.with_defaults(fields.DURABLE) - used - to_come
-    assert missing == set(), "let tests/compat/generate.py use these fields"
-    kinds = {frame[4:5] for frame in frames(copied).values()}
-    wanted = {kind for kind in sample.KINDS if sample.LATER_KINDS.get(kind, level) <= level}
-    assert kinds == wanted, "a kind of frame is missing"
-    assert any(frame.startswith(ENDED) for frame in frames(copied).values())
+                assert nodes.decode(data, root.offset).encode(root.offset) == data, chunk
 
 
 @each_sample
-def test_no_field_of_a_later_level_has_a_value_in_a_sample(frozen: Path, copied: Location) -> None:
-    level = read_level(copied.blob, THIS_BUILD)
-    assert frozen.name == f"v{level}"
-    used = fields.used(sample.decoded(frame) for frame in frames(copied).values())
-    assert used & fields.of_later_levels(level) == set()
+def test_every_field_of_every_record_has_a_value_somewhere_in_the_sample(frozen: Path, copied: Location) -> None:
+    """A field that is added is missing here until the sample holds it."""
+    bodies = [sample.decoded(frame) for frame in frames(copied).values()]
+    used = fields.used([*bodies, decode_command((frozen / STAGED).read_bytes())])
+    missing = fields.with_defaults(fields.DURABLE) - used - fields.unusable()
+    assert missing == set(), "let tests/compat/generate.py use these fields"
+    kinds = {frame[4:5] for frame in frames(copied).values()}
+    assert kinds == set(sample.KINDS), "a kind of frame is missing"
+    assert any(frame.startswith(ENDED) for frame in frames(copied).values())
 
 
 # --- what is done with a location
-
-
-@pytest.mark.parametrize(
-    "frozen", [path for path in SAMPLES if path.name != f"v{THIS_BUILD.newest}"], ids=lambda path: path.name
-)
-def test_after_an_upgrade_it_reads_the_same(frozen: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "location"
-    shutil.copytree(frozen / "location", directory)
-    assert main(["upgrade", "--dir", str(directory)]) == 0
-    with persist.connect(f"persist://{directory}") as client:
-        assert sample.contents(client) == expected(frozen).contents
-        shard, token = client.shard("orders"), client.new_token()
-        assert shard.insert([{"k": "a", "v": 1}], token=token) == shard.insert([{"k": "a", "v": 1}], token=token)
 
 
 @each_sample
@@ -297,7 +258,7 @@ def test_a_shard_of_a_frozen_location_is_exported_and_imported_as_it_was(
 
 @each_sample
 def test_a_backup_of_a_frozen_location_is_restored_as_it_was(frozen: Path, copied: Location, tmp_path: Path) -> None:
-    """Into a new location of the newest level, and one shard under another name beside itself."""
+    """Into a new location, and one shard under another name beside itself."""
     told = expected(frozen)
     store = BackupStore(open_blob(f"file://{tmp_path}/backups"), copied.clock, copied.ids)
     backup = back_up(copied, store, Wanted(consistent=UPPER))

@@ -17,10 +17,8 @@ import pytest
 import persist
 from blob import open_blob
 from persist.cli.__main__ import main
-from persist.commit.location import LocationSettings
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, BackupStore
-from persist.formats.state_frames import Build
 from tests.support.pages import page
 from tests.support.refused import errors_made
 
@@ -135,14 +133,6 @@ def to_anothers(place: Place) -> list[object]:
     return ["create", "--dir", place.root / "other", "--to", place.url]
 
 
-def below_level_4(place: Place) -> list[object]:
-    shutil.rmtree(place.kept)
-    old = LocationSettings(build=Build((2, 3)))
-    with persist.connect(f"persist://{place.root}/old", location=old) as client:
-        client.create_shard("orders", SCHEMA, ["id"], history=None)
-    return ["create", "--dir", place.root / "old", "--to", place.url]
-
-
 def coarse(place: Place) -> list[object]:
     with persist.connect(f"persist://{place.data}") as client:
         client.shard("eu/orders").configure(mark_every=timedelta(hours=1))
@@ -159,13 +149,6 @@ def had(place: Place) -> list[object]:
     filled(place.root / "again", ["us/orders"])
     with persist.connect(f"persist://{place.root}/again") as client:
         client.shard("us/orders").drop()
-    return restored(place)
-
-
-def later_level(place: Place) -> list[object]:
-    old = LocationSettings(build=Build((2, 3)))
-    with persist.connect(f"persist://{place.root}/again", location=old) as client:
-        client.create_shard("another", SCHEMA, ["id"], history=None)
     return restored(place)
 
 
@@ -205,14 +188,12 @@ WRONG: dict[str, Wrong] = {
     "names together with `--prefix`": lambda p: create(p, "eu/orders", "--prefix", "eu/"),
     "`--ahead` together with `--at`": lambda p: restored(p, "--ahead", "--at", "2026-01-01T00:00:00Z"),
     BAD_PACE: lambda p: create(p, "--at-once", "65"),
-    "`--consistent timestamp` for a location below level 4": below_level_4,
     "`--consistent timestamp` where shards have no common wall clock within a minute": coarse,
     "a backup of a location without shards": empty,
     "`create` of a name that is no shard": lambda p: create(p, "eu/nothing"),
     "`restore` of a name that the backup does not have": lambda p: restored(p, "eu/nothing"),
     "`restore` of a name that the location has, or had": had,
     "`--as` with more than one shard, or with no name of a shard": lambda p: restored(p, "--as", "one"),
-    "`restore` of a backup of a later level than the location": later_level,
     "`--at` beyond the latest backup": lambda p: restored(p, "--at", "2199-01-01T00:00:00Z"),
     "`--at` that is no instant with its zone": lambda p: restored(p, "--at", "2026-01-01T00:00:00"),
     "`--at` before the history in the backup": lambda p: restored(p, "--at", "2020-01-01T00:00:00Z"),

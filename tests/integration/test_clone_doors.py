@@ -16,7 +16,6 @@ import persist
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, NotReadable
-from persist.formats.state_frames import Build
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
@@ -92,7 +91,6 @@ WRONG: dict[str, dict[str, Any]] = {
     "a source that is not there, or was dropped": {"source": "nothing", "name": "test"},
     "a source that is closed to reads": {"source": NAME, "name": "test"},
     "a name that a shard has": {"source": NAME, "name": "other"},
-    "a location below level 5": {"source": NAME, "name": "test"},
 }
 MORE: list[tuple[str, Any]] = [
     ("a body without `source` and `name`, or with something else", [1]),
@@ -121,10 +119,6 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     machine.client.create_shard("dropped", SCHEMA, ["id"]).drop()
     if "closed to reads" in row:
         shard.critical_reader("last").downgrade_since(None)
-    elif "below level 5" in row:
-        world.blob.delete(["level/5"])
-        world.build = Build((2, 3, 4))
-        http = TestClient(create_app(world.machine().location, ServerSettings()), base_url="http://127.0.0.1")
     before = {stat.key for stat in world.blob.list("")}
     seqno = machine.location.machine(NAME).refresh().seqno
     answer = http.post("/v1/clones", json=body)

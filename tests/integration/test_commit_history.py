@@ -30,7 +30,6 @@ from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, UnknownShard
 from persist.core.recorded import FILES_MAX, INFO_BYTES_MAX, Caller
 from persist.core.state import Policy, State
-from persist.formats.state_frames import Build
 from rpc.app import create_app
 from rpc.auth import ANYBODY, mint
 from rpc.saying import said as headers_said
@@ -445,19 +444,6 @@ def said_until_lost(shard: Shard) -> list[int]:
 
 def test_files_beyond_their_number_forget_the_oldest_one() -> None:
     assert FILES_MAX * 4 * 1024 * 1024 > 10**9, "only who keeps for ever a thousand million entries comes so far"
-
-
-# --- levels
-
-
-def test_a_location_of_level_3_says_what_to_do(tmp_path: Path) -> None:
-    world = World(build=Build(levels=(2, 3)))
-    machine = world.machine()
-    shard = machine.client.create_shard(NAME, SCHEMA, ["id"])
-    shard.insert([row(1)], info={"kept": "not yet"})
-    with pytest.raises(InvalidUsage, match="persist upgrade"):
-        shard.history()
-    assert not state_of(machine).entries
 
 
 # --- over HTTP, and by the command line

@@ -6,7 +6,6 @@ from datetime import datetime
 
 import pyarrow as pa
 import pytest
-from persist.commit.levels import raise_level
 
 from persist.client import dating
 from persist.client.dating import dates_of
@@ -14,7 +13,6 @@ from persist.client.shard import Shard
 from persist.core.antichain import TIME_MAX
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.state import Policy
-from persist.formats.state_frames import Build
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -108,20 +106,3 @@ def test_too_many_wall_clocks_at_once_are_refused(world: World, shard: Shard, mo
     with pytest.raises(InvalidUsage, match="have more than 4 wall clocks; ask for fewer"):
         dated(shard, 0, 4)
     assert len(dated(shard, 3, 4)) == 2
-
-
-def test_nothing_is_known_below_level_4_nor_of_what_came_before_the_upgrade() -> None:
-    world = World(build=Build(levels=(2, 3)))
-    shard = world.machine().client.create_shard(NAME, SCHEMA, ["id"])
-    for _ in range(3):
-        insert(world, shard, passes_ms=5_000)
-    assert dated(shard, 0, 2) == [None] * 3
-    world.build = Build()
-    raise_level(world.blob, world.build)
-    shard = world.machine().shard(NAME)
-    for _ in range(3):
-        insert(world, shard, passes_ms=5_000)
-    found = dated(shard, 0, 5)
-    assert found[:3] == [None] * 3
-    assert found[4:] == [shard.timestamp_of(time) for time in (4, 5)]
-    assert None not in found[4:]

@@ -34,7 +34,6 @@ from persist.core.ids import WriterId, token_of_key
 from persist.core.keys import part_key
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
-from persist.formats.state_frames import Build
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.markers import in_memory, marker, uncompressed, where
 
@@ -572,14 +571,6 @@ def test_a_merge_under_way_is_waited_for_and_what_it_wrote_goes(world: World, ma
     assert shard.erased(told.id).done, "its claim has lapsed"
     assert found(world, secret) == []
     assert rows(shard) == ["b", "c"]
-
-
-def test_a_location_of_an_older_level_refuses_it() -> None:
-    old = World(build=Build(levels=(2, 3)), policy=Policy()).machine()
-    shard = old.client.create_shard(NAME, SCHEMA, ["id"])
-    shard.insert([{"id": "a", "v": "1"}])
-    with pytest.raises(InvalidUsage, match="erasures need level 4"):
-        shard.erase(keys=["a"])
 
 
 def test_in_a_program_that_embeds_it_an_inline_row_goes_with_its_own_merges(

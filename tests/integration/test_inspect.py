@@ -16,7 +16,7 @@ import persist
 from persist.cli.__main__ import main
 from persist.inspect import looking, published
 from persist.inspect.asking import ANSWERS
-from tests.support.inspected import COMMANDS, PART, FixedClock, copied, everything
+from tests.support.inspected import COMMANDS, PART, FixedClock, copied
 
 GOLDEN = Path(__file__).parent / "inspected"
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -76,23 +76,6 @@ def test_the_schema_refuses_what_is_no_answer(ran: Ran) -> None:
     for wrong in ({"version": 2}, {"rows": [{}]}, {"more": 1}, {"command": "state"}, {"findings": [{"what": "x"}]}):
         with pytest.raises(jsonschema.ValidationError):
             check({**document, **wrong})
-
-
-@pytest.mark.parametrize("frozen", ["v2", "v3", "v4"])
-def test_every_command_reads_the_locations_of_older_levels(
-    frozen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = copied(tmp_path / "location", frozen)
-    before = everything(place)
-    at = ["--dir", str(place), "--json"]
-    assert main(["inspect", "shards", "--dropped", *at]) == 0
-    shards = json.loads(capsys.readouterr().out)
-    for shard in shards["rows"]:
-        for what in sorted(ANSWERS.keys() - {"shards", "usage", "part", "diff", "digest"}):
-            assert main(["inspect", what, shard["name"], *at]) == 0, (what, shard)
-            for line in capsys.readouterr().out.splitlines():
-                check(json.loads(line))
-    assert everything(place) == before
 
 
 # --- a State, and the log

@@ -135,7 +135,7 @@ def test_the_stores_of_a_look_refuse_every_write() -> None:
     look.consensus.check()
 
 
-def test_a_location_that_was_never_bound_is_not_bound_and_its_level_is_not_raised() -> None:
+def test_a_location_that_was_never_bound_is_not_bound() -> None:
     blob, consensus = MemoryBlob(), MemoryConsensus()
     look = Look(blob, consensus)
     for what in ("shards", "usage"):

@@ -21,12 +21,12 @@ from persist.cli.promote import Indexed
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.identity import epoch_key
-from persist.commit.location import LocationSettings, open_stores
+from persist.commit.location import open_stores
 from persist.commit.published import Published
 from persist.commit.publishing import PublishSettings
 from persist.copies.recovering import marked
 from persist.core.binding import Binding
-from persist.formats.state_frames import Build, encode_binding
+from persist.formats.state_frames import encode_binding
 from persist.regions.fencing import HomeWatch
 from persist.regions.index import IndexFile, read_index
 from persist.regions.promoting import moved_home
@@ -51,7 +51,7 @@ def run(*arguments: str) -> int:
 class Place:
     """A home with two shards, and a copy of its blob store."""
 
-    def __init__(self, root: Path, levels: tuple[int, ...] | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         for name in ("home", "copy"):
             (root / name).mkdir(parents=True)
@@ -59,10 +59,6 @@ class Place:
         self.copy, self.fresh = f"file://{root}/copy/blob", f"sqlite:///{root}/new.db"
         self.index = str(root / "regions.json")
         assert main(["regions", "set", "eu", "--write", "http://127.0.0.1:9", "--index", self.index]) == 0
-        if levels is not None:  # as an earlier build has made it
-            settings = LocationSettings(build=Build(levels, {}))
-            with closing(open_stores(self.blob, self.consensus, settings=settings)) as location:
-                Client(EmbeddedTransport(location)).create_shard("eu/old", SCHEMA, ["id"])
         with persist.connect(blob=self.blob, consensus=self.consensus, collect=False) as client:
             for name in NAMES:
                 client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "v": "first"}])
@@ -170,11 +166,6 @@ def outdated(place: Place) -> None:
     place.switch()
     run("regions", "set", "eu", "--write", "http://ap:9", "--epoch", "3", "--index", place.index)
     place.switch("--index", place.index, "--write", "http://us:9")
-
-
-def below_level_5(place: Place) -> None:
-    old = Place(place.root / "old", (2, 3, 4))
-    old.switch()
 
 
 def taken_over(place: Place) -> None:
@@ -358,7 +349,6 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
             "--home-blob", p.blob, "--home-consensus", p.consensus,
         ),
     ],
-    "`switch` of a home below level 5": [below_level_5],
     "`switch` of a home that another one has taken over, or while a switch to another copy is under way": [taken_over],
     "`switch --undo` where none was begun": [lambda p: p.switch("--undo")],
     "`switch --undo` once the new home has begun, or another one has taken over": [undone_late],

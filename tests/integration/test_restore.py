@@ -38,7 +38,6 @@ from persist.core.errors import (
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
 from persist.core.view import ViewRequest
-from persist.formats.state_frames import Build
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -594,19 +593,6 @@ def test_a_restore_to_a_tag_with_retries_is_exact_though_since_passes_what_it_ha
     done = shard.restore(1, retries=5)
     assert shard.snapshot().to_arrow().column("id").to_pylist() == [0, 1]
     assert done.changed
-
-
-def test_a_restore_of_a_location_below_level_4_is_told_as_done() -> None:
-    """Its wall clock cannot be told there. It was refused for that after it had happened."""
-    world = World(build=Build(levels=(2, 3)))
-    shard = world.machine().client.create_shard(NAME, SCHEMA, ["id"])
-    for number in range(3):
-        shard.insert([{"id": number, "v": "a"}])
-    token = token_of_key("undo")
-    done = shard.restore(0, token=token)
-    assert (done.timestamp, done.removed) == (None, 2)
-    assert shard.restore(0, token=token) == done
-    assert shard.snapshot().to_arrow().column("id").to_pylist() == [0]
 
 
 def _merge_all(machine: Machine) -> None:

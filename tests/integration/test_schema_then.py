@@ -28,7 +28,6 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, mint
 from persist.core.transitions.context import SOUND
-from persist.formats.state_frames import Build
 from persist.parts.altering import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, altered
 from tests.support.location import memory_location
 from tests.support.served import Served
@@ -285,13 +284,3 @@ def test_rows_of_a_newer_schema_never_join_a_time_of_before() -> None:
         assert then(shard, 1)["n"].type == pa.int32()
         assert then(shard, 1)["id"].to_pylist() == [1, 2, 3]
         assert then(shard, 2)["n"].to_pylist() == [1, 1, 1, 2**40]
-
-
-def test_a_location_of_an_older_level_does_not_know() -> None:
-    """When schemas were registered is kept from level 6 on."""
-    with closing(Client(EmbeddedTransport(memory_location(build=Build(levels=(2, 3, 4, 5)))))) as client:
-        shard = client.create_shard("s", SCHEMA, key=["id"])
-        shard.insert([FIRST])
-        shard.add_column("more", pa.int64())
-        with pytest.raises(InvalidUsage, match="the columns of earlier times need level 6"):
-            then(shard, 0)

@@ -17,7 +17,6 @@ import persist
 from persist import Client, InvalidUsage, Shard
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
-from persist.formats.state_frames import Build
 from persist.parts.altering import AddColumn, Change, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
 from rpc.app import create_app
 from rpc.settings import ServerSettings
@@ -391,23 +390,8 @@ def test_a_bad_command_is_refused(tmp_path: Path, shard: Shard, capsys: pytest.C
     assert shard.view().schema_id == 1
 
 
-def test_a_location_of_an_older_level_gets_plain_columns_only() -> None:
-    """A build that knows no ids would read the rows by their names."""
-    older = memory_location(build=Build(levels=(2, 3, 4, 5)))
-    client = Client(EmbeddedTransport(older))
-    shard = client.create_shard("orders", COLUMNS, ["id"])
-    shard.insert(HISTORY)
-    for change in (RenameColumn("n", "m"), AddColumn("m", pa.int8(), default=1), DropColumn("n")):
-        with pytest.raises(InvalidUsage, match="need level 6, and this location has level 5: run `persist upgrade`"):
-            shard.alter(change)
-    shard.alter(AddColumn("m", pa.int8(), after="id"))
-    assert shard.schema.is_plain
-    assert there(shard)[0] == {"id": 1, "m": None, "state": "a", "n": 1}
-
-
 def test_a_column_may_have_the_name_of_what_a_schema_says_of_ids() -> None:
-    """Its schema counted as one with ids, which an older level refuses."""
-    client = Client(EmbeddedTransport(memory_location(build=Build(levels=(2, 3, 4, 5)))))
+    client = Client(EmbeddedTransport(memory_location()))
     named = pa.schema([("id", pa.int64()), ("persist.next_id", pa.int64())])
     for life in (1, 2):
         shard = client.create_shard("orders", named, ["id"])

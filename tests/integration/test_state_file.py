@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 import persist
-from blob import open_blob
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.copies.state_file import exported, imported, read_file, shown
@@ -176,15 +175,6 @@ class Place:
         return ["state", "import", str(file), "--as", name, "--dir", str(self.data), *more]
 
 
-def older(place: Place) -> list[str]:
-    """Another location, that was not upgraded."""
-    other = place.root / "older"
-    with persist.connect(f"persist://{other}") as client:
-        client.create_shard("x", SCHEMA, ["id"])
-    open_blob(f"file://{other}/blob").delete(["level/4", "level/5", "level/6"])
-    return ["state", "import", str(place.file), "--as", "copy", "--dir", str(other), "--from", place.blobs]
-
-
 def emptied(place: Place) -> str:
     (place.root / "empty").mkdir()
     return f"file://{place.root}/empty"
@@ -200,8 +190,7 @@ WRONG: dict[str, Callable[[Place], list[str]]] = {
     "a file that is damaged or was changed": lambda p: p.back(
         p.changed(lambda told: told["state"].update(floor=7))
     ),
-    "a file of a later version or level": lambda p: p.back(p.changed(lambda told: told.update(version=2))),
-    "a file of a later level than the location": older,
+    "a file of a later version or format version": lambda p: p.back(p.changed(lambda told: told.update(version=2))),
     "`--as` that no shard can have": lambda p: p.back(p.file, name="no name"),
     "`--as` that a shard has, or had": lambda p: p.back(p.file, name="orders"),
     "a blob that the store does not have, or that is damaged there": lambda p: p.back(
@@ -219,9 +208,9 @@ MORE: list[tuple[str, Callable[[Place], list[str]]]] = [
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(version=0)))),
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes=7)))),
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes="ü")))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(level="5")))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(format_version="5")))),
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(blobs=[["a", "1", 2]])))),
-    ("a file of a later version or level", lambda p: p.back(p.changed(lambda t: t.update(level=99)))),
+    ("a file of a later version or format version", lambda p: p.back(p.changed(lambda t: t.update(format_version=99)))),
     ("`--as` that a shard has, or had", lambda p: p.back(p.file, name="dropped")),
 ]  # fmt: skip
 

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 import persist
+from blob import open_blob
 from persist.client.connect import Client
+from persist.commit.format_version import raise_format
 from persist.commit.location import open_location
 from persist.core.errors import PersistError, UpgradeNeeded
-from persist.formats.state_frames import THIS_BUILD, level_of
+from persist.formats.state_frames import format_of
 from tests.services.process import free_ports
-from tests.support.forked import Forked, ran
-from tests.support.older import LEVELS, older, ran_older
+from tests.support.older import NEXT, OLD, newer, older, ran_older
 from tests.support.server import Process, Server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -25,8 +26,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 WRITERS, FEW = 3, 5
 FIRST, LAST = -2, -1  # the ids of the first row, and of the last one
 Begin = Callable[[Sequence[str], Mapping[str, str]], Process]
-NEWER: Begin = Forked
-NEW, OLD = THIS_BUILD.newest, LEVELS[-1]
+NEW = NEXT.newest
 
 
 class Load:
@@ -119,15 +119,20 @@ def servers(directory: Path, *builds: Begin) -> Iterator[Servers]:
         started.stop()
 
 
-def level(directory: Path, name: str = "orders") -> int:
-    """The level of the last commit of a shard."""
+def format_version(directory: Path, name: str = "orders") -> int:
+    """The format version of the last commit of a shard."""
     location = open_location(f"persist://{directory}")
     try:
         head = location.consensus.head(name)
         assert head is not None
-        return level_of(head.data)
+        return format_of(head.data)
     finally:
         location.close()
+
+
+def upgrade(directory: Path) -> None:
+    """Switch the format version of the newer build on, as an operator does once no older build is left."""
+    assert raise_format(open_blob(f"file://{directory}/blob"), NEXT) == (OLD, NEW)
 
 
 def rows(client: Client) -> list[int]:
@@ -143,22 +148,21 @@ def test_servers_are_replaced_one_by_one_there_and_back_and_there_while_everybod
         load = Load(",".join(two.urls))
         with load:
             load.goes_on()
-            two.replace(0, NEWER)
+            two.replace(0, newer)
             load.goes_on()
-            two.replace(0, older)  # the way back, as long as the level was not raised
+            two.replace(0, older)  # the way back, as long as the format version was not raised
             load.goes_on()
             for number in (0, 1):
-                two.replace(number, NEWER)
+                two.replace(number, newer)
                 load.goes_on()
-            assert level(directory) == OLD
-            upgraded = ran("upgrade", "--dir", str(directory))
-            assert upgraded.stdout == f"level {OLD} raised to {NEW}\n"
+            assert format_version(directory) == OLD
+            upgrade(directory)
             load.goes_on()
             for number in (0, 1):
-                two.replace(number, NEWER)
+                two.replace(number, newer)
                 load.goes_on()
         assert load.refused == []
-        assert level(directory) == NEW
+        assert format_version(directory) == NEW
         written = sorted(row for ids in load.written for row in ids)
         with persist.connect(load.url) as client:
             assert rows(client) == [FIRST, LAST, *written]
@@ -168,47 +172,47 @@ def test_servers_are_replaced_one_by_one_there_and_back_and_there_while_everybod
 def test_a_server_that_was_forgotten_refuses_what_it_cannot_read_and_harms_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with ExitStack() as stack:
-        two = stack.enter_context(servers(directory, older, NEWER))
+        two = stack.enter_context(servers(directory, older, newer))
         old, new = (stack.enter_context(persist.connect(url)) for url in two.urls)
         old.create_shard("orders", SCHEMA, key=["id"])
         old.shard("orders").insert([{"id": 1}])
         new.shard("orders").insert([{"id": 2}])
-        assert level(directory) == OLD
-        ran("upgrade", "--dir", str(directory))
-        two.replace(1, NEWER)
+        assert format_version(directory) == OLD
+        upgrade(directory)
+        two.replace(1, newer)
         new.shard("orders").insert([{"id": 3}])
-        assert level(directory) == NEW
+        assert format_version(directory) == NEW
         for _ in range(2):
             with pytest.raises(UpgradeNeeded, match="upgrade it"):
                 old.shard("orders").insert([{"id": 4}])
         assert rows(new) == [1, 2, 3]
-        two.replace(0, NEWER)  # the remedy
+        two.replace(0, newer)  # the remedy
         old.shard("orders").insert([{"id": 4}])
         assert rows(old) == [1, 2, 3, 4]
 
 
-def test_after_the_level_was_raised_the_way_back_is_a_backup_from_before(tmp_path: Path) -> None:
+def test_after_the_format_was_raised_the_way_back_is_a_backup_from_before(tmp_path: Path) -> None:
     directory, copies, again = (str(tmp_path / name) for name in ("data", "copies", "again"))
     with servers(Path(directory), older) as one, persist.connect(one.urls[0]) as client:
         client.create_shard("orders", SCHEMA, key=["id"]).insert([{"id": 1}])
         ran_older("backup", "create", "--dir", directory, "--to", f"file://{copies}")
-        ran("upgrade", "--dir", directory)
-        one.replace(0, NEWER)
+        upgrade(Path(directory))
+        one.replace(0, newer)
         client.shard("orders").insert([{"id": 2}])
     ran_older("backup", "restore", "--from", f"file://{copies}", "--dir", again)
     with servers(Path(again), older) as one, persist.connect(one.urls[0]) as client:
         assert rows(client) == [1]
         client.shard("orders").insert([{"id": 3}])
         assert rows(client) == [1, 3]
-    assert level(Path(again)) == OLD
+    assert format_version(Path(again)) == OLD
 
 
 def test_an_older_client_writes_and_reads_through_a_newer_server(tmp_path: Path) -> None:
     rows_of, directory = tmp_path / "rows.csv", tmp_path / "data"
     rows_of.write_text("id\n2\n3\n")
-    with servers(directory, NEWER) as one, persist.connect(one.urls[0]) as client:
+    with servers(directory, newer) as one, persist.connect(one.urls[0]) as client:
         client.create_shard("orders", SCHEMA, key=["id"]).insert([{"id": 1}])
-        assert level(directory) == NEW
+        assert format_version(directory) == NEW
         ran_older("import", "orders", str(rows_of), "--url", one.urls[0])
         assert rows(client) == [1, 2, 3]
         read = ran_older("cat", "orders", "--url", one.urls[0], "--format", "csv")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blob import Blob, BlobUnavailable
 from blob.memory import MemoryBlob
-from persist.attributes.nodes import PACKED, PLAIN, Shape
+from persist.attributes.nodes import Shape
 from persist.attributes.storage import ChunkReader
 from persist.attributes.tree import LEAVES_A_MOVE
 from persist.copies.tree_checks import TreeCheck
@@ -51,7 +51,6 @@ def histories(draw: st.DrawFn) -> list[tuple[str, object]]:
     crash = st.tuples(st.just("crash"), st.tuples(batches, st.integers(0, 6), st.booleans()))
     steps = st.one_of(
         *[st.tuples(st.just("flush"), batches)] * 5,
-        st.tuples(st.just("old"), batches),
         crash,
         st.tuples(st.just("race"), st.tuples(batches, batches)),
         st.tuples(st.just("reopen"), st.none()),
@@ -90,9 +89,8 @@ def test_the_index_is_a_dict_whatever_happens(history: list[tuple[str, object]])
     indexed = reopened(Indexed(blob, SeededIds(0)), blob, next(origin))
     model: dict[bytes, int] = {}
     for what, argument in history:
-        if what in ("flush", "old"):
-            version = PLAIN if what == "old" else PACKED
-            indexed.flush(values_of(argument), version=version)  # type: ignore[arg-type]
+        if what == "flush":
+            indexed.flush(values_of(argument))  # type: ignore[arg-type]
             update(model, values_of(argument))  # type: ignore[arg-type]
         elif what == "crash":
             batch, blob.left, blob.lands = argument  # type: ignore[misc]
@@ -126,7 +124,7 @@ def long_history(seed: int, batch: int, flushes: int, compact: bool) -> Iterator
     indexed.flush({key_of(number): number for number in range(150)})
     for _ in range(flushes):
         values = {key_of(generator.randrange(75, 150)): 1 for _ in range(batch)}
-        indexed.flush(values, version=PLAIN, compact=compact)
+        indexed.flush(values, compact=compact)
         yield indexed
 
 

@@ -32,7 +32,6 @@ from persist.core.keys import diff_key, part_key
 from persist.core.keys import shard_of as shard_id_of_key
 from persist.core.record import replace
 from persist.core.state import Policy
-from persist.formats.state_frames import Build
 from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
 
 SCHEMA = pa.schema([pa.field("k", pa.int64())])
@@ -206,16 +205,6 @@ def test_in_a_group_only_what_is_large_goes_to_a_blob(location: Location) -> Non
     writer.commit_insert(runs)
     assert machine.state().seqno == before + 1
     assert list(machine.state().long_diffs) == [before + 1]
-
-
-def test_a_location_of_level_2_refuses_what_is_too_large() -> None:
-    old = opened(build=Build(levels=(2,)))
-    shard_of(old)
-    shard = shard_of(opened(old, 1))
-    with pytest.raises(InvalidUsage, match="long_diffs needs level 3, and this location has level 2: run `persist upg"):
-        shard.insert(rows(0))
-    shard.insert([{"k": 1}])
-    assert keys(shard) == [1]
 
 
 def counting(counted: Counter[str], what: str, real: Callable[..., Any], is_meant: Callable[[Any], bool]) -> Any:

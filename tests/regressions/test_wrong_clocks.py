@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from compactor.orphans import Sweeper, SweepSettings
+from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease
@@ -13,10 +13,9 @@ from persist.client.write import WriteHandle
 from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import Expired, InvalidUsage, OutcomeForgotten, UnknownShard
+from persist.core.errors import Expired, OutcomeForgotten, UnknownShard
 from persist.core.ids import Token, mint
 from persist.core.state import State
-from persist.formats.state_frames import Build
 from tests.support.clocks import DAY_MS, HOUR_MS, YEAR_MS, Machine, World
 
 NAME = "orders"
@@ -274,18 +273,6 @@ def test_what_was_swept_is_refused_by_every_clock(world: World, right: Machine) 
     other = slow.shard(NAME).open_writer()
     with pytest.raises(Expired, match="stage its rows again"):
         other.commit_insert(runs)
-
-
-def test_the_sweep_waits_for_the_upgrade_of_a_location_of_level_2() -> None:
-    world = World(Build(levels=(2,)))
-    world.machine().client.create_shard(NAME, SCHEMA, ["id"]).insert(LARGE)
-    world.build = Build()
-    right = world.machine()
-    staged(right)
-    world.pass_ms(25 * HOUR_MS)
-    with pytest.raises(InvalidUsage, match="persist upgrade"):
-        Sweeper(right.location).sweep(NAME)
-    assert Sweeper(right.location, SweepSettings(dry_run=True)).sweep(NAME).orphans == 1
 
 
 # --- listeners whose hold is gone

@@ -36,7 +36,6 @@ from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
-from persist.formats.state_frames import Build
 from tests.simulation.history import History
 from tests.simulation.instants import number
 from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, is_clone, life_of
@@ -55,7 +54,6 @@ PART_BYTES = 4_096
 OPS_A_STRETCH = 8
 STAGED_MS_MAX = 30_000
 MARKS_FLUSH_AT = 2
-DEALT_BY = Build(levels=(2, 3, 4, 5))  # with each newer level the seeds deal other runs; level 6 is in the making
 
 POLICY = Policy(
     inline_part_bytes_max=700,
@@ -225,7 +223,6 @@ class Host:
             SimBlob(world),
             SimConsensus(world, process, run.push),
             settings=LocationSettings(
-                build=DEALT_BY,
                 policy=policy if run.kept is None else replace(policy, marks_flush_at=MARKS_FLUSH_AT),
                 machine=MachineSettings(retry_s=1.5, check_threads=1),
                 collects=self.random.random() < COLLECT_RATE,

@@ -25,7 +25,6 @@ from persist.core.recorded import NOBODY, Caller
 from persist.core.state import State
 from persist.core.transitions import readers
 from persist.core.view import ShardView, ViewRequest
-from persist.formats.state_frames import Build
 from tests.simulation.breaking import Broken, every, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -79,8 +78,8 @@ def first_rollup_without_its_name() -> Broken:
     """The rollup of a new shard is the State before that names it."""
     real = persist.commit.versions.encode_state
 
-    def encode_state(state: State, level: int, build: Build) -> bytes:
-        return real(replace(state, rollups={}) if state.seqno == 1 else state, level, build)
+    def encode_state(state: State, version: int) -> bytes:
+        return real(replace(state, rollups={}) if state.seqno == 1 else state, version)
 
     return patch.object(persist.commit.versions, "encode_state", encode_state)
 

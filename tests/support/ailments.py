@@ -199,17 +199,13 @@ def no_marker(place: Path) -> Told:
     return Told(at(place), ("persist.json is not there",), None)
 
 
-@of("level-newer")
-def later_level(place: Path) -> Told:
-    levels = copied(place) / "blob" / "level"
-    for level in range(3, 100):
-        (levels / str(level)).touch()
-    return Told(at(place), ("this location has level 99",), None)
-
-
-@of("level-old")
-def earlier_level(place: Path) -> Told:
-    return Told(at(copied(place, "v3")), ("the location has level 3",), None)
+@of("format-newer")
+def later_format(place: Path) -> Told:
+    formats = copied(place) / "blob" / "format"
+    formats.mkdir()
+    for version in range(2, 100):
+        (formats / str(version)).touch()
+    return Told(at(place), ("this location has format version 99",), None)
 
 
 @of("disk-full")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.compat.sample import HERE, LOCATION
 
-NOW_MS = 1_795_521_600_000  # 2026-11-24T12:00:00Z, a day after it was frozen
+NOW_MS = 1_795_953_600_000  # 2026-11-29T12:00:00Z, a day after it was made
 PART = "s888959849585e19650ada335a3e06ebd/wc0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0/p01a2084b9f3c77ff9d8813d9104a1f6b.parquet"
 ROLLUP = "s888959849585e19650ada335a3e06ebd/v00000000000000000032/r01a2084baa3072f2b429cdf3b1b8aee0.rollup"
 
@@ -57,9 +57,9 @@ class FixedClock:
         return NOW_MS
 
 
-def copied(to: Path, level: str = "v4") -> Path:
-    """A copy of the frozen location of that level."""
-    shutil.copytree(HERE / level / LOCATION, to)
+def copied(to: Path) -> Path:
+    """A copy of the frozen location."""
+    shutil.copytree(HERE / "v1" / LOCATION, to)
     return to
 
 

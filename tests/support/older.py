@@ -1,8 +1,8 @@
-"""A build of before: this code, knowing fewer levels; or a checkout of one, where PERSIST_TEST_PREVIOUS names it.
+"""Two builds: this code, and this code with one more format version, or the checkout that PERSIST_TEST_PREVIOUS names.
 
-CI has no history of the code, so there the build of before is this one with its newest level taken away: it writes, and
-refuses, as a build that never heard of that level. What else was changed since is not in it. Run the same tests with a
-real one before a release: `PERSIST_TEST_PREVIOUS=DIR`, where DIR is a checkout of it.
+CI has no history of the code. There the newer build is this one that knows a later format version, which it writes as
+the current one. Run the same tests with a real older build before a release: `PERSIST_TEST_PREVIOUS=DIR`, where DIR is
+a checkout of it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from persist.formats.state_frames import THIS_BUILD
+from persist.formats.state_frames import THIS_BUILD, Build
 from tests.support.forked import Forked
 from tests.support.server import Process
 
 PREVIOUS = "PERSIST_TEST_PREVIOUS"
-LEVELS = THIS_BUILD.levels[:-1]
+OLD = THIS_BUILD.newest
+NEXT = Build((*THIS_BUILD.formats, OLD + 1))
 
 
-def forget_newest_level() -> None:
-    """From here on this process is of a build that knows one level less: all of its code asks this one record."""
-    object.__setattr__(THIS_BUILD, "levels", LEVELS)
+def know_next_format() -> None:
+    """From here on this process is of a build that knows one version more: all of its code asks this one record."""
+    object.__setattr__(THIS_BUILD, "formats", NEXT.formats)
+
+
+def newer(words: Sequence[str], environment: Mapping[str, str]) -> Process:
+    """Start `persist WORDS` by the newer build."""
+    return Forked(words, environment, before=know_next_format)
 
 
 class Checkout:
@@ -55,7 +61,7 @@ def older(words: Sequence[str], environment: Mapping[str, str]) -> Process:
     """Begin `persist WORDS` by a build of before."""
     if PREVIOUS in os.environ:
         return Checkout(words, environment)
-    return Forked(words, environment, before=forget_newest_level)
+    return Forked(words, environment)
 
 
 def ran_older(*words: str) -> str:

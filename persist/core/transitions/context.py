@@ -56,7 +56,6 @@ class Verdict(Record, frozen=True):
     for this life of the name, since another one has other schemas. None: for every one. `schema`: the rows came by the
     names of columns, where this was the newest schema of the shard: a newer one may give them to others. None: by ids.
     `settings`: a schema takes names from columns, and by the settings of this version nothing goes by such a name.
-    `described`: a schema has ids of columns, by which builds that know none would read its rows wrongly.
     """
 
     kind: str = ""
@@ -65,7 +64,6 @@ class Verdict(Record, frozen=True):
     shard: ShardId | None = None
     schema: int | None = None
     settings: int | None = None
-    described: bool = False
 
     def check(self) -> None:
         """Raise the error, if there is one."""

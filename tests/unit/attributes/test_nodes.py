@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -13,14 +14,11 @@ from persist.attributes.nodes import (
     INDEX_ENTRIES_MAX,
     LEAF_ENTRIES_MAX,
     NODE_BYTES_MAX,
-    PACKED,
-    PLAIN,
     Index,
     Leaf,
     check_nodes,
     decode,
     locate,
-    version_at,
 )
 from persist.attributes.packed import packed, packed_bytes, unpacked
 from persist.core.errors import Corruption, UpgradeNeeded
@@ -29,27 +27,24 @@ from tests.support.indexed import key_of
 keys = st.integers(0, 60).map(key_of) | st.binary(min_size=16, max_size=16)
 int64s = st.integers(-(2**63), 2**63 - 1)
 offsets = st.integers(0, 2**63)
-versions = st.sampled_from([PLAIN, PACKED])
 
 
 def leaf_of(entries: dict[bytes, int]) -> Leaf:
     return Leaf(b"".join(sorted(entries)), b"".join(struct.pack("<q", entries[key]) for key in sorted(entries)))
 
 
-@given(st.dictionaries(keys, int64s), offsets, versions)
-def test_a_leaf_survives_its_bytes(entries: dict[bytes, int], offset: int, version: int) -> None:
-    read = decode(leaf_of(entries).encode(offset, version), offset)
+@given(st.dictionaries(keys, int64s), offsets)
+def test_a_leaf_survives_its_bytes(entries: dict[bytes, int], offset: int) -> None:
+    read = decode(leaf_of(entries).encode(offset), offset)
     assert isinstance(read, Leaf)
     assert dict(read.entries()) == entries
     assert all(read.get(key) == entries.get(key) for key in [*entries, key_of(7), bytes(16), b"\xff" * 16])
 
 
-@given(st.lists(st.tuples(keys, offsets, offsets, st.integers(0, 65535)), unique_by=lambda c: c[0]), offsets, versions)
-def test_an_index_node_survives_its_bytes(
-    children: list[tuple[bytes, int, int, int]], offset: int, version: int
-) -> None:
+@given(st.lists(st.tuples(keys, offsets, offsets, st.integers(0, 65535)), unique_by=lambda c: c[0]), offsets)
+def test_an_index_node_survives_its_bytes(children: list[tuple[bytes, int, int, int]], offset: int) -> None:
     children.sort()
-    read = decode(Index.of(children).encode(offset, version), offset)
+    read = decode(Index.of(children).encode(offset), offset)
     assert isinstance(read, Index)
     assert [read.child(at) for at in range(len(read))] == children
 
@@ -71,17 +66,12 @@ def test_a_key_is_located_where_it_belongs(known: set[bytes], key: bytes) -> Non
 def test_full_nodes_have_at_most_32_kib() -> None:
     leaf = leaf_of({key_of(n): n for n in range(LEAF_ENTRIES_MAX)})
     index = Index.of([(key_of(n), n, n, NODE_BYTES_MAX) for n in range(INDEX_ENTRIES_MAX)])
-    assert (
-        max(len(leaf.encode(0, PLAIN)), len(index.encode(0, PLAIN)), len(leaf.encode(0)), len(index.encode(0)))
-        <= NODE_BYTES_MAX
-        == 32 * 1024
-    )
+    assert max(len(leaf.encode(0)), len(index.encode(0))) <= NODE_BYTES_MAX == 32 * 1024
 
 
-@pytest.mark.parametrize("version", [PLAIN, PACKED])
 @pytest.mark.parametrize("node", [leaf_of({key_of(1): 5, key_of(2): -5}), Index.of([(key_of(1), 2, 3, 4)])])
-def test_every_flipped_bit_and_cut_is_noticed(node: Leaf | Index, version: int) -> None:
-    data = node.encode(77, version)
+def test_every_flipped_bit_and_cut_is_noticed(node: Leaf | Index) -> None:
+    data = node.encode(77)
     assert decode(data, 77)
     for at in range(len(data)):
         for bit in range(8):
@@ -99,8 +89,10 @@ def test_a_node_that_was_written_elsewhere_is_another() -> None:
 
 
 def test_a_later_format_asks_for_an_upgrade() -> None:
+    with patch("persist.attributes.nodes.VERSION", 3):
+        data = leaf_of({}).encode(0)
     with pytest.raises(UpgradeNeeded, match="version 3"):
-        decode(leaf_of({}).encode(0, 3), 0)
+        decode(data, 0)
 
 
 # --- packing
@@ -144,26 +136,21 @@ def test_any_bytes_are_a_column_or_corruption(data: bytes, entries: int, width: 
 
 def test_bytes_that_are_alike_are_written_once() -> None:
     leaf = leaf_of({key_of(n << 32): 7 for n in range(LEAF_ENTRIES_MAX)})
-    assert len(leaf.encode(0)) < 2_100 < len(leaf.encode(0, PLAIN)) == HEADER_BYTES + 24 * LEAF_ENTRIES_MAX
+    assert len(leaf.encode(0)) < 2_100 < HEADER_BYTES + 24 * LEAF_ENTRIES_MAX
     index = Index.of([(key_of(n << 64), n, n, 2_000) for n in range(INDEX_ENTRIES_MAX)])
-    assert len(index.encode(0)) < 4 * INDEX_ENTRIES_MAX + 60 < len(index.encode(0, PLAIN))
+    assert len(index.encode(0)) < 4 * INDEX_ENTRIES_MAX + 60
 
 
-@pytest.mark.parametrize("version", [PLAIN, PACKED])
-def test_a_chunk_is_checked_node_by_node(version: int) -> None:
+def test_a_chunk_is_checked_node_by_node() -> None:
     nodes: list[Leaf | Index] = [
         leaf_of({key_of(n): n for n in range(30)}), Index.of([(key_of(1), 2, 1, 4), (key_of(2), 9, 9, 4)]), leaf_of({})
     ]  # fmt: skip
     chunk = b""
     for node in nodes:
-        chunk += node.encode(500 + len(chunk), version)
+        chunk += node.encode(500 + len(chunk))
     check_nodes(chunk, 500)
     for at in range(0, len(chunk), 7):
         with pytest.raises(Corruption):
             check_nodes(chunk[:at] + bytes([chunk[at] ^ 1]) + chunk[at + 1 :], 500)
     with pytest.raises(Corruption, match="are no node"):
         check_nodes(chunk + b"more", 500)
-
-
-def test_nodes_are_packed_from_level_6_on() -> None:
-    assert [version_at(level) for level in (2, 5, 6)] == [PLAIN, PLAIN, PACKED]

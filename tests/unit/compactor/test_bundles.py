@@ -111,14 +111,6 @@ def _one(world: World, number: int) -> list[Part]:
     return list(world.state().trace.batches[-1].parts())
 
 
-def test_a_location_of_level_2_has_no_bundles() -> None:
-    with patch("persist.commit.versions.Versions.level", 2):
-        world = World(policy=TINY)
-        world.append_in_parts(10, 1)
-    assert bundles(world) == []
-    assert len(listed(world)) == 10
-
-
 def test_an_old_batch_is_bundled_by_the_next_commit() -> None:
     world = World(policy=PLAIN)
     world.append_in_parts(10, 1)

@@ -30,9 +30,8 @@ from persist.core.outcomes import FUTURE_MS_MAX
 from persist.core.state import Policy, State, initial_state
 from persist.core.transitions import writers
 from persist.core.transitions.context import Context
-from persist.formats.state_frames import Build
 from persist.parts import ShardSchema
-from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
+from tests.support.location import InlineBackground, TestClock, memory_location
 from tests.support.shard import NAME, SCHEMA
 
 NEXT_SCHEMA = ShardSchema(pa.schema([("k", pa.string())]), ("k",)).to_record()
@@ -320,15 +319,3 @@ def test_a_value_that_nobody_could_read_fails_only_who_brings_it() -> None:
     *before, refused, after = together(machine, *neighbours()[:2], wrong, neighbours()[2])
     assert isinstance(refused, InvalidUsage)
     assert [type(other) for other in (*before, after)] == [c.Appended, c.ReaderRegistered, c.Done]
-
-
-def test_what_a_location_of_level_2_cannot_hold_fails_only_who_asks_for_it() -> None:
-    old = memory_location(build=Build(levels=(2,)))
-    old.machine(NAME).create(initial_state(NAME, SCHEMA, 0))
-    machine = memory_location(blob=old.blob, consensus=old.consensus, ids=AscendingIds(9)).machine(NAME)
-    sweep, token = c.RefuseStagedBefore(5), adds(token_of_key("a"))
-    *others, swept, written = together(machine, *neighbours()[:2], sweep, token)
-    assert [type(other) for other in others] == [c.Appended, c.ReaderRegistered]
-    for refused in (swept, written):
-        assert isinstance(refused, InvalidUsage)
-        assert "this location has level 2: run `persist upgrade`" in refused.message

@@ -24,14 +24,13 @@ from persist.core.record import replace
 from persist.core.state import initial_state
 from persist.core.state_diff import apply, diff
 from persist.core.view import Seen
-from persist.formats.state_frames import Build, decode_diff
+from persist.formats.state_frames import THIS_BUILD, Build, decode_diff
 from tests.support.location import AscendingIds, memory_location
 from tests.support.shard import NAME as STEPPED
 from tests.support.shard import SCHEMA as RECORD
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAME, OTHER = "orders", "others"
-LEVELS = [Build(levels=(2,)), Build(levels=(2, 3)), Build(levels=(2, 3, 4))]
 
 
 class FailingOver(MemoryConsensus):
@@ -45,7 +44,7 @@ class FailingOver(MemoryConsensus):
 
 
 class Stores:
-    def __init__(self, build: Build = LEVELS[-1]) -> None:
+    def __init__(self, build: Build = THIS_BUILD) -> None:
         self.blob, self.log, self.build, self.opened = MemoryBlob("mem:"), FailingOver("mem:"), build, 0
 
     def open(self) -> Location:
@@ -65,9 +64,9 @@ def ids(shard: Shard) -> list[int]:
     return sorted(row["id"] for row in shard.snapshot().to_arrow().to_pylist())
 
 
-@pytest.fixture(params=LEVELS, ids=["level 2", "level 3", "level 4"])
-def stores(request: pytest.FixtureRequest) -> Stores:
-    return Stores(request.param)
+@pytest.fixture
+def stores() -> Stores:
+    return Stores()
 
 
 CALLS: list[Callable[[Shard], object]] = [
@@ -268,15 +267,6 @@ def test_every_entry_of_a_log_follows_the_one_before() -> None:
     assert changes[0].parent_id == ""
     assert [change.parent_id for change in changes[1:]] == [change.commit_id for change in changes[:-1]]
     assert stores.open().machine(NAME).state().commit_id == changes[-1].commit_id
-
-
-def test_a_rollup_of_level_2_does_not_know_its_commit_and_the_log_tells() -> None:
-    stores = Stores(LEVELS[0])
-    insert(stores.shard(), *range(80))
-    state = stores.open().machine(NAME).state()
-    last = stores.log.head(NAME)
-    assert last is not None
-    assert state.commit_id == decode_diff(last.data).commit_id
 
 
 def test_a_machine_that_has_lost_its_history_creates_nothing(stores: Stores) -> None:

@@ -20,7 +20,6 @@ from persist.core.outcomes import FILE_COUNT_MAX, Outcome, OutcomeFile, to_merge
 from persist.core.record import replace
 from persist.core.state import Policy, initial_state
 from persist.formats import outcome_frames as frames
-from persist.formats.state_frames import Build
 from persist.parts import ShardSchema
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.shard import NAME
@@ -248,16 +247,6 @@ def test_a_file_that_is_missing_is_told() -> None:
     world.first.blob.delete([file.key for file in machine.state().outcome_files])
     with pytest.raises(Corruption, match="has lost a blob of its metadata"):
         world.restarted().apply(command(token_of_key("3"), 1))
-
-
-def test_a_location_of_level_2_takes_no_tokens_alone() -> None:
-    old = memory_location(build=Build(levels=(2,)))
-    old.machine(NAME).create(initial_state(NAME, SCHEMA, 0))
-    machine = memory_location(blob=old.blob, consensus=old.consensus, ids=AscendingIds(9)).machine(NAME)
-    with pytest.raises(InvalidUsage, match="tokens need level 3, and this location has level 2: run `persist upgrade`"):
-        machine.apply(command(token_of_key("x")))
-    machine.apply(c.AdvanceUpper(Antichain(1)))
-    assert old.machine(NAME).refresh().upper == Antichain(1), "the older build reads what this one wrote"
 
 
 def file(count: int, first_ms: int = 0) -> OutcomeFile:

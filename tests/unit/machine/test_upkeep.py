@@ -15,7 +15,6 @@ from persist.core.record import replace
 from persist.core.recorded import Committed, Entry, EntryFile
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, Rollup, State
-from persist.core.transitions.bundling import BUNDLES_LEVEL
 from tests.scripts.verbs import parse_attribute_key
 from tests.support.shard import Shard, make_part, make_run, numbered
 
@@ -284,7 +283,7 @@ def test_only_batches_that_came_are_looked_at_for_bundles() -> None:
     def appended(number: int, parts: int) -> list[Duty]:
         runs = tuple(make_run(make_part(10 * number + n)) for n in range(parts))
         shard.one(c.Insert(WRITER, Token(numbered("i", number)), runs))
-        return upkeep.due(rolled_up(shard.state), BUNDLES_LEVEL)
+        return upkeep.due(rolled_up(shard.state))
 
     with patch("persist.commit.upkeep.to_bundle", to_bundle):
         assert [appended(number, 1) for number in (1, 2, 3)] == [[], [], []]
@@ -297,4 +296,4 @@ def test_only_batches_that_came_are_looked_at_for_bundles() -> None:
         upkeep.ended(again)
         whole = shard.state.trace
         shard.state = replace(shard.state, trace=whole.splice(0, len(whole.batches), [whole.batches[0]]))
-        assert upkeep.due(rolled_up(shard.state), BUNDLES_LEVEL) == []
+        assert upkeep.due(rolled_up(shard.state)) == []
