@@ -87,7 +87,7 @@ def test_the_whole_state_is_told_and_keys_of_rows_are_not(ran: Ran) -> None:
     parts = [part for batch in state["trace"]["batches"] for run in batch["runs"] for part in run["parts"]]
     assert {part["key_lower"][0] for part in parts} == {"#"}
     assert [part["data"] for part in parts] == [None, {"bytes": 432}, {"bytes": 432}]
-    assert state["seqno"] == document["seqno"] == 33
+    assert state["seqno"] == document["seqno"] == 34
     [cursor] = state["critical_readers"].values()
     assert cursor["opaque"].startswith("#"), "who knows it moves the hold"
     shown = json.loads(ran("state", "orders", "--json", "--keys")[1])["state"]

@@ -69,7 +69,7 @@ def bundle(place: Path) -> str:
 
 def orphan(place: Path) -> str:
     """A part's blob that no State names."""
-    key = PART.replace("6b.", "7b.")
+    key = PART.replace("4e.", "5e.")
     (place / "blob" / key).write_bytes((place / "blob" / PART).read_bytes())
     return key
 
@@ -114,7 +114,7 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "a diff whose first version is the later one": lambda p: at(p, "diff", "orders", "5", "4"),
     "a part's key that is none": lambda p: at(p, "part", "abc"),
     "a part's key that is a bundle's": lambda p: at(p, "part", bundle(p)),
-    "a part that is not there, and that nothing names": lambda p: at(p, "part", PART.replace("6b.", "7b.")),
+    "a part that is not there, and that nothing names": lambda p: at(p, "part", PART.replace("4e.", "5e.")),
     "`--rows` below 0, or above 1,000": lambda p: at(p, "part", PART, "--rows", "1001"),
     "`--rows` of a part that nothing names": lambda p: at(p, "part", orphan(p), "--rows", "1"),
     "`--lower` or `--upper` that is no key of an attribute": lambda p: at(p, "attributes", "orders", "--lower", "abc"),

@@ -158,16 +158,12 @@ def an_empty_consensus_store(ours: Stores) -> Stores:
     return Stores(ours.blob)
 
 
-def an_old_location_without_its_log(ours: Stores) -> Stores:
+def blobs_without_an_epoch_and_no_log(ours: Stores) -> Stores:
     return Stores(ours.unbound().blob)
 
 
-def an_old_location_without_its_blobs(ours: Stores) -> Stores:
+def logs_without_a_binding(ours: Stores) -> Stores:
     return Stores(None, ours.unbound().log)
-
-
-def an_old_location_with_the_blobs_of_another(ours: Stores) -> Stores:
-    return Stores(another().unbound().blob, ours.unbound().log)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +173,8 @@ def an_old_location_with_the_blobs_of_another(ours: Stores) -> Stores:
         (the_blobs_of_another, "stores of two locations"),
         (an_empty_blob_store, "was emptied"),
         (an_empty_consensus_store, "has lost all.*persist recover"),
-        (an_old_location_without_its_log, "the consensus store is empty"),
-        (an_old_location_without_its_blobs, "none of their rollups"),
-        (an_old_location_with_the_blobs_of_another, "none of their rollups"),
+        (blobs_without_an_epoch_and_no_log, "the consensus store is empty"),
+        (logs_without_a_binding, "was bound to none"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -207,31 +202,6 @@ def test_of_two_logs_on_one_blob_store_the_second_cannot_delete_what_the_first_h
     with pytest.raises(InvalidUsage, match="belong together"):
         Sweeper(staging.open(), SweepSettings(age_ms=48 * HOUR_MS)).sweep_unborn()
     assert production.client().shard("orders").snapshot().to_arrow().num_rows == 10
-
-
-def test_an_old_location_is_bound_when_it_is_opened() -> None:
-    stores = Stores().filled().unbound()
-    assert stores.client().shard("orders").snapshot().to_arrow().num_rows == 10
-    bound = stores.log.head(LOG_KEY)
-    assert bound is not None
-    assert stores.blob.get("epoch/1") == bound.data
-
-
-def test_an_old_location_keeps_the_id_that_its_server_gave_it() -> None:
-    stores = Stores().filled().unbound()
-    stores.blob.put(ID_KEY, b"0" * 32)
-    assert stores.open().identity.check().location_id == "0" * 32
-
-
-def test_of_two_old_locations_on_one_blob_store_only_one_is_bound() -> None:
-    first = Stores().filled("one").unbound()
-    second = Stores(MemoryBlob("mem:")).filled("two").unbound()
-    for stat in second.blob.list("s"):
-        first.blob.put(stat.key, second.blob.get(stat.key))
-    second.blob = first.blob
-    assert first.client().shards() == ["one"]
-    with pytest.raises(InvalidUsage, match="a prefix, of its own"):
-        second.client().shards()
 
 
 class Exchanged(ForwardingBlob):
