@@ -101,8 +101,6 @@ class CriticalReaderHandle:
     def expire(self) -> None:
         """Give the hold up for good. Repeating it is safe: a hold of this name that is taken later stays.
 
-        A location that waits for `persist upgrade` cannot tell such holds apart, unless their tokens differ.
-
         Raises: OpaqueMismatch (another holder has changed the token), Indeterminate (it may have happened: repeat it).
         """
         self._shard._send(c.ExpireCriticalReader(self._reader, self.opaque, self._registered))

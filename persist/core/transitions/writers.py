@@ -223,8 +223,6 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
 
 def _dropped(state: State, cut: int, time: int, context: Context) -> State:
     """The State in which rows before the cut are not there from this time on, which is the next one."""
-    if state.retention.appended or pending_drop(state) is not None:
-        context.check_level("drops at times of a writer", OVERWRITES_LEVEL)
     state = without_pending(state)
     state = _truncated(state, Truncation(cut, time, state.truncated.removed))
     return replace(state, drops=(*state.drops, RowDrop(cut, time)), cuts=without_cuts(state, cut))
