@@ -5,8 +5,8 @@
 
 A proxy stands before an S3 server and counts what passes: a private server as the tests start it, or that of
 `--endpoint`, whose keys are in the environment. Ours is `persist serve` with its maintenance, over S3 and SQLite, and a
-client of it. Requests are priced as S3 Standard's (`persist.cost.prices`). S3 prices no log store, so what ours costs
-is not in the figures: how often it was written is told. deltalake and SlateDB have their logs in S3.
+client of it. Requests are priced as S3 Standard's (`S3_STANDARD`). S3 prices no log store, so what ours costs is not in
+the figures: the number of commits is printed. deltalake and SlateDB have their logs in S3.
 
 What is said of 1 GB or of a day is extrapolated from what was measured; a line says from how much.
 """
@@ -33,20 +33,19 @@ import pyarrow as pa
 import persist
 from bench.bars import bar
 from bench.cost_peers import Delta, Slate
+from consensus.location import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
-from persist.cost.document import cost_document
-from persist.cost.prices import GB, built_in
-from persist.cost.tally import PUT_KINDS
-from persist.inspect.looking import look_at_stores
 from tests.services.metering_proxy import Counts, MeteringProxy
 from tests.services.process import ServerMissing
 from tests.services.s3 import ACCESS_KEY, SECRET_KEY, start_s3
 
 ROWS = 100
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])
-DAY_S, YEAR_DAYS = 86_400, 365
+GB = 2**30  # bytes, as S3 bills them
+DAY_S, YEAR_DAYS, YEAR_MONTHS = 86_400, 365, 12
+BUDGET_USD = 100.0  # a year
 SETTLE_S = 60.0  # that maintenance has after the last write
 LOOK_S = 5.0
 QUIET_LOOKS, QUIET_REQUESTS = 6, 10  # so many looks one after the other with so few requests: it has settled
@@ -54,6 +53,29 @@ CREATORS = 8
 SLATE_IDLE_S = 120.0
 SPARK_TASKS = 8
 IDLE_USD_MAX = 1.0
+
+
+@dataclass(frozen=True)
+class Prices:
+    """US dollars for 1,000 requests of a kind, and for 1 GB kept for a month. Traffic within a region is free."""
+
+    put: float
+    list: float
+    get: float
+    delete: float
+    gb_month: float
+
+    def requests(self, kind: str, count: int) -> float:
+        """`kind` is `put`, `list`, `get` or `delete`."""
+        each: float = getattr(self, kind)
+        return count * each / 1_000
+
+    def month(self, size: int) -> float:
+        """So many bytes kept for a month."""
+        return size / GB * self.gb_month
+
+
+S3_STANDARD = Prices(put=0.005, list=0.005, get=0.0004, delete=0.0, gb_month=0.023)  # us-east-1, first 50 TB a month
 
 
 @dataclass(frozen=True)
@@ -103,9 +125,16 @@ class Ours:
 
 def dollars(counts: Counts) -> float:
     """What these requests cost by S3 Standard's prices; traffic within a region is free."""
-    prices, asked = built_in(), counts.requests
+    prices, asked = S3_STANDARD, counts.requests
     gets = prices.requests("get", asked["get"] + asked["head"])
     return prices.requests("put", asked["put"]) + prices.requests("list", asked["list"]) + gets
+
+
+def budget(gb_written: float) -> str:
+    """What 100 dollars a year buy, where a GB costs so much to write."""
+    kept = BUDGET_USD / (S3_STANDARD.gb_month * YEAR_MONTHS)
+    puts = BUDGET_USD / S3_STANDARD.requests("put", 1)
+    return f"{kept:,.0f} GB kept, or {puts:,.0f} PUTs, or {BUDGET_USD / gb_written:,.0f} GB written like this"
 
 
 def rows(number: int, count: int = ROWS) -> pa.Table:
@@ -173,22 +202,12 @@ def _our_appends(place: Place, tables: list[pa.Table], size: int) -> float:
             counts = proxy.counts() - before
         per_gb("persist, until the last append", during, size, took)
         found = per_gb("persist, with all its maintenance after it", counts, size, time.monotonic() - start)
-        _told(server, proxy)
+        with closing(open_consensus(server.consensus)) as log:
+            head = log.head("one")
+        assert head is not None
+    print(f"  {head.seqno} commits to the log store are not priced", flush=True)
+    print(f"  ${BUDGET_USD:.0f} a year buy {budget(found)}", flush=True)
     return found
-
-
-def _told(server: Ours, proxy: MeteringProxy) -> None:
-    """What `persist cost` makes of it, beside the proxy."""
-    seen = proxy.counts()
-    with closing(look_at_stores(server.direct, server.consensus)) as look:
-        found = cost_document(look, None, 1.0, built_in()).location
-    assert found is not None
-    assert found.beside is not None
-    beside = found.beside.written.requests
-    puts = sum(getattr(found.written, kind).requests for kind in PUT_KINDS) + beside
-    about = found.puts + beside
-    print(f"  persist cost: at least {puts} PUTs, about {about}; the proxy: {seen.requests['put']}", flush=True)
-    print(f"  {found.written.commits} commits to the log store are not priced", flush=True)
 
 
 def _bytes(table: pa.Table) -> bytes:
@@ -222,7 +241,7 @@ def spark(place: Place, arguments: argparse.Namespace) -> None:
         start = time.monotonic()
         found = Delta(proxy, place.bucket, "delta-whole").appended([whole])
         theirs = per_gb("deltalake, one write without Spark", found, whole.nbytes, time.monotonic() - start)
-    bar("cost.gb_by_spark_usd", ours, f"<= {built_in().gb_month}")  # what keeping it for a month costs
+    bar("cost.gb_by_spark_usd", ours, f"<= {S3_STANDARD.gb_month}")  # what keeping it for a month costs
     print(f"  {ours / theirs:.2f} times deltalake's")
 
 

@@ -27,7 +27,6 @@ SCOPES_OF_ROUTES: Mapping[str, tuple[str, ...]] = {
     "GET /v1/regions": (READ,),
     "GET /v1/shards": (READ,),
     "GET /v1/activity": (READ,),
-    "GET /v1/prices": (READ,),
     "POST /v1/cuts": (READ,),
     "GET /v1/shards/{name}": (READ,),
     "GET /v1/shards/{name}/snapshot": (READ,),

@@ -377,7 +377,6 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
         "/v1/shards:delete",
         "/v1/doctor",
         "/v1/activity",
-        "/v1/prices",
     ):
         return str(path.rpartition("/")[2])
     name = "console" if path in console.PATHS else path[1:]

@@ -20,11 +20,11 @@ import tempfile
 from pathlib import Path
 
 from bench.bars import bar, median
+from bench.cost import S3_STANDARD
 from bench.model.measured import Calibrated, calibrated, neighbours, predicted
 from bench.model.real import Measured, run, servers
 from bench.model.service import Ran
 from bench.model.world import ETCD, GIB, PACED, POSTGRES, SOURCES, World, answers, bill, log_bytes
-from persist.cost.prices import built_in
 from tests.services.postgres import Postgres, start_postgres
 
 BOUND = "<= 0.25"
@@ -116,17 +116,16 @@ def _beside(what: str, real: Measured, model: Ran) -> None:
 
 def tell(world: World, costs: Calibrated) -> None:
     """What the model answers about this world."""
-    prices = built_in()
     print(f"\n{world.name}: {world.shards:,} shards, {world.writers:,} writers, {world.servers:,} servers", flush=True)
     for answer in answers(world, costs):
         most, paced = answer.most, answer.paced
-        of_day = bill(paced, costs, prices)
+        of_day = bill(paced, costs, S3_STANDARD)
         print(f"\n  {answer.what}")
         print(f"    writers never pause: {most.per_s:,.0f} inserts/s, p99 {most.p99_s * 1e3:,.0f} ms", end="; in use: ")
         print(", ".join(f"{name} {part:.0%}" for name, part in most.used.items()))
         print(f"    bottleneck: {answer.bottleneck}; of the servers' work {answer.hearing:.0%} is to hear of others")
         print(f"    at {PACED:.0%}: {paced.per_s:,.0f} inserts/s, p50 {paced.p50_s * 1e3:.1f} ms", end=", ")
-        print(f"p99 {paced.p99_s * 1e3:.1f} ms; {of_day.total:,.0f} {prices.currency} a day", end=" ")
+        print(f"p99 {paced.p99_s * 1e3:.1f} ms; {of_day.total:,.0f} USD a day", end=" ")
         print(f"({of_day.puts:,.0f} for PUTs, {of_day.kept:,.0f} to keep for a month what it wrote)", flush=True)
     size = log_bytes(world, costs)
     most_bytes = "" if world.log_bytes_max is None else f", of which it should hold {world.log_bytes_max / GIB:.0f}"

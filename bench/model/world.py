@@ -6,13 +6,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from bench.cost import DAY_S, Prices
 from bench.model.machines import Host, Limited, Simulation
 from bench.model.measured import Calibrated
 from bench.model.service import Costs, Ran, Server, Stores, Writers
 from consensus.postgres_channels import CHANNELS
 from persist.core.state import Policy
-from persist.cost.priced import DAY_S
-from persist.cost.prices import Prices
 
 SEED = 11
 WARM_S, RUN_S = 0.6, 1.0
@@ -156,23 +155,21 @@ def ran(world: World, costs: Costs, heard_s: float, every_s: float) -> Ran:
 
 @dataclass(frozen=True)
 class Bill:
-    """What a day costs, in the currency of the prices: PUTs, and a month's storage of what the day has written."""
+    """US dollars of a day: PUTs, and a month's storage of what the day has written."""
 
     puts: float
     kept: float
-    commits: float
 
     @property
     def total(self) -> float:
-        return self.puts + self.kept + self.commits
+        return self.puts + self.kept
 
 
 def bill(found: Ran, calibrated: Calibrated, prices: Prices) -> Bill:
     """Of a day at this rate. All that was put is kept, also what a merge has replaced: it is the most."""
     days = DAY_S / found.seconds
     size = int(found.inserts * days * calibrated.blob_bytes)
-    puts = prices.puts(round(found.puts * days), size)
-    return Bill(puts, prices.month(size), found.sets * days * prices.log_commits / 1_000)
+    return Bill(prices.requests("put", round(found.puts * days)), prices.month(size))
 
 
 def log_bytes(world: World, calibrated: Calibrated) -> float:

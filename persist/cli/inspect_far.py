@@ -22,7 +22,6 @@ from persist.regions.asking import opener_for
 
 ANSWER_S = 60.0  # that a server may be silent
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # that is shown as a table; JSON is passed on as it comes
-METRICS_BYTES_MAX = 64 * 1024 * 1024
 LINE_BYTES_MAX = 16 * 1024 * 1024
 PROBLEM_BYTES_MAX = 1024 * 1024
 PIECE_BYTES = 1024 * 1024
@@ -67,17 +66,6 @@ class Server:
                 raise Unavailable(
                     f"{self._url} does not answer as a server of persist, or its answer was cut off"
                 ) from error
-
-    def metrics(self) -> str:
-        """The text of `GET /metrics`, which maintenance answers too. Raises as `ask`."""
-        with self._opened("/metrics", ANSWER_S) as answer:
-            try:
-                data: bytes = answer.read(METRICS_BYTES_MAX + 1)
-            except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"the answer of {self._url} was cut off: {_said(error)}; ask again") from error
-        if len(data) > METRICS_BYTES_MAX:
-            raise Unavailable(f"{self._url} does not answer as a server of persist: it tells too much")
-        return data.decode("utf-8", "replace")
 
     def _opened(self, path: str, silent_s: float) -> Any:
         for url in self._urls:

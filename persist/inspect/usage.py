@@ -15,10 +15,9 @@ A blob of a shard is what the first of these says that fits:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Protocol
 
 from blob import BlobNotFound, BlobStat
 from persist.commit.bundler import keys_in
@@ -32,7 +31,7 @@ from persist.core.loans import is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.inspect.listing import check_named, matching, prefix_of
-from persist.inspect.log import Logged, walked
+from persist.inspect.log import walked
 from persist.inspect.looking import LocationTold, Look, location_told
 from persist.inspect.pieces import listed_by
 from persist.inspect.records import Document, Findings, Told
@@ -125,46 +124,6 @@ class LocationUsage(Told):
     log_bytes: int
 
 
-class Watcher(Protocol):
-    """Hears what is read of one shard, or of what belongs to none, so that nobody reads it twice."""
-
-    def logged(self, logged: Logged) -> None:
-        """An entry of the log, in order."""
-        ...
-
-    def listed(self, stat: BlobStat) -> None:
-        """A blob that is there."""
-        ...
-
-    def left(self, gone: Mapping[str, int]) -> None:
-        """All blobs that the log tells to have left the State, by the version that they left with."""
-        ...
-
-    def known(self, seen: Seen) -> None:
-        """The newest State, or that there is none."""
-        ...
-
-
-class Unwatched:
-    """Nobody wants to know."""
-
-    def logged(self, logged: Logged) -> None:
-        return
-
-    def listed(self, stat: BlobStat) -> None:
-        return
-
-    def left(self, gone: Mapping[str, int]) -> None:
-        return
-
-    def known(self, seen: Seen) -> None:
-        return
-
-
-_UNWATCHED = Unwatched()
-WatcherOf = Callable[[str | None], Watcher]  # by the name of a shard; None: what belongs to none
-
-
 @dataclass
 class _Sums:
     rooms: dict[str, Room] = field(default_factory=dict)
@@ -176,11 +135,11 @@ class _Sums:
         return self.rooms.get(kind, NOTHING)
 
 
-def usage_document(look: Look, pattern: str | None, watcher_of: WatcherOf = lambda _: _UNWATCHED) -> Document:
+def usage_document(look: Look, pattern: str | None) -> Document:
     """What each shard takes whose name matches; without a pattern also what else lies there.
 
     Raises InvalidUsage, UnknownShard. Both stores are read one after the other: what is written meanwhile counts as
-    what it is by then. The watcher of each shard is asked for once, and hears what is read of it.
+    what it is by then.
     """
     findings = Findings()
     location = location_told(look, findings)
@@ -191,18 +150,16 @@ def usage_document(look: Look, pattern: str | None, watcher_of: WatcherOf = lamb
     rest = _Sums()
     whole = pattern is None and not look.prefixes
     if whole:
-        of_rest = watcher_of(None)
         for family, stats in groupby(_listed(look, ""), _group):
             if family in names:
                 name = names[family]
-                found[family] = _usage(look, name, list(stats), findings, watcher_of(name))
+                found[family] = _usage(look, name, list(stats), findings)
             else:
                 for stat in stats:
-                    of_rest.listed(stat)
                     rest.add("of_no_shard" if family else _kind(stat.key), stat.size)
     for family, name in names.items():
         if family not in found:
-            found[family] = _usage(look, name, list(_listed(look, family)), findings, watcher_of(name))
+            found[family] = _usage(look, name, list(_listed(look, family)), findings)
     rows = sorted(found.values(), key=lambda one: one.shard or "")
     return Document("usage", findings, about=_location(look, location, rows, rest, whole), rows=rows)
 
@@ -238,19 +195,16 @@ def _kind(key: str) -> str:
     return "bindings" if key in _LOCATION or key.startswith(("epoch/", "offer/", "format/", "receipt")) else "other"
 
 
-def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings, watcher: Watcher) -> UsageTold:
+def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings) -> UsageTold:
     seen = newest(look, name)
     sums, gone, log_entries, log_bytes = _Sums(), dict[str, int](), 0, 0
-    watcher.known(seen)
     for logged in walked(look, name):
-        watcher.logged(logged)
         log_entries, log_bytes = log_entries + 1, log_bytes + logged.size
         if logged.change is None:
             seen.findings.note(logged.wrong or "")
             continue
         gone.update(dict.fromkeys(logged.change.gone, logged.seqno))
     _with_lists(look, gone)
-    watcher.left(gone)
     named = {} if seen.state is None else _named(look, seen.state, seen.findings)
     lent = set() if seen.state is None else _lent(look, seen.state, seen.findings)
     holders = {} if seen.state is None else {key: one.seqno for key, one in seen.state.leased_readers.items()}
@@ -259,7 +213,6 @@ def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings, wa
     now_ms = look.clock.now_ms()
     there: set[str] = set()
     for stat in listed:
-        watcher.listed(stat)
         there.add(stat.key)
         kind, left_at = named.get(stat.key), gone.get(stat.key)
         if kind is None and left_at is not None:

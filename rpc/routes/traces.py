@@ -20,7 +20,6 @@ from persist.core.ids import check_shard_name
 from persist.core.phases import dropped, outlived
 from persist.core.state import State
 from persist.core.view import ViewRequest
-from persist.cost.prices import built_in
 from rpc.crew.forwarding import asked
 from rpc.crew.member import Crew
 from rpc.doors import still_allowed
@@ -123,13 +122,6 @@ async def _of_owners(crew: Crew, names: list[str], request: Request) -> tuple[li
     }
     own = [name for name in names if crew.elsewhere(name) not in told]
     return own, [one for shards in told.values() for one in shards]
-
-
-@router.get("/prices", summary="The built-in prices of a blob store's requests and bytes")
-async def prices(_: Request) -> dict[str, Any]:
-    """Those of `persist cost`, in the currency that they name: for 1,000 requests, and for a GB of 2^30 bytes."""
-    table = built_in()
-    return {name: getattr(table, name) for name in table.__dataclass_fields__}
 
 
 def _activity(service: Service, name: str, cached: bool) -> dict[str, Any] | None:

@@ -252,7 +252,7 @@ def trace_in(lines):  # type: ignore[no-untyped-def]
     return json.loads(data)
 
 
-# --- activity and prices
+# --- activity
 
 
 def test_activity_tells_shards_in_a_line_each_page_by_page(place: Place) -> None:
@@ -284,8 +284,3 @@ def test_activity_of_what_the_server_knows_asks_the_log_of_no_shard(tmp_path: Pa
         assert set(calls) == {"keys"}, "the names are listed, and that is all"
         place.get("/v1/activity")
         assert set(calls) > {"keys"}
-
-
-def test_the_prices_are_those_of_the_command(place: Place) -> None:
-    told = place.get("/v1/prices").json()
-    assert (told["currency"], told["put"], told["gb_month"]) == ("USD", 0.005, 0.023)

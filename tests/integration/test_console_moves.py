@@ -217,7 +217,7 @@ def test_on_a_phone_the_slider_has_room_and_figures_stay_in_their_panel(page: Pa
     page.shard("small", width=360)
     wait_until(page.shown, "rows are shown")
     assert page.ask("document.querySelector('input[type=range][aria-label=\"As of\"]').offsetWidth") >= SLIDER_PX_MIN
-    page.show_cost()
+    page.show_requests()
     beyond = page.ask(
         "[...document.querySelectorAll('.facts dd')].filter((one) => { const range = document.createRange();"
         "range.selectNodeContents(one); return range.getBoundingClientRect().right >"

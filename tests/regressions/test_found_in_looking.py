@@ -28,7 +28,7 @@ from tests.support.inspected import PART, ROLLUP, copied, everything
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64())])
-LOOKS = [["inspect", "shards"], ["inspect", "usage"], ["inspect", "digest", "orders"], ["doctor"], ["cost"]]
+LOOKS = [["inspect", "shards"], ["inspect", "usage"], ["inspect", "digest", "orders"], ["doctor"]]
 SECRET = "pt_admin_SECRETSECRETSECRETSECRET"
 
 
@@ -204,7 +204,7 @@ def test_a_directory_whose_name_is_not_utf8_was_a_traceback(
 # --- servers
 
 
-FAR = [["inspect", "shards"], ["inspect", "log", "orders"], ["doctor"], ["cost"]]
+FAR = [["inspect", "shards"], ["inspect", "log", "orders"], ["doctor"]]
 
 
 @pytest.mark.parametrize("words", FAR, ids=" ".join)
@@ -267,7 +267,7 @@ def test_the_url_of_the_environment_was_not_asked(
     with closing(Answers(404, b"")) as asked:
         monkeypatch.setenv("PERSIST_URL", f"http://127.0.0.1:1,{asked.url}")
         assert main(words) == 3
-        assert len(asked.paths) == (0 if words == ["cost"] else 1)
+        assert len(asked.paths) == 1
     capsys.readouterr()
     monkeypatch.setenv("PERSIST_DIRECTORY", str(tmp_path))
     assert main(words) == 2
@@ -341,8 +341,8 @@ def test_names_purposes_reasons_and_values_moved_the_cursor(tmp_path: Path, caps
             [key, *_] = [row["key"] for row in json.loads(capsys.readouterr().out)["rows"] if row["key"]]
             whats = [["state"], ["readers"], ["cursors"], ["erasures"], ["usage"], ["log"], ["diff", "1", "4"]]
             commands = [["inspect", what, "orders", *more] for what, *more in whats]
-            commands += [["inspect", "part", key, "--rows", "2", "--keys"], ["doctor", "--held", "0s"], ["cost"]]
-            commands += [["inspect", "state", ESCAPES], ["doctor", ESCAPES], ["cost", ESCAPES]]
+            commands += [["inspect", "part", key, "--rows", "2", "--keys"], ["doctor", "--held", "0s"]]
+            commands += [["inspect", "state", ESCAPES], ["doctor", ESCAPES]]
             for words in commands:
                 main([*words, *at])
                 told = capsys.readouterr()
@@ -477,5 +477,5 @@ def test_a_token_with_a_prefix_was_told_the_names_of_other_shards(
 
 
 def test_one_that_does_not_answer_is_passed_over() -> None:
-    with closing(Answers(200, b"figures")) as asked:
-        assert inspect_far.Server(f"http://127.0.0.1:1,{asked.url}", None).metrics() == "figures"
+    with closing(Answers(200, b'{"a": 1}')) as asked:
+        assert inspect_far.Server(f"http://127.0.0.1:1,{asked.url}", None).document("/v1/doctor", 5.0) == {"a": 1}

@@ -1,4 +1,4 @@
-"""What `persist verify`, `persist doctor` and `persist cost` said wrongly, each as a short story."""
+"""What `persist verify` and `persist doctor` said wrongly, each as a short story."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ from persist.cli.__main__ import main
 from persist.commit.collector import Collector
 from persist.commit.location import LocationSettings
 from persist.copies.verify import How, verified
-from persist.core.errors import InvalidUsage
 from persist.core.ids import critical_reader_id_of
 from persist.core.state import Policy
-from persist.cost.metered import metered
-from persist.cost.prices import EXAMPLE, read_prices
 from persist.doctor.beside import Served, store_failing
 from tests.support.ailments import DAY_MS, HOUR_MS, NAME, SCHEMA, World, examine, made
 from tests.support.damaged import Damaged
@@ -237,54 +234,15 @@ def test_failures_of_one_kind_of_call_are_added_up() -> None:
     assert told(ok=494, ConsensusUnavailable=5) == 1
 
 
-# --- prices and metrics
-
-
-@pytest.mark.parametrize("price", ["1" + "0" * 400, "1" + "0" * 5_000, "5e-324", "-0.1", "nan"])
-def test_a_price_that_no_figure_can_hold_is_refused(tmp_path: Path, price: str) -> None:
-    path = tmp_path / "prices.toml"
-    path.write_text(EXAMPLE.replace("put = 0.005", f"put = {price}", 1))
-    with pytest.raises(InvalidUsage):
-        read_prices(path)
-
-
-def test_a_count_that_no_figure_can_hold_is_refused() -> None:
-    series = 'persist_store_calls_total{store="blob",verb="put",outcome="ok"}'
-    with pytest.raises(InvalidUsage, match="tells no number of"):
-        metered(json.dumps({series: 10**400}), "a file")
-
-
-@pytest.mark.parametrize("words", [["cost", "--prices"], ["cost", "--scrape"], ["doctor", "--free", "0", "--tokens"]])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
-    place: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    where = [] if "--scrape" in words else ["--dir", str(place)]
-    assert main([*words, str(tmp_path / "pipe"), *where]) == 2
-    assert "no regular file" in capsys.readouterr().err
-
-
 # --- what is given
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        'persist_store_calls_total{store="blob",verb="put",outcome="ok"} 5 1795651054311',
-        'persist_store_calls_total{store="blob",verb="put",outcome="ok",job="a}b"} 5',
-        'persist_store_calls_total{store="blob",verb="put",outcome="ok",job="a\\"}b"} 5',
-    ],
-)
-def test_a_scrape_of_a_monitor_with_times_and_its_own_labels_is_read(line: str) -> None:
-    assert metered(f"{line}\n", "scrape.prom").requests["put"] == 5
-
-
-@pytest.mark.parametrize(
-    "line", ['persist_store_calls_total{store="blob"}', 'persist_store_calls_total{store="blob"} x']
-)
-def test_a_line_of_a_scrape_without_a_value_is_refused(line: str) -> None:
-    with pytest.raises(persist.InvalidUsage, match="has no value"):
-        metered(line, "scrape.prom")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["doctor", "--free", "0", "--tokens", str(tmp_path / "pipe"), "--dir", str(place)]) == 2
+    assert "no regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("limit", ["--held", "--behind", "--token-age", "--free"])

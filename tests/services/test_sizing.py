@@ -14,11 +14,11 @@ from pathlib import Path
 import boto3
 import pytest
 
+from bench.cost import S3_STANDARD
 from blob.s3_settings import S3Settings
 from compactor.cli import compactor
 from consensus.sql import POOL_SIZE
 from persist.core.state import Policy
-from persist.cost.prices import built_in
 from rpc.settings import Limits
 from tests.services.metering_proxy import MeteringProxy
 from tests.services.plugin import make_bucket
@@ -103,6 +103,6 @@ def test_a_look_at_readyz_is_five_requests_and_costs_what_the_page_says(tmp_path
     each = reduce(and_, asked)  # the least of each: now and then the server asks for something else meanwhile
     assert each == {"put": 2, "get": 1, "list": 1, "delete": 1}
     assert "2 PUT, 1 GET, 1 LIST, 1 DELETE" in PAGE
-    look = sum(built_in().requests(kind, 1) * count for kind, count in each.items())
+    look = sum(S3_STANDARD.requests(kind, 1) * count for kind, count in each.items())
     assert f"| a probe of `/readyz` every {EVERY_S} s | ${look * DAY_S / EVERY_S:.3f} a day for each server |" in PAGE
     assert f"each second costs ${look * DAY_S:.2f} a day" in PAGE.replace("\n  ", " ")

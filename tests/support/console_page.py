@@ -17,7 +17,7 @@ from tests.support.location import InlineBackground
 from tests.support.served import Served
 from tests.support.waiting import wait_until
 
-COST = "Requests to the blob store"
+REQUESTS = "Requests to this server"
 
 
 class Page:
@@ -69,10 +69,10 @@ class Page:
         found: str = self.ask("document.querySelector('[aria-label=Rows]')?.dataset.shown ?? ''")
         return found
 
-    def show_cost(self) -> None:
-        """Scroll to the panel of costs, the last but one, which asks once it is in sight."""
+    def show_requests(self) -> None:
+        """Scroll to the panel of requests, the last but one, which asks once it is in sight."""
         self.browser.run("document.querySelector('.panel:nth-last-child(2)').scrollIntoView()")
-        self.wait("document.querySelector(`[aria-label='${arguments[0]}']`)", COST)
+        self.wait("document.querySelector(`[aria-label='${arguments[0]}']`)", REQUESTS)
 
     def rows_in_list(self) -> list[str]:
         found: list[str] = self.ask("[...document.querySelectorAll('.row')].map((row) => row.firstChild.textContent)")

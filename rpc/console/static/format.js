@@ -66,10 +66,3 @@ export function exact(value) {
   if (value === null || typeof value !== "object") return JSON.stringify(value);
   return `{${Object.entries(value).map(([name, inner]) => `${JSON.stringify(name)}:${exact(inner)}`).join(",")}}`;
 }
-
-/** Money: three digits that count. */
-export function money(value, currency) {
-  const shown = value === 0 ? "0" : value < 0.01 ? value.toPrecision(3) : value.toFixed(2);
-  return `${currency === "USD" ? "$" : ""}${Number(shown) < 1e-6 && value ? value.toExponential(2) : shown}` +
-    (currency === "USD" ? "" : ` ${currency}`);
-}

@@ -6,7 +6,7 @@ import { ago, bytes, count, frontier, instant, many } from "./format.js";
 import { failure, pause, seen } from "./panel.js";
 import { commitsPanel } from "./commits.js";
 import { holdsPanel } from "./holds.js";
-import { costPanel, latencyPanel } from "./metrics.js";
+import { latencyPanel } from "./metrics.js";
 import { doctorPanel, historyPanel } from "./told.js";
 import { rowsPanel } from "./rows.js";
 import { tailPanel } from "./tail.js";
@@ -37,9 +37,8 @@ export function showShard(main, name, signal) {
     commitsPanel,
     tailPanel,
     doctorPanel,
-    latencyPanel,
-    costPanel,
-    historyPanel, // six that are not wide come before it: they fill rows of two, and of three
+    latencyPanel, // as broad as two: with the four before it, it fills rows of two, and of three
+    historyPanel,
   ];
   const trouble = h("div");
   fill(
