@@ -17,7 +17,6 @@ from persist.client import identity
 from persist.commit.location import Location
 from persist.formats.store_errors import translated
 from rpc import errors
-from rpc.crew.member import Crew
 from rpc.doors import allowed
 from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
@@ -79,10 +78,8 @@ def _proof(location: Location) -> str:
         return ""
 
 
-def create_app(location: Location, settings: ServerSettings | None = None, crew: Crew | None = None) -> FastAPI:
+def create_app(location: Location, settings: ServerSettings | None = None) -> FastAPI:
     """The service over an opened location, which stays the caller's to close (after the app has shut down).
-
-    `crew`: the other worker processes of the server, if there are any.
 
     Raises InvalidUsage or Unavailable when a store does not work.
     """
@@ -91,7 +88,7 @@ def create_app(location: Location, settings: ServerSettings | None = None, crew:
         _log.warning("a store cannot be written: reads go on", extra={"why": unwritable})
     with translated():
         proof = _proof(location)
-    service = Service(location, settings, proof, crew)
+    service = Service(location, settings, proof)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -17,7 +17,6 @@ from typing import Protocol
 
 from persist.core.errors import Overloaded, PersistError, Unavailable
 from persist.formats.exposition import COUNTER, Family, Labelled
-from rpc.crew.board import Board
 from rpc.settings import Limits
 
 REFUSED_MAX = 256  # connections beyond the limits that are still told so; more are closed at once
@@ -58,17 +57,10 @@ class Pace:
 
 
 class Bounds:
-    """All connections of one server process. Used from the event loop's thread.
+    """All connections of a server. Used from the event loop's thread."""
 
-    With a `board`, what is bounded are those of all worker processes together.
-    """
-
-    def __init__(self, limits: Limits, board: Board | None = None) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._board = board
-        self._all = None if board is None else board.pool("connections")
-        self._tokens = None if board is None else board.pool("token_connections")
-        self._wanted = 0 if board is None else board.wanted_elsewhere()
         self.connections_max = limits.connections_max
         self.address_max = limits.address_connections_max
         self.now = 0.0  # seconds that have counted, as of the last sweep or the last new connection
@@ -101,7 +93,7 @@ class Bounds:
             loop.call_later(self.limits.sweep_s, self._sweep, loop, [])
         address = network_of(host)
         error: PersistError | None = None
-        if self._addresses[address] + (0 if self._all is None else self._all.of_elsewhere(address)) >= self.address_max:
+        if self._addresses[address] >= self.address_max:
             error = Overloaded(
                 f"the address {address} has {self.address_max} connections here, which is the most; close some",
                 retry_after_s=RETRY_AFTER_S,
@@ -110,13 +102,8 @@ class Bounds:
         elif self._is_full() and not self._make_room():
             error = Unavailable("this server has too many connections; try again, or another server")
             self.cut["full"] += 1
-            if self._board is not None:
-                self._board.want_room()
         self._open[connection] = address
         self._addresses[address] += 1
-        if self._all is not None:
-            self._all.add_of(address, 1)
-            self._all.add(error is None)
         if error is not None:
             self._refused.add(connection)
             if len(self._refused) > REFUSED_MAX:
@@ -128,20 +115,16 @@ class Bounds:
         address = self._open.pop(connection, None)
         if address is None:
             return
-        if self._all is not None:
-            self._all.add_of(address, -1)
-            self._all.add(-(connection not in self._refused))
         self._refused.discard(connection)
         _less(self._addresses, address)
         if connection.owner is not None:
-            self._disown(connection.owner)
+            _less(self._owners, connection.owner)
 
     def belong(self, connection: Bounded, owner: str) -> None:
         """From now on the connection is this token's. Raises Overloaded: it has too many."""
         if connection.owner == owner or connection not in self._open:
             return
-        elsewhere = 0 if self._tokens is None else self._tokens.of_elsewhere(owner)
-        if self._owners[owner] + elsewhere >= self.limits.token_connections_max:
+        if self._owners[owner] >= self.limits.token_connections_max:
             self.cut["token"] += 1
             most = self.limits.token_connections_max
             raise Overloaded(
@@ -149,26 +132,12 @@ class Bounds:
                 retry_after_s=RETRY_AFTER_S,
             )
         if connection.owner is not None:
-            self._disown(connection.owner)
+            _less(self._owners, connection.owner)
         connection.owner = owner
         self._owners[owner] += 1
-        if self._tokens is not None:
-            self._tokens.add_of(owner, 1)
-
-    def _disown(self, owner: str) -> None:
-        _less(self._owners, owner)
-        if self._tokens is not None:
-            self._tokens.add_of(owner, -1)
-
-    @property
-    def _in_all(self) -> int:
-        """Connections that were not refused, here and elsewhere."""
-        return len(self._open) - len(self._refused) + (0 if self._all is None else self._all.elsewhere())
 
     def _is_full(self) -> bool:
-        """Whether there are as many as there may be: here, by what this process may open, or in all."""
-        here = len(self._open) - len(self._refused)
-        return here >= self.connections_max or self._in_all >= self.limits.connections_max
+        return len(self._open) - len(self._refused) >= self.connections_max
 
     def families(self) -> Iterator[Family]:
         cut: list[Labelled] = [((why,), count) for why, count in list(self.cut.items())]
@@ -220,23 +189,12 @@ class Bounds:
             loop.call_soon(self._sweep, loop, rest, passed_s, held)
             return
         self._find_quiet()
-        self._make_room_elsewhere()
         loop.call_later(self.limits.sweep_s, self._sweep, loop, [])
-
-    def _make_room_elsewhere(self) -> None:
-        """End as many quiet connections as other workers have refused since the last look."""
-        if self._board is None:
-            return
-        wanted, self._wanted = self._board.wanted_elsewhere() - self._wanted, self._board.wanted_elsewhere()
-        for _ in range(wanted):
-            if not self._make_room():
-                return
 
     def _find_quiet(self) -> None:
         """Whom to end first where there is no room: who has shown no token, and of these who is quiet the longest."""
         self._quiet = []
-        most = self.connections_max * CROWDED
-        if len(self._open) < most and (self._board is None or self._in_all < self.limits.connections_max * CROWDED):
+        if len(self._open) < self.connections_max * CROWDED:
             return
         found = [(one.owner is not None, since, one) for one in self._open if (since := one.quiet_since()) is not None]
         found.sort(key=lambda one: one[:2], reverse=True)

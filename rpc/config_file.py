@@ -35,7 +35,6 @@ LIMIT_END = 1 << 50
 # Of whole numbers, `[least, most]`. What else a setting has to be is checked with all the others.
 RANGES = {
     "port": (0, 65_535),
-    "workers": (0, 64),
     "maintenance_metrics_port": (0, 65_535),
     "self_fence": (0, int(FENCE_S_MAX)),
     "publish_every": (0, 3_600),

@@ -22,24 +22,19 @@ import pyarrow as pa
 
 from persist.core.errors import Overloaded
 from rpc.allowance import Allowance
-from rpc.crew.board import Board
 from rpc.decoder_process import DONE, FRAME_BYTES_MAX, HEAD, LENGTH, REFUSED, ROWS, TOO_LARGE
 from rpc.request_errors import BodyTooLarge
 from rpc.settings import Limits
 from rpc.slots import CALLER, RETRY_AFTER_S, SharedSlots
 
-LOOK_S = 0.02  # how often who waits for a process looks at what other workers have
-
 
 class Decoders:
-    """A pool of decoder processes. Thread-safe. With a `board`, the limits are of all worker processes together."""
+    """A pool of decoder processes. Thread-safe."""
 
-    def __init__(self, limits: Limits, board: Board | None = None) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._working = None if board is None else board.pool("decoders")
-        self._idle_max = limits.decoders_max if board is None else max(1, limits.decoders_max // board.workers)
-        most, pool = limits.decoders_max + limits.decodes_queued_max, None if board is None else board.pool("decodes")
-        self._waiting = SharedSlots(most, "many Parquet bodies to decode", limits.share(most), pool)
+        most = limits.decoders_max + limits.decodes_queued_max
+        self._waiting = SharedSlots(most, "many Parquet bodies to decode", limits.share(most))
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._busy: Counter[str] = Counter()  # processes that work, by caller
@@ -67,7 +62,7 @@ class Decoders:
 
     def _give_back(self, process: _Process) -> None:
         with self._lock:
-            is_kept = not self._closed and process.is_good and len(self._idle) < self._idle_max
+            is_kept = not self._closed and process.is_good and len(self._idle) < self._limits.decoders_max
             if is_kept:
                 self._idle.append(process)
         if not is_kept:
@@ -84,7 +79,7 @@ class Decoders:
                     if left_s <= 0:
                         text = "the server decodes many Parquet bodies; slow down"
                         raise Overloaded(text, retry_after_s=RETRY_AFTER_S)
-                    self._freed.wait(left_s if self._working is None else min(left_s, LOOK_S))
+                    self._freed.wait(left_s)
             process = None
             try:
                 with self._lock:
@@ -98,27 +93,18 @@ class Decoders:
                 if process is not None:
                     self._give_back(process)
                 with self._freed:
-                    self._count(caller, -1)
+                    self._busy[caller] -= 1
                     self._busy += Counter()  # drops those who have none
                     self._freed.notify_all()
 
     def _takes(self, caller: str) -> bool:
         """Take a process for this caller, unless none is free, or it has its share of them."""
-        self._count(caller, 1)
-        mine, every = self._busy[caller], self._busy.total()
-        if self._working is not None:
-            mine, every = mine + self._working.of_elsewhere(caller), every + self._working.elsewhere()
-        has_enough = bool(caller) and mine > self._limits.share(self._limits.decoders_max)
-        is_free = not has_enough and every <= self._limits.decoders_max
-        if not is_free:
-            self._count(caller, -1)
-        return is_free
-
-    def _count(self, caller: str, more: int) -> None:
-        self._busy[caller] += more
-        if self._working is not None:
-            self._working.add(more)
-            self._working.add_of(caller, more)
+        most = self._limits.decoders_max
+        has_enough = bool(caller) and self._busy[caller] >= self._limits.share(most)
+        if has_enough or self._busy.total() >= most:
+            return False
+        self._busy[caller] += 1
+        return True
 
 
 class _Process:

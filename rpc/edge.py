@@ -29,9 +29,8 @@ from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal, has_token
 from rpc.bodies import Body, check_declared
 from rpc.bounds import network_of
 from rpc.commanding import answer, bytes_max_of, check_path
-from rpc.crew.forwarding import forward
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
-from rpc.joining import CONNECTION, FORWARDED, REFUSED, identity_of, peer_in
+from rpc.joining import CONNECTION, REFUSED, peer_in
 from rpc.quotas import CHARGED, QuotaFull
 from rpc.routes import console
 from rpc.routes.rows import POSTING, post_directly
@@ -44,7 +43,6 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"}) | console.PATHS
 REQUEST_ID_HEADER = b"x-request-id"
 LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-PASSED_ON = "persist.passed-on"  # the key of a request's scope that is there where another worker has answered it
 WRITING = frozenset(
     ("insert", "append", "compare-and-append", "upsert", "overwrite", "replace-where", "update", "merge", "put-blob")
 )
@@ -110,8 +108,6 @@ class Edge:
             scope["persist.principal"] = principal = self._principal(scope, headers)
             self._check_page(scope, headers, principal)
             CALLER.set(self._caller(scope, principal))
-            if await self._passed_on(scope, shard, receive, send):
-                return
             await self._admit(scope, principal, None if shard is None else shard[0], verb)
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
@@ -133,29 +129,11 @@ class Edge:
                 for give_back in charged:
                     give_back()
             fields = (scope, shard, verb, status, request_id)
-            if PASSED_ON not in scope:
-                self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
-            elif TOLD in scope:  # the client was cut off here, of which the other worker knows nothing
-                _log_failure(scope[TOLD], self._fields(*fields))
+            self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
             if span is not None:
                 _describe(span, self._fields(*fields), scope.get(TOLD))
             if TOLD in scope:  # its frames know the request, and its body, which would stay until garbage is collected
                 scope.pop(TOLD).__traceback__ = None
-
-    async def _passed_on(self, scope: Scope, shard: tuple[str, str] | None, receive: Receive, send: Send) -> bool:
-        """Have the worker process of this shard answer, if it is another one: it also counts the request.
-
-        Connections are handed over where they can be, before they come here. Raises Unavailable, Indeterminate.
-        """
-        crew = self._service.crew
-        if crew is None or shard is None or FORWARDED in scope:
-            return False
-        worker = crew.elsewhere(shard[0])
-        if worker is None or not await forward(crew, worker, identity_of(scope), scope, receive, send):
-            return False
-        crew.forwarded += 1
-        scope[PASSED_ON] = True
-        return True
 
     def _told(
         self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool

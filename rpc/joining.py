@@ -5,9 +5,6 @@ and its body one after the other, and uvloop sends each at once: two system call
 which is a good part of what a small call costs.
 
 uvicorn itself takes a request line and headers of any length, and waits for ever. `rpc.bounds` says what is bounded.
-
-Where a server has several worker processes, a connection whose next request is for a shard of another one goes there,
-with what was read of that request: when nothing else is under way on it, and it is no TLS, whose state stays here.
 """
 
 from __future__ import annotations
@@ -17,13 +14,10 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from persist.core.errors import InvalidUsage, Overloaded, PersistError, Unavailable
 from rpc.bounds import Bounds, Pace
-from rpc.crew.letters import Given, Identity
-from rpc.crew.member import Crew
 from rpc.errors import TOLD, problem
 from rpc.request_errors import HeadersTooLarge, RequestLineTooLong, TooSlow
 from rpc.settings import Limits
@@ -33,8 +27,6 @@ REFUSED = "persist.refused"
 """The key of a request's scope that holds the error with which it is refused: of a connection beyond the limits."""
 CONNECTION = "persist.connection"
 """The key of a request's scope that holds its connection."""
-FORWARDED = "persist.forwarded"
-"""The key of a request's scope that is there where another worker process has sent it: it goes no further."""
 LINGER_S = 1.0  # after a refusal: a client that still sends would otherwise lose the answer
 DISCARDED_BYTES_MAX = 1024 * 1024  # of what it sends then
 JOINED_BYTES_MAX = 64 * 1024
@@ -48,15 +40,6 @@ def peer_in(scope: Mapping[str, Any]) -> Peer | None:
     return found
 
 
-def identity_of(scope: Mapping[str, Any]) -> Identity:
-    """Who asks, as another worker process is told: the address, and the certificate of the connection."""
-    host, port = scope.get("client") or (None, 0)
-    peer = peer_in(scope)
-    if peer is None:
-        return Identity(host, port, scope["scheme"])
-    return Identity(host, port, scope["scheme"], tuple(sorted(peer.names)), peer.until_s)
-
-
 class JoiningProtocol(HttpToolsProtocol):
     """uvicorn's protocol on a transport that joins writes. All connections of a server share `bounds`."""
 
@@ -66,17 +49,9 @@ class JoiningProtocol(HttpToolsProtocol):
         self,
         *arguments: Any,
         bounds: Bounds | None = None,
-        crew: Crew | None = None,
-        given: Given | None = None,
         **named: Any,
     ) -> None:
         super().__init__(*arguments, **named)
-        self._crew = crew
-        self._given = None if given is None else given.data  # what another worker has read, until it is looked at
-        self._identity: Identity | None = None if given is None else given.identity
-        self._may_go = False  # it can be handed over
-        self._read: bytes | bytearray = b""  # of the request whose head comes in, where it can be handed over
-        self._goes_to: int | None = None  # the worker that is to have it
         self.limit_concurrency = None  # uvicorn would answer 503 as plain text: no client knew that nothing happened
         self.owner: str | None = None
         self.peer: Peer | None = None
@@ -99,18 +74,9 @@ class JoiningProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
-        if self._identity is not None:  # whoever sent it bounds the client's own connection
-            self._be(self._identity)
-            return
         self.peer = peer_of(transport)
-        self._may_go = self._crew is not None and self.scheme == "http"
-        self._enter()
-        self._since = self._bounds.now
-        if self._given is not None:
-            self.loop.call_soon(self._begin)
-
-    def _enter(self) -> None:
         self._refused = self._bounds.enter(self, self.client[0] if self.client else None, self.loop)
+        self._since = self._bounds.now
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._bounds.leave(self)
@@ -120,75 +86,16 @@ class JoiningProtocol(HttpToolsProtocol):
             self.scope.pop(CONNECTION, None)  # type: ignore[misc]
         super().connection_lost(exc)
 
-    def _be(self, identity: Identity) -> None:
-        """The requests are those of somebody whose own connection another worker has."""
-        self.client = None if identity.host is None else (identity.host, identity.port)
-        self.scheme = identity.scheme  # type: ignore[assignment]
-        self.peer = Peer(frozenset(identity.names), identity.until_s) if identity.names else None
-
-    def _begin(self) -> None:
-        """Look at what another worker has read, unless more has come already, with which it was looked at."""
-        if self._given is not None and not self.transport.is_closing():
-            self.data_received(b"")
-
     def data_received(self, data: bytes) -> None:
-        if self._given is not None:
-            data, self._given = self._given + data, None
         if self._over:
             self._discarded += len(data)
             if self._discarded > DISCARDED_BYTES_MAX:
                 self.flow.pause_reading()
             return
         self._unframed += len(data)
-        if self._may_go:
-            self._keep(data)
-        self._parse(data)
-        if self._goes_to is not None:
-            self._go(self._goes_to)
-            return
+        super().data_received(data)
         if self._part != NOTHING and not self._over:
             self._check_unframed(len(data))
-
-    def _parse(self, data: bytes) -> None:
-        """As uvicorn does it, which would warn of what is handed over."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            if self._goes_to is None:
-                self.logger.warning("Invalid HTTP request received.")
-                self.send_400_response("")
-        except httptools.HttpParserUpgrade:
-            self._unsupported_upgrade_warning()
-
-    def _keep(self, data: bytes) -> None:
-        """Keep what is read for as long as the request may have to go elsewhere."""
-        if self._part == NOTHING:
-            self._read = b"" if self._is_answering else data
-        elif self._part == HEAD and self._read:
-            self._read = bytearray(self._read) if isinstance(self._read, bytes) else self._read
-            self._read += data
-        else:
-            self._read = b""
-
-    def _go(self, worker: int) -> None:
-        """Hand the connection over, with what was read of its request. It stays where that cannot be."""
-        assert self._crew is not None
-        read, self._read, self._goes_to = bytes(self._read), b"", None
-        self._bounds.leave(self)  # before it is counted there
-        if self._crew.give(worker, self.transport.get_extra_info("socket").fileno(), read):
-            self._crew.handed += 1
-            self._over = True
-            self.transport.abort()  # which closes our end of it alone
-            return
-        self._crew.stayed += 1
-        self.owner = None
-        self._enter()
-        self._release_head()
-        self._part, self._unframed, self._may_go = NOTHING, 0, False
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
-        self.data_received(read)
-        self._may_go = True
 
     # What the parser calls. What they raise ends the parsing, and uvicorn calls `send_400_response`.
 
@@ -218,16 +125,7 @@ class JoiningProtocol(HttpToolsProtocol):
         self._part, self._since, self._unframed = BODY, self._bounds.now, 0
         if self._held:
             self._release_head()
-        if self._read:
-            assert self._crew is not None
-            if self._refused is None and not self.transport.pending():
-                self._goes_to = self._crew.elsewhere_by(self.url)
-            if self._goes_to is not None:
-                raise _Refused
-            self._read = b""
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
-        if self._identity is not None:
-            self.scope[FORWARDED] = True  # type: ignore[literal-required]
         if self._refused is not None:
             self.scope[REFUSED] = self._refused  # type: ignore[literal-required]
         super().on_headers_complete()

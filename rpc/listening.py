@@ -49,9 +49,7 @@ _Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the form, and t
 class Listeners:
     """All listen streams of one server."""
 
-    def __init__(
-        self, transport: Transport, location: Location, work: Work, watcher: Watcher, limits: Limits, workers: int = 1
-    ) -> None:
+    def __init__(self, transport: Transport, location: Location, work: Work, watcher: Watcher, limits: Limits) -> None:
         self._transport = transport
         self._location = location
         self._work = work
@@ -63,7 +61,6 @@ class Listeners:
         )
         self._shared: OrderedDict[_Key, asyncio.Future[_Step | None]] = OrderedDict()
         self._shared_bytes = 0
-        self._shared_bytes_max = SHARED_BYTES_MAX // workers
         self._large = Turns(LARGE_STEPS_MAX, LARGE_STEPS_OF_ONE)
         self.leases = Leases(location, work)
 
@@ -141,7 +138,7 @@ class Listeners:
             self._shared.pop(key, None)
             return
         self._shared_bytes += _size(done)
-        while self._shared_bytes > self._shared_bytes_max and self._shared:
+        while self._shared_bytes > SHARED_BYTES_MAX and self._shared:
             oldest, made = next(iter(self._shared.items()))
             if not made.done():
                 return

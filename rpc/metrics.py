@@ -28,10 +28,7 @@ class Metrics:
         pools: Pools,
         shards_max: int,
         others: Callable[[Principal], Iterator[Family]] = lambda _: iter(()),
-        is_own: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """`is_own`: whether this process tells the figures of a shard, and no other one does."""
-        self._is_own = is_own
         self.tokens = TokenFigures()
         self._location = location
         self._pools = pools
@@ -71,8 +68,7 @@ class Metrics:
         yield from of_location(location)
         yield from pools({**self._pools(), **own_pools(location)})
         yield from of_process(persist.__version__)
-        seen = [one for one in location.machines() if principal.sees(one.name) and self._is_own(one.name)]
-        machines = newest(seen, self._shards_max)
+        machines = newest([one for one in location.machines() if principal.sees(one.name)], self._shards_max)
         yield from of_shards(location, machines)
         if isinstance(location, Replica):
             yield from _region(location)

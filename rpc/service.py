@@ -32,9 +32,6 @@ from rpc.audited import BODY, BODY_BYTES_MAX
 from rpc.auth import Principal, Tokens
 from rpc.bodies import Body, check_declared
 from rpc.bounds import Bounds
-from rpc.crew import member
-from rpc.crew.board import Board, Pool
-from rpc.crew.member import Crew
 from rpc.decoders import Decoders
 from rpc.json_rows import body_json
 from rpc.listening import Listeners
@@ -59,30 +56,25 @@ SHARD_IDS_MAX = 200_000
 
 
 class Service:
-    """Everything that one server process holds. Closing it does not close the location.
+    """Everything that a server holds. Closing it does not close the location."""
 
-    `crew`: what it knows of the other worker processes of its server; None: it is the only one.
-    """
-
-    def __init__(self, location: Location, settings: ServerSettings, proof: str, crew: Crew | None = None) -> None:
-        self.crew = crew
-        board = None if crew is None else crew.board
+    def __init__(self, location: Location, settings: ServerSettings, proof: str) -> None:
         self.location = location
         self.settings = settings
         self.limits = settings.limits
         self.proof = proof
         self.transport = EmbeddedTransport(location)
-        self.work = Work(settings.limits, settings.linger_ms / 1000, board)
+        self.work = Work(settings.limits, settings.linger_ms / 1000)
         self.readiness = Readiness(partial(self.work.run, location.check), location.clock.monotonic)
-        self.watcher = Watcher(location, self.work, _pool(board, "waits"))
+        self.watcher = Watcher(location, self.work)
         self.tokens: Tokens | None = None
         self.leases: TokenLeases | None = None
         self.index = settings.open_index(location.clock)
-        self.bounds = Bounds(settings.limits, board)
+        self.bounds = Bounds(settings.limits)
         self.tally = Tally(location)
         self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.tally)
         self.audit = Audit(self.transport, settings.audit_kept)
-        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families, self._is_own)
+        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(
@@ -93,22 +85,18 @@ class Service:
         )
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
-        workers = 1 if crew is None else crew.workers
-        self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits, workers)
-        self.decoders = Decoders(settings.limits, board)
+        self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
+        self.decoders = Decoders(settings.limits)
         limits = settings.limits
         snapshots, listeners = limits.snapshots_max, limits.listeners_max
-        self.snapshots = Slots(
-            snapshots, "many snapshots under way", limits.share(snapshots), _pool(board, "snapshots")
-        )
-        streams = limits.share(listeners, limits.streams_share_percent)
-        self.listeners = Slots(listeners, "many listeners", streams, _pool(board, "listeners"))
+        self.snapshots = Slots(snapshots, "many snapshots under way", limits.share(snapshots))
+        self.listeners = Slots(listeners, "many listeners", limits.share(listeners, limits.streams_share_percent))
         if settings.tokens_file is not None:
             self.tokens = Tokens(
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
             )
-            most, pool = (limits.token_shard_leases_max, limits.token_leases_max), _pool(board, "token_leases")
-            self.leases = TokenLeases(*most, now_s=location.clock.monotonic, pool=pool)
+            most = (limits.token_shard_leases_max, limits.token_leases_max)
+            self.leases = TokenLeases(*most, now_s=location.clock.monotonic)
 
     def _pools(self) -> dict[str, tuple[int, int]]:
         """What is in use at this moment of all that has a limit, and the limits, for /metrics."""
@@ -141,11 +129,6 @@ class Service:
         yield from self.bounds.families()
         yield from self.quotas.families(principal)
         yield from self.audit.families()
-        yield from member.families(self.crew)
-
-    def _is_own(self, name: str) -> bool:
-        """Whether a shard is this worker process's."""
-        return self.crew is None or self.crew.owner(name) == self.crew.index
 
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
@@ -303,10 +286,6 @@ class ShardIds:
             if family_of(shard_id_of(name)) == family_of(shard_id):
                 return name
         return None
-
-
-def _pool(board: Board | None, name: str) -> Pool | None:
-    return None if board is None else board.pool(name)
 
 
 def service_of(request: Request) -> Service:

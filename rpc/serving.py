@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import logging
@@ -22,9 +21,6 @@ from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
 from rpc.app import create_app
 from rpc.bounds import Bounds
-from rpc.crew import letters
-from rpc.crew.letters import Given
-from rpc.crew.member import FORWARDS_MAX, Crew
 from rpc.joining import JoiningProtocol
 from rpc.service import Service
 from rpc.settings import ServerSettings
@@ -34,7 +30,6 @@ BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.0005  # how long the event loop waits for Python code of the background at most; 5 ms otherwise
 M_MMAP_THRESHOLD = -3  # of mallopt(3)
 MAPPED_BYTES_MIN = 512 * 1024
-LETTERS_MAX = 64  # that are read in one turn of the event loop
 FILES_RESERVED = 512  # of the files that this process may open: for stores, spooled bodies, and refusals
 _log = logging.getLogger("persist.rpc")
 
@@ -45,51 +40,10 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-        self._taking: set[asyncio.Task[None]] = set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        crew = self._service.crew
-        if crew is not None and self.started:
-            asyncio.get_running_loop().add_reader(crew.box.fileno(), self._take_over, crew)
-            crew.board.begins()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._service.crew is not None:  # the others see to its shards from now on
-            self._service.crew.board.ends()
         self._service.stop()
         await super().shutdown(sockets)
-
-    def _take_over(self, crew: Crew) -> None:
-        """Serve what other workers have handed over."""
-        for _ in range(LETTERS_MAX):
-            try:
-                given = letters.receive(crew.box)
-            except (OSError, ValueError) as error:
-                _log.warning("a connection that another worker handed over has got lost", extra={"why": str(error)})
-                continue
-            if given is None:
-                return
-            task = asyncio.get_running_loop().create_task(self._serve_given(given))
-            self._taking.add(task)
-            task.add_done_callback(self._taking.discard)
-
-    async def _serve_given(self, given: Given) -> None:
-        given.connection.setblocking(False)
-
-        def protocol() -> asyncio.Protocol:
-            made: asyncio.Protocol = cast(Any, self.config.http_protocol_class)(
-                config=self.config, server_state=self.server_state, app_state=self.lifespan.state, given=given
-            )
-            return made
-
-        try:
-            _, made = await asyncio.get_running_loop().connect_accepted_socket(protocol, given.connection)
-        except OSError:  # the client is gone
-            given.connection.close()
-            return
-        if self.should_exit:  # it is the last request of this connection
-            asyncio.get_running_loop().call_soon(cast(Any, made).shutdown)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -132,22 +86,21 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
 
 
-def _fit_files(bounds: Bounds, crew: Crew | None) -> None:
+def _fit_files(bounds: Bounds) -> None:
     """Let this process open as many files as it may, and take no more connections than that.
 
     Where it had no file left for a new connection, clients would only see it reset.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY or soft != resource.RLIM_INFINITY:
-        reserved = FILES_RESERVED + (0 if crew is None else FORWARDS_MAX * crew.workers)
-        wanted = bounds.connections_max + reserved
+        wanted = bounds.connections_max + FILES_RESERVED
         most = wanted if hard == resource.RLIM_INFINITY else hard
         if soft < most:
             with contextlib.suppress(ValueError, OSError):  # a system may have a lower limit of its own
                 resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < wanted:
-            bounds.limited(max(1, soft - min(reserved, soft // 2)))
+            bounds.limited(max(1, soft - min(FILES_RESERVED, soft // 2)))
             told = {"connections_max": bounds.connections_max, "files": soft}
             _log.info("fewer connections than connections_max: raise the limit of open files", extra=told)
 
@@ -157,22 +110,19 @@ def serve(
     settings: ServerSettings,
     listener: socket.socket,
     ready: Callable[[], None],
-    crew: Crew | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then answer what was accepted, for at most `shutdown_s` seconds, and return.
-
-    `crew`: what it knows of the other worker processes of the server, with which it shares the listening socket.
 
     Raises InvalidUsage or Unavailable when a store does not work. Call it from the main thread. SIGTERM ends the server
     from before `ready` is called on; from then on it never kills this process, which has children to end.
     """
-    app = create_app(location, settings, crew)
+    app = create_app(location, settings)
     service: Service = app.state.service
-    _fit_files(service.bounds, crew)
+    _fit_files(service.bounds)
     _give_memory_back()
     config = uvicorn.Config(
         app,
-        http=cast(Any, partial(JoiningProtocol, bounds=service.bounds, crew=crew)),
+        http=cast(Any, partial(JoiningProtocol, bounds=service.bounds)),
         ws="none",
         log_config=None,
         access_log=False,

@@ -30,9 +30,8 @@ TOKEN_CHARS_MIN = 32
 PRESIGNED_S_MAX = 600  # SECURITY.md promises it
 LIMIT_PREFIX = "PERSIST_LIMIT_"
 # Variables that other parts of persist read; so they are no misspelt settings.
-VARIABLES_OF_OTHERS = frozenset(f"PERSIST_{name}" for name in ("URL", "TOKEN", "WORKER"))
+VARIABLES_OF_OTHERS = frozenset(f"PERSIST_{name}" for name in ("URL", "TOKEN"))
 _FILES_OF_TLS = ("tls_certificate", "tls_key", "tls_client_ca", "ca_file", "certificate_file")
-WORKERS_MAX = 64
 SHUTDOWN_S_MAX = 3_600
 DEFAULT_AUDIT = "90d"
 
@@ -42,11 +41,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server process takes on at once, and how long it waits for a client. See docs/operations.md.
-
-    With `--workers` all of them are of the server as a whole. What is counted against most of them all workers see
-    (`rpc.crew.board`); of the rest each worker has a part (`of_worker`).
-    """
+    """What one server takes on at once, and how long it waits for a client. See docs/operations.md."""
 
     connections_max: int = 20_000  # open connections; fewer where the system lets a process open fewer files
     address_connections_max: int = 15_000  # of them, of one address (IPv6: of one /64 network)
@@ -112,28 +107,9 @@ class Limits:
             if getattr(self, name) > 100:
                 raise InvalidUsage(f"the limit {name} is {getattr(self, name)}; it must be in [1, 100]")
 
-    def of_worker(self, workers: int) -> Limits:
-        """What one of so many worker processes may have."""
-        if workers == 1:
-            return self
-        parts = {name: max(least, getattr(self, name) // workers) for name, least in _DIVIDED.items()}
-        return replace(self, **{name: min(part, getattr(self, name)) for name, part in parts.items()})
-
     def share(self, most: int, percent: int | None = None) -> int:
         """How much of `most` one caller may have: always something."""
         return max(1, most * (self.share_percent if percent is None else percent) // 100)
-
-
-_DIVIDED = {
-    "heads_bytes_max": MIB,
-    "answers_bytes_max": 8 * MIB,
-    "commands_max": 100,
-    "lead_threads": 4,
-    "io_threads": 8,
-    "io_queue_max": 100,
-    "metric_shards_max": 10,
-}
-"""The limits of which each of several worker processes has a part, and the least that it is."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +121,6 @@ class ServerSettings:
     consensus: str | None = field(default=None, repr=False)  # which may hold a password
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
-    workers: int = 1  # processes that serve; 0: as many as there are cores, where nothing speaks against it
     tokens_file: str | None = None
     quotas: str | None = None  # the file of quotas
     audit: str = ""  # for how long the audit is kept; none: there is none; empty: 90d, where there are tokens
@@ -193,10 +168,6 @@ class ServerSettings:
             raise InvalidUsage("give either a directory, or a blob and a consensus location, not both")
         if not 0 <= self.port < 65536:
             raise InvalidUsage(f"port is {self.port}; it must be in [0, 65535]")
-        if not 0 <= self.workers <= WORKERS_MAX:
-            raise InvalidUsage(f"workers is {self.workers}; it must be in [0, {WORKERS_MAX}]")
-        if self.workers > 1 and (why := self.why_one_worker):
-            raise InvalidUsage(f"workers is {self.workers}, but {why}: leave --workers out")
         if not 0 <= self.maintenance_metrics_port < 65536:
             port = self.maintenance_metrics_port
             raise InvalidUsage(f"maintenance_metrics_port is {port}; it must be in [0, 65535]")
@@ -239,22 +210,9 @@ class ServerSettings:
             raise InvalidUsage("an audit tells what each token did, at home: give --tokens FILE, and not --read-only")
 
     @property
-    def why_one_worker(self) -> str:
-        """Why there can be only one worker process; empty: there can be several."""
-        if self.quotas:
-            return "quotas are counted by one process"
-        return "what is in memory is in one process" if self.in_memory else ""
-
-    @property
     def in_memory(self) -> bool:
         """Whether a store is in the memory of one process, so that no other one sees it."""
         return any((url or "").partition(":")[0].lower() == "mem" for url in (self.blob, self.consensus))
-
-    def worker_count(self, cores: int) -> int:
-        """How many worker processes serve, on a machine with so many cores."""
-        if self.workers:
-            return self.workers
-        return 1 if self.why_one_worker else max(1, min(cores, WORKERS_MAX))
 
     @property
     def audit_kept(self) -> str | None:
@@ -354,17 +312,6 @@ def _levers(given: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {name: value for name, value in values.items() if not BY_NAME[name].of_policy}
     if len(found) < len(values):
         found["policy"] = policy_with(Policy(), values)
-    return found
-
-
-def environment_of(settings: ServerSettings) -> dict[str, str | None]:
-    """The variables by which `from_environment` gives the same settings, but for limits. None: without that one."""
-    found: dict[str, str | None] = {}
-    for setting in fields(ServerSettings):
-        if setting.name not in ("limits", "policy"):
-            value = getattr(settings, setting.name)
-            told = int(value) if isinstance(value, bool) else value
-            found[f"PERSIST_{setting.name.upper()}"] = None if told is None else str(told)
     return found
 
 

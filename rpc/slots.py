@@ -1,8 +1,7 @@
 """Counting what is under way at once against limits: of all, and of each caller.
 
 What is taken is given back by a `with`, however it ends. All of it is used from the event loop's thread,
-except for `SharedSlots`. Where a server has several worker processes, limits are of all of them together: each tells
-what it has taken in a `Pool`, and counts what the others have.
+except for `SharedSlots`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from collections.abc import AsyncIterator
 from contextvars import ContextVar
 
 from persist.core.errors import Overloaded
-from rpc.crew.board import Pool
 
 RETRY_AFTER_S = 0.1
-LOOK_S = 0.02  # how often who waits for a turn looks at what other workers have
 CALLER: ContextVar[str] = ContextVar("persist.caller", default="")
 """For whom the current task works: a token, or without tokens an address. Empty: the server, or this machine's own
 processes where nobody has a token; for these there is no share, only the whole."""
@@ -27,28 +24,21 @@ processes where nobody has a token; for these there is no share, only the whole.
 class Slots:
     """`taken` of `most` are in use, at most `share` by one caller; `what` is what there are too many of."""
 
-    def __init__(self, most: int, what: str, share: int | None = None, pool: Pool | None = None) -> None:
+    def __init__(self, most: int, what: str, share: int | None = None) -> None:
         self.taken = 0
         self.most = most
-        self._pool = pool
         self._share = most if share is None else share
         self._what = what
         self._by_caller: dict[str, int] = {}  # of those who have some
 
     def take(self, count: int = 1) -> None:
         """Raises Overloaded beyond the limit; then nothing was taken."""
-        caller, others = CALLER.get(), 0
-        if self._pool is not None:
-            _tell(self._pool, caller, count)
-            others = self._pool.elsewhere()
-        if self.taken + others + count > self.most:
-            _tell(self._pool, caller, -count)
+        caller = CALLER.get()
+        if self.taken + count > self.most:
             raise Overloaded(f"the server has too {self._what}; slow down", retry_after_s=RETRY_AFTER_S)
         if caller:
             mine = self._by_caller.get(caller, 0) + count
-            elsewhere = 0 if self._pool is None else self._pool.of_elsewhere(caller)
-            if mine + elsewhere > self._share and mine + elsewhere > count:
-                _tell(self._pool, caller, -count)
+            if mine > self._share and mine > count:
                 raise Overloaded(
                     f"{caller} has too {self._what}: one caller gets {self._share} of {self.most}; slow down",
                     retry_after_s=RETRY_AFTER_S,
@@ -61,7 +51,6 @@ class Slots:
         caller = CALLER.get()
         if caller:
             _less(self._by_caller, caller, count)
-        _tell(self._pool, caller, -count)
 
     def __enter__(self) -> None:
         self.take()
@@ -73,8 +62,8 @@ class Slots:
 class SharedSlots(Slots):
     """The same, used from any thread."""
 
-    def __init__(self, most: int, what: str, share: int | None = None, pool: Pool | None = None) -> None:
-        super().__init__(most, what, share, pool)
+    def __init__(self, most: int, what: str, share: int | None = None) -> None:
+        super().__init__(most, what, share)
         self._lock = threading.Lock()
 
     def take(self, count: int = 1) -> None:
@@ -89,16 +78,13 @@ class SharedSlots(Slots):
 class Turns:
     """As Slots, but who finds no room waits: callers are served in turn, what one asks for in order.
 
-    More than `most`, or than a share, gets its turn when nothing else is held: of all, or by that caller. Of several
-    workers each may grant one turn that another one grants at the same moment.
+    More than `most`, or than a share, gets its turn when nothing else is held: of all, or by that caller.
     """
 
-    def __init__(self, most: int, share: int, pool: Pool | None = None) -> None:
+    def __init__(self, most: int, share: int) -> None:
         self.taken = 0
         self.most = most
         self._share = share
-        self._pool = pool
-        self._is_looking = False  # it will look again at what other workers have
         self._by_caller: dict[str, int] = {}
         self._waiting: OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
 
@@ -119,7 +105,6 @@ class Turns:
         entry = (count, waiter)
         self._waiting.setdefault(caller, deque()).append(entry)
         self._admit()  # those who wait may all have their share, and this caller not
-        self._look_soon()
         try:
             await waiter
         except asyncio.CancelledError:
@@ -133,36 +118,20 @@ class Turns:
     def give_back(self, count: int = 1) -> None:
         self.taken -= count
         _less(self._by_caller, CALLER.get(), count)
-        _tell(self._pool, CALLER.get(), -count)
         self._admit()
 
     def _is_full(self, count: int) -> bool:
-        taken = self.taken if self._pool is None else self.taken + self._pool.elsewhere()
-        return bool(taken) and taken + count > self.most
+        return bool(self.taken) and self.taken + count > self.most
 
     def _has_enough(self, caller: str, count: int) -> bool:
         if not caller:
             return False
         mine = self._by_caller.get(caller, 0)
-        if self._pool is not None:
-            mine += self._pool.of_elsewhere(caller)
         return bool(mine) and mine + count > self._share
 
     def _grant(self, caller: str, count: int) -> None:
         self.taken += count
         self._by_caller[caller] = self._by_caller.get(caller, 0) + count
-        _tell(self._pool, caller, count)
-
-    def _look_soon(self) -> None:
-        """Look again whether somebody can go: other workers do not say when they give something back."""
-        if self._pool is not None and self._waiting and not self._is_looking:
-            self._is_looking = True
-            asyncio.get_running_loop().call_later(LOOK_S, self._look)
-
-    def _look(self) -> None:
-        self._is_looking = False
-        self._admit()
-        self._look_soon()
 
     def _admit(self) -> None:
         """Let those go whose turn it is. Who needs more than there is holds up the rest, or would never get it."""
@@ -189,12 +158,6 @@ class Turns:
             queue.remove(entry)
             if not queue:
                 del self._waiting[caller]
-
-
-def _tell(pool: Pool | None, caller: str, count: int) -> None:
-    """Count so much where other workers see it, if there are any."""
-    if pool is not None:
-        pool.tell(caller, count)
 
 
 def _less(counts: dict[str, int], caller: str, count: int) -> None:

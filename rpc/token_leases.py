@@ -1,8 +1,7 @@
 """How many leased readers each token has taken through this server: on one shard, and on all of them.
 
 Whoever may only read holds back collection with every lease, and each costs every writer of the shard a little. Another
-server counts for itself; one that has just started knows of no earlier leases until they are renewed. Of several worker
-processes each counts those of its own shards, and `pool` tells what the others count.
+server counts for itself; one that has just started knows of no earlier leases until they are renewed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from persist.core import commands as c
 from persist.core.errors import Indeterminate, Overloaded, PersistError
 from persist.core.ids import ReaderId
 from persist.core.state import State
-from rpc.crew.board import Pool
 from rpc.held import Held
 
 RETRY_AFTER_S = 5.0
@@ -41,10 +39,7 @@ class _Taken:
 class TokenLeases:
     """Not thread-safe: it belongs to the event loop."""
 
-    def __init__(
-        self, of_shard_max: int, of_all_max: int, now_s: Callable[[], float], pool: Pool | None = None
-    ) -> None:
-        self._pool = pool
+    def __init__(self, of_shard_max: int, of_all_max: int, now_s: Callable[[], float]) -> None:
         self._of_shard_max = of_shard_max
         self._of_all_max = of_all_max
         self._now_s = now_s
@@ -84,33 +79,27 @@ class TokenLeases:
 
     def _take(self, token: str, shard: str, reader: ReaderId, seconds: float, is_new: bool) -> None:
         taken = self._taken.setdefault(token, _Taken())
-        if is_new and self._is_full(token, taken, shard):
-            self._forget_lapsed(token, taken)
-            if self._is_full(token, taken, shard):
+        if is_new and self._is_full(taken, shard):
+            self._forget_lapsed(taken)
+            if self._is_full(taken, shard):
                 held = len(taken.by_shard.get(shard, ()))
                 raise Overloaded(
                     f"the token {token!r} holds {held} leases on shard {shard!r} and {taken.count} in all; close "
                     f"readers, or wait: it may hold {self._of_shard_max} on one shard and {self._of_all_max} in all",
                     retry_after_s=RETRY_AFTER_S,
                 )
-        self._count(token, taken, int(is_new))
+        taken.count += is_new
         taken.by_shard.setdefault(shard, Held()).take(reader, seconds, self._now_s())
 
-    def _count(self, token: str, taken: _Taken, more: int) -> None:
-        taken.count += more
-        if self._pool is not None:
-            self._pool.add_of(token, more)
-
-    def _is_full(self, token: str, taken: _Taken, shard: str) -> bool:
-        in_all = taken.count if self._pool is None else taken.count + self._pool.of_elsewhere(token)
-        return in_all >= self._of_all_max or len(taken.by_shard.get(shard, ())) >= self._of_shard_max
+    def _is_full(self, taken: _Taken, shard: str) -> bool:
+        return taken.count >= self._of_all_max or len(taken.by_shard.get(shard, ())) >= self._of_shard_max
 
     def _renew(self, token: str, shard: str, reader: ReaderId) -> None:
         taken = self._taken.get(token)
         held = None if taken is None else taken.by_shard.get(shard)
         if held is not None and held.renew(reader, self._now_s()):
             return
-        if taken is None or not self._is_full(token, taken, shard):  # of another server, or of before this one started
+        if taken is None or not self._is_full(taken, shard):  # of another server, or of before this one started
             self._take(token, shard, reader, RENEWED_S, True)
 
     def _give_back(self, token: str, shard: str, reader: ReaderId) -> None:
@@ -119,15 +108,15 @@ class TokenLeases:
             return
         held = taken.by_shard.get(shard)
         if held is not None:
-            self._count(token, taken, -held.give_back(reader))
+            taken.count -= held.give_back(reader)
             if not held:
                 del taken.by_shard[shard]
         if not taken.by_shard:
             del self._taken[token]
 
-    def _forget_lapsed(self, token: str, taken: _Taken) -> None:
+    def _forget_lapsed(self, taken: _Taken) -> None:
         now_s = self._now_s()
         for shard, held in list(taken.by_shard.items()):
-            self._count(token, taken, -held.forget_lapsed(now_s))
+            taken.count -= held.forget_lapsed(now_s)
             if not held:
                 del taken.by_shard[shard]

@@ -16,7 +16,6 @@ from persist.commit.machine import Machine
 from persist.core.errors import PersistError
 from persist.core.state import State
 from persist.core.view import ViewRequest
-from rpc.crew.board import Pool
 from rpc.slots import CALLER
 from rpc.work import Work
 
@@ -38,10 +37,8 @@ class _Watched:
 class Watcher:
     """Waits for shards of one location. All methods belong to the event loop's thread."""
 
-    def __init__(self, location: Location, work: Work, pool: Pool | None = None) -> None:
-        """`pool`: where the waits of all worker processes are counted."""
+    def __init__(self, location: Location, work: Work) -> None:
         self._location = location
-        self._pool = pool
         self._work = work
         self._watched: dict[str, _Watched] = {}
         self._poller: asyncio.Task[None] | None = None
@@ -51,11 +48,6 @@ class Watcher:
     def waiting(self) -> int:
         """How many waits are under way."""
         return sum(watched.users for watched in self._watched.values())
-
-    @property
-    def waiting_in_all(self) -> int:
-        """The same, with those of other worker processes."""
-        return self.waiting + (0 if self._pool is None else self._pool.elsewhere())
 
     async def state(self, name: str, request: ViewRequest) -> State:
         """As `persist.client.embedded.view_state`: the State that a view request asks for."""
@@ -93,8 +85,6 @@ class Watcher:
             machine = self._location.machine(name)
             watched = self._watched[name] = _Watched(machine, machine.watch(self._waker(name)))
         watched.users += 1
-        if self._pool is not None:
-            self._pool.add(1)
         if self._poller is None and not self.stopping.is_set():
             self._poller = asyncio.get_running_loop().create_task(self._poll())
         return watched
@@ -102,8 +92,6 @@ class Watcher:
     def _leave(self, name: str) -> None:
         watched = self._watched[name]
         watched.users -= 1
-        if self._pool is not None:
-            self._pool.add(-1)
         if watched.users == 0:
             watched.stop()
             del self._watched[name]

@@ -19,7 +19,6 @@ from persist.core import commands as c
 from persist.core.errors import Unavailable
 from persist.core.recorded import NOBODY, Caller
 from persist.core.transitions.context import SOUND, Verdict
-from rpc.crew.board import Board
 from rpc.settings import Limits
 from rpc.slots import SharedSlots, Slots, Turns
 
@@ -30,15 +29,10 @@ class Work:
     """Two pools: commits (`lead`) and everything else (`run`). Used from the event loop's thread.
 
     A commit waits `linger_s` for more commands; one that is begun while another is under way waits for that as well.
-    With a `board`, what bodies and rows take is bounded for all worker processes together.
     """
 
-    def __init__(self, limits: Limits, linger_s: float = 0.0, board: Board | None = None) -> None:
+    def __init__(self, limits: Limits, linger_s: float = 0.0) -> None:
         self._linger_s = linger_s
-        body, spool, worked, decoded, downloads = (
-            None if board is None else board.pool(name)
-            for name in ("body_bytes", "spool_bytes", "worked_bytes", "decoded_bytes", "download_bytes")
-        )
         self._leads = ThreadPoolExecutor(limits.lead_threads, thread_name_prefix="persist-commit")
         self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
         self._answers: _Answers | None = None
@@ -50,13 +44,13 @@ class Work:
         # What all may have of the threads, the queue bounds.
         self._io_turns = Turns(limits.io_queue_max, share(limits.io_threads, limits.io_share_percent))
         self.commands = Slots(limits.commands_max, "many commands queued", share(limits.commands_max))
-        self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies", share(limits.bodies_bytes_max), body)
-        self.spooled = Slots(limits.spool_bytes_max, "many large request bodies", share(limits.spool_bytes_max), spool)
-        self.worked = Turns(limits.worked_bytes_max, share(limits.worked_bytes_max), worked)
+        self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies", share(limits.bodies_bytes_max))
+        self.spooled = Slots(limits.spool_bytes_max, "many large request bodies", share(limits.spool_bytes_max))
+        self.worked = Turns(limits.worked_bytes_max, share(limits.worked_bytes_max))
         # Each has room for one whole body: its rows are counted bit by bit, and would never fit else.
         most = max(share(limits.decoding_bytes_max), limits.decoded_bytes_max)
-        self.decoded = SharedSlots(limits.decoding_bytes_max, "many rows to work on", most, decoded)
-        self.downloads = Turns(limits.downloads_bytes_max, share(limits.downloads_bytes_max), downloads)
+        self.decoded = SharedSlots(limits.decoding_bytes_max, "many rows to work on", most)
+        self.downloads = Turns(limits.downloads_bytes_max, share(limits.downloads_bytes_max))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work on another thread, as a part of this request. Overloaded when too much is queued.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 
 from persist.cli.process import announce
 
 LOOK_S = 0.5
 PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 60.0  # before it is started again; each time in a row twice as long
+STOP_EXTRA_S = 5.0  # that a process may take to end, beyond the server's own shutdown time
 Children = list[subprocess.Popen[bytes]]
 
 
 class Keeper:
-    """Keeps the processes that `start` gives; `children` are those of now. They are its user's to stop, after `end`."""
+    """Keeps the processes that `start` gives; `children` are those of now."""
 
     def __init__(self, start: Callable[[], Children], pause_s: float = PAUSE_FIRST_S) -> None:
         self.children: Children = []
@@ -33,6 +35,20 @@ class Keeper:
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    def stop(self, shutdown_s: float) -> None:
+        """End what was started: each process may take so long, and `STOP_EXTRA_S`, before it is killed."""
+        self.end()
+        for child in self.children:
+            if child.poll() is None:
+                child.terminate()
+        deadline = time.monotonic() + shutdown_s + STOP_EXTRA_S
+        for child in self.children:
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
 
     def _keep(self) -> None:
         pause_s, well_s = self._pause_s, 0.0

@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-from persist.attributes.storage import CACHE_BYTES_MAX
-from persist.cli.process import LEVELS, configure_logs, end_with_parent
-from persist.cli.where import STORES, check_given, where_of
+from persist.cli.process import LEVELS, configure_logs
 from persist.cli.where import add_arguments as add_where
+from persist.cli.where import check_given, where_of
 from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
@@ -30,12 +29,10 @@ from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.auth import Tokens, maintenance_token
 from rpc.cli.keeping import Keeper
-from rpc.cli.supervising import CHILD_STOP_EXTRA_S, WORKER, Supervisor, stop, worker_command
 from rpc.config_file import in_force, misspelt, put_into, read_config
-from rpc.crew.member import Crew, join
 from rpc.quota_file import quota_file_of
 from rpc.serving import bind, local_url_of, serve, url_of
-from rpc.settings import DEFAULT_DIRECTORY, ServerSettings, environment_of, from_environment
+from rpc.settings import DEFAULT_DIRECTORY, ServerSettings, from_environment
 
 HOME_TIMEOUT_S = 5.0  # of one request for a hold
 _log = logging.getLogger("persist.rpc")
@@ -47,12 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="show what is in force, from where, and end")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port (default 8787; 0 takes a free one); the URL is the first line")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes behind the port, each with its part of the shards (default 1; 0: one for each core)",
-    )
     parser.add_argument("--tokens", metavar="FILE", help="file of hashed bearer tokens; see docs/http.md")
     parser.add_argument("--quotas", metavar="FILE", help="how much each token may use; read again when it changes")
     parser.add_argument(
@@ -108,20 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
         settings = replace(settings, maintenance_token=maintenance_token())
     _check(settings)
     configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
-    told = os.environ.get(WORKER)
-    for name, meant in misspelt(environment) if told is None else ():
+    for name, meant in misspelt(environment):
         _log.warning("%s", _misspelt(name, meant))
-    if told is not None:
-        crew, own = join(told)
-        end_with_parent(own.parent, settings.shutdown_s + CHILD_STOP_EXTRA_S)
-        listener = socket.socket(fileno=own.listener)
-        settings = replace(settings, limits=settings.limits.of_worker(crew.workers))
-        return _serve(arguments, settings, listener, crew)
     listener = bind(settings.host, settings.port)
-    workers = settings.worker_count(_cores())
-    if workers == 1:
-        return _serve(arguments, settings, listener)
-    return _supervise(arguments, settings, listener, workers)
+    return _serve(arguments, settings, listener)
 
 
 def _check(settings: ServerSettings) -> None:
@@ -155,7 +136,6 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         "consensus": arguments.consensus,
         "host": arguments.host,
         "port": arguments.port,
-        "workers": arguments.workers,
         "tokens_file": arguments.tokens,
         "quotas": arguments.quotas,
         "audit": arguments.audit,
@@ -180,9 +160,7 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _serve(
-    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, crew: Crew | None = None
-) -> int:
+def _serve(arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket) -> int:
     """Serve until a signal comes. Its URL goes to standard output once it answers."""
     publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
     served = LocationSettings(
@@ -192,7 +170,6 @@ def _serve(
         publish=publish,
         shows_no_copy=True,
         tracer=open_tracer("persist") if settings.traces else None,
-        attribute_cache_bytes_max=CACHE_BYTES_MAX // (1 if crew is None else crew.workers),
     )
     try:
         location = _opened(arguments, settings, served)
@@ -208,19 +185,15 @@ def _serve(
         if watch is not None:
             watch.start()
         print(url_of(listener, settings), flush=True)
-        if crew is None:  # else the supervisor does
-            keeper.begin()
+        keeper.begin()
 
     try:
-        serve(location, settings, listener, ready, crew)
+        serve(location, settings, listener, ready)
     finally:
-        keeper.end()
-        stop(keeper.children, settings.shutdown_s)
+        keeper.stop(settings.shutdown_s)
         if watch is not None:
             watch.close()
         location.close()
-        if crew is not None:
-            crew.close()
     return 0
 
 
@@ -291,29 +264,3 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     found = {"PERSIST_DIRECTORY": where.directory, "PERSIST_BLOB": where.blob, "PERSIST_CONSENSUS": where.consensus}
     kept = {name: value for name, value in os.environ.items() if name not in found}
     return {**kept, **{name: value for name, value in found.items() if value}}
-
-
-def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, workers: int) -> int:
-    """Run so many workers behind one port until a signal comes."""
-    location = _opened(
-        arguments, settings, LocationSettings(shows_no_copy=True)
-    )  # what is wrong with the stores is said once, by us
-    try:
-        location.check()
-    finally:
-        location.close()
-    told = environment_of(replace(settings, workers=workers))
-    told |= dict.fromkeys(STORES)  # which are told as they were given
-    environment = {name: value for name, value in os.environ.items() if name not in told}
-    environment |= {name: value for name, value in told.items() if value is not None}
-    environment |= {name: value for name, value in _environment(arguments).items() if name in STORES}
-    command = worker_command(arguments.log_level)
-    supervisor = Supervisor(listener, workers, command, environment, settings.shutdown_s)
-    keeper = Keeper(lambda: _maintenance(arguments, settings, listener))
-    supervisor.run(lambda: print(url_of(listener, settings), flush=True), keeper)
-    return 0
-
-
-def _cores() -> int:
-    """Of how many cores this process may have time."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

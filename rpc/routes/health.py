@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -11,18 +10,11 @@ from starlette.responses import Response
 
 from persist.core.commands import ADMIN
 from persist.core.errors import Overloaded, PersistError, Unavailable
-from persist.formats.exposition import exposition
 from rpc.auth import Principal
-from rpc.crew import summing
-from rpc.crew.forwarding import asked
-from rpc.crew.member import Crew
-from rpc.joining import FORWARDED, identity_of
 from rpc.metrics import CONTENT_TYPE
-from rpc.service import Service, principal_of, service_of
+from rpc.service import principal_of, service_of
 
 router = APIRouter(tags=["health"])
-OK = 200
-OTHERS_S = 5.0  # for so long the other worker processes are asked for their figures
 _log = logging.getLogger("persist.rpc")
 
 
@@ -60,33 +52,6 @@ def _tells_all(principal: Principal) -> bool:
 
 @router.get("/metrics", summary="Counters in Prometheus' text format", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Of shards that the token does not see there is nothing. A token for some shards sees of tokens itself alone.
-
-    They are of all worker processes together.
-    """
+    """Of shards that the token does not see there is nothing. A token for some shards sees of tokens itself alone."""
     service, principal = service_of(request), principal_of(request)
-    if service.crew is None:
-        return Response(await service.work.run(service.metrics.text, principal), media_type=CONTENT_TYPE)
-    if FORWARDED in request.scope:
-        own = await service.work.run(lambda: summing.encoded(service.metrics.families(principal)))
-        return Response(own, media_type=summing.FIGURES.decode())
-    told = await _of_others(service.crew, request)
-    return Response(await service.work.run(_summed, service, principal, told), media_type=CONTENT_TYPE)
-
-
-async def _of_others(crew: Crew, request: Request) -> list[bytes]:
-    """What the other workers tell. Raises Unavailable: a sum without one of them would be wrong."""
-    others, identity = crew.others(), identity_of(request.scope)
-    answers = await asyncio.gather(*(asked(crew, other, identity, request.scope, OTHERS_S) for other in others))
-    found = []
-    for other, answer in zip(others, answers, strict=True):
-        if answer is not None and answer[0] == OK:
-            found.append(answer[1])
-        elif crew.board.is_alive(other):  # else it has just ended, and its figures with it
-            raise Unavailable("a worker process of this server does not tell its figures; try again")
-    return found
-
-
-def _summed(service: Service, principal: Principal, told: list[bytes]) -> bytes:
-    others = [summing.decoded(data) for data in told]
-    return exposition(summing.summed([service.metrics.families(principal), *others]))
+    return Response(await service.work.run(service.metrics.text, principal), media_type=CONTENT_TYPE)

@@ -220,7 +220,7 @@ async def view(  # noqa: PLR0913 - a query parameter each
     service, name = service_of(request), check_shard_name(shard_of(request))
     from_time = frontier(lower, "lower")
     wait_s = min(timeout, service.limits.wait_s_max)
-    if service.watcher.waiting_in_all >= service.limits.waits_max:
+    if service.watcher.waiting >= service.limits.waits_max:
         wait_s = 0.0
     wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, with_service_times=service_times)
     state = await service.watcher.state(name, wanted)

@@ -20,10 +20,7 @@ from persist.core.ids import check_shard_name
 from persist.core.phases import dropped, outlived
 from persist.core.state import State
 from persist.core.view import ViewRequest
-from rpc.crew.forwarding import asked
-from rpc.crew.member import Crew
 from rpc.doors import still_allowed
-from rpc.joining import FORWARDED, identity_of
 from rpc.listen_frames import EVENTS, HEARTBEAT_S
 from rpc.routes.listen import with_error
 from rpc.routes.shards import BATCHES_ON_THE_LOOP_MAX
@@ -32,8 +29,6 @@ from rpc.streaming import HeldStream
 from rpc.traces import activity_json, trace_json
 
 router = APIRouter(prefix="/v1", tags=["look"])
-OK = 200
-OTHERS_S = 5.0  # for so long the other worker processes are asked what they know of their shards
 PAUSE_S = 0.5  # between two events of a stream at least
 SHARE = 0.01  # of a processor that the events of one stream take at most: a long trace is told less often
 _CACHED = ViewRequest(min_seqno=1, with_batches=False)
@@ -91,37 +86,13 @@ async def activity(
         bool, Query(description="What this server knows already will do; the store is not asked.")
     ] = False,
 ) -> dict[str, Any]:
-    """Ascending by name. `following` is what `after` of the next page is; null where there are no more.
-
-    What a server of several worker processes knows of a shard is what the process knows that commits to it.
-    """
+    """Ascending by name. `following` is what `after` of the next page is; null where there are no more."""
     service = service_of(request)
     principal_of(request).require_prefix(prefix)
     names = await service.work.run(service.location.shown_names, prefix, after, limit)
-    own = names
-    told: list[dict[str, Any] | None] = []
-    if cached and service.crew is not None:
-        own, told = await _of_owners(service.crew, names, request)
-    told += await service.work.run(each, lambda name: _activity(service, name, cached), own, AT_ONCE)
-    found = {one["name"]: one for one in told if one is not None}
+    told = await service.work.run(each, lambda name: _activity(service, name, cached), names, AT_ONCE)
     following = names[-1] if len(names) == limit else None
-    return {"shards": [found[name] for name in names if name in found], "following": following}
-
-
-async def _of_owners(crew: Crew, names: list[str], request: Request) -> tuple[list[str], list[dict[str, Any] | None]]:
-    """The shards of which this worker tells, and what the others tell of theirs. For one that is silent it steps in."""
-    if FORWARDED in request.scope:
-        return [name for name in names if crew.elsewhere(name) is None], []
-    owners = sorted({owner for name in names if (owner := crew.elsewhere(name)) is not None})
-    identity = identity_of(request.scope)
-    answers = await asyncio.gather(*(asked(crew, owner, identity, request.scope, OTHERS_S) for owner in owners))
-    told = {
-        owner: json.loads(answer[1])["shards"]
-        for owner, answer in zip(owners, answers, strict=True)
-        if answer is not None and answer[0] == OK
-    }
-    own = [name for name in names if crew.elsewhere(name) not in told]
-    return own, [one for shards in told.values() for one in shards]
+    return {"shards": [one for one in told if one is not None], "following": following}
 
 
 def _activity(service: Service, name: str, cached: bool) -> dict[str, Any] | None:

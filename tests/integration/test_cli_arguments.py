@@ -26,8 +26,6 @@ WRONG = [
     (["gc", "--orphans", "--orphan-age", "nan"], "--orphan-age is nan"),
     (["gc", "--orphans", "--orphan-age", "inf"], "--orphan-age is inf"),
     (["gc", "--orphans", "--orphan-age", "1e308"], "--orphan-age is 1e+308"),
-    (["serve", "--workers", "65"], "workers is 65; it must be in [0, 64]"),
-    (["serve", "--quotas", "x", "--workers", "2"], "workers is 2, but quotas are counted by one process"),
     (["serve", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "the TLS files c.pem and k.pem cannot be used"),
     (["token", "a", "--file", "missing/tokens.json"], "the tokens file missing/tokens.json cannot be written"),
 ]

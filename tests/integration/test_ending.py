@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -138,10 +136,9 @@ def test_sigterm_between_ready_and_listening_is_not_swallowed(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, b"ended\n"), done.stderr.decode()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_at_any_point_of_the_start_ends_a_server_and_its_children(tmp_path: Path, workers: str) -> None:
+def test_sigterm_at_any_point_of_the_start_ends_a_server_and_its_children(tmp_path: Path) -> None:
     for number in range(6):
-        command = [*SERVE, "--workers", workers, "--dir", f"{tmp_path}/x"]
+        command = [*SERVE, "--dir", f"{tmp_path}/x"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         time.sleep(0.5 * number)
         process.terminate()
@@ -213,10 +210,9 @@ def children_of(process: subprocess.Popen[bytes]) -> list[int]:
     return [pid for pid in every if b"compactor" in read_proc(Path(f"/proc/{pid}/cmdline"))]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_maintenance_that_was_killed_is_started_again(workers: str, tmp_path: Path) -> None:
+def test_maintenance_that_was_killed_is_started_again(tmp_path: Path) -> None:
     """Nobody did: from then on no shard of the location was merged or collected."""
-    command = [*SERVE, "--workers", workers, "--dir", f"{tmp_path}/x"]
+    command = [*SERVE, "--dir", f"{tmp_path}/x"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"http://")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
 import threading
 from pathlib import Path
 
@@ -163,23 +161,6 @@ def test_an_only_server_that_is_killed_and_started_again(tmp_path: Path) -> None
             writer.join(WAIT_S)
     assert writer.failed == []
     assert count(directory, "orders") == dict.fromkeys(writer.acknowledged, 1)
-
-
-def test_workers_share_the_shards_and_are_replaced_when_they_die(tmp_path: Path) -> None:
-    with Server(tmp_path / "d", "--workers", "2") as server:
-        with persist.connect(server.url) as client:
-            for n in range(8):
-                client.create_shard(f"s{n}", SCHEMA, ["id"]).insert([{"id": "a"}])
-            listed = subprocess.run(
-                ["pgrep", "-P", str(server.process.pid)], check=True, capture_output=True, text=True
-            )
-            for worker in listed.stdout.split():
-                os.kill(int(worker), signal.SIGKILL)
-            for n in range(8):
-                shard = client.shard(f"s{n}")
-                shard.insert([{"id": "b"}])
-                assert shard.snapshot().to_arrow().num_rows == 2
-        assert server.stop() == 0
 
 
 SPOILT = {

@@ -211,18 +211,6 @@ def test_a_program_reads_a_copy_by_itself(two: Two) -> None:
                     write()
 
 
-def test_workers_of_a_read_only_server_read(two: Two) -> None:
-    where = ("--blob", two.copied, "--of", "eu", "--workers", "2")
-    server = Server(two.root, "--read-only", *where)
-    try:
-        with persist.connect(server.url) as client:
-            assert digest(client.shard("orders"), 0)[0] == 20_000
-            with pytest.raises(ReadOnly, match="region 'eu'"):
-                client.shard("orders").insert([{"id": 1, "v": "x"}])
-    finally:
-        server.stop()
-
-
 WRONG = [
     (["serve", "--read-only", "--blob", "file:///x", "--consensus", "sqlite:////y"], "needs the blob store alone"),
     (["serve", "--read-only", "--dir", "x", "--blob", "file:///x"], "give either"),

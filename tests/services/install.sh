@@ -12,6 +12,7 @@ need ceph-osd ceph-osd ceph-mon
 need chromium chromium
 need chromedriver chromium-driver
 need promtool prometheus # not the server: only its tool is used
+need nginx nginx # the program alone: tests start it with their own files
 need systemd-analyze systemd # not the service manager: only its tool is used
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || need postgres postgresql
 

@@ -21,7 +21,7 @@ import persist
 from persist.cli.__main__ import COMMANDS, main
 from persist.core.errors import Unauthorized
 from rpc.auth import mint
-from rpc.cli.supervising import CHILD_STOP_EXTRA_S
+from rpc.cli.keeping import STOP_EXTRA_S
 from rpc.doors import OPEN
 from rpc.settings import Limits, ServerSettings
 from tests.support.dockerfile import stages
@@ -91,7 +91,7 @@ def _of_pod(spec: Document) -> list[str]:
         said.append("it has no seccomp profile")
     if spec.get("automountServiceAccountToken") is not False:
         said.append("it gets a token of the cluster")
-    least = ServerSettings().shutdown_s + CHILD_STOP_EXTRA_S
+    least = ServerSettings().shutdown_s + STOP_EXTRA_S
     if spec.get("restartPolicy") is None and spec.get("terminationGracePeriodSeconds", 0) <= least:
         said.append(f"it has less than {least} s to end")
     return said

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from persist.cli.__main__ import COMMANDS, main
-from rpc.cli.supervising import CHILD_STOP_EXTRA_S
+from rpc.cli.keeping import STOP_EXTRA_S
 from rpc.settings import Limits, ServerSettings
 from tests.support.installed import installed
 from tests.support.pages import ROOT
@@ -95,7 +95,7 @@ def test_the_command_of_a_service_can_be_typed(unit: Path) -> None:
     assert program == PROGRAM
     parser = argparse.ArgumentParser(exit_on_error=False)
     importlib.import_module(COMMANDS[command][0]).add_arguments(parser)
-    parser.parse_args(words)
+    parser.parse_args([word.replace("%i", "8788") for word in words])
 
 
 def test_a_timer_has_its_service_and_a_service_without_one_is_enabled() -> None:
@@ -105,9 +105,9 @@ def test_a_timer_has_its_service_and_a_service_without_one_is_enabled() -> None:
 
 
 def test_a_service_has_the_time_and_the_memory_that_it_needs() -> None:
-    server, maintenance = HERE / "persist.service", HERE / "persist-maintenance.service"
-    for unit in (server, maintenance):
-        assert int(values(unit, "TimeoutStopSec")[0]) > ServerSettings().shutdown_s + CHILD_STOP_EXTRA_S
+    server, alone, maintenance = (HERE / f"{name}.service" for name in ("persist", "persist@", "persist-maintenance"))
+    for unit in (server, alone, maintenance):
+        assert int(values(unit, "TimeoutStopSec")[0]) > ServerSettings().shutdown_s + STOP_EXTRA_S
         assert mib(values(unit, "MemoryHigh")[0]) < mib(values(unit, "MemoryMax")[0])
     limits = Limits()
     decoding = limits.decoders_max * limits.decoder_memory_bytes // 1024**2
@@ -115,6 +115,7 @@ def test_a_service_has_the_time_and_the_memory_that_it_needs() -> None:
     importlib.import_module(COMMANDS["compactor"][0]).add_arguments(parser)
     merging = parser.parse_args([]).memory
     assert mib(values(server, "MemoryHigh")[0]) >= SERVER_MIB + decoding + merging
+    assert mib(values(alone, "MemoryHigh")[0]) >= SERVER_MIB + decoding
     assert mib(values(maintenance, "MemoryHigh")[0]) >= merging + merging // 2
 
 

@@ -40,7 +40,7 @@ class Served:
         self.client = Client(EmbeddedTransport(location))
         app = create_app(location, settings)
         service: Service = app.state.service
-        protocol = cast(Any, partial(JoiningProtocol, bounds=service.bounds, crew=None))
+        protocol = cast(Any, partial(JoiningProtocol, bounds=service.bounds))
         config = uvicorn.Config(app, http=protocol, ws="none", log_config=None, access_log=False)
         self._server = _Server(config, service)
         self._listener = bind("127.0.0.1", 0)

@@ -138,7 +138,7 @@ def test_each_line_of_what_is_in_force_says_where_it_comes_from() -> None:
     settings = ServerSettings(port=1, host="h", history="1d", blob="s3://key:secret@bucket/x", home_token="t" * 40)
     lines = list(in_force(settings, {"port"}, {"PERSIST_HOST"}, {"PERSIST_HOST", "PERSIST_HISTORY"}))
     assert 'host = "h"  # the file' in lines
-    assert {"port = 1  # an option", 'history = "1d"  # the environment', "workers = 1  # default"} <= set(lines)
+    assert {"port = 1  # an option", 'history = "1d"  # the environment', "shutdown_s = 30  # default"} <= set(lines)
     assert "# home_token: set" in lines
     assert "secret" not in "\n".join(lines)
 
@@ -186,10 +186,10 @@ def test_check_shows_what_is_in_force_and_ends(
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     monkeypatch.setattr(os, "environ", {"PERSIST_PORT": "1", "PERSIST_SHUTDOWN_S": "3"})
-    path = written(tmp_path, "port = 2\nworkers = 2\n[levers]\nlinger_ms = 4\n")
-    assert serve.run(parser.parse_args(["--config", path, "--check", "--workers", "3", "--dir", str(tmp_path)])) == 0
+    path = written(tmp_path, 'port = 2\nhistory = "2d"\n[levers]\nlinger_ms = 4\n')
+    assert serve.run(parser.parse_args(["--config", path, "--check", "--history", "3d", "--dir", str(tmp_path)])) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert {"port = 2  # the file", "workers = 3  # an option", "linger_ms = 4  # the file"} <= set(shown)
+    assert {"port = 2  # the file", 'history = "3d"  # an option', "linger_ms = 4  # the file"} <= set(shown)
     assert {"shutdown_s = 3  # the environment", f'directory = "{tmp_path}"  # an option'} <= set(shown)
     with pytest.raises(InvalidUsage, match="without tokens"):
         serve.run(parser.parse_args(["--config", written(tmp_path, 'host = "0.0.0.0"'), "--check"]))

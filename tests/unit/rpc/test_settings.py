@@ -10,7 +10,7 @@ import pytest
 
 from persist.core.errors import InvalidUsage
 from rpc.cli.serve import _maintenance
-from rpc.settings import Limits, ServerSettings, environment_of, from_environment
+from rpc.settings import Limits, ServerSettings, from_environment
 
 
 def test_variables_are_named_after_the_settings() -> None:
@@ -51,10 +51,6 @@ def test_a_limit_that_makes_no_sense_is_named(limits: Limits) -> None:
         ServerSettings(blob="mem:"),
         ServerSettings(directory="d", blob="mem:", consensus="mem:"),
         ServerSettings(port=70_000),
-        ServerSettings(workers=-1),
-        ServerSettings(workers=65),
-        ServerSettings(workers=2, quotas="quotas.json"),
-        ServerSettings(workers=2, blob="mem:", consensus="mem:"),
         ServerSettings(tls_certificate="missing.pem", tls_key="missing.pem"),
         ServerSettings(tls_certificate=__file__, tls_key=__file__),
         ServerSettings(tls_key="key.pem"),
@@ -107,36 +103,3 @@ def test_settings_that_would_make_a_server_less_safe_than_was_meant_are_refused(
 ) -> None:
     with pytest.raises(InvalidUsage, match=said):
         ServerSettings(**{"tokens_file": "t.json", **given}).check()
-
-
-def test_a_worker_is_told_all_settings_by_its_environment() -> None:
-    settings = ServerSettings(
-        workers=3, history="30d", tokens_file="t", insecure=True, maintenance=False, presigned_s=7, quotas=None
-    )
-    told = {name: value for name, value in environment_of(settings).items() if value is not None}
-    assert ServerSettings(**from_environment(told)) == settings  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "count"),
-    [
-        (ServerSettings(), 1),
-        (ServerSettings(workers=3), 3),
-        (ServerSettings(workers=0), 8),
-        (ServerSettings(workers=0, quotas="quotas.json"), 1),
-        (ServerSettings(workers=0, blob="mem:", consensus="mem:"), 1),
-    ],
-)
-def test_how_many_workers_there_are_on_eight_cores(settings: ServerSettings, count: int) -> None:
-    assert settings.worker_count(8) == count
-
-
-def test_workers_have_parts_of_the_limits_that_they_do_not_count_together() -> None:
-    limits = Limits()
-    part = limits.of_worker(4)
-    assert (part.commands_max, part.lead_threads, part.io_threads) == (2_500, 4, 8)
-    assert part.heads_bytes_max * 4 == limits.heads_bytes_max
-    assert part.connections_max == limits.connections_max
-    assert Limits(commands_max=3).of_worker(4).commands_max == 3
-    part.check()
-    assert limits.of_worker(1) is limits
