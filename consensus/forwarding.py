@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from consensus.interface import Consensus, Entry, Wanted
-from consensus.turns import Had, Letter, Turn
+from consensus.turns import Turn
 
 
 class ForwardingConsensus(Consensus):
@@ -46,9 +46,6 @@ class ForwardingConsensus(Consensus):
 
     def turn(self, key: str, wait_s: float) -> AbstractContextManager[Turn]:
         return self._inner.turn(key, wait_s)
-
-    def turn_or_answer(self, key: str, wait_s: float, letter: Letter) -> AbstractContextManager[Had]:
-        return self._inner.turn_or_answer(key, wait_s, letter)
 
     def check(self) -> None:
         self._inner.check()

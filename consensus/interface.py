@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from consensus.errors import ConsensusUsage
-from consensus.turns import Had, Letter, Turn
+from consensus.turns import Turn
 
 KEY_LENGTH_MAX = 256
 """Longest key in characters (all ASCII, so also bytes)."""
@@ -90,12 +90,6 @@ def check_value(key: str, data: bytes, bytes_max: int) -> bytes:
     return data
 
 
-@contextmanager
-def _had(turn: AbstractContextManager[Turn]) -> Iterator[Had]:
-    with turn as had:
-        yield Had(had)
-
-
 class Consensus(ABC):
     """A store of logs. Linearizable per key, durable on return, thread-safe.
 
@@ -169,13 +163,6 @@ class Consensus(ABC):
         An accelerator only, for processes that would race: it raises nothing, and nobody may rely on it.
         """
         return nullcontext(Turn.AT_ONCE)
-
-    def turn_or_answer(self, key: str, wait_s: float, letter: Letter) -> AbstractContextManager[Had]:
-        """As `turn`. Where others have it, they may be left a letter, and answer it in the turn's place.
-
-        The letter may be done although nobody answers it: see `Had`. Whoever takes letters answers each.
-        """
-        return _had(self.turn(key, wait_s))
 
     @abstractmethod
     def check(self) -> None:

@@ -24,10 +24,9 @@ from consensus.errors import (
     ConsensusUnavailable,
 )
 from consensus.interface import check_process
-from consensus.letter_turns import LetterTurns
 from consensus.notify import Notifier
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Kind, SqlConsensus, bind
-from consensus.turns import Had, Letter, Turn
+from consensus.turns import FileTurns, Turn
 
 BUSY_TIMEOUT_MS = 30_000
 """How long a statement waits for another process's write lock before it is Unavailable."""
@@ -86,7 +85,7 @@ class SqliteConsensus(SqlConsensus):
         self._poll_interval_s = poll_interval_s
         self._write_lock = threading.Lock()
         self._writer: Any = None  # guarded by the lock
-        self._turns = LetterTurns(f"{self._path}-turns")
+        self._turns = FileTurns(f"{self._path}-turns")
         self._poll_stop = threading.Event()
         self._poller: threading.Thread | None = None
         engine = sa.create_engine(
@@ -176,9 +175,6 @@ class SqliteConsensus(SqlConsensus):
     def turn(self, key: str, wait_s: float) -> AbstractContextManager[Turn]:
         return self._turns.turn(key, wait_s)
 
-    def turn_or_answer(self, key: str, wait_s: float, letter: Letter) -> AbstractContextManager[Had]:
-        return self._turns.turn_or_answer(key, wait_s, letter)
-
     def _committed(self, key: str) -> None:
         self._notifier.publish((key,))
 
@@ -188,8 +184,6 @@ class SqliteConsensus(SqlConsensus):
         Entries were overwritten as they were deleted. But SQLite overwrites no copy of an entry that stays behind in a
         page when it balances its tree: only VACUUM does.
         """
-        with contextlib.suppress(OSError):
-            self._turns.wipe()
         with self._connection("write") as connection:
             pages, page_bytes = (connection.execute(f"PRAGMA {n}").fetchone()[0] for n in ("page_count", "page_size"))
             if pages * page_bytes > VACUUM_BYTES_MAX:

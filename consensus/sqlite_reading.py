@@ -32,7 +32,7 @@ from consensus.interface import Consensus, Wanted, check_process
 from consensus.notify import Notifier
 from consensus.sql import Compiled, Kind, SqlConsensus, bind
 from consensus.sqlite import EMPTIED, SqliteConsensus
-from consensus.turns import Had, Letter, Turn
+from consensus.turns import Turn
 
 TRIES_MAX = 100
 """How often a call is made anew because the file was opened, or written, meanwhile."""
@@ -93,9 +93,6 @@ class ReadingSqlite(SqliteConsensus):
 
     def turn(self, key: str, wait_s: float) -> AbstractContextManager[Turn]:
         return Consensus.turn(self, key, wait_s)  # nobody commits here: no file is made for turns
-
-    def turn_or_answer(self, key: str, wait_s: float, letter: Letter) -> AbstractContextManager[Had]:
-        return Consensus.turn_or_answer(self, key, wait_s, letter)
 
     def check(self) -> None:
         """Whether it can be read."""

@@ -15,7 +15,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from blob.private import make_file
 
@@ -30,41 +29,6 @@ class Turn(enum.Enum):
     AT_ONCE = 0  # or the store knows no turns
     WAITED = 1  # others have had theirs meanwhile
     NONE = 2  # somebody has it still
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """What to leave for who has the turn, where it is not free.
-
-    `data` is asked for only then. None: it cannot be left. `seen` is the larger the more of the key is known here.
-    """
-
-    data: Callable[[], bytes | None]
-    seen: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A letter of somebody else that was taken, and how to answer it. `is_again`: it was taken before, by another."""
-
-    data: bytes
-    is_again: bool
-    answer: Callable[[bytes], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Had:
-    """How a turn was had by who left a letter.
-
-    `answer`: the letter was answered, and there is nothing left to do. `is_doubtful`: somebody took it who may still do
-    what it asks for, also after this turn. `letters` takes those of others, at most so many; each of them is to be
-    answered before the turn ends.
-    """
-
-    turn: Turn
-    answer: bytes | None = None
-    is_doubtful: bool = False
-    letters: Callable[[int], list[Left]] = lambda _: []
 
 
 class FileTurns:

@@ -35,29 +35,13 @@ class CachedState:
         self._leases = LeaseWatch(clock)
         self._state: State | None = None
         self._lost: HistoryLost | None = None
-        self._heard = 0
         self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
         self._unfollow: Callable[[], None] | None = None
 
     def state(self) -> State:
-        """The cached State, loaded if there is none. May be stale; `refresh` is not. UnknownShard if there is none.
-
-        It is never older than a commit of which this process was told (`heard`).
-        """
-        cached = self._state
-        return cached if cached is not None and not self.is_behind else self.refresh()
-
-    def heard(self, seqno: int) -> None:
-        """Another process has committed for this one: the shard has that seqno."""
-        with self._lock:
-            self._heard = max(self._heard, seqno)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the cached State is older than what was heard of."""
-        cached = self._state
-        return cached is not None and cached.seqno < self._heard
+        """The cached State, loaded if there is none. May be stale; `refresh` is not. UnknownShard if there is none."""
+        return self._state or self.refresh()
 
     @property
     def cached(self) -> State | None:

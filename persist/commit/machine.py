@@ -37,7 +37,6 @@ from persist.commit.counters import MachineMetrics
 from persist.commit.entry_files import EntryFiles
 from persist.commit.group_reads import GroupRead, read_apart
 from persist.commit.inspector import BRINGING, Inspector
-from persist.commit.letters import DECLINED, Post, Settled
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.rollups import dropped
@@ -66,6 +65,7 @@ from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import is_of_the_future
 
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
+TURN_S = 1.0  # for which a commit waits for those of other processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,6 @@ class Machine(CachedState):
         self._settings = settings
         self._queue = CommandQueue(name, settings.queue_max, settings.group_max)
         self._nodes = nodes
-        self._post = Post(name, versions)
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
@@ -263,9 +262,9 @@ class Machine(CachedState):
         try:
             with self._system.sight.commit(self.name, group, self.metrics) as watch:
                 self._log.request_id = watch.request_id
-                settled, upkeep = self._commit_what_fits(group)
-                watch.ended(settled.seqno, settled.is_changed)
-            outcomes = settled.outcomes
+                commit, outcomes = self._commit_what_fits(group)
+                watch.ended(commit.following.seqno, commit.diff is not None)
+            upkeep = commit.upkeep
         except Exception as error:  # even a bug: nobody may be left waiting
             failed = error
             if not isinstance(error, PersistError):
@@ -278,7 +277,7 @@ class Machine(CachedState):
         if upkeep is not None:
             self._begin_upkeep(upkeep)
 
-    def _commit_what_fits(self, group: list[Pending]) -> tuple[Settled, State | None]:
+    def _commit_what_fits(self, group: list[Pending]) -> tuple[Commit, Sequence[Outcome]]:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
 
         A value that cannot be written is refused only to the command that brings it. So is what would lead to a State
@@ -286,42 +285,29 @@ class Machine(CachedState):
         """
         while True:
             try:
-                return self._commit(group)
+                commit = self._commit(group)
             except (InvalidUsage, Corruption):
                 if len(group) == 1:
                     raise
                 group = self._queue.halve_group()
+            else:
+                return commit, told(self._versions, commit, group)
 
     def _interrupted(self) -> Indeterminate:
         return Indeterminate(
             f"the commit to shard {self.name!r} was interrupted, perhaps by Ctrl-C; retry with the same token"
         )
 
-    def _commit(self, group: Sequence[Pending]) -> tuple[Settled, State | None]:
-        """Commit the commands together, and publish the State; the State of which upkeep is to hear, if any.
+    def _commit(self, group: Sequence[Pending]) -> Commit:
+        """Commit the commands together, and publish the State. Raises the error that is the outcome of each command.
 
-        Or have another process commit them, which has its turn. Commands that others have left for this one are
-        committed with them. Raises the error that is then the outcome of each command.
+        Processes of one machine take turns, where the store of the log knows turns: who plans on what others have
+        replaced meanwhile loses the race.
         """
         cached = self.cached
-        with self._post.turn(group, cached.seqno if cached is not None else 0) as turn:
-            if turn.answered is not None:
-                self.heard(turn.answered.seqno)
-                return turn.answered, None
-            others = turn.others(self._settings.group_max - len(group))
-            # Where others have committed, who plans now would lose.
-            is_fresh = cached is not None and (turn.is_late or bool(others) or self.is_behind)
-            try:
-                commit = self._committed(self.refresh() if is_fresh else cached, [*group, *others], is_fresh)
-            except (InvalidUsage, Corruption):
-                if not others:
-                    raise
-                turn.tell_none(DECLINED)  # each by itself, so that what cannot be written is refused to who brings it
-                others, commit = [], self._committed(self.cached, group)
-            outcomes = told(self._versions, commit, [*group, *others])
-            turn.tell(outcomes[len(group) :], commit.following.seqno)
-        settled = Settled(turn.sure(outcomes[: len(group)]), commit.following.seqno, commit.diff is not None)
-        return settled, commit.upkeep
+        with self._versions.consensus.turn(self.name, TURN_S) as turn:
+            is_fresh = cached is not None and turn is Turn.WAITED
+            return self._committed(self.refresh() if is_fresh else cached, group, is_fresh)
 
     def _committed(self, base: State | None, group: Sequence[Pending], is_fresh: bool = False) -> Commit:
         """As `_commit`, planned on `base` (None: the State as of now), and anew on what has won instead."""

@@ -1,4 +1,4 @@
-"""Processes share a directory, and one commits for the others. It is killed, or stopped, and all go on.
+"""Processes share a directory and take turns. The one that has its turn is killed, or stopped, and all go on.
 
 What was acknowledged is there exactly once, and of each process at most one row that was not. The model is naive: a
 set of rows for each process, as it says itself in a file what it begins and what was acknowledged.
@@ -23,7 +23,9 @@ import pytest
 import persist
 from tests.support.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are no letters on this system")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="it asks the system who has a lock, as Linux tells it"
+)
 
 PROCESSES = 4
 STRIKES = 4  # a kill, then a stop, and so on

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from consensus.letter_turns import LetterTurns
 from consensus.sqlite import SqliteConsensus
-from consensus.turns import DISTRUST_S, WAITERS_MAX, FileTurns, Letter, Turn
+from consensus.turns import DISTRUST_S, WAITERS_MAX, FileTurns, Turn
 from tests.support.turns import holding
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -140,11 +139,9 @@ def test_a_file_of_another_user_keeps_nobody_waiting(tmp_path: Path, monkeypatch
         raise PermissionError(errno.EACCES, "not yours")
 
     monkeypatch.setattr(os, "open", refused)
-    turns = LetterTurns(str(tmp_path / "turns"))
+    turns = FileTurns(str(tmp_path / "turns"))
     with turns.turn("orders", WAIT_S) as turn:
         assert turn is Turn.AT_ONCE
-    with turns.turn_or_answer("orders", WAIT_S, Letter(lambda: None)) as had:
-        assert had.turn is Turn.AT_ONCE
     turns.close()
 
 
