@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -259,8 +260,8 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
     real = files.opened
 
     @contextmanager
-    def growing(names: list[str], form: str | None) -> Iterator[list[files.Source]]:
-        with real(names, form) as found:
+    def growing(names: list[str], form: str | None, *more: Any) -> Iterator[list[files.Source]]:
+        with real(names, form, *more) as found:
             with open("b.csv", "a") as file:
                 file.write("21,late\n")
             yield found
