@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from consensus import Consensus, ConsensusIndeterminate, ConsensusUnavailable, open_consensus
+from tests.support.waiting import LOOK_S, WAIT_S
 
 KEY = "raced/key"
 ATTEMPTS_MAX = 100_000
-READS_MAX = 20
 T = TypeVar("T")
 
 
@@ -102,12 +104,12 @@ def read_log(consensus: Consensus, page: int = 1000) -> list[tuple[int, bytes]]:
 
 
 def _read(read: Callable[[], T]) -> T:
-    """Read again while a store is slow to answer: it was asked by many at once."""
-    for _ in range(READS_MAX - 1):
-        try:
+    """Read again while a store cannot be reached, for at most WAIT_S: a busy machine may take long to connect."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        with suppress(ConsensusUnavailable):
             return read()
-        except ConsensusUnavailable:
-            continue
+        time.sleep(LOOK_S)
     return read()
 
 
