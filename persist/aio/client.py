@@ -78,6 +78,7 @@ class AsyncReadLease(AsyncHandle[ReadLease]):
     close = asks(ReadLease.close)
     downgrade = asks(ReadLease.downgrade)
     keep = asks(ReadLease.keep)
+    renew = asks(ReadLease.renew)
 
 
 class AsyncCriticalReader(AsyncHandle[CriticalReaderHandle]):
