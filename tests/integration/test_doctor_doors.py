@@ -82,7 +82,7 @@ def test_limits_are_passed_on(
     at = ["--url", here.server.url]
     ids = [
         {one["id"] for one in ended(here.place, capsys, *at, *more)[1]["findings"]}
-        for more in ([], ["--held", "9999w"])
+        for more in (["--held", "1m"], ["--held", "9999w"])
     ]
     assert "since-held" in ids[0]
     assert "since-held" not in ids[1]

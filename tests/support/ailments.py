@@ -131,7 +131,7 @@ def unreadable(place: Path) -> Told:
     copied(place)
     shutil.rmtree(place / "blob" / PART.split("/")[0])
     spoil_entry(place, NAME, 1)
-    return Told(at(place), ("nobody can read or write the shard", "ends at v33"))
+    return Told(at(place), ("nobody can read or write the shard", "ends at v34"))
 
 
 @of("log-damaged")
