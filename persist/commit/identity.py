@@ -28,7 +28,7 @@ from persist.commit.looks import LOOK_EVERY_S as LOOK_EVERY_S
 from persist.commit.looks import Looks
 from persist.commit.system import Clock, moment
 from persist.core.binding import Binding
-from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
+from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import IdSource
 from persist.formats.state_frames import THIS_BUILD, Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated
@@ -187,30 +187,6 @@ class Identity:
         if self._looks.silent_s >= CONFIRM_EVERY_S:
             self.look()
         self.check_writable()
-
-    def raise_epoch(self) -> int:
-        """Raise the epoch by one in both stores; the new one. From then on a process with an older log only reads.
-
-        For recovery and promotion. Repeating it is safe, and raises it again. Conflict: another process raises it too.
-        """
-        with self._looks.turn():
-            before = self._compare(self._newer_by)
-            last = before.epoch
-            with translated():
-                last = max(last, *epochs_in(self._blob))
-                entry = self._consensus.head(LOG_KEY)
-            assert entry is not None
-            binding = Binding(before.location_id, last + 1, self._ids.uuid7())
-            data = encode_binding(binding)
-            with translated():
-                try:
-                    self._blob.put(epoch_key(binding.epoch), data)
-                    won = self._consensus.compare_and_set(LOG_KEY, entry.seqno + 1, data)
-                except BlobExists:
-                    won = False
-            if not won:
-                raise Conflict(f"another process raises the epoch of {self._blob.url} too; look, then retry")
-            return self._compare(self._newer_by).epoch
 
     def _compare(self, number: int) -> Binding:
         """Compare the stores, and bind them if neither was bound. `number`: that of the look."""

@@ -48,6 +48,7 @@ from persist.parts.altering import AddColumn, DropColumn, MoveColumn, RelaxColum
 from persist.parts.bundles import read_bundle
 from tests.compat import history_story, sample
 from tests.compat.sample import HERE, LOCATION, STAGED, Write
+from tests.support.epochs import raise_epoch
 from tests.support.location import InlineBackground
 
 HOUR_MS = 3_600_000
@@ -121,7 +122,7 @@ def make(directory: Path) -> list[Write]:
         of_history(past)
     with story.process(Policy()) as (location, client):
         client.clone("orders", "orders-clone")
-        location.identity.raise_epoch()
+        raise_epoch(location)
         for name in location.names():
             roll_up(location, name)
         moved = location.machine("orders-clone")

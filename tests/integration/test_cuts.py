@@ -25,6 +25,7 @@ from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.support.asking import typed
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
+from tests.support.epochs import raise_epoch
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NAMES = ["eu/items", "eu/orders"]
@@ -168,7 +169,7 @@ def test_a_cut_of_another_location_or_of_a_later_epoch_is_refused(world: World, 
     ):
         with pytest.raises(InvalidUsage, match=r"location|epoch"):
             machine.client.truncate(wrong)
-    machine.location.identity.raise_epoch()
+    raise_epoch(machine.location)
     assert world.machine().client.truncate(cut).complete, "what was taken before is as true as it was"
 
 

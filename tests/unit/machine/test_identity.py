@@ -21,17 +21,17 @@ from persist.commit.collector import Collector
 from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, LOG_KEY
 from persist.commit.location import Location
 from persist.copies.recovering import recover
-from persist.core.errors import Conflict, Corruption, InvalidUsage, ReadOnly
+from persist.core.errors import Corruption, InvalidUsage, ReadOnly
 from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.core.keys import is_rollup_key, part_key, shard_prefix
 from persist.core.state import Policy
 from persist.formats.state_frames import decode_binding
+from tests.support.epochs import raise_epoch
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
 HOUR_MS = 3_600_000
-STRIKES_AT = 2  # the read of the log after which the epoch is raised
 ORPHAN = part_key(shard_id_of("orders"), WriterId("w" + "0" * 32), PartId("p" + "0" * 32))
 _origins = iter(range(1, 10_000))
 
@@ -263,8 +263,8 @@ def test_one_comparison_serves_the_deletions_of_some_seconds() -> None:
 
 def test_a_raised_epoch_is_in_both_stores() -> None:
     stores = Stores().filled()
-    assert stores.open().identity.raise_epoch() == 2
-    assert stores.open().identity.raise_epoch() == 3
+    assert raise_epoch(stores.open()) == 2
+    assert raise_epoch(stores.open()) == 3
     assert stores.open().identity.check().epoch == 3
     assert stores.client().shard("orders").snapshot().to_arrow().num_rows == 10
     stores.client().shard("orders").insert(pa.table({"id": [77]}))
@@ -275,7 +275,7 @@ def test_a_log_of_a_lower_epoch_only_reads() -> None:
     old = Stores(stores.blob, _copy(stores.log))
     running = old.open()
     running.identity.check()
-    stores.open().identity.raise_epoch()
+    raise_epoch(stores.open())
     shard = old.client().shard("orders")
     assert shard.snapshot(0).to_arrow().num_rows == 1
     before = old.keys()
@@ -291,43 +291,6 @@ def test_a_log_of_a_lower_epoch_only_reads() -> None:
         running.identity.confirm()  # it was open when the epoch was raised
     assert set(before) <= set(old.keys())
     assert not any(is_rollup_key(key) for key in set(old.keys()) - set(before))
-
-
-def test_a_raise_that_was_killed_between_the_stores_is_repeated() -> None:
-    stores = Stores().filled()
-
-    class Dead(ForwardingConsensus):
-        def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
-            raise SystemExit
-
-    location = memory_location(blob=stores.blob, consensus=Dead(stores.log), ids=AscendingIds(next(_origins)))
-    with pytest.raises(SystemExit):
-        location.identity.raise_epoch()
-    with pytest.raises(ReadOnly, match="only reads"):
-        stores.open().identity.check_writable()
-    assert stores.open().identity.raise_epoch() == 3
-    stores.open().identity.check_writable()
-
-
-def test_of_two_that_raise_the_epoch_at_once_one_is_told_of_the_other() -> None:
-    stores = Stores().filled()
-
-    class Rival(ForwardingConsensus):
-        def head(self, key: str) -> object:  # type: ignore[override]
-            found = super().head(key)
-            if key == LOG_KEY:
-                self.reads += 1
-                if self.reads == STRIKES_AT:
-                    stores.open().identity.raise_epoch()
-            return found
-
-        reads = 0
-
-    rival = Rival(stores.log)
-    location = memory_location(blob=stores.blob, consensus=rival, ids=AscendingIds(next(_origins)))
-    with pytest.raises(Conflict, match="retry"):
-        location.identity.raise_epoch()
-    assert stores.open().identity.check().epoch == 2
 
 
 def _copy(log: MemoryConsensus) -> MemoryConsensus:
