@@ -208,9 +208,13 @@ def _filled(place: Place, where: str, make: Make) -> int:
 
 def requests(place: Place) -> None:
     """The requests for a GB as the proxy counts them, beside the fewest: a PUT for each blob, a GET for each 8 MiB."""
-    with FarProxy(place.server.port) as proxy, place.client("count", proxy.endpoint) as client:
+    with (
+        FarProxy(place.server.port) as proxy,
+        place.client("count", proxy.endpoint) as client,
+        closing(Raw(place.server.endpoint)) as raw,
+    ):
         shard = client.create_shard("one", SCHEMA, ["k"])
-        before = proxy.counts()
+        before, there = proxy.counts(), len(raw.blobs("count"))
         with closing(shard.open_writer()) as writer:
             for number in range(COUNTED):
                 writer.insert(documents(number))
@@ -218,8 +222,7 @@ def requests(place: Place) -> None:
         before = proxy.counts()
         shard.snapshot(num_splits=1).to_arrow()
         read = proxy.counts() - before
-    with closing(Raw(place.server.endpoint)) as raw:
-        puts, parts = len(raw.blobs("count")), [size for _, size in raw.parts("count")]
+        puts, parts = len(raw.blobs("count")) - there, [size for _, size in raw.parts("count")]
     size = sum(parts)
     # One for a small part; for another one its footer, and one for each 8 MiB.
     gets = sum(1 if one <= WHOLE_BYTES_MAX else 1 + max(1, one // FETCH_BYTES) for one in parts)
