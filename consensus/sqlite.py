@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +24,7 @@ from consensus.errors import (
     ConsensusNotWritable,
     ConsensusUnavailable,
 )
-from consensus.interface import check_process
+from consensus.interface import Wanted, check_process
 from consensus.notify import Notifier
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Kind, SqlConsensus, bind
 from consensus.turns import FileTurns, Turn
@@ -33,6 +34,9 @@ BUSY_TIMEOUT_MS = 30_000
 
 POLL_INTERVAL_S = 0.005
 """How often a subscribed store looks for other processes' commits; one look costs about 10 microseconds."""
+
+IDLE_POLL_INTERVAL_S = 0.1
+"""How often it looks while no key is followed: only so that few rows are new once one is."""
 
 WAL_TRIES_MAX = 100
 """How often turning on the write-ahead log is tried, 10 ms apart. A try may wait for a lock: see `_use_wal`."""
@@ -88,6 +92,9 @@ class SqliteConsensus(SqlConsensus):
         self._turns = FileTurns(f"{self._path}-turns")
         self._poll_stop = threading.Event()
         self._poller: threading.Thread | None = None
+        self._followers = 0
+        self._follow_lock = threading.Lock()
+        self._followed = threading.Event()  # set while somebody follows a key, and when polling ends
         engine = sa.create_engine(
             "sqlite://",
             creator=lambda: _open(self._path, busy_timeout_ms / 1000),
@@ -208,15 +215,51 @@ class SqliteConsensus(SqlConsensus):
         super().close()
         self._stop_polling()
 
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
+        leave = self.follow("") if wanted is None else None  # who wants every key follows all
+        unsubscribe = super().subscribe(callback, wanted)
+
+        def stop() -> None:
+            if unsubscribe is not None:
+                unsubscribe()
+            if leave is not None:
+                leave()
+
+        return stop
+
+    def follow(self, key: str) -> Callable[[], None]:
+        """Poll often until the function that is returned is called, which may be called twice."""
+        with self._follow_lock:
+            self._followers += 1
+            self._followed.set()
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            with self._follow_lock:
+                if left:
+                    return
+                left = True
+                self._followers -= 1
+                if not self._followers and not self._poll_stop.is_set():
+                    self._followed.clear()
+
+        return leave
+
     def _start_polling(self) -> None:
-        self._poll_stop = threading.Event()
+        with self._follow_lock:
+            self._poll_stop = threading.Event()
+            if not self._followers:
+                self._followed.clear()
         self._poller = threading.Thread(
             target=self._poll, args=(self._poll_stop,), name="consensus-sqlite-poll", daemon=True
         )
         self._poller.start()
 
     def _stop_polling(self) -> None:
-        self._poll_stop.set()
+        with self._follow_lock:
+            self._poll_stop.set()
+            self._followed.set()  # so that an idle poller ends at once
         poller, self._poller = self._poller, None
         if poller is not None and poller is not threading.current_thread():
             poller.join()
@@ -240,7 +283,11 @@ class SqliteConsensus(SqlConsensus):
     def _poll_connection(self, connection: sqlite3.Connection, stop: threading.Event) -> None:
         version: int | None = None
         last = connection.execute("SELECT coalesce(max(rowid), 0) FROM consensus_log").fetchone()[0]
-        while not stop.wait(self._poll_interval_s):
+        while not stop.wait(self._poll_interval_s if self._followers else 0):
+            if not self._followers:  # look all the same, so that few rows are new once a key is followed
+                self._followed.wait(IDLE_POLL_INTERVAL_S)
+            if stop.is_set():
+                return
             now = connection.execute("PRAGMA data_version").fetchone()[0]
             if now == version:
                 continue
