@@ -40,7 +40,7 @@ PUBLIC = """
     PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden
     ReadOnly Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded
     Unavailable Indeterminate UpgradeNeeded Corruption TokenReused OutcomeForgotten HistoryLost ConstraintViolated
-    __version__
+    NotComplete __version__
 """
 NAMES = PUBLIC.split()
 INTERNAL_KINDS = {"inline_budget"}  # never reaches a user

@@ -148,10 +148,26 @@ def test_over_http_a_restore_says_what_it_is_for(
 
 def test_over_http_a_truncation_is_tried_done_and_answered_again(shard: Shard, http: TestClient) -> None:
     tried = http.post(f"{PATH}/truncate", params={"before": 2, "dry_run": True}).json()
-    assert tried == {"before": 2, "timestamp": None, "lower": [3], "upper": [3], "removed": 1, "mode": "retract"}
+    assert tried == {
+        "before": 2,
+        "timestamp": None,
+        "lower": [3],
+        "upper": [3],
+        "removed": 1,
+        "mode": "retract",
+        "pending": False,
+    }
     asked = {"params": {"before": 2}, "headers": {"Idempotency-Key": "old", "persist-info": '{"ticket": 2}'}}
     done = http.post(f"{PATH}/truncate", **asked)  # type: ignore[arg-type]
-    assert done.json() == {"before": 2, "timestamp": None, "lower": [3], "upper": [4], "removed": 1, "mode": "retract"}
+    assert done.json() == {
+        "before": 2,
+        "timestamp": None,
+        "lower": [3],
+        "upper": [4],
+        "removed": 1,
+        "mode": "retract",
+        "pending": False,
+    }
     assert http.post(f"{PATH}/truncate", **asked).json() == done.json()  # type: ignore[arg-type]
     [entry] = shard.history(1)
     assert (entry.operation, entry.purpose, entry.info) == ("truncate", "truncate before 2", {"ticket": 2})
@@ -207,7 +223,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a truncation without a time": ("POST", "truncate", {}),
     "a truncation of a shard that is closed to writes": ("POST", "truncate", {"before": 1}),
     "a truncation of a row that was there over 2^32 times": ("POST", "truncate", {"before": 5}),
-    "a truncation of a shard that is fed by `append`": ("POST", "truncate", {"before": 1}),
+    "a restore of a shard that is fed by `append`": ("POST", "restore", {"as_of": 1}),
     "a truncation where 1,000 others are still told apart": ("POST", "truncate", {"before": 3}),
     "a truncation in another mode than `retract` or `drop`": ("POST", "truncate", {"before": 1, "mode": "erase"}),
     "a drop before a time beyond the upper": ("POST", "truncate", {"before": 4, "mode": "drop"}),
