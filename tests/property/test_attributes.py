@@ -123,7 +123,7 @@ def long_history(seed: int, batch: int, flushes: int, compact: bool) -> Iterator
     indexed = reopened(Indexed(MemoryBlob(), SeededIds(seed)), MemoryBlob(), seed)
     indexed.flush({key_of(number): number for number in range(150)})
     for _ in range(flushes):
-        values = {key_of(generator.randrange(75, 150)): 1 for _ in range(batch)}
+        values = {key_of(generator.randrange(75, 150)): generator.getrandbits(62) for _ in range(batch)}
         indexed.flush(values, compact=compact)
         yield indexed
 
@@ -137,7 +137,7 @@ def test_garbage_is_bounded(seed: int, batch: int) -> None:
 
 
 def test_without_compaction_it_is_not() -> None:
-    *_, indexed = long_history(1, BATCH_MAX, 700, compact=False)
+    *_, indexed = long_history(1, BATCH_MAX, 1_400, compact=False)
     assert indexed.span > 2 * bytes_bound(indexed, BATCH_MAX)
     assert len(indexed.state.attribute_chunks) > 700
 
