@@ -138,7 +138,7 @@ def test_a_broken_build_is_caught(mutation: str) -> None:
 
 def test_a_clone_over_a_dropped_name_may_merge_in_its_first_commit() -> None:
     """It was refused as if it named something of the shard that was dropped."""
-    outcome = run_plan(Plan.of(20_615))
+    outcome = run_plan(Plan.of(20_607))
     assert outcome.violation is None
     assert outcome.paths["clone after a drop"]
 
