@@ -5,8 +5,6 @@ Then `persist replicate` brings what the new home has, and deletes what it does 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -33,7 +31,6 @@ def demote(
     promotion: Promotion,
     *,
     drop_diverged: bool = False,
-    sleep: Callable[[float], object] = time.sleep,
 ) -> int:
     """Make the blob store of the old home a copy of the new one's; how many blobs were deleted.
 
@@ -53,7 +50,7 @@ def demote(
     if not _is_marked(old.blob):
         if not drop_diverged:
             _check_nothing_alone(old, promotion)
-        _end(old, new, sleep)
+        _end(old, new)
         if not drop_diverged:  # what came until it had ended
             _check_nothing_alone(old, promotion)
     with translated():
@@ -79,7 +76,7 @@ def _check_nothing_alone(old: Location, promotion: Promotion) -> None:
         )
 
 
-def _end(old: Location, new: Blob, sleep: Callable[[float], object]) -> None:
+def _end(old: Location, new: Blob) -> None:
     """Let nothing be acknowledged by the old home from now on, so that what is looked for after it is all there is.
 
     Processes see the new epochs some time after they are there. So each log gets a last commit, after which it takes
