@@ -242,6 +242,8 @@ class Versions:
                 return decode_state(self.blob.get(key), self.build)
         except BlobNotFound:
             return None
+        except Corruption as error:
+            raise type(error)(error.message, **error.details, blob=key) from error
 
     def create(self, state: State, commit_id: str) -> tuple[bytes, State]:
         """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
@@ -371,9 +373,13 @@ class Versions:
     def _rollup(self, name: str, newest: StateDiff) -> State | None:
         state = self.read_rollup(newest.rollup_key)
         if state is not None and state.name != name:  # whose it is is not told: who asks may not know of that shard
-            raise Corruption(f"rollup {newest.rollup_key} of shard {name!r} holds the State of another shard")
+            raise Corruption(
+                f"rollup {newest.rollup_key} of shard {name!r} holds the State of another shard", blob=newest.rollup_key
+            )
         if state is not None and state.seqno != newest.rollup_seqno:
-            raise Corruption(f"rollup {newest.rollup_key} holds v{state.seqno}, not v{newest.rollup_seqno}")
+            raise Corruption(
+                f"rollup {newest.rollup_key} holds v{state.seqno}, not v{newest.rollup_seqno}", blob=newest.rollup_key
+            )
         return state
 
     def _first(self, name: str, newest: StateDiff) -> State | None:

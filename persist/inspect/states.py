@@ -52,7 +52,8 @@ def newest(look: Look, name: str) -> Seen:
         except (Corruption, UpgradeNeeded) as error:
             moved = head_of(look, name)
             if moved == head or not left:
-                findings.note(error.message)
+                blob = error.details.get("blob")  # of a rollup: the blob is damaged, not the log
+                findings.note(f"the rollup cannot be read: {error.message}" if blob else error.message, blob)
                 break
             head = moved
     found = _made(look, name, head, findings)
