@@ -559,6 +559,7 @@ RARE = {
     "staged_age_ignored",
     "frontier_not_committed",
     "heartbeats_by_the_lease_clock",
+    "lend_below_rollup",
     "lost_holds_unnoticed",
     "outcome_files_unread",
     "policy_by_its_own_clock",
