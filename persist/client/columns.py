@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
+from persist.client.reading import selection_of
 from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
@@ -72,6 +74,31 @@ def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSch
     check_names(schemas.get(number, known), current)
     shard.refresh_schema()
     return last, current
+
+
+class NamedColumns:
+    """The columns that a selection over like shards names: those that one of them calls so when this is made."""
+
+    def __init__(self, shard: Shard, whose: str, **selected: Any) -> None:
+        """`whose`: what selects, in messages. Raises what every call may, and InvalidUsage."""
+        self._selection = selection_of(selected.pop("where", None), selected.pop("columns", None), **selected)
+        self._shard = shard
+        self._whose = whose
+        self.schema_id = current_schema(shard.view().schemas)[0]
+
+    def check(self, other: Shard, schema_id: int) -> None:
+        """Raise InvalidUsage where a name means another column by now, or by that schema of another shard."""
+        schemas = sound_schemas(self._shard.view().schemas)
+        current = newest(schemas)[1]
+        wanted = self._selection.on(current)
+        wanted.check_names(schemas.get(self.schema_id, current), self._whose)
+        schema = sound_schemas(other.view().schemas)[schema_id]
+        for name in wanted.names if not (schema.is_plain and current.is_plain) else ():
+            if schema.id_of.get(name) != current.id_of.get(name):
+                raise InvalidUsage(
+                    f"column {name!r}, by which {self._whose} selects, is another one in shard {other.name!r} than in "
+                    f"{self._shard.name!r}: change the columns of both alike (Shard.alter)"
+                )
 
 
 def known_by(shard: Shard) -> tuple[int, ShardSchema]:

@@ -97,13 +97,17 @@ class Selected:
             return self.columns
         return (*self.columns, *(name for name in self.filter.columns if name not in self.columns))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are named, beside those of the bounds of keys."""
+        return tuple(self.read or (() if self.filter is None else self.filter.columns))
+
     def check_names(self, known: ShardSchema, who: str) -> None:
         """Raise InvalidUsage where a name of the selection meant another column by an earlier schema of the chain.
 
         A stream that went on by that name would not take away what it gave. `who` is what selects.
         """
-        names = self.read or (() if self.filter is None else self.filter.columns)
-        for name, became in moved_names(known, self.schema, names):
+        for name, became in moved_names(known, self.schema, self.names):
             raise InvalidUsage(
                 f"column {name!r}, by which {who} selects, {became}, and another column has its name: begin anew from "
                 "its frontier, with the columns as they are named now"

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.client.arguments import checked, checked_wait
-from persist.client.columns import ShardSchema, check_alike
+from persist.client.columns import NamedColumns, ShardSchema, check_alike
 from persist.client.listen import Listen
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.errors import InvalidUsage, shown
@@ -71,8 +71,10 @@ class RoutedReader:
         Args:
             routes: which shards.
             position: of a reader before it.
-            selected: as `Shard.listen` says: `where`, `columns`, `start_key`, `end_key`, `key_prefix`.
-        Raises: InvalidUsage (the arguments are others; wrong selections are told by the first step).
+            selected: as `Shard.listen` says: `where`, `columns`, `start_key`, `end_key`, `key_prefix`. Names of columns
+                mean those so called now, in every epoch.
+        Raises: InvalidUsage (the arguments are others; unknown columns are refused by the first step), and what every
+            call may.
         """
         checked("routes", routes, Routes)
         checked("position", position, RoutedPosition, type(None))
@@ -81,6 +83,11 @@ class RoutedReader:
         self._selected = selected
         self._listens: dict[str, Listen] = {}
         self._known: dict[str, int | None] = {}  # by which schemas of the shards it selects, as its first listeners did
+        self._named: NamedColumns | None = None
+        if selected:
+            name = routes.opened()[-1].shards[0]
+            self._named = NamedColumns(routes.of(name), f"this reader of routes {routes.shard.name!r}", **selected)
+            self._known[name] = self._named.schema_id
         self._epochs = 0  # that were open when these began
 
     def next_events(self, wait_s: float = 0.0) -> Iterator[RoutedEvent]:
@@ -152,7 +159,14 @@ class RoutedReader:
 
     def _listen(self, epoch: Epoch, name: str, end: int | None) -> Listen:
         begin, purpose = self._upper(epoch, name), f"routes {self.routes.shard.name}"
-        listen = self.routes.of(name).listen(begin - 1, until=end, purpose=purpose, **self._selected)
+        shard = self.routes.of(name)
+        listen = shard.listen(begin - 1, until=end, purpose=purpose, **self._selected)
+        if name not in self._known and self._named is not None and listen.known is not None:
+            try:
+                self._named.check(shard, listen.known)
+            except BaseException:
+                listen.close()
+                raise
         listen.known = self._known.setdefault(name, listen.known)
         return listen
 

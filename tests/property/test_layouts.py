@@ -23,7 +23,12 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
+from persist.core.antichain import Antichain
+from persist.core.batch import Part
+from persist.core.errors import Corruption
+from persist.core.ids import PartId
 from persist.formats.http_messages import ARROW_STREAM
+from persist.parts import ShardSchema, codec, writer
 from rpc.app import create_app
 from rpc.rows import PARQUET
 from tests.support import layouts
@@ -206,3 +211,44 @@ def test_asyncio_sends_any_layout(tmp_path_factory: pytest.TempPathFactory, data
     asyncio.run(main())
     with persist.connect(f"persist://{directory}") as opened:
         check_contents(opened.shard("orders"), rows)
+
+
+LOSSY = pa.table({"id": pa.chunked_array([[1, 2], [3]]), "name": pa.chunked_array([["a"], ["b", "c"]])})
+INLINE_VERBS = ["insert", "append", "compare_and_append", "upsert", "merge", "writer"]
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that encodes the first chunks of a table alone, and counts no rows."""
+
+    def first_chunks(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
+        return codec.encode_inline(pa.Table.from_batches(table.to_batches()[:1]), schema, schema_id, part_id)
+
+    monkeypatch.setattr(writer, "encode_inline", first_chunks)
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("verb", INLINE_VERBS)
+def test_a_build_that_loses_rows_while_it_encodes_them_writes_nothing(client: Client, verb: str) -> None:
+    """The sum of the diffs that came is compared with that of what was encoded."""
+    shard = created(client)
+    with pytest.raises(Corruption) as caught:
+        VERBS[verb](shard, LOSSY)
+    assert (caught.value.details["given"], caught.value.details["encoded"]) == (3, 1)
+    assert shard.view().upper == Antichain(0)
+    VERBS[verb](shard, LOSSY.combine_chunks())
+    assert shard.count() == 3
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("verb", [verb for verb in POSTS if verb != "overwrite"])  # which writes blobs
+def test_a_server_that_loses_rows_while_it_encodes_them_writes_nothing(
+    client: Client, http: TestClient, verb: str
+) -> None:
+    shard, sink = created(client), io.BytesIO()
+    with pa.ipc.new_stream(sink, LOSSY.schema) as stream:
+        stream.write_table(LOSSY)
+    url, headers = f"/v1/shards/{shard.name}/{verb}", {"content-type": ARROW_STREAM}
+    answer = http.post(url, content=sink.getvalue(), headers=headers)
+    assert (answer.status_code, answer.json()["kind"]) == (500, Corruption.kind), answer.text
+    assert shard.view().upper == Antichain(0)
