@@ -2,8 +2,7 @@
 
 A process beside a busy writer loses most races against it, and every race that it wins makes the writer repeat its
 commit. Through the server its commands join the writers' group commit, and nobody repeats anything. States are read
-straight from the stores, and so are blobs, either way. While the server is away, maintenance commits by itself. To
-persist's own shards it always does: through a server nobody changes them.
+straight from the stores, and so are blobs, either way. While the server is away, maintenance commits by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Unavailable
-from persist.core.ids import is_reserved
 from persist.core.state import State
 
 RETRY_S = 2.0  # how long a server that does not answer is waited for
@@ -24,7 +22,7 @@ def through_server(location: Location, transport: Transport) -> CommitterOf:
     """Committers of the shards of a location that send their commands to a server of that location."""
 
     def committer(name: str) -> Committer:
-        return location.machine(name) if is_reserved(name) else _ThroughServer(name, location, transport)
+        return _ThroughServer(name, location, transport)
 
     return committer
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from compactor.loop import Ending, Task, never
 from compactor.metering import Metrics
 from compactor.worker import Worker, idle_for_ms
-from persist.client.embedded import EmbeddedTransport
 from persist.client.keeping import Keeper
 from persist.client.retaining import RetentionRun
 from persist.client.transport import Transport
@@ -19,7 +18,6 @@ from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
 from persist.commit.published import Published
 from persist.core.errors import PersistError
-from persist.core.ids import is_reserved
 from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
@@ -79,11 +77,11 @@ def history_task(location: Location, committer_of: CommitterOf) -> Task:
 def retention_task(location: Location, transport: Transport, metrics: Metrics | None = None) -> Task:
     """Take the cuts that policies of rows need, and take rows away by them; look again when something may be due."""
     counted = metrics or Metrics()
-    keeper, own = Keeper(location, transport), Keeper(location, EmbeddedTransport(location))
+    keeper = Keeper(location, transport)
 
     def retain(name: str) -> float | None:
         try:
-            run, again_s = (own if is_reserved(name) else keeper).run(name)
+            run, again_s = keeper.run(name)
         except PersistError:
             counted.add(retention_failed=1)
             raise

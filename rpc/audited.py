@@ -1,11 +1,10 @@
-"""What the audit tells: which requests and commands have an entry, and what of them is told. Never rows, nor keys.
+"""Which requests and commands have a line in the audit, and what it says of them. Never rows, nor keys.
 
-Names of tags, cursors and shards are told, and what policies and schemas say.
+It has names of tags, cursors and shards, and what policies and schemas say. Leases have no lines.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,19 +13,20 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.record import Record, asdict
 
-DETAIL_CHARS_MAX = 2_000
 VALUE_CHARS_MAX = 500
 PARAMETERS_MAX = 20
 BODY, DID = "persist.body", "persist.did"  # in the scope of a request: its body if it is short; what a command did
 MANY = "persist.many"  # there, too: the shards of a request that is about many
-SHARDS_TOLD_MAX = 1_000  # of these have an entry each
 BODY_BYTES_MAX = 2_000  # of a request whose body is told
 
 MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER, CLOSE = "move cursor", "move since", "move upper", "close"
-OVERWRITE = "overwrite"
-OFTEN = frozenset({MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER})  # such entries of one token and shard become one
-# Commands of rich clients that have an entry, and what they are called. Appends have none: the commit history has them.
+# Commands of rich clients that have a line, and what they are called.
 OF_COMMANDS: Mapping[type[c.Command], str] = {
+    c.Insert: "insert",
+    c.Append: "append",
+    c.CompareAndAppend: "compare-and-append",
+    c.AdvanceUpper: MOVE_UPPER,
+    c.UpdateAttributes: "attributes",
     c.Drop: "drop",
     c.Recreate: "create",
     c.BeginClone: "clone",
@@ -44,17 +44,20 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.DropBefore: "truncate",
     c.Restore: "restore",
     c.Erase: "erase",
+    c.RetractAged: "run retention",
     c.ReplacePart: "repair",
     c.HandOver: "hand over",
     c.TakeBack: "take back",
 }
+# The verbs that write rows. What takes rows away by a condition has it in its body, which may have values of rows.
+WRITES = ("insert", "upsert", "overwrite", "replace-where", "update", "merge", "delete", "append", "compare-and-append")
 _TOLD = (
     "force", "since", "upper", "reader", "purpose", "tag", "name", "time", "until_ms", "expected_version", "history_ms",
     "mark_every_ms", "rows", "before", "as_of", "erasure", "reason", "tags", "part", "source", "epoch",
 )  # fmt: skip
 
-# Requests that have an entry, by method and verb: what they are called, and whether their bodies, in which are no rows,
-# are told.
+# Requests that have a line, by method and verb: what they are called, and whether it has their bodies, in which are no
+# rows.
 OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("PUT", ""): ("create", True),
     ("DELETE", ""): ("drop", False),
@@ -69,8 +72,9 @@ OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("DELETE", "tags"): ("remove tag", False),
     ("POST", "restore"): ("restore", False),
     ("POST", "truncate"): ("truncate", False),
-    ("POST", "overwrite"): (OVERWRITE, False),
+    **{("POST", verb): (verb, False) for verb in WRITES},
     ("POST", "erasures"): ("erase", False),
+    ("POST", "advance-upper"): (MOVE_UPPER, False),
     ("POST", "optimize"): ("optimize", False),
     ("POST", "vacuum"): ("vacuum", False),
     ("POST", "/v1/clones"): ("clone", True),
@@ -79,13 +83,12 @@ OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
 }
 
 
-ADVANCE_UPPER = "advance-upper"
 # Verbs that say by a parameter up to where the shard is to be complete.
-_UPPERS = {ADVANCE_UPPER: "upper", "append": "upper", "compare-and-append": "new_upper"}
+_UPPERS = {"advance-upper": "upper", "append": "upper", "compare-and-append": "new_upper"}
 
 
 def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, dict[str, Any]] | None:
-    """What a request, or its command, is called, and what is told of it; None: it has no entry."""
+    """What a request, or its command, is called, and what is told of it; None: it has no line."""
     if DID in scope:
         found: tuple[str, dict[str, Any]] | None = scope[DID]
         return found
@@ -101,26 +104,21 @@ def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, d
 
 
 def of_request(method: str, verb: str, path: str, query: bytes, *, is_shard: bool = True) -> tuple[str, bool] | None:
-    """What a request is called, and whether its body is told; None: it has no entry."""
+    """What a request is called, and whether the line has its body; None: it has no line."""
     if method == "POST" and verb in _UPPERS:
         given = dict(parse_qsl(query.decode("latin-1"))).get(_UPPERS[verb])
-        what = CLOSE if given in ("[]", "closed") else MOVE_UPPER if verb == ADVANCE_UPPER else None
-        return None if what is None else (what, False)
+        if given in ("[]", "closed"):
+            return CLOSE, False
     return OF_REQUESTS.get((method, verb or ("" if is_shard else path)))
 
 
 def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
-    """What a command is called, and its fields as far as they are told; None: it has no entry."""
-    if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)):
-        upper = upper_of(command)
-        if upper.is_empty:
-            return CLOSE, {}
-        return (MOVE_UPPER, {"upper": plain(upper)}) if isinstance(command, c.AdvanceUpper) else None
-    what = (
-        command.verb if isinstance(command, c.Editing) and command.verb == OVERWRITE else OF_COMMANDS.get(type(command))
-    )
+    """What a command is called, and its fields as far as the line has them; None: it has no line."""
+    what = command.verb if isinstance(command, c.Editing) else OF_COMMANDS.get(type(command))
     if what is None:
         return None
+    if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)) and upper_of(command).is_empty:
+        return CLOSE, {}
     found = {name: getattr(command, name) for name in _TOLD if hasattr(command, name)}
     return what, {name: plain(value) for name, value in found.items() if value is not None}
 
@@ -150,9 +148,3 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     return str(value)[:VALUE_CHARS_MAX]
-
-
-def detail_of(told: Mapping[str, Any]) -> str:
-    """What an entry tells besides, as JSON of a bounded length."""
-    text = json.dumps(told, separators=(",", ":"), sort_keys=True)
-    return text if len(text) <= DETAIL_CHARS_MAX else json.dumps({"cut": text[: DETAIL_CHARS_MAX // 2]})

@@ -28,9 +28,8 @@ from typing import Any
 
 from persist.client.arguments import named_once
 from persist.client.regular_file import OTHERS_WRITE, read_with_mode
-from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, SCOPES
+from persist.core.commands import INCLUDED, MAINTAIN, SCOPES
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
-from persist.core.ids import is_reserved
 from rpc.changed_files import ChangedFiles
 from rpc.tls import Peer, checked_name
 
@@ -55,14 +54,7 @@ class Principal:
         """Whether every shard is open to it."""
         return not self.prefixes
 
-    @property
-    def sees_reserved(self) -> bool:
-        """Whether persist's own shards, such as the audit, are shown to it."""
-        return ADMIN in self.scopes and not self.prefixes
-
     def sees(self, shard: str) -> bool:
-        if is_reserved(shard):
-            return self.sees_reserved
         return not self.prefixes or shard.startswith(self.prefixes)
 
     def require(self, scope: str, shard: str | None = None) -> None:
@@ -88,10 +80,6 @@ class Principal:
             raise Forbidden(
                 f"the token {self.name!r} may list names with the prefixes {list(self.prefixes)} only: "
                 "give one of them as the prefix"
-            )
-        if is_reserved(prefix) and not self.sees_reserved:
-            raise Forbidden(
-                f"the token {self.name!r} may not list persist's own shards; ask for one with scope 'admin'"
             )
 
 

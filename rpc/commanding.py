@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Forbidden
-from persist.core.ids import check_shard_name, is_reserved
+from persist.core.ids import check_shard_name
 from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
@@ -65,8 +65,6 @@ async def _answered(
     told: MutableMapping[str, Any] | None,
 ) -> bytes:
     principal.require_any(command.scopes, check_shard_name(name))
-    if is_reserved(name):
-        check_reserved(type(command), name)
     if type(command) in _LOOKED_AT:
         command = as_allowed(command, principal, name)
         if told is not None:
@@ -85,8 +83,8 @@ async def _applied(
     name = machine.name
     if c.WRITE not in principal.scopes:
         check_takes_away(command, lambda: machine.cached)
-    check_room(service.quotas, principal, name, command)
-    admitted = partial(admit, service.quotas, principal, name, command, lambda: machine.cached)
+    check_room(service.quotas, principal, command)
+    admitted = partial(admit, service.quotas, principal, name, command)
     done = await service.work.apply(machine, command, caller, admitted)
     settle(service.quotas, principal, name, command, lambda: machine.cached)
     return encoded(done)
@@ -95,24 +93,12 @@ async def _applied(
 _LOOKED_AT = ABOUT | {c.CompareAndAppend, c.Append}
 
 
-def check_reserved(kind: type[c.Command], name: str) -> None:
-    """Raises Forbidden where such a command changes one of persist's own shards; maintenance goes by the stores."""
-    if not issubclass(kind, c.ReadCommand):
-        raise Forbidden(f"shard {name!r} is persist's own: it is read only")
-
-
-def check_path(scope: Mapping[str, Any], name: str) -> None:
-    """Raises Forbidden where a request other than a command could change one of persist's own shards."""
-    if not scope["path"].endswith("/commands"):
-        raise Forbidden(f"shard {name!r} is persist's own: it is read only")
-
-
 def as_allowed(command: c.Command, principal: Principal, name: str = "") -> c.Command:
     """The command as this principal may have it done: without `manage` nobody else forgets history by it.
 
-    Nor does anybody forget that of one of persist's own shards. Raises Forbidden where it closes the shard.
+    Raises Forbidden where it closes the shard.
     """
-    if c.MANAGE in principal.scopes and not is_reserved(name):
+    if c.MANAGE in principal.scopes:
         return command
     if isinstance(command, c.DowngradeSince):
         return c.MoveHold(command.reader, command.since, command.seqno, shard=command.shard)

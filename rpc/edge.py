@@ -20,15 +20,14 @@ from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
 from persist.commit.tracing import TRACEPARENT, Span
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unauthorized
-from persist.core.ids import NAME_CHARS_MAX, is_reserved
 from persist.formats.http_messages import RECORD
 from rpc import browsers, paths
 from rpc.audit import Entry
-from rpc.audited import MANY, SHARDS_TOLD_MAX, did
+from rpc.audited import MANY, did
 from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal, has_token
 from rpc.bodies import Body, check_declared
 from rpc.bounds import network_of
-from rpc.commanding import answer, bytes_max_of, check_path
+from rpc.commanding import answer, bytes_max_of
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import CONNECTION, REFUSED, peer_in
 from rpc.quotas import CHARGED, QuotaFull
@@ -47,7 +46,7 @@ WRITING = frozenset(
     ("insert", "append", "compare-and-append", "upsert", "overwrite", "replace-where", "update", "merge", "put-blob")
 )
 _VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json", "console"}
-_errors = logging.getLogger("persist.rpc")
+_log = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
 
 
@@ -86,6 +85,7 @@ class Edge:
             nonlocal status, answered, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
+                self._audit(scope, shard, status, request_id)
                 added = (REQUEST_ID_HEADER, request_id.encode())
                 message["headers"] = [*message.get("headers", ()), added, *_safe_headers(scope["path"])]
                 if shard is not None and (lag_s := self._service.location.behind_s(shard[0])) is not None:
@@ -123,6 +123,8 @@ class Edge:
                 await problem(known)(scope, receive, answering)
             # An answer that has begun is cut off, which is the only way to tell: who serves us closes the connection.
         finally:
+            if status in (0, CLIENT_GONE):  # nobody was there to take the answer
+                self._audit(scope, shard, None, request_id)
             refused = scope.get(TOLD)
             is_refused = status >= 400  # what was done counts, also where its answer was cut off
             if charged and is_refused and isinstance(refused, PersistError) and not isinstance(refused, Indeterminate):
@@ -143,8 +145,6 @@ class Edge:
         metrics, principal = self._service.metrics, scope.get("persist.principal")
         metrics.observe(verb, status, seconds)
         metrics.asked(principal, scope["persist.received"], sent)
-        if self._service.audit.is_on:
-            self._audit(*asked)
         if TOLD in scope:
             metrics.failed(verb, _kind(scope[TOLD]), principal)
             if isinstance(scope[TOLD], Corruption):
@@ -157,11 +157,11 @@ class Edge:
     async def _admit(self, scope: Scope, principal: Principal, shard: str | None, verb: str) -> None:
         """Raises QuotaFull, Forbidden. Who asks or writes too much is told after a pause: what is next waits, too."""
         quotas, limits = self._service.quotas, self._service.limits
-        if quotas.look() and self._service.audit.is_on:
-            self._service.audit.note(Entry("", "quotas", detail=quotas.told))
+        if quotas.look():
+            _log.info("another file of quotas was read")
         if scope["path"] not in OPEN_PATHS:
             try:
-                quotas.request(principal, shard, writes=verb in WRITING)
+                quotas.request(principal, writes=verb in WRITING)
             except QuotaFull:
                 if self._pausing < limits.connections_max:  # as many as there are, and some that have been closed
                     self._pausing += 1
@@ -170,25 +170,21 @@ class Edge:
                     finally:
                         self._pausing -= 1
                 raise
-        if shard is not None and is_reserved(shard) and scope["method"] not in ("GET", "HEAD"):
-            check_path(scope, shard)
 
-    def _audit(self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str) -> None:
-        """Leave the audit an entry, if this was a request of those that have one."""
+    def _audit(self, scope: Scope, shard: tuple[str, str] | None, status: int | None, request_id: str) -> None:
+        """Write the audit's line, if this is a request of a token that changes something."""
         audit, principal = self._service.audit, scope.get("persist.principal")
-        address = scope["client"][0] if scope.get("client") else None
-        token = label_of(principal)
-        if scope["path"] not in OPEN_PATHS:
-            audit.use(token, address)
-        if principal is None or principal is MAINTENANCE:
+        if not audit.is_on or principal is None or principal is MAINTENANCE:
             return
         found = did(scope, shard)
-        if found is not None:
-            what, detail = found
-            name = None if shard is None else shard[0][:NAME_CHARS_MAX]
-            audit.note(Entry(token, what, name, status, address, request_id, detail))
-            for one in scope.get(MANY, ())[:SHARDS_TOLD_MAX]:
-                audit.note(Entry(token, what, one[:NAME_CHARS_MAX], status, address, request_id))
+        if found is None:
+            return
+        what, detail = found
+        address = scope["client"][0] if scope.get("client") else None
+        name = None if shard is None else shard[0]
+        audit.note(
+            Entry(label_of(principal), what, name, status, address, request_id, detail, tuple(scope.get(MANY, ())))
+        )
 
     async def _post(self, verb: str, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a post of rows; False: this is none, or one that the routes have to look at."""
@@ -333,7 +329,7 @@ def _log_failure(error: Exception | None, fields: dict[str, object]) -> None:
     """The line by which a 5xx, or an answer that was cut off, is found by its request id. With the place of a bug."""
     bug = None if error is None or isinstance(error, PersistError) else error
     reason = f"{type(error).__name__}: {error}" if bug else str(error or "the answer tells no error")
-    _errors.error("request failed", exc_info=bug, extra={**fields, "kind": _kind(error), "reason": reason[:REASON_MAX]})
+    _log.error("request failed", exc_info=bug, extra={**fields, "kind": _kind(error), "reason": reason[:REASON_MAX]})
 
 
 def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:

@@ -29,7 +29,7 @@ from persist.core.transitions.context import Verdict
 from persist.parts import ShardSchema
 from rpc import rows
 from rpc.allowance import Allowance
-from rpc.quotas import Owner
+from rpc.auth import Principal
 from rpc.request_errors import BodyTooLarge
 from rpc.service import Service
 
@@ -56,7 +56,7 @@ class Posted:
     kind: Kind
     token: Token | None
     caller: Caller
-    owners: list[Owner]
+    principal: Principal
     are_counted: bool = False  # in the quotas
 
 
@@ -143,6 +143,7 @@ def _read(service: Service, posted: Posted, data: bytes, schema: ShardSchema, al
     """The rows of the body, which are counted in the quotas once."""
     table = rows.read(data, posted.form, schema, service.limits.rows_max, allowed, service.decoders)
     if not posted.are_counted:
-        service.quotas.writes(posted.owners, posted.name, table.num_rows, len(data))
+        service.quotas.rows(posted.principal, table.num_rows)
+        service.quotas.adds(posted.principal, posted.name, "bytes", len(data))
         posted.are_counted = True
     return table

@@ -2,10 +2,11 @@
 
     {"ask": "ops@example.org",
      "default": {"requests_per_s": 100},
-     "tokens": {"etl": {"requests_per_s": null, "bytes_per_s": 10485760}},
+     "tokens": {"etl": {"requests_per_s": null, "rows_per_s": 100000}},
      "prefixes": {"eu/": {"shards": 200, "bytes": 1099511627776}}}
 
 `default` is for each token; a token's own entry says what differs, and `null` is no limit. What is not named has none.
+Tokens have rates, prefixes have counts.
 """
 
 from __future__ import annotations
@@ -19,13 +20,11 @@ from dataclasses import dataclass, field
 from persist.client.arguments import named_once
 from persist.client.regular_file import read_bounded
 from persist.core.errors import InvalidUsage
-from persist.core.ids import is_reserved
 from rpc.changed_files import ChangedFiles
 from rpc.settings import ServerSettings
 
-RATES = ("requests_per_s", "rows_per_s", "bytes_per_s")  # of one server process
-COUNTS = ("shards", "bytes", "leases", "cursors", "attributes", "writers")  # of what there is
-QUOTAS = (*RATES, *COUNTS)
+RATES = ("requests_per_s", "rows_per_s")  # of a token, at one server
+COUNTS = ("shards", "bytes")  # of what is there under a prefix
 ASK = "who runs this server"
 ENTRIES_MAX = 10_000  # tokens, and prefixes
 FILE_BYTES_MAX = 16 * 1024 * 1024
@@ -124,12 +123,13 @@ def rules_of(data: bytes, path: str) -> Rules:
     ask = found.get("ask", ASK)
     if not isinstance(ask, str) or not 0 < len(ask) <= ASK_CHARS_MAX or not ask.isprintable():
         raise InvalidUsage(f"ask in {path} must be a text of at most {ASK_CHARS_MAX} characters")
-    tokens, prefixes = (_entries(found.get(kind, {}), kind, path) for kind in ("tokens", "prefixes"))
+    tokens = _entries(found.get("tokens", {}), "tokens", path, RATES)
+    prefixes = _entries(found.get("prefixes", {}), "prefixes", path, COUNTS)
     for name in tokens:
         check_token(name, path)
     for prefix in prefixes:
         check_prefix(prefix, path)
-    return Rules(ask, _limits(found.get("default", {}), f"default in {path}"), tokens, prefixes)
+    return Rules(ask, _limits(found.get("default", {}), f"default in {path}", RATES), tokens, prefixes)
 
 
 def check_token(name: str, place: str) -> None:
@@ -139,17 +139,15 @@ def check_token(name: str, place: str) -> None:
 
 
 def check_prefix(prefix: str, place: str) -> None:
-    """Raises InvalidUsage where no shard's name begins so, or where it is persist's own."""
+    """Raises InvalidUsage where no shard's name begins so."""
     if not _PREFIX.match(prefix) or len(prefix) > PREFIX_CHARS_MAX:
         raise InvalidUsage(f"{prefix!r:.100} in {place} is no prefix of the names of shards")
-    if is_reserved(prefix):
-        raise InvalidUsage(f"{prefix!r:.100} in {place} is the prefix of persist's own shards, which have no quota")
 
 
-def check_quota(quota: str, most: object, place: str) -> int | None:
-    """The most that a quota allows; None: no limit. Raises InvalidUsage."""
-    if quota not in QUOTAS:
-        raise InvalidUsage(f"{place} has the quota {quota!r:.80}; there is {', '.join(QUOTAS)}")
+def check_quota(quota: str, most: object, place: str, known: tuple[str, ...]) -> int | None:
+    """The most that a quota allows; None: no limit. `known`: which there are here. Raises InvalidUsage."""
+    if quota not in known:
+        raise InvalidUsage(f"{place} has the quota {quota!r:.80}; there it can be {', '.join(known)}")
     least = 1 if quota in RATES else 0
     if most is None:
         return None
@@ -158,15 +156,15 @@ def check_quota(quota: str, most: object, place: str) -> int | None:
     return most
 
 
-def _entries(found: object, kind: str, path: str) -> dict[str, Limits]:
+def _entries(found: object, kind: str, path: str, known: tuple[str, ...]) -> dict[str, Limits]:
     if not isinstance(found, dict):
         raise InvalidUsage(f"{kind} in {path} must be an object of quotas by name")
     if len(found) > ENTRIES_MAX:
         raise InvalidUsage(f"{kind} in {path} are {len(found)}; at most {ENTRIES_MAX} are possible")
-    return {name: _limits(given, f"{kind} {name!r:.100} in {path}") for name, given in found.items()}
+    return {name: _limits(given, f"{kind} {name!r:.100} in {path}", known) for name, given in found.items()}
 
 
-def _limits(given: object, place: str) -> Limits:
+def _limits(given: object, place: str, known: tuple[str, ...]) -> Limits:
     if not isinstance(given, dict):
-        raise InvalidUsage(f'{place} must be an object such as {{"shards": 100}}')
-    return {quota: check_quota(quota, most, place) for quota, most in given.items()}
+        raise InvalidUsage(f'{place} must be an object such as {{"{known[0]}": 100}}')
+    return {quota: check_quota(quota, most, place, known) for quota, most in given.items()}

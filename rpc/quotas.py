@@ -1,8 +1,7 @@
-"""Quotas of tokens and of prefixes: what is asked for is counted, and refused beyond them.
+"""Quotas: how many requests and rows a second a token may ask for, and how much all shards of a prefix may hold.
 
-Rates are counted by this process alone. `leases` and `writers` of a token are those that it registered here and that
-have not lapsed; all else that a token may have is what the shards that it sees hold, as the tally knows it. The
-server's own maintenance has no quota, and of persist's own shards none is counted.
+Rates are counted by this process alone. What shards hold is what the tally knows. The server's own maintenance has no
+quota.
 """
 
 from __future__ import annotations
@@ -13,37 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 
 from persist.commit.system import Clock
-from persist.core.commands import MAINTAIN
 from persist.core.errors import Overloaded
-from persist.core.ids import is_reserved
-from persist.core.keys import is_of_maintenance
+from persist.core.state import State
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
-from rpc.held import Held
-from rpc.quota_file import RATES, QuotaFile, Rules
+from rpc.quota_file import QuotaFile, Rules
 from rpc.rates import Bucket
 from rpc.tally import Tally, within
 
-OWNERS_MAX = 10_000  # tokens that are counted at once
+TOKENS_MAX = 10_000  # that are counted at once
 SHOWN_MAX = 100  # tokens, and prefixes, with series of their own
 RETRY_AFTER_S = 60.0  # where something has to be given up first
-HELD_MAX = 1_000_000  # leases, or writers, that are remembered of one token whatever its quota says
-UPLOADED_MAX = 10_000  # keys of parts that came through this server and are still to be committed
+STAGED_MAX = 10_000  # parts of a prefix that came through this server and are still to be committed
+STAGED_S = 24 * 3600.0  # for so long such a part counts
 FREED_TIMES, FREED_BYTES = 2, 1 << 20  # what may be written to take rows away: so often what was there, and some more
-STAGED_S = 24 * 3600.0  # for so long a part that came through this server counts unless it is committed
-OF_OWN = ("leases", "writers")  # of a token: those that it registered itself
-_GIVEN_UP_BY = {
-    "shards": "drop some",
-    "bytes": "delete rows, let history go, or drop shards",
-    "leases": "give some up, or wait until they lapse",
-    "cursors": "give some up",
-    "attributes": "unset some",
-    "writers": "expire some, or wait until they lapse",
-}
-
-
-_REQUEST = {"requests_per_s": 1}
-_WRITE = {**_REQUEST, "rows_per_s": 0, "bytes_per_s": 0}
+_GIVEN_UP_BY = {"shards": "drop some", "bytes": "delete rows, let history go, or drop shards"}
 CHARGED: ContextVar[list[Callable[[], None]] | None] = ContextVar("persist.charged", default=None)
 """What gives back each thing that was counted for the request under way: the edge calls it where that is refused."""
 
@@ -55,113 +38,89 @@ class QuotaFull(Overloaded):
     """
 
 
-class Owner:
-    """A token, or all shards under a prefix: how much it may use, and what it has used here."""
+class TokenRates:
+    """The rates of one token."""
 
-    __slots__ = ("_buckets", "_freed", "_freed_from", "given", "held", "is_token", "most", "name", "prefixes", "staged")
-
-    def __init__(self, name: str, given: tuple[str, ...], most: dict[str, int], now_s: float, is_token: bool):
-        self.name = name
-        self.is_token = is_token
-        self.given = given
-        within_another = {one for one in given for other in given if one != other and one.startswith(other)}
-        self.prefixes = tuple(set(given) - within_another) or ("",)  # under which its shards are, each of them once
-        self.held = {quota: Held() for quota in OF_OWN}
+    def __init__(self, most: Mapping[str, int], now_s: float) -> None:
         self._buckets: dict[str, Bucket] = {}
-        self.staged = Staged()
-        self._freed = self._freed_from = 0  # bytes beyond the quota that took rows away, and what was there before
         self.change(most, now_s)
 
-    @property
-    def label(self) -> str:
-        return f"the token {self.name!r}" if self.is_token else f"all shards under {self.name!r} together"
-
-    def change(self, most: dict[str, int], now_s: float) -> None:
-        """Other quotas from now on. What was used counts on."""
+    def change(self, most: Mapping[str, int], now_s: float) -> None:
+        """Other rates from now on. What was used counts on."""
         self.most = most
-        buckets = {}
-        for quota in RATES:
-            if quota in most:
-                buckets[quota] = known = self._buckets.get(quota) or Bucket(most[quota], now_s)
-                known.change(most[quota])
+        buckets = {quota: self._buckets.get(quota) or Bucket(rate, now_s) for quota, rate in most.items()}
+        for quota, bucket in buckets.items():
+            bucket.change(most[quota])
         self._buckets = buckets
 
-    def wait_s(self, quota: str, now_s: float) -> float:
-        bucket = self._buckets.get(quota)
-        return 0.0 if bucket is None else bucket.wait_s(now_s)
-
-    def take(self, quota: str, count: int) -> None:
-        bucket = self._buckets.get(quota)
-        if bucket is not None:
-            bucket.take(count)
-
-    def may_free(self, used: float, count: int) -> bool:
-        """Whether so many bytes more may take rows away where `used` leaves no room.
-
-        All that was there can go so, and not more: retractions of rows that are not there are bytes, too.
-        """
-        if not self._freed:
-            self._freed_from = int(used)
-        return self._freed + count <= FREED_TIMES * self._freed_from + FREED_BYTES
-
-    def free(self, count: int) -> None:
-        """Count such bytes, or give them back."""
-        self._freed = max(0, self._freed + count)
-
-    def has_room(self) -> None:
-        """What is used is within the quota of bytes again."""
-        self._freed = 0
-
-    def used(self, quota: str, now_s: float, tally: Tally) -> float:
-        """How much it uses of a quota that it has."""
-        if quota in RATES:
-            return max(0.0, self._buckets[quota].used(now_s))
-        if self.is_token and quota in OF_OWN:
-            self.held[quota].forget_lapsed(now_s)
-            return len(self.held[quota])
-        found = sum(tally.used(prefix, quota) for prefix in self.prefixes)
-        return found + self.staged.bytes(now_s) if quota == "bytes" else found
+    def bucket(self, quota: str) -> Bucket | None:
+        """What counts a rate; None: there is no limit."""
+        return self._buckets.get(quota)
 
 
 class Staged:
-    """Parts that came through this server and that nobody has committed yet: their bytes, by key. Not thread-safe.
+    """Bytes of parts that came through this server and that nobody has committed yet, by key. Not thread-safe.
 
-    They count for STAGED_S. What was never committed then, the orphan sweep takes away. Of more than UPLOADED_MAX the
-    oldest count on without their keys, whatever becomes of them.
+    What was never committed the orphan sweep takes away. Of more than STAGED_MAX the oldest count on without their
+    keys, whatever becomes of them.
     """
-
-    __slots__ = ("_parts", "_rest", "_rest_until_s", "_sum")
 
     def __init__(self) -> None:
         self._parts: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._sum = self._rest = 0
         self._rest_until_s = 0.0
 
-    def bytes(self, now_s: float) -> int:
+    def bytes(self, now_s: float, but: Sequence[str] = ()) -> int:
+        """Of all but these keys."""
         while self._parts and next(iter(self._parts.values()))[1] <= now_s:
             self._sum -= self._parts.popitem(last=False)[1][0]
         if self._rest_until_s <= now_s:
             self._rest = 0
-        return self._sum + self._rest
+        return self._sum + self._rest - sum(self._parts[key][0] for key in but if key in self._parts)
+
+    def add(self, key: str, size: int, now_s: float) -> bool:
+        """Whether it is new."""
+        is_new = key not in self._parts
+        self.forget((key,))
+        self._parts[key] = (size, now_s + STAGED_S)
+        self._sum += size
+        if len(self._parts) > STAGED_MAX:
+            oldest, self._rest_until_s = self._parts.popitem(last=False)[1]
+            self._sum -= oldest
+            self._rest += oldest
+        return is_new
 
     def __contains__(self, key: str) -> bool:
         return key in self._parts
 
-    def of(self, keys: Sequence[str]) -> int:
-        return sum(self._parts[key][0] for key in keys if key in self._parts) if self._parts else 0
-
-    def add(self, key: str, size: int, now_s: float) -> None:
-        self.forget((key,))
-        self._parts[key] = (size, now_s + STAGED_S)
-        self._sum += size
-        if len(self._parts) > UPLOADED_MAX:
-            oldest, self._rest_until_s = self._parts.popitem(last=False)[1]
-            self._sum -= oldest
-            self._rest += oldest
-
-    def forget(self, keys: Sequence[str]) -> None:
+    def forget(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._sum -= self._parts.pop(key, (0, 0.0))[0]
+
+
+class PrefixRoom:
+    """How much all shards of a prefix may hold together."""
+
+    def __init__(self, name: str, most: Mapping[str, int]) -> None:
+        self.name = name
+        self.most = most
+        self.staged = Staged()
+        self._freed = self._freed_from = 0  # bytes beyond the quota that took rows away, and what was there before
+
+    def may_free(self, used: int, count: int) -> bool:
+        """Whether so many bytes more may take rows away where `used` leaves no room.
+
+        All that was there can go so, and not more: retractions of rows that are not there are bytes, too.
+        """
+        if used <= self.most["bytes"]:
+            self._freed = 0
+        if not self._freed:
+            self._freed_from = used
+        return self._freed + count <= FREED_TIMES * self._freed_from + FREED_BYTES
+
+    def free(self, count: int) -> None:
+        """Count such bytes, or give them back."""
+        self._freed = max(0, self._freed + count)
 
 
 class Quotas:
@@ -173,9 +132,8 @@ class Quotas:
         self._tally = tally
         self._lock = threading.Lock()
         self._rules = Rules() if file is None else file.rules
-        self._tokens: OrderedDict[str, Owner] = OrderedDict()
-        self._prefixes: dict[str, Owner] = {}
-        self._uploaded: OrderedDict[str, bool] = OrderedDict()  # by the part's key: whether prefixes counted it, too
+        self._tokens: OrderedDict[str, TokenRates] = OrderedDict()
+        self._prefixes: dict[str, PrefixRoom] = {}
         self._refused = 0
         self._apply()
 
@@ -188,72 +146,55 @@ class Quotas:
             self._apply()
         return True
 
-    @property
-    def told(self) -> Mapping[str, int]:
-        """How many tokens and prefixes the file names, for the audit."""
-        return {"tokens": len(self._rules.tokens), "prefixes": len(self._rules.prefixes)}
-
-    def owners(self, principal: Principal, shard: str | None) -> list[Owner]:
-        """Those by whose quotas a request goes. Most often there is none, and then this costs next to nothing."""
-        if self._file is None or principal is MAINTENANCE:
-            return []
-        found = []
-        if principal is not ANYBODY:
-            owner = self._tokens.get(principal.name)
-            if owner is None or owner.given != principal.prefixes:
-                owner = self._owner(principal)
-            if owner.most:
-                found.append(owner)
-        # Whoever is not let in to a shard uses nothing of its prefixes.
-        if (prefixes := self._prefixes) and shard is not None and not is_reserved(shard) and principal.sees(shard):
-            found += [prefixes[prefix] for prefix in within(shard, prefixes.keys())]
-        return found
-
-    def request(self, principal: Principal, shard: str | None, *, writes: bool = False) -> None:
+    def request(self, principal: Principal, *, writes: bool = False) -> None:
         """Count a request. `writes`: it will write rows, so that it is not even read where none are left.
 
         Raises QuotaFull.
         """
-        counts = _WRITE if writes else _REQUEST
-        self._take([(owner, counts) for owner in self.owners(principal, shard)])  # a request stays one
+        self._take(principal, requests_per_s=1, **({"rows_per_s": 0} if writes else {}))  # a request stays one
 
-    def rates(self, owners: Iterable[Owner], **counts: int) -> None:
-        """Count so much by each rate, of all owners or of none. Raises QuotaFull."""
-        self.rates_of([(owner, counts) for owner in owners])
+    def rows(self, principal: Principal, count: int) -> None:
+        """Count rows that are written. Raises QuotaFull."""
+        taken = self._take(principal, rows_per_s=count)
+        if count and taken:
+            self._charged(lambda: self._give_back(taken, count))
 
-    def rates_of(self, wanted: Iterable[tuple[Owner, Mapping[str, int]]]) -> None:
-        """Count what is said of each owner, of all or of none. Raises QuotaFull."""
-        taken = self._take(wanted)
-        if any(count for _, _, count in taken):
-            self._charged(lambda: self._give_back(taken))
-
-    def _take(self, wanted: Iterable[tuple[Owner, Mapping[str, int]]]) -> list[tuple[Owner, str, int]]:
-        rated = [(owner, quota, counts[quota]) for owner, counts in wanted for quota in counts if quota in owner.most]
-        if not rated:
-            return []
+    def room_for(self, principal: Principal, shard: str, size: int = 1) -> None:
+        """Raises QuotaFull where there is no room for so many bytes. Counts nothing."""
         with self._lock:
-            now_s = self._clock.monotonic()
-            for owner, quota, _ in rated:
-                if (wait_s := owner.wait_s(quota, now_s)) > 0:
-                    raise self._full(owner, quota, owner.used(quota, now_s, self._tally), wait_s)
-            for owner, quota, count in rated:
-                owner.take(quota, count)
-        return rated
+            self._check_room(self._rooms(principal, shard, "bytes"), size, ())
 
-    def _give_back(self, taken: Iterable[tuple[Owner, str, int]]) -> None:
+    def uploads(self, principal: Principal, shard: str, key: str, size: int) -> None:
+        """Count a part that goes through this server, until it is committed. Raises QuotaFull."""
+        rooms = self._rooms(principal, shard, "bytes")
         with self._lock:
-            for owner, quota, count in taken:
-                owner.take(quota, -count)
+            self._check_room(rooms, size, (key,))
+            new = [room for room in rooms if room.staged.add(key, size, self._clock.monotonic())]
+        if new:
+            self._charged(lambda: self._forget(new, (key,)))  # it did not get there
 
-    @staticmethod
-    def _charged(give_back: Callable[[], None]) -> None:
-        charged = CHARGED.get()
-        if charged is not None:
-            charged.append(give_back)
+    def committed(
+        self, principal: Principal, shard: str, keys: Sequence[str], known: Callable[[], State | None]
+    ) -> None:
+        """A command that brought these parts is done: those that the shard's State has count there."""
+        rooms = self._rooms(principal, shard, "bytes")
+        named = {key for key in keys if any(key in room.staged for room in rooms)}
+        state = known() if named else None
+        if state is not None:  # what another replica, or an earlier try, has brought is answered, and names no part
+            self._forget(rooms, [part.key for part in state.trace.parts() if part.key in named])
+
+    def bounds_bytes(self, principal: Principal, shard: str) -> bool:
+        """Whether some quota is of the bytes that a shard holds."""
+        return bool(self._rooms(principal, shard, "bytes"))
+
+    def creates(self, principal: Principal, shard: str) -> None:
+        """Count a shard that is to be made, unless it is there. Raises QuotaFull."""
+        if self._prefixes and not self._tally.has(shard):
+            self.adds(principal, shard, "shards")
 
     def adds(
         self,
-        owners: Iterable[Owner],
+        principal: Principal,
         shard: str,
         quota: str,
         count: int = 1,
@@ -261,143 +202,58 @@ class Quotas:
         frees: bool = False,
         staged: Sequence[str] = (),
     ) -> Callable[[], None]:
-        """Count what is to be added to a shard, of all owners or of none; what gives it back. Raises QuotaFull.
+        """Count what is to be added to a shard, under all prefixes or none; what gives it back. Raises QuotaFull.
 
         `frees`: it takes rows away, for which there is some room beyond the quota. `staged`: the keys of parts that it
         commits, which may be counted already.
         """
-        counted = [owner for owner in owners if quota in owner.most and not (owner.is_token and quota in OF_OWN)]
-        if is_reserved(shard) or not counted:
+        rooms = self._rooms(principal, shard, quota)
+        if not rooms:
             return _nothing
-        beyond: list[Owner] = []
+        beyond: list[PrefixRoom] = []
         with self._lock:
-            now_s = self._clock.monotonic()
-            for owner in counted:
-                used = owner.used(quota, now_s, self._tally) - owner.staged.of(staged)
-                if quota == "bytes" and used <= owner.most[quota]:
-                    owner.has_room()
-                if used + count > owner.most[quota]:
-                    if not frees or not owner.may_free(used, count):
-                        raise self._full(owner, quota, used, RETRY_AFTER_S)
-                    beyond.append(owner)
-            for owner in beyond:
-                owner.free(count)
+            for room in rooms:
+                used = self._used(room, quota, staged)
+                if used + count <= room.most[quota]:
+                    continue
+                if not frees or not room.may_free(used, count):
+                    raise self._full(f"all shards under {room.name!r} together", room.name, quota, room.most, used)
+                beyond.append(room)
+            for room in beyond:
+                room.free(count)
             turn = self._tally.admit(shard, quota, count)
 
         def give_back() -> None:
             self._tally.take_back(shard, quota, count, turn)
             with self._lock:
-                for owner in beyond:
-                    owner.free(-count)
+                for room in beyond:
+                    room.free(-count)
 
         once = _once(give_back)
         self._charged(once)
         return once
 
-    def has_room(self, principal: Principal, shard: str, size: int = 1) -> None:
-        """Raises QuotaFull where no such bytes are left. Where nobody knows yet how long it is, it is counted later."""
-        self.adds(self.owners(principal, shard), shard, "bytes", size)
-
-    def bound_bytes(self, principal: Principal, shard: str) -> bool:
-        """Whether some quota is of the bytes that a shard holds."""
-        return any("bytes" in owner.most for owner in self.owners(principal, shard))
-
-    def creates(self, principal: Principal, shard: str) -> None:
-        """Count a shard that is to be made, unless it is there. Raises QuotaFull."""
-        owners = [owner for owner in self.owners(principal, shard) if "shards" in owner.most]
-        if owners and not self._tally.has(shard):
-            self.adds(owners, shard, "shards")
-
-    def registers(self, owners: Iterable[Owner], quota: str, key: str, lease_s: float) -> None:
-        """Count a lease, or a writer, of the token that registers it. Raises QuotaFull."""
-        for owner in owners:
-            if not owner.is_token or quota not in owner.most:
-                continue
-            with self._lock:
-                held, now_s = owner.held[quota], self._clock.monotonic()
-                most = min(owner.most[quota], HELD_MAX)
-                is_new = key not in held
-                if is_new and len(held) >= most and (used := owner.used(quota, now_s, self._tally)) >= most:
-                    raise self._full(owner, quota, used, RETRY_AFTER_S)
-                held.take(key, lease_s, now_s)
-            if is_new:
-                self._charged(lambda: self.gives_back(owners, quota, key))
-            return
-
-    def renews(self, owners: Iterable[Owner], quota: str, key: str) -> None:
-        """What was registered lapses later."""
-        for owner in owners:
-            if owner.is_token and quota in owner.most:
-                with self._lock:
-                    owner.held[quota].renew(key, self._clock.monotonic())
-
-    def gives_back(self, owners: Iterable[Owner], quota: str, key: str) -> None:
-        """It was given up, or was not registered after all."""
-        for owner in owners:
-            if owner.is_token:
-                with self._lock:
-                    owner.held[quota].give_back(key)
-
-    def writes(self, owners: Sequence[Owner], shard: str, rows: int, size: int) -> None:
-        """Count rows that are written. Raises QuotaFull."""
-        if owners:
-            self.rates(owners, rows_per_s=rows, bytes_per_s=size)
-            self.adds(owners, shard, "bytes", size)
-
-    def uploads(self, principal: Principal, shard: str | None, key: str, size: int) -> None:
-        """Count a part that goes through this server: its commit does not count it again. Raises QuotaFull.
-
-        Until it is committed it counts as bytes that are there, unless it is of a merge, which makes room. `shard`: its
-        name, where it is known.
-        """
-        owners = self.owners(principal, shard)
-        if not owners:
-            return
-        merges = MAINTAIN in principal.scopes and is_of_maintenance(key)
-        stored = [owner for owner in owners if "bytes" in owner.most and not merges]
-        with self._lock:
-            now_s = self._clock.monotonic()
-            for owner in stored:
-                used = owner.used("bytes", now_s, self._tally) - owner.staged.of((key,))
-                if used + size > owner.most["bytes"]:
-                    raise self._full(owner, "bytes", used, RETRY_AFTER_S)
-            new = [owner for owner in stored if key not in owner.staged]
-            for owner in stored:
-                owner.staged.add(key, size, now_s)
-        if new:
-            self._charged(lambda: self.committed(new, (key,)))  # it did not get there
-        if any("bytes_per_s" in owner.most for owner in owners):
-            self.rates(owners, bytes_per_s=size)
-            with self._lock:
-                self._uploaded[key] = shard is not None
-                if len(self._uploaded) > UPLOADED_MAX:
-                    self._uploaded.popitem(last=False)
-
-    def committed(self, owners: Iterable[Owner], keys: Sequence[str]) -> None:
-        """These parts are what shards hold: they count there."""
-        for owner in owners:
-            with self._lock:
-                owner.staged.forget(keys)
-
-    def was_counted(self, key: str, owner: Owner) -> bool:
-        """Whether the bytes of a part were counted as it came through this server."""
-        found = self._uploaded.get(key)
-        return found is not None and (owner.is_token or found)
-
     def families(self, principal: Principal) -> Iterator[Family]:
         """What is used, and the most, of the tokens and prefixes of which the caller may know."""
+        used: list[Labelled] = []
+        most: list[Labelled] = []
         with self._lock:
-            tokens = [o for o in self._tokens.values() if principal.is_unlimited or o.name == principal.name]
-            prefixes = [o for o in self._prefixes.values() if _knows(principal, o.name)]
             now_s = self._clock.monotonic()
-            used: list[Labelled] = []
-            most: list[Labelled] = []
-            for kind, owners in (("token", tokens), ("prefix", prefixes)):
-                for owner in [owner for owner in owners if owner.most][:SHOWN_MAX]:
-                    for quota, allowed in owner.most.items():
-                        labels = (kind, owner.name, quota)
-                        used.append((labels, owner.used(quota, now_s, self._tally)))
-                        most.append((labels, allowed))
+            tokens = [
+                (name, rates)
+                for name, rates in self._tokens.items()
+                if principal.is_unlimited or name == principal.name
+            ]
+            for name, rates in tokens[:SHOWN_MAX]:
+                for quota, allowed in rates.most.items():
+                    bucket = rates.bucket(quota)
+                    used.append((("token", name, quota), max(0.0, bucket.used(now_s)) if bucket else 0.0))
+                    most.append((("token", name, quota), allowed))
+            rooms = [room for room in self._prefixes.values() if _knows(principal, room.name)]
+            for room in rooms[:SHOWN_MAX]:
+                for quota, allowed in room.most.items():
+                    used.append((("prefix", room.name, quota), self._used(room, quota)))
+                    most.append((("prefix", room.name, quota), allowed))
         names = ("kind", "of", "quota")
         yield Family("persist_quota_used", GAUGE, "What is used of a quota, as far as it is known here", names, used)
         yield Family("persist_quota_most", GAUGE, "What a quota allows", names, most)
@@ -405,56 +261,100 @@ class Quotas:
         unreadable = float(self._file is not None and bool(self._file.unreadable))
         yield one("persist_quota_file_unreadable", GAUGE, "Whether older quotas hold, as the file is bad", unreadable)
 
-    def _owner(self, principal: Principal) -> Owner:
+    def _rates_of(self, principal: Principal) -> TokenRates | None:
+        """The rates by which a request goes. Most often there are none, and then this costs next to nothing."""
+        if self._file is None or principal is MAINTENANCE or principal is ANYBODY:
+            return None
+        found = self._tokens.get(principal.name)
+        if found is None:
+            with self._lock:
+                found = TokenRates(self._rules.of_token(principal.name), self._clock.monotonic())
+                self._tokens[principal.name] = found
+                if len(self._tokens) > TOKENS_MAX:
+                    self._tokens.popitem(last=False)
+        return found if found.most else None
+
+    def _rooms(self, principal: Principal, shard: str, quota: str) -> list[PrefixRoom]:
+        """The prefixes with this quota in which a shard is. Whoever is not let in to it uses nothing of them."""
+        if not self._prefixes or principal is MAINTENANCE or not principal.sees(shard):
+            return []
+        rooms = [self._prefixes[prefix] for prefix in within(shard, self._prefixes.keys())]
+        return [room for room in rooms if quota in room.most]
+
+    def _used(self, room: PrefixRoom, quota: str, but: Sequence[str] = ()) -> int:
+        """What is there, with parts that are still to be committed, but for those of these keys."""
+        staged = room.staged.bytes(self._clock.monotonic(), but) if quota == "bytes" else 0
+        return self._tally.used(room.name, quota) + staged
+
+    def _take(self, principal: Principal, **counts: int) -> list[Bucket]:
+        """Count so much by each rate, or nothing at all; what counted it. Raises QuotaFull."""
+        rates = self._rates_of(principal)
+        if rates is None:
+            return []
         with self._lock:
-            most, now_s = self._rules.of_token(principal.name), self._clock.monotonic()
-            owner = Owner(principal.name, principal.prefixes, most, now_s, is_token=True)
-            if (known := self._tokens.get(principal.name)) is not None:
-                owner.held, owner.staged = known.held, known.staged
-            self._tokens[principal.name] = owner
-            if len(self._tokens) > OWNERS_MAX:
-                self._tokens.popitem(last=False)
-            self._watch()
-        return owner
+            now_s = self._clock.monotonic()
+            found = [(quota, bucket) for quota in counts if (bucket := rates.bucket(quota)) is not None]
+            for quota, bucket in found:
+                if (wait_s := bucket.wait_s(now_s)) > 0:
+                    label, used = f"the token {principal.name!r}", max(0.0, bucket.used(now_s))
+                    raise self._full(label, principal.name, quota, rates.most, used, wait_s)
+            for quota, bucket in found:
+                bucket.take(counts[quota])
+        return [bucket for _, bucket in found]
+
+    def _check_room(self, rooms: Sequence[PrefixRoom], size: int, keys: Sequence[str]) -> None:
+        for room in rooms:
+            used = self._used(room, "bytes", keys)
+            if used + size > room.most["bytes"]:
+                raise self._full(f"all shards under {room.name!r} together", room.name, "bytes", room.most, used)
+
+    def _forget(self, rooms: Sequence[PrefixRoom], keys: Sequence[str]) -> None:
+        with self._lock:
+            for room in rooms:
+                room.staged.forget(keys)
+
+    def _give_back(self, taken: list[Bucket], count: int) -> None:
+        with self._lock:
+            for bucket in taken:
+                bucket.take(-count)
+
+    @staticmethod
+    def _charged(give_back: Callable[[], None]) -> None:
+        charged = CHARGED.get()
+        if charged is not None:
+            charged.append(give_back)
 
     def _apply(self) -> None:
         """Have the rules hold."""
         now_s = self._clock.monotonic()
-        for owner in self._tokens.values():
-            owner.change(self._rules.of_token(owner.name), now_s)
+        for name, rates in self._tokens.items():
+            rates.change(self._rules.of_token(name), now_s)
         before, prefixes = self._prefixes, {}
         for prefix in self._rules.prefixes:
             most = self._rules.of_prefix(prefix)
             if (known := before.get(prefix)) is not None:
-                known.change(most, now_s)
-            prefixes[prefix] = known or Owner(prefix, (prefix,), most, now_s, is_token=False)
+                known.most = most
+            if most:
+                prefixes[prefix] = known or PrefixRoom(prefix, most)
         self._prefixes = prefixes
-        self._watch()
+        self._tally.watch(prefixes)
 
-    def _watch(self) -> None:
-        """Have the tally count what some quota is of."""
-        wanted: set[str] = set()
-        for owner in (*self._tokens.values(), *self._prefixes.values()):
-            own = OF_OWN if owner.is_token else ()
-            if any(quota not in RATES and quota not in own for quota in owner.most):
-                wanted.update(owner.prefixes)
-        self._tally.watch(wanted)
-
-    def _full(self, owner: Owner, quota: str, used: float, retry_after_s: float) -> QuotaFull:
+    def _full(
+        self, label: str, of: str, quota: str, limits: Mapping[str, int], used: float, wait_s: float = RETRY_AFTER_S
+    ) -> QuotaFull:
         self._refused += 1
-        most, shown = owner.most[quota], f"{used:.0f}"
-        if quota in RATES:
-            what = f"{most} {quota.removesuffix('_per_s')} a second are allowed"
-            remedy = "slow down"
+        most = limits[quota]
+        if quota in _GIVEN_UP_BY:
+            what, remedy = f"{used:.0f} {quota} are there, {most} are allowed", _GIVEN_UP_BY[quota]
         else:
-            what, remedy = f"{shown} {quota} are there, {most} are allowed", _GIVEN_UP_BY[quota]
+            what, remedy = f"{most} {quota.removesuffix('_per_s')} a second are allowed", "slow down"
         return QuotaFull(
-            f"{owner.label} has no {quota} left: {what}; {remedy}, or ask {self._rules.ask} for more",
+            f"{label} has no {quota} left: {what}; {remedy}, or ask {self._rules.ask} for more",
             quota=quota,
             used=round(used),
             most=most,
-            of=owner.name,
-            retry_after_s=retry_after_s,
+            of=of,
+            retry_after_s=wait_s,
         )
 
 

@@ -73,7 +73,7 @@ class Service:
         self.bounds = Bounds(settings.limits)
         self.tally = Tally(location)
         self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.tally)
-        self.audit = Audit(self.transport, settings.audit_kept)
+        self.audit = Audit(settings.tokens_file is not None)
         self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
@@ -187,7 +187,6 @@ class Service:
         self.work.close()
         self.decoders.close()
         self.tally.close()
-        self.audit.close()
 
 
 class ThinWriters:

@@ -14,8 +14,7 @@ from persist.commit.publishing import EVERY_S_MAX
 from persist.commit.system import Clock
 from persist.copies.sampling import samples_of
 from persist.core.errors import InvalidUsage
-from persist.core.row_policy import DROP, RowPolicy, cut_every_of
-from persist.core.shard_settings import DEFAULT_HISTORY, NONE, HistoryDefaults, history_ms
+from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
 from persist.regions.fencing import check_fence
 from persist.regions.index import IndexFile, IndexUrl, open_index
@@ -33,7 +32,6 @@ LIMIT_PREFIX = "PERSIST_LIMIT_"
 VARIABLES_OF_OTHERS = frozenset(f"PERSIST_{name}" for name in ("URL", "TOKEN"))
 _FILES_OF_TLS = ("tls_certificate", "tls_key", "tls_client_ca", "ca_file", "certificate_file")
 SHUTDOWN_S_MAX = 3_600
-DEFAULT_AUDIT = "90d"
 
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -123,7 +121,6 @@ class ServerSettings:
     port: int = DEFAULT_PORT
     tokens_file: str | None = None
     quotas: str | None = None  # the file of quotas
-    audit: str = ""  # for how long the audit is kept; none: there is none; empty: 90d, where there are tokens
     tls_certificate: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None  # who signs certificates of clients, by which they need no token
@@ -180,7 +177,6 @@ class ServerSettings:
         if not 1 <= self.shutdown_s <= SHUTDOWN_S_MAX:
             raise InvalidUsage(f"shutdown_s is {self.shutdown_s}; it must be in [1, {SHUTDOWN_S_MAX}] seconds")
         HistoryDefaults(self.history)
-        self._check_audit()
         if self.verify_sample.strip() != "0":
             samples_of(self.verify_sample)
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -202,23 +198,10 @@ class ServerSettings:
         found: int = getattr(self.policy if lever.of_policy else self, lever.name)
         return found
 
-    def _check_audit(self) -> None:
-        if self.audit in ("", NONE):
-            return
-        policy_of(history_ms(self.audit, "audit", takes_none=False))
-        if self.tokens_file is None or self.read_only:
-            raise InvalidUsage("an audit tells what each token did, at home: give --tokens FILE, and not --read-only")
-
     @property
     def in_memory(self) -> bool:
         """Whether a store is in the memory of one process, so that no other one sees it."""
         return any((url or "").partition(":")[0].lower() == "mem" for url in (self.blob, self.consensus))
-
-    @property
-    def audit_kept(self) -> str | None:
-        """For how long the audit is kept; None: there is none."""
-        is_possible = self.tokens_file is not None and not self.read_only and self.audit != NONE
-        return (self.audit or DEFAULT_AUDIT) if is_possible else None
 
     def _check_region(self) -> None:
         for region in filter(None, (self.region, self.of)):
@@ -255,15 +238,6 @@ class ServerSettings:
     @property
     def is_loopback(self) -> bool:
         return is_local(self.host)
-
-
-def policy_of(kept_ms: int | None) -> RowPolicy | None:
-    """By which entries of the audit go that are older; None: they stay. Raises InvalidUsage."""
-    if kept_ms is None:
-        return None
-    policy = RowPolicy(age_ms=kept_ms, cut_every_ms=cut_every_of(kept_ms), mode=DROP)
-    policy.check()
-    return policy
 
 
 def is_local(host: str) -> bool:

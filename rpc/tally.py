@@ -15,7 +15,6 @@ from itertools import islice
 
 from persist.commit.location import Location
 from persist.core.errors import PersistError, UnknownShard
-from persist.core.ids import is_reserved
 from persist.core.state import State
 
 EVERY_S = 30.0
@@ -26,16 +25,8 @@ Held = Counter[str]  # by the name of a quota
 
 
 def held_by(state: State) -> Held:
-    """What one shard holds. `attributes` is about right: a value that waits for the index may be in it already."""
-    waiting = sum(value is not None for value in state.attributes.values())
-    return Counter(
-        shards=1,
-        bytes=sum(part.size for part in state.trace.parts()),
-        leases=len(state.leased_readers),
-        cursors=len(state.critical_readers),
-        attributes=state.attribute_root.count + waiting,
-        writers=len(state.writers),
-    )
+    """What one shard holds."""
+    return Counter(shards=1, bytes=sum(part.size for part in state.trace.parts()))
 
 
 class Tally:
@@ -170,7 +161,7 @@ class Tally:
         for prefix in prefixes:
             if not any(other != prefix and prefix.startswith(other) for other in prefixes):
                 every = self._location.all_names(prefix, with_dropped=False)
-                yield from (name for name in islice(every, SHARDS_MAX) if not is_reserved(name))
+                yield from islice(every, SHARDS_MAX)
 
 
 _NOTHING: Held = Counter()

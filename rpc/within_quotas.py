@@ -24,8 +24,7 @@ class WithinQuotas(AsCaller):
         if not brings_rows(command):
             return super().apply(name, command, caller)
         size = sum(part.size for part in parts_of(command))
-        owners = self._quotas.owners(self._principal, name)
-        give_back = self._quotas.adds(owners, name, "bytes", size, frees=frees(command))
+        give_back = self._quotas.adds(self._principal, name, "bytes", size, frees=frees(command))
         try:
             return super().apply(name, command, caller)
         except Indeterminate:

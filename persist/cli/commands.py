@@ -30,7 +30,6 @@ GROUPS = {
         "shards": ("persist.cli.shards", "list shards, or show one"),
         "inspect": ("persist.cli.inspect", "look at shards and stores, also damaged ones; writes nothing"),
         "doctor": ("rpc.cli.doctor", "what is wrong, why, and what to do about it; writes nothing"),
-        "audit": ("rpc.cli.audit", "who did what through servers with tokens"),
         "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
         "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),
         "verify": ("persist.cli.verify", "whether everything that shards need is there and sound"),

@@ -12,7 +12,7 @@ WINDOW_S = 60.0
 LINES_MAX = 100  # of one trouble (who says what, of which shard, and which kind of error) in a window
 ALL_LINES_MAX = 5_000  # of all troubles together in a window; the first line of one that is damaged passes all the same
 TROUBLES_MAX = 2_000  # that are remembered; the oldest go first
-UNBOUNDED = ("persist.access",)  # a line for each request: who asks for it wants all of them
+UNBOUNDED = ("persist.access", "persist.audit")  # a line for each request, of which none may be missing
 DAMAGE = "corruption"
 
 

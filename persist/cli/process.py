@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -47,9 +47,17 @@ class JsonFormatter(logging.Formatter):
             return json.dumps(line, default=str)
 
 
+class _Lines(logging.StreamHandler[TextIO]):
+    """Marks a record whose line could not be written, for a caller who counts those."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base class names it so
+        record.is_lost = True
+        super().handleError(record)
+
+
 def configure_logs(level: str) -> None:
     """Send everything from `level` on to standard error as JSON, but for floods (`log_flood`)."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Lines(sys.stderr)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(FloodFilter(time.monotonic))
     root = logging.getLogger()

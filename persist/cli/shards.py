@@ -14,7 +14,7 @@ from persist.cli.where import add_client_arguments, client_of, url_of, where_of
 from persist.client.connect import Client
 from persist.core.batch import HollowBatch
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.ids import check_shard_name, is_reserved
+from persist.core.ids import check_shard_name
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import current_schema
@@ -49,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             _show(details(location.machine(arguments.name).refresh()), arguments.json)
         else:
             found = location.all_names(arguments.prefix, arguments.dropped)
-            names = (name for name in found if is_reserved(arguments.prefix) or not is_reserved(name))
-            _list(names, lambda name: summary(location.machine(name).state()), arguments.json)
+            _list(found, lambda name: summary(location.machine(name).state()), arguments.json)
     finally:
         location.close()
     return 0

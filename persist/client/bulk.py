@@ -18,7 +18,7 @@ from persist.commit.location import all_names
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard
-from persist.core.ids import RESERVED, check_not_reserved, check_shard_name, is_reserved
+from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
 
 PAGE_MAX = 100  # shards with details on one page
@@ -97,10 +97,8 @@ class Chosen:
         checked("force", self.force, bool)
         if self.prefix == "":
             raise InvalidUsage("the prefix of shards to drop must not be empty")
-        if self.prefix is not None and is_reserved(self.prefix):
-            raise InvalidUsage(f"the shards of {RESERVED!r} are persist's own: they are not dropped")
         for name in self.names or ():
-            check_not_reserved(check_shard_name(name))
+            check_shard_name(name)
 
 
 def page(

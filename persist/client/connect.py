@@ -31,7 +31,7 @@ from persist.client.wall_clock import kept_ms
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
 from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
-from persist.core.ids import Token, check_not_reserved, check_shard_name, is_reserved, mint
+from persist.core.ids import Token, check_shard_name, mint
 from persist.core.phases import dropped
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardSettings
 from persist.core.view import ViewRequest
@@ -141,7 +141,7 @@ class Connection:
         no server for that), Unavailable.
         """
         scheme = (self.url or "").partition(":")[0].lower()
-        if scheme not in _TRANSPORT_MODULES or "/" not in name or is_reserved(name):
+        if scheme not in _TRANSPORT_MODULES or "/" not in name:
             return self
         module: Any = importlib.import_module(_ROUTING_MODULE)
         return module.routed(self, name, writes=writes)  # type: ignore[no-any-return]
@@ -214,7 +214,7 @@ class Client(Timeable):
         Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema cannot be stored),
             Indeterminate (it may have happened, or may yet: look whether the shard is there).
         """
-        check_not_reserved(check_shard_name(name))
+        check_shard_name(name)
         if (home := self._at(name, writes=True)) is not self:
             return home.create_shard(name, schema, key, history=history, unique=unique, checks=checks)
         settings = None if history is None else ShardSettings(kept_ms(history), version=1)
@@ -257,8 +257,6 @@ class Client(Timeable):
             blobs), Indeterminate (it may have happened: look whether the clone is there). Any other error: there is no
             clone, or with an earlier time one as of now, to be restored or dropped.
         """
-        if isinstance(name, str):
-            check_not_reserved(name)
         if (home := self._at(source, writes=True)) is not self:
             return home.clone(source, name, as_of=as_of, tag=tag, keep_policies=keep_policies)
         return clone(self.transport, self._settings, CloneAsked(source, name, as_of, tag, keep_policies))
@@ -277,7 +275,7 @@ class Client(Timeable):
         if view.is_dropped:
             raise UnknownShard(dropped(name))
         is_here = near is self and not (self.transport.shows_copy and self.transport.knows_regions)
-        if is_here or "/" not in name or is_reserved(name):
+        if is_here or "/" not in name:
             return Shard(near.transport, name, view, self._settings)
         return FarShard(near.transport, name, view, self._settings, lambda: self._at_home(name))
 

@@ -118,7 +118,7 @@ class EmbeddedTransport:
         return view_of(state, ViewRequest(with_batches=False))
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
-        return self._patience.ask("the list of shards", lambda: self.location.shown_names(prefix, after, limit))
+        return self._patience.ask("the list of shards", lambda: self.location.names(prefix, after, limit))
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self.location.versions.receipts.given(shard, runs)

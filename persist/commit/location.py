@@ -41,7 +41,7 @@ from persist.commit.system import Background, Clock, OwnProcess, System, SystemC
 from persist.commit.tracing import Tracer
 from persist.commit.versions import Versions
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
-from persist.core.ids import IdSource, is_reserved
+from persist.core.ids import IdSource
 from persist.core.phases import dropped
 from persist.core.recorded import HistoryPage, Place
 from persist.core.shard_settings import NO_SETTINGS, HistoryDefaults, ShardSettings
@@ -276,17 +276,6 @@ class Location:
     def build(self) -> Build:
         """What this build can read and write."""
         return self.settings.build
-
-    def shown_names(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        """`names` for those who list shards: without persist's own, unless the prefix asks for them."""
-        found: list[str] = []
-        while (wanted := limit - len(found)) > 0:
-            more = self.names(prefix, after, wanted)
-            found += more if is_reserved(prefix) else [name for name in more if not is_reserved(name)]
-            if len(more) < wanted:
-                break
-            after = more[-1]
-        return found
 
     def all_names(self, prefix: str = "", with_dropped: bool = True) -> Iterator[str]:
         """Names of all shards that begin with `prefix`, ascending; fetched page by page."""

@@ -17,8 +17,6 @@ _HEX = re.compile(r"[0-9a-f]{32}\Z")
 LIFE_DIGITS = 8  # of a shard's id, which tell the lives of a name apart
 INCARNATION_MAX = 16**LIFE_DIGITS - 1
 NAME_CHARS_MAX = 256  # what every consensus store takes for a key
-RESERVED = "_persist/"  # names that begin so are persist's own
-AUDIT_SHARD = "_persist/audit"
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9._-]{1,128})?\Z")
 
 
@@ -122,21 +120,4 @@ def check_shard_name(name: object) -> str:
         )
     if len(name) > NAME_CHARS_MAX:
         raise InvalidUsage(f"shard name {name!r} has {len(name)} characters; at most {NAME_CHARS_MAX} are possible")
-    return name
-
-
-def is_reserved(name: str) -> bool:
-    """Whether the name is one of persist's own shards, which callers neither make nor write nor drop."""
-    return name.startswith(RESERVED)
-
-
-def is_audit(shard: str) -> bool:
-    """Whether this is the id of the audit's shard, in any of its lives."""
-    return family_of(shard) == family_of(shard_id_of(AUDIT_SHARD))
-
-
-def check_not_reserved(name: str) -> str:
-    """Raises InvalidUsage where the name is one of persist's own."""
-    if is_reserved(name):
-        raise InvalidUsage(f"shard name {name!r} begins with {RESERVED!r}, which is persist's own: take another name")
     return name

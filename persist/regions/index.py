@@ -23,7 +23,6 @@ from persist.client.regular_file import read_bounded
 from persist.client.trust import Trust
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
-from persist.core.ids import is_reserved
 from persist.regions.asking import asked, opener_for
 from persist.regions.opening import check_region
 
@@ -100,7 +99,7 @@ def check_server(url: object) -> None:
 def region_of(name: str) -> str:
     """The region that the name of a shard begins with; "": it belongs to the server that is asked."""
     region, slash, _ = name.partition("/")
-    return region if slash and not is_reserved(name) else ""
+    return region if slash else ""
 
 
 def urls_of(text: str) -> tuple[str, ...]:

@@ -46,9 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port (default 8787; 0 takes a free one); the URL is the first line")
     parser.add_argument("--tokens", metavar="FILE", help="file of hashed bearer tokens; see docs/http.md")
     parser.add_argument("--quotas", metavar="FILE", help="how much each token may use; read again when it changes")
-    parser.add_argument(
-        "--audit", metavar="AGE", help="with --tokens: how long it is kept who did what (default 90d; none, forever)"
-    )
     parser.add_argument("--tls-certificate", metavar="FILE", help="PEM file; needs --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file; needs --tls-certificate")
     parser.add_argument(
@@ -138,7 +135,6 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         "port": arguments.port,
         "tokens_file": arguments.tokens,
         "quotas": arguments.quotas,
-        "audit": arguments.audit,
         "tls_certificate": arguments.tls_certificate,
         "tls_key": arguments.tls_key,
         "tls_client_ca": arguments.tls_client_ca,

@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from blob import BlobExists, BlobNotFound
 from persist.core.commands import MAINTAIN, WRITE
-from persist.core.errors import Conflict, Forbidden, InvalidUsage, PersistError, Unauthorized
-from persist.core.ids import AUDIT_SHARD, ShardId, is_audit
-from persist.core.keys import belongs_to, is_bundle_key, is_part_key
+from persist.core.errors import Conflict, InvalidUsage, PersistError, Unauthorized
+from persist.core.ids import ShardId
+from persist.core.keys import belongs_to, is_bundle_key, is_of_maintenance, is_part_key
 from persist.formats.store_errors import translated
 from rpc.auth import Principal
 from rpc.blob_errors import BlobMissing
@@ -33,7 +33,11 @@ async def put(request: Request, key: str) -> Response:
     """Keys are write-once: writing the same bytes again is fine, other bytes are refused."""
     service = await _checked(request, key, is_part_key(key))
     async with service.body(request, service.limits.blob_bytes_max) as data:
-        service.quotas.uploads(principal_of(request), service.shard_ids.known(key.partition("/")[0]), key, len(data))
+        name = service.shard_ids.known(key.partition("/")[0])
+        principal = principal_of(request)
+        merges = MAINTAIN in principal.scopes and is_of_maintenance(key)  # which makes room
+        if name is not None and not merges:
+            service.quotas.uploads(principal, name, key, len(data))
         await service.work.run(_put, service, key, data)
     return Response(status_code=204)
 
@@ -80,8 +84,7 @@ async def head(request: Request, key: str) -> Response:
 async def _presigned(request: Request, service: Service, key: str) -> Response:
     principal = principal_of(request)
     seconds = seconds_of(principal, service.settings.presigned_s, service.location.clock.now_ms())
-    is_own = is_audit(key.partition("/")[0])
-    may_write = not principal.scopes.isdisjoint((WRITE, MAINTAIN)) and is_part_key(key) and not is_own
+    may_write = not principal.scopes.isdisjoint((WRITE, MAINTAIN)) and is_part_key(key)
     return JSONResponse(await service.work.run(_sign, service, key, seconds, may_write))
 
 
@@ -114,11 +117,7 @@ async def _checked(request: Request, key: str, is_possible: bool) -> Service:
     shard = key.partition("/")[0]
     if not is_possible or not belongs_to(key, ShardId(shard)):
         raise InvalidUsage(f"{key[:200]!r} is not the key of a part")
-    if is_audit(shard):
-        principal.require_shard(AUDIT_SHARD)
-        if request.method == "PUT":
-            raise Forbidden(f"shard {AUDIT_SHARD!r} is persist's own: it is read only")
-    elif not principal.is_unlimited:
+    if not principal.is_unlimited:
         await service.work.run(service.shard_ids.find, shard, principal)
     return service
 

@@ -18,7 +18,7 @@ from persist.core import antichain
 from persist.core.antichain import Antichain
 from persist.core.commands import MANAGE, READ
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard
-from persist.core.ids import ShardId, check_shard_name, is_reserved, parse, shard_id_of
+from persist.core.ids import ShardId, check_shard_name, parse, shard_id_of
 from persist.core.phases import dropped
 from persist.core.view import Seen, ViewRequest
 from persist.parts import EVERYTHING, Selection
@@ -83,7 +83,7 @@ async def listen(
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal = principal_of(request)
-    moves = moves_since and service.tokens is not None and MANAGE in principal.scopes and not is_reserved(name)
+    moves = moves_since and service.tokens is not None and MANAGE in principal.scopes
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
     told, time = {}, after if not isinstance(after, datetime) else None
     if isinstance(after, datetime) and "last-event-id" not in request.headers:

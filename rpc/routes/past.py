@@ -83,7 +83,7 @@ async def restore(
         raise InvalidUsage("give the time to restore, as as_of or as timestamp")
     given = token_of(request, token)
     service = service_of(request)
-    service.quotas.has_room(principal_of(request), shard_of(request))
+    service.quotas.room_for(principal_of(request), shard_of(request))
     changes = () if attributes is None else read_attributes("parameter attributes", attributes)
     return await worked(request, lambda shard: shard.restore(as_of, token=given, retries=retries, attributes=changes))
 

@@ -133,8 +133,7 @@ async def _posted(service: Service, request: Request, said: tuple[str | None, st
     """`said`: the parameters format and token."""
     (form, token), name = said, check_shard_name(shard_of(request))
     chosen = rows.format_of(request.headers.get("content-type"), form)
-    owners = service.quotas.owners(principal_of(request), name)
-    posted = Posted(name, chosen, kind, token_of(request, token), caller_of(request), owners)
+    posted = Posted(name, chosen, kind, token_of(request, token), caller_of(request), principal_of(request))
     result = await post(service, request, posted)
     return Response(json.dumps(result_to_json(result)), media_type="application/json")
 

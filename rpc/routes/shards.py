@@ -16,7 +16,7 @@ from persist.client.transport import AsCaller
 from persist.core import commands as c
 from persist.core.commands import ADMIN, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
-from persist.core.ids import ShardId, check_not_reserved, check_shard_name, critical_reader_id_of, parse
+from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
 from persist.core.state import SchemaRecord, State
@@ -24,7 +24,6 @@ from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from persist.parts.constraints import Constraining
-from rpc.admitting import admit
 from rpc.audited import MANY
 from rpc.commanding import answer
 from rpc.items import decoded
@@ -109,7 +108,7 @@ async def names(
         told, following = await service.work.run(page, *asked)
         shown = [one.to_json() for one in told]
         return {"shards": shown, "more": following is not None, **({"after": following} if following else {})}
-    found = await service.work.run(service.location.shown_names, prefix, after, limit)
+    found = await service.work.run(service.location.names, prefix, after, limit)
     return {"shards": found, "more": len(found) == limit}
 
 
@@ -183,12 +182,11 @@ async def clone(request: Request) -> Response:
     source, name, keep_policies = await service.json(request, CLONE_BYTES_MAX, _cloned)
     for one in (source, name):
         principal_of(request).require(WRITE, one)
-        check_not_reserved(one)
     service.check_home(name)
     service.quotas.creates(principal_of(request), name)
-    if service.quotas.bound_bytes(principal_of(request), name):
+    if service.quotas.bounds_bytes(principal_of(request), name):
         held = await service.work.run(lambda: held_by(service.location.machine(source).state())["bytes"])
-        service.quotas.has_room(principal_of(request), name, held)
+        service.quotas.room_for(principal_of(request), name, held)
     clone = EmbeddedTransport.clone
     view = await service.work.run(clone, service.transport, source, name, keep_policies, caller_of(request))
     service.shard_ids.learn(name)
@@ -291,9 +289,7 @@ async def downgrade_since(
     target = frontier(since, "since")
     reader = critical_reader_id_of(cursor)
     # A new hold begins at the target, so that a refusal leaves none.
-    taken, machine = c.RegisterCriticalReader(reader, "", cursor, target, force), service.location.machine(name)
-    admit(service.quotas, principal_of(request), name, taken, lambda: machine.cached)
-    found = await _apply(service, name, taken)
+    found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor, target, force))
     assert isinstance(found, c.CriticalReaderState)
     command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force, found.registered)
     return _json(result_to_json(await _apply(service, name, command)))

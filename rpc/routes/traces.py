@@ -89,7 +89,7 @@ async def activity(
     """Ascending by name. `following` is what `after` of the next page is; null where there are no more."""
     service = service_of(request)
     principal_of(request).require_prefix(prefix)
-    names = await service.work.run(service.location.shown_names, prefix, after, limit)
+    names = await service.work.run(service.location.names, prefix, after, limit)
     told = await service.work.run(each, lambda name: _activity(service, name, cached), names, AT_ONCE)
     following = names[-1] if len(names) == limit else None
     return {"shards": [one for one in told if one is not None], "following": following}

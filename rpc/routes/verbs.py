@@ -161,7 +161,7 @@ async def _with_rows(
             table = rows.read(data, chosen, schema, service.limits.rows_max, allowed, service.decoders)
             if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
                 table = table.drop_columns([DIFF])  # no row has to give it
-            service.quotas.rates(service.quotas.owners(principal, shard.name), rows_per_s=table.num_rows)
+            service.quotas.rows(principal, table.num_rows)
             return work(shard, table, options)
 
     return await worked_with_body(request, service.limits.rows_bytes_max, read)
@@ -182,7 +182,7 @@ async def _with_json(
                 raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")
             given = body.get("rows")
             if isinstance(given, list):
-                service.quotas.rates(service.quotas.owners(principal, shard.name), rows_per_s=len(given))
+                service.quotas.rows(principal, len(given))
             return work(shard, body, options, allowed)
 
     return await worked_with_body(request, service.limits.rows_bytes_max, read)

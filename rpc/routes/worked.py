@@ -41,7 +41,7 @@ async def worked_with_body(request: Request, bytes_max: int, work: Callable[[Sha
     service, name = service_of(request), check_shard_name(shard_of(request))
     async with service.body(request, bytes_max) as data:
         principal = principal_of(request)
-        service.quotas.rates(service.quotas.owners(principal, name), rows_per_s=0, bytes_per_s=len(data))
+        service.quotas.rows(principal, 0)
         if request.url.path.rsplit("/", 1)[-1] not in FREEING:
-            service.quotas.has_room(principal, name)
+            service.quotas.room_for(principal, name)
         return await worked(request, lambda shard: work(shard, data))

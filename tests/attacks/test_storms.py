@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from persist.core import commands as c
-from persist.core.antichain import Antichain
-from persist.core.ids import CriticalReaderId, ReaderId
-from persist.formats.records import encoded
+from rpc.quota_file import RATES
 from tests.attacks import harness
 from tests.attacks.harness import LOW, Evil, House
 from tests.support.waiting import wait_until
@@ -27,13 +24,14 @@ class Limited(NamedTuple):
     house: House
     quotas: Path
 
-    def says(self, token: str = "evil", **most: int) -> None:
-        """Have these hold for a token, once the server has read them."""
-        self.quotas.write_text(json.dumps({"tokens": {token: most}}))
-        told = [f'of="{token}",quota="{quota}"}} {float(number)}' for quota, number in most.items()]
+    def says(self, **most: int) -> None:
+        """Have these rates hold for the token, or these counts for its prefix, once the server has read them."""
+        kind, of = ("tokens", "evil") if most.keys() <= set(RATES) else ("prefixes", "evil/")
+        self.quotas.write_text(json.dumps({kind: {of: most}}))
+        told = [f'of="{of}",quota="{quota}"}} {float(number)}' for quota, number in most.items()]
 
         def is_read() -> bool:
-            self.house.ask(token, "GET", "/v1/location")
+            self.house.ask("evil", "GET", "/v1/location")
             return all(line in self.figures() for line in told)
 
         wait_until(is_read, "the server has read its file of quotas")
@@ -92,25 +90,5 @@ def test_many_shards(limited: Limited) -> None:
         assert {status for status, _ in made} == {200, 429}
         assert sum(status == 200 for status, _ in made) <= 20
         assert made[-1][1]["details"]["quota"] == "shards"
-
-    limited.house.withstands(attack)
-
-
-@pytest.mark.parametrize(("kind", "token"), [("leases", "evil-reader"), ("cursors", "evil-manager")])
-def test_many_readers_and_cursors(kind: str, token: str, limited: Limited) -> None:
-    """6,400 readers and 2,400 cursors made each insert of everybody six times as slow: nothing bounded them."""
-    most = 10
-    limited.says(token, **{kind: most})
-
-    def attack(house: House, evil: Evil) -> None:
-        path, given = f"/v1/shards/{evil.shard}/commands", []
-        for number in range(most + 10):
-            if kind == "leases":
-                made: c.Command = c.RegisterReader(ReaderId(f"r{number:032x}"), Antichain(0), 3_600_000, "mine")
-            else:
-                made = c.RegisterCriticalReader(CriticalReaderId(f"c{number:032x}"), "", "mine")
-            given.append(house.ask(token, "POST", path, encoded(made), RECORD)[0])
-        assert given.count(200) == most
-        assert given[most:] == [429] * 10
 
     limited.house.withstands(attack)

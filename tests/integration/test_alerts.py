@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -52,7 +53,6 @@ from tests.support.location import InlineBackground, TestClock
 from tests.support.monitored import maintenance, series
 from tests.support.pages import ROOT
 from tests.support.promtool import ALERTS, firing, promtool
-from tests.support.waiting import wait_until
 
 DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -363,16 +363,19 @@ def test_a_copy_whose_store_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_an_audit_that_cannot_be_written(tmp_path: Path) -> None:
-    with troubled() as server, closing(Audit(EmbeddedTransport(server.location), "forever", queued_max=4)) as audit:
-        audit.note(Entry("etl", "drop", "eu/a", 200))
-        wait_until(lambda: told(audit)["persist_audit_entries_total"] == 1, "the stores take it")
-        before = told(audit)
-        server.plan.resume()
-        for number in range(20):
-            audit.note(Entry("etl", "drop", f"eu/{number}", 200))
-        after = told(audit)
-        server.plan.heal()
-    check(tmp_path, before, after, "PersistAuditLost")
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no space left on device")
+
+    audit, full, log = Audit(is_on=True), Full(), logging.getLogger("persist.audit")
+    audit.note(Entry("etl", "drop", "eu/a", 200, None, "1"))
+    before = told(audit)
+    log.addHandler(full)
+    try:
+        audit.note(Entry("etl", "drop", "eu/b", 200, None, "2"))
+    finally:
+        log.removeHandler(full)
+    check(tmp_path, before, told(audit), "PersistAuditFails")
 
 
 def test_quotas_that_cannot_be_read(tmp_path: Path) -> None:

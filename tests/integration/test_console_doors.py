@@ -61,7 +61,7 @@ def located(calls: list[str]) -> Location:
 class Place:
     """An app, and a token of each scope on all shards, and one that reads those of `eu/`."""
 
-    def __init__(self, location: Location, directory: Path, audit: str = "") -> None:
+    def __init__(self, location: Location, directory: Path) -> None:
         self.tokens, entries = {}, []
         for scope in (*SCOPES, "eu"):
             self.tokens[scope], digest = mint(scope)
@@ -69,7 +69,7 @@ class Place:
                             "prefixes": ["eu/"] if scope == "eu" else []})  # fmt: skip
         file = directory / "tokens.json"
         file.write_text(json.dumps({"tokens": entries}))
-        self.http = TestClient(create_app(location, ServerSettings(tokens_file=str(file), audit=audit)))
+        self.http = TestClient(create_app(location, ServerSettings(tokens_file=str(file))))
 
     def get(self, path: str, token: str | None = READ, **headers: str):  # type: ignore[no-untyped-def]
         given = {} if token is None else {"authorization": f"Bearer {self.tokens[token]}"}
@@ -275,9 +275,8 @@ def test_activity_of_what_a_token_does_not_see_is_forbidden(place: Place) -> Non
 
 
 def test_activity_of_what_the_server_knows_asks_the_log_of_no_shard(tmp_path: Path) -> None:
-    """Without an audit, which is written when it has something to tell."""
     calls: list[str] = []
-    with closing(located(calls)) as location, (place := Place(location, tmp_path, audit="none")).http:
+    with closing(located(calls)) as location, (place := Place(location, tmp_path)).http:
         place.get("/v1/activity")
         calls.clear()
         assert len(place.get("/v1/activity?cached=true").json()["shards"]) == 3

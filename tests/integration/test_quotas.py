@@ -15,15 +15,13 @@ from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
-from persist.core.attribute import AttributeKey, AttributeUpdate
-from persist.core.ids import CriticalReaderId, PartId, ReaderId, Token, WriterId, shard_id_of
+from persist.core.ids import PartId, Token, WriterId, shard_id_of
 from persist.core.keys import part_key
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.changed_files import LOOK_AGAIN_S
-from rpc.quota_file import QUOTAS
+from rpc.quota_file import COUNTS, RATES
 from rpc.settings import Limits, ServerSettings
 from tests.support.location import InlineBackground
 
@@ -72,7 +70,7 @@ class House:
         self.clock = Clock()
         self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground(), clock=self.clock)
         limits = Limits(refusal_pause_s=0.001)
-        settings = ServerSettings(tokens_file=str(tokens), quotas=str(self.path), limits=limits, audit="none")
+        settings = ServerSettings(tokens_file=str(tokens), quotas=str(self.path), limits=limits)
         self.client = TestClient(create_app(self.location, settings))
 
     def says(self, **rules: Any) -> None:
@@ -123,51 +121,28 @@ DOORS: list[tuple[str, str, str, str, Any]] = [
     ("rows_per_s", "rows", "POST", "/v1/shards/eu/a/insert", ROW * 10),
     ("rows_per_s", "a verb", "POST", "/v1/shards/eu/a/overwrite", FIVE),
     ("rows_per_s", "a merge", "POST", "/v1/shards/eu/a/merge", MERGED),
-    ("bytes_per_s", "rows", "POST", "/v1/shards/eu/a/insert", ROW),
-    ("bytes_per_s", "a verb", "POST", "/v1/shards/eu/a/upsert", ROW),
-    ("bytes_per_s", "a merge", "POST", "/v1/shards/eu/a/update", {"set": {"id": 7}, "where": "id = 7"}),
-    ("bytes_per_s", "a part", "PUT", "blob", b"part of a part"),
+    ("bytes", "a part", "PUT", "blob", b"part of a part"),
     ("bytes", "rows", "POST", "/v1/shards/eu/a/insert", ROW),
     ("bytes", "a verb", "POST", "/v1/shards/eu/a/upsert", ROW),
     ("bytes", "a restore", "POST", "/v1/shards/eu/a/restore?as_of=0", None),
     ("bytes", "a clone", "POST", "/v1/clones", {"source": "eu/a", "name": "eu/new-{}"}),
     ("shards", "a shard", "PUT", "/v1/shards/eu/new-{}", FIELDS),
     ("shards", "a clone", "POST", "/v1/clones", {"source": "eu/a", "name": "eu/new-{}"}),
-    ("cursors", "a route", "POST", "/v1/shards/eu/a/downgrade-since?since=0&cursor=c{}", None),
-    ("cursors", "a command", "POST", "/v1/shards/eu/a/commands", "cursor"),
-    ("leases", "a command", "POST", "/v1/shards/eu/a/commands", "reader"),
-    ("writers", "a command", "POST", "/v1/shards/eu/a/commands", "writer"),
-    ("attributes", "a command", "POST", "/v1/shards/eu/a/commands", "attribute"),
 ]  # fmt: skip
 
 
 def test_every_quota_has_a_door() -> None:
-    assert {door[0] for door in DOORS} == set(QUOTAS)
+    assert {door[0] for door in DOORS} == {*RATES, *COUNTS}
 
 
 def made(body: Any, number: int) -> Any:
-    commands: dict[str, c.Command] = {
-        "cursor": c.RegisterCriticalReader(CriticalReaderId(f"c{number:032x}"), "", "test"),
-        "reader": c.RegisterReader(ReaderId(f"r{number:032x}"), Antichain(0), 600_000, "test"),
-        "writer": c.RegisterWriter(WriterId(f"w{number:032x}"), 600_000),
-        "attribute": c.UpdateAttributes(
-            WRITER, Token(f"i{number:032x}"), (AttributeUpdate.replace(AttributeKey(f"{number:032x}"), 1),)
-        ),
-    }
-    if isinstance(body, str):
-        return commands[body]
-    if isinstance(body, dict):
-        return json.loads(json.dumps(body).replace("{}", str(number)))
-    return body
+    return json.loads(json.dumps(body).replace("{}", str(number))) if isinstance(body, dict) else body
 
 
-OF_NO_SHARD = ("a list", "figures", "a part")  # a part is counted with its commit, where nothing has counted it before
-BY = [(*door, by) for by in ("token", "prefix") for door in DOORS if by == "token" or door[1] not in OF_NO_SHARD]
-
-
-@pytest.mark.parametrize(("quota", "door", "method", "path", "body", "by"), BY)
-def test_every_door_counts(quota: str, door: str, method: str, path: str, body: Any, by: str, house: House) -> None:
-    most = 1 if quota.endswith("_per_s") else 0
+@pytest.mark.parametrize(("quota", "door", "method", "path", "body"), DOORS)
+def test_every_door_counts(quota: str, door: str, method: str, path: str, body: Any, house: House) -> None:
+    by = "token" if quota in RATES else "prefix"
+    most = 1 if quota in RATES else 0
     limits = {quota: most}
     house.says(**({"tokens": {"etl": limits}} if by == "token" else {"prefixes": {"eu/": limits}}))
     found = None
@@ -207,8 +182,8 @@ def test_a_change_of_the_file_holds_at_once_and_a_bad_one_is_told(house: House) 
 
 
 def test_a_token_sees_its_own_quotas_alone(house: House) -> None:
-    limits = {"requests_per_s": 1_000}
-    house.says(tokens={"etl": limits, "other": limits}, prefixes={"eu/": limits, "us/": limits})
+    limits, room = {"requests_per_s": 1_000}, {"shards": 1_000}
+    house.says(tokens={"etl": limits, "other": limits}, prefixes={"eu/": room, "us/": room})
     for token in ("etl", "other"):
         assert house.ask(token, "GET", "/metrics").status_code == 200
     told = [
