@@ -26,7 +26,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock demo test proof full check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
+.PHONY: help venv lock demo test gate proof check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,23 +86,27 @@ lock: $(DEV) ## write requirements/*.lock anew (ARGS=--upgrade takes newer versi
 demo: $(DEV) ## run the demo program (ARGS=...)
 	@$(PY) -m examples.flights $(ARGS)
 
-test: $(DEV) ## run the tests, in minutes (ARGS=...); the output ends with pytest's closing line
-	@$(PY) -m pytest $(PARALLEL) -m "not proof" $(if $(ARGS),$(ARGS),$(BUT_SPARK))
-	@$(if $(ARGS),true,$(PY) -m pytest -m "not proof" $(SPARK))
-
-proof: $(DEV) ## run the long proofs, and the laws with more examples (ARGS=...); ends like `make test`
-	@$(PY) -m pytest $(PARALLEL) --proof -m "proof or hypothesis" $(if $(ARGS),$(ARGS),$(BUT_SPARK))
-	@$(if $(ARGS),true,$(PY) -m pytest --proof -m "proof or hypothesis" $(SPARK))
-
-# One run of all instead of two: each law once, each real server started once. Spark waits much, so its tests run at the
-# same time; they have the processor whenever they want it, and the other tests what is left.
-full: SHELL := /bin/bash
-full: $(DEV) ## run every test and every proof at once, as CI does; ends with pytest's closing lines
+# $(call run,SELECTION): Spark waits much, so its tests run at the same time as the others; they have the processor
+# whenever they want it, and the other tests what is left. Both runs end with pytest's closing line.
+define run
 	@mkdir -p $(dir $(SPARK_TOLD)); \
-	$(PY) -m pytest --proof -m "not sample" $(SPARK) >$(SPARK_TOLD) 2>&1 & spark=$$!; \
-	nice -n 10 $(PY) -m pytest $(PARALLEL) $(SLOWEST) --proof -m "not sample" $(BUT_SPARK) | tee $(OTHERS_TOLD); \
+	$(PY) -m pytest $(1) $(SPARK) >$(SPARK_TOLD) 2>&1 & spark=$$!; \
+	nice -n 10 $(PY) -m pytest $(PARALLEL) $(SLOWEST) $(1) $(BUT_SPARK) | tee $(OTHERS_TOLD); \
 	others=$${PIPESTATUS[0]}; wait $$spark; spark=$$?; cat $(SPARK_TOLD); \
 	if [ $$others -ne 0 ]; then tail -n $(TOLD_AGAIN) $(OTHERS_TOLD); fi; exit $$((others + spark))
+endef
+run_some = @$(PY) -m pytest $(PARALLEL) $(1) $(ARGS)
+run_tests = $(if $(ARGS),$(run_some),$(run))
+
+test gate proof: SHELL := /bin/bash
+test: $(DEV) ## run the tests, in minutes (ARGS=...); the output ends with pytest's closing lines
+	$(call run_tests,-m "not proof")
+
+gate: $(DEV) ## run the tests and a smoke of each proof, as CI does (ARGS=...); ends like `make test`
+	$(call run_tests,-m "not proof or smoke")
+
+proof: $(DEV) ## run the whole proofs, and the laws with more examples (ARGS=...); ends like `make test`
+	$(call run_tests,--proof -m "proof or hypothesis")
 
 $(BENCHES:%=bench-%): bench-%: $(BENCH)
 	@$(PY) -m bench.$* $(ARGS)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from persist.cli.process import JsonFormatter
-from tests.support.examples import EXAMPLES, EXAMPLES_OF_A_PROOF
+from tests.support.examples import EXAMPLES, EXAMPLES_OF_A_PROOF, SEED_VARIABLE, seed_base
 
 pytest_plugins = ["tests.services.plugin"]
 
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the expected output of tests/scripts/**/*.txt; read the diff before you commit it",
     )
-    parser.addoption("--proof", action="store_true", help="try each law with as many examples as `make proof` does")
+    parser.addoption("--proof", action="store_true", help="run laws and proofs as a whole, as `make proof` does")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=in_ci,
     )
     settings.load_profile("persist")
+    os.environ[SEED_VARIABLE] = str(seed_base())  # the workers of this run have the same
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if not config.getoption("--proof"):
+        return []
+    return [f"seeds of proofs begin at {seed_base()}; to repeat this run, set {SEED_VARIABLE}={seed_base()}"]
 
 
 @pytest.fixture(autouse=True)

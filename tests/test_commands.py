@@ -1,4 +1,4 @@
-"""What `make test` and `make proof` run between them: every test, no proof in both. `make full` runs all of it."""
+"""What `make test` and `make proof` run between them: every test, no proof in both. CI runs a smoke of proofs too."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.examples import SEED_VARIABLE, SEEDS_A_DAY, seed_base
+
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("test", "proof")
+COMMANDS = ("test", "gate", "proof")
 LAW = "hypothesis"  # its own plugin marks the tests that it runs
 
 
 def selected() -> dict[str, str]:
     """The marker expression of each command, as the Makefile says."""
     makefile = (ROOT / "Makefile").read_text()
-    return {
-        command: re.findall(rf'^{command}:.*\n.*-m pytest .*-m "([^"]+)"', makefile, re.M)[0] for command in COMMANDS
-    }
+    runs = {command: rf'^{command}:.*\n.*call run_tests,.*-m "([^"]+)"' for command in COMMANDS}
+    return {command: re.findall(run, makefile, re.M)[0] for command, run in runs.items()}
 
 
 def marked() -> Iterator[frozenset[str]]:
@@ -44,8 +45,13 @@ def runners(markers: frozenset[str], expressions: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("markers", list(marked()), ids=lambda markers: "+".join(sorted(markers)) or "none")
 def test_a_proof_is_run_by_one_command_alone_and_every_other_test_by_make_test(markers: frozenset[str]) -> None:
-    expected = ["proof"] if "proof" in markers else ["test", "proof"] if LAW in markers else ["test"]
-    assert runners(markers, selected()) == expected
+    is_proof = "proof" in markers
+    expected = {
+        "test": not is_proof,
+        "gate": not is_proof or "smoke" in markers,
+        "proof": is_proof or LAW in markers,
+    }
+    assert runners(markers, selected()) == [command for command in COMMANDS if expected[command]]
 
 
 def test_a_test_that_nobody_runs_would_be_noticed() -> None:
@@ -54,27 +60,16 @@ def test_a_test_that_nobody_runs_would_be_noticed() -> None:
     assert runners(frozenset({"proof"}), {"test": "not slow", "proof": "proof"}) == ["test", "proof"]
 
 
-def test_ci_runs_all_of_it() -> None:
+def test_ci_checks_and_then_runs_the_tests_with_a_smoke_of_each_proof() -> None:
     run = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert [line for line in run if line.startswith("make ")] == ["make venv", "make -j2 check", "make full"]
+    assert [line for line in run if line.startswith("make ")] == ["make venv", "make -j2 check", "make gate"]
 
 
-def recipe(command: str) -> str:
-    """The lines that make runs for it."""
-    return re.findall(rf"^{command}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[0]
-
-
-def test_the_full_run_leaves_out_samples_alone_and_is_a_proof() -> None:
-    ran = re.findall(r"-m pytest (.*?) (?:>|\|)", recipe("full"))
-    assert [" ".join(words.split()) for words in ran] == [
-        '--proof -m "not sample" $(SPARK)',
-        '$(PARALLEL) $(SLOWEST) --proof -m "not sample" $(BUT_SPARK)',
-    ]
-
-
-def test_a_run_that_fails_fails_the_full_run_whichever_it_is() -> None:
+def test_a_run_that_fails_fails_the_command_whichever_it_is() -> None:
     """As make runs it, with the words for pytest replaced by an exit code."""
-    lines = recipe("full").replace("\\\n", "\n").replace("$$", "$").lstrip("\t@")
+    (lines,) = re.findall(r"^define run\n((?:\t.*\n)+)endef", (ROOT / "Makefile").read_text(), re.M)
+    lines = lines.replace("\\\n", "\n").replace("$$", "$").lstrip("\t@")
+    assert len(re.findall(r"\$\(PY\) -m pytest [^>|]*\$\(1\)", lines)) == 2
     for spark, others in itertools.product((0, 1), (0, 2)):
         codes = iter((spark, others))
         script = re.sub(r"\$\(PY\) -m pytest [^>|]*", lambda _: f"sh -c 'exit {next(codes)}' ", lines)  # noqa: B023
@@ -83,7 +78,13 @@ def test_a_run_that_fails_fails_the_full_run_whichever_it_is() -> None:
         assert subprocess.run(["bash", "-c", script], check=False).returncode == spark + others
 
 
-def test_a_law_has_more_examples_in_a_proof() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert "--proof" in re.findall(r"^proof:.*\n(.*)", makefile, re.M)[0]
-    assert "--proof" not in re.findall(r"^test:.*\n(.*)", makefile, re.M)[0]
+def test_proofs_and_laws_are_whole_in_one_command_alone() -> None:
+    commands = dict(re.findall(r"^(\w+):.*\n\t\$\(call run_tests,(.*)\)", (ROOT / "Makefile").read_text(), re.M))
+    assert [command for command, selection in commands.items() if "--proof" in selection] == ["proof"]
+
+
+def test_seeds_of_proofs_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SEED_VARIABLE, "4000")
+    assert seed_base() == 4000
+    monkeypatch.delenv(SEED_VARIABLE)
+    assert seed_base() % SEEDS_A_DAY == 0

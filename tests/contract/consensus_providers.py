@@ -15,7 +15,9 @@ POSTGRES = pytest.param("postgres", marks=[pytest.mark.services])
 ETCD = pytest.param("etcd", marks=[pytest.mark.services])
 ETCD_CLUSTER = pytest.param("etcd_cluster", marks=[pytest.mark.services, pytest.mark.proof])
 SERVERS_IN_PROOF = [
-    pytest.param(*each.values, marks=[*each.marks, pytest.mark.proof]) for each in (POSTGRES, ETCD, ETCD_CLUSTER)
+    pytest.param(*POSTGRES.values, marks=[*POSTGRES.marks, pytest.mark.proof, pytest.mark.smoke]),
+    pytest.param(*ETCD.values, marks=[*ETCD.marks, pytest.mark.proof, pytest.mark.smoke]),
+    ETCD_CLUSTER,
 ]
 PROVIDERS = ["memory", "sqlite", POSTGRES, ETCD, ETCD_CLUSTER]
 

@@ -10,11 +10,13 @@ from tests.fuzz.__main__ import together
 from tests.fuzz.fuzzing import Failed, Run, samples_of
 from tests.fuzz.mutating import mutated
 from tests.fuzz.targets import TARGETS, Answer, Target
+from tests.support.examples import size
 from tests.support.server import Server
 
-SECONDS = 20
+SECONDS = size(8, 20)
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_no_bytes_make_the_server_fail(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 
 import persist
+from tests.support.examples import size
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
-EXAMPLES = 8  # for each operation
+EXAMPLES = size(1, 8)  # for each operation
 # A time that is not complete yet, and a wait that ends before it is, is a 503 as the page says, and no bug.
 EXPECTED = 'not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]'
 
@@ -38,6 +39,7 @@ def fuzzable(document: dict[str, object]) -> dict[str, object]:
     return changed
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_no_request_makes_the_server_fail(tmp_path: Path) -> None:
     """No answer is a 5xx that stands for a bug, and what was stored before is there afterwards."""

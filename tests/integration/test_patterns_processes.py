@@ -230,7 +230,6 @@ def route(root: Path, seed: int, kills: int) -> None:
 STORIES = [ingest, replicate, route]
 
 
-@pytest.mark.sample
 @pytest.mark.parametrize("story", STORIES)
 def test_what_killed_processes_have_written_is_there_once(
     story: Callable[[Path, int, int], None], tmp_path: Path

@@ -25,6 +25,7 @@ from persist.core.errors import AttributeMismatch, InvalidUsage, PersistError
 from persist.core.state import Policy
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus
+from tests.support.examples import size
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -131,12 +132,12 @@ def test_sixteen_writers_over_two_processes_with_lost_answers_and_kills(tmp_path
         client.close()
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_sixteen_writers_through_two_servers_that_are_killed(tmp_path: Path) -> None:
     directory = tmp_path / "data"
-    first = Server(directory)
-    second = Server(directory)
-    servers = [first, second]
+    appends = size(40, 150)
+    servers = [Server(directory), Server(directory)]
     ports = [server.port for server in servers]
     done = threading.Event()
     kills = 0
@@ -155,12 +156,12 @@ def test_sixteen_writers_through_two_servers_that_are_killed(tmp_path: Path) -> 
         with persist.connect(",".join(server.url for server in servers)) as client:
             shard = client.create_shard(NAME, SCHEMA, ["writer"])
             killer.start()
-            run_writers([shard], 150, seed=3, death=0.005)
+            run_writers([shard], appends, seed=3, death=0.005)
             while kills < 2:  # the writers may have been faster than the killer
                 done.wait(0.1)
             done.set()
             killer.join()
-            check(shard, 150)
+            check(shard, appends)
     finally:
         done.set()
         for server in servers:

@@ -140,6 +140,7 @@ def rows(client: Client) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_servers_are_replaced_one_by_one_there_and_back_and_there_while_everybody_writes(tmp_path: Path) -> None:
     directory = tmp_path / "data"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.bound import Minters
+from tests.support.examples import seeds
 
 STEPS = 40
 SEEDS = range(4)
-PROOF_SEEDS = range(4, 30)
+PROOF_SEEDS = seeds(26)
 
 
 def check(seed: int) -> Minters:

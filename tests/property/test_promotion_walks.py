@@ -36,12 +36,13 @@ from persist.regions.salvaging import salvage
 from persist.regions.switching import Switch
 from tests.property.test_region_walks import Walk
 from tests.support.clones import ClockedIds
+from tests.support.examples import seeds
 from tests.support.location import AscendingIds, memory_location
 from tests.support.regions import FOLLOW, HOME, POLICY, Row
 
 STEPS = 30
 SEEDS_MAX = 40
-PROOF_SEEDS = range(1_000, 1_030)
+PROOF_SEEDS = seeds(30)
 
 
 class Ending(Walk):

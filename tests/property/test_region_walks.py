@@ -15,12 +15,13 @@ import pytest
 from persist.core.errors import Conflict, Expired, Unavailable, UnknownShard
 from persist.regions.following import Follower
 from persist.regions.presence import Presence
+from tests.support.examples import seeds
 from tests.support.regions import Regions
 
 NAMES = "abcd"
 STEPS = 60
 SEEDS_MAX = 60
-PROOF_SEEDS = range(1_000, 1_020)
+PROOF_SEEDS = seeds(20)
 
 
 class Walk:

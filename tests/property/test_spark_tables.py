@@ -12,12 +12,13 @@ from dataclasses import replace
 import pytest
 
 from persist.spark import replacing
+from tests.support.examples import seeds
 from tests.support.rivals import caught_within
 from tests.support.spark_rivals import SparkRivals
 
 STEPS = 5
 SEEDS = range(20)
-PROOF_SEEDS = range(20, 45)
+PROOF_SEEDS = seeds(25)
 BROKEN_SEEDS = range(100)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.examples import seeds
 from tests.support.rivals import STEPS, Rivals, caught_within
 
 SEEDS = range(20)
-PROOF_SEEDS = range(20, 40)
+PROOF_SEEDS = seeds(20)
 
 
 def check(seed: int) -> Rivals:

@@ -90,6 +90,7 @@ def test_no_service_waits_for_itself(services: Services) -> None:
     assert order.index("postgres") < order.index("server") < order.index("compactor")
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_server_and_compactor_run_by_the_settings_of_the_file(
     services: Services, postgres_server: Postgres, s3_server: S3Server, aws_environment: None

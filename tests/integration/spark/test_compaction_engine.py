@@ -20,6 +20,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 SETTINGS = EngineSettings(memory_bytes=64 << 20, part_bytes_target=60_000, chunk_bytes=20_000)
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_a_merge_on_executors_changes_nothing_that_can_be_seen(spark: Any, tmp_path: Path) -> None:
     with connect(f"persist://{tmp_path}/x") as client:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.spark
 KILLS = 1  # bench/spark.py does it twenty times
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_batch_etl(spark: Any, client: Any, url: str) -> None:
     total = sum(n % 7 for n in range(1000))
@@ -45,6 +46,7 @@ def test_change_capture(spark: Any, url: str) -> None:
     ]
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_streaming(spark: Any, client: Any, url: str, tmp_path: Path) -> None:
     for _ in range(2):

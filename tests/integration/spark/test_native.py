@@ -14,6 +14,7 @@ import persist.spark
 from persist.core.errors import InvalidUsage
 from persist.spark import ShardTable
 from persist.spark.native_holds import holds
+from tests.support.examples import seeds
 
 pytestmark = pytest.mark.spark
 
@@ -24,8 +25,9 @@ def rows_of(frame: Any) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row) for row in frame.collect())
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, few=1))
 def test_random_shards_read_alike(spark: Any, client: Any, load: Any, url: str, seed: int) -> None:
     """Large and small batches, with and without overlaps, retractions and several times."""
     rng = random.Random(seed)

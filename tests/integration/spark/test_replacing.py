@@ -17,6 +17,7 @@ from persist.spark.batch_read import ChangesReader
 from persist.spark.changes import changes_schema
 from persist.spark.jobs import Job
 from persist.spark.options import Options, ReadOptions, Target, WriteOptions
+from tests.support.examples import size
 
 pytestmark = pytest.mark.spark
 
@@ -165,6 +166,7 @@ def test_an_overwrite_replaces_what_others_wrote_meanwhile_too(spark: Any, clien
     assert contents(client) == {("a", 5): 1}
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_random_upserts_and_deletes_equal_a_dict(spark: Any, client: Any, url: str) -> None:
     """Several tasks a job, inserts by others between staging and publishing, keys from a small set."""
@@ -173,7 +175,7 @@ def test_random_upserts_and_deletes_equal_a_dict(spark: Any, client: Any, url: s
     schema = pa.schema([*SCHEMA, ("gone", pa.bool_())])
     frame = spark.createDataFrame([], DDL + ", gone boolean")
     model: Counter[tuple[str, int]] = Counter()
-    for _ in range(40):
+    for _ in range(size(3, 40)):
         mine = job(url, frame, envelope="upsert", deleteColumn="gone")
         keys = rng.sample([f"k{i}" for i in range(30)], rng.randrange(1, 12))
         rows = [(k, rng.randrange(4), rng.random() < 0.3) for k in keys]

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard, UpperMismatch
 from persist.spark import ShardTable
 from persist.spark.plainly import plainly, told
+from tests.support.examples import size
 
 pytestmark = pytest.mark.spark
 
@@ -166,12 +167,13 @@ def test_a_source_with_two_rows_that_match_one_is_refused_and_nothing_is_written
     assert (contents(shard)["new", 1, "x"], contents(shard)["new", 2, "x"]) == (1, 1), "neither of them matches"
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_random_merges_equal_a_dict(spark: Any, shard: Any, table: ShardTable) -> None:
     """Keys from a small set, every kind of clause, one row a key."""
     rng = random.Random(7)
     model = {k: (n, s) for k, n, s in ROWS}
-    for _ in range(12):
+    for _ in range(size(2, 12)):
         keys = rng.sample([None, *"abcdefgh"], rng.randrange(1, 8))
         source = {k: (rng.randrange(9), rng.choice("xyz")) for k in keys}
         least, drops, adds = rng.randrange(9), rng.random() < 0.5, rng.random() < 0.7

@@ -23,6 +23,7 @@ from persist.client.shard import Shard
 from persist.core.errors import UpperMismatch
 from persist.spark import ShardTable
 from persist.spark.written import Written
+from tests.support.examples import seeds
 from tests.support.table_model import COLUMNS, GIVEN, KEY, VERBS, Story, Verb, contents, options, replace_where
 
 pytestmark = pytest.mark.spark
@@ -31,7 +32,7 @@ NAME = "table"
 DDL = "k bigint, a bigint, b string"
 OF_SPARK = tuple(verb for verb in VERBS if verb is not replace_where)  # ShardTable has no such verb
 SEEDS = range(2)
-PROOF_SEEDS = range(2, 12)
+PROOF_SEEDS = seeds(10)
 CALLS_MAX = 12  # of each Python writer in a story
 SQL = {  # what the verbs of the model compute, as Spark has it
     str(pc.field("a") + 1): "a + 1",

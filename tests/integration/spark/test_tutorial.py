@@ -12,6 +12,7 @@ from tests.support import tutorial
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.smoke
 @pytest.mark.proof
 def test_the_tutorial_prints_what_it_says(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

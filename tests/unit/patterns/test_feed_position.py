@@ -24,12 +24,13 @@ from persist.core.errors import Conflict, Indeterminate
 from persist.patterns.stepping import Stepping
 from persist.patterns.wal import FrontEnd, Replica
 from persist.regions.promoting import OldHome, promote
+from tests.support.examples import seeds
 from tests.support.location import AscendingIds, memory_location
 
 ROWS = pa.schema([("id", pa.int64())])
 STEPS = 40
 SEEDS = range(6)
-PROOF_SEEDS = range(6, 60)
+PROOF_SEEDS = seeds(54)
 
 
 class Numbers:
@@ -281,7 +282,6 @@ def check(seed: int, kind: str) -> None:
     story.check()
 
 
-@pytest.mark.sample
 @pytest.mark.parametrize("kind", ["bindings", "log"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_there_is_the_source_less_what_was_erased(seed: int, kind: str) -> None:

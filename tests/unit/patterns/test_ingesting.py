@@ -17,12 +17,13 @@ from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, Indeterminate, InvalidUsage
 from persist.patterns.ingesting import ends_of_batches
 from tests.support.bound import Processes
+from tests.support.examples import seeds
 from tests.support.location import memory_location
 
 RECORDS = pa.schema([("partition", pa.string()), ("position", pa.int64()), ("word", pa.string())])
 STEPS = 40
 SEEDS = range(4)
-PROOF_SEEDS = range(4, 30)
+PROOF_SEEDS = seeds(26)
 
 
 class Lines:

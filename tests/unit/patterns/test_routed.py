@@ -35,13 +35,14 @@ from persist.patterns.routed import RoutedWriter, _Lane
 from persist.patterns.routed_read import RoutedPosition, RoutedReader, read_routed
 from persist.patterns.routes import Routes
 from tests.support.bound import Processes
+from tests.support.examples import seeds
 from tests.support.location import memory_location
 
 ROWS = pa.schema([("key", pa.string()), ("who", pa.string()), ("number", pa.int64())])
 SHARDS = ["s0", "s1", "s2", "s3"]
 STEPS = 30
 SEEDS = range(4)
-PROOF_SEEDS = range(4, 18)
+PROOF_SEEDS = seeds(14)
 
 
 class Lossy:

@@ -16,12 +16,13 @@ from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, Inva
 from persist.patterns.wal import FrontEnd, FrontEndSettings, Replica
 from tests.support.bound import Processes
 from tests.support.clocks import HOUR_MS, World
+from tests.support.examples import seeds
 from tests.support.location import memory_location
 
 ROWS = pa.schema([("id", pa.int64()), ("word", pa.string())])
 STEPS = 50
 SEEDS = range(4)
-PROOF_SEEDS = range(4, 30)
+PROOF_SEEDS = seeds(26)
 
 
 class Lossy:

@@ -26,12 +26,13 @@ from persist.parts.altering import (
 )
 from persist.patterns.wal import FrontEnd, Replica
 from tests.support.bound import Processes
+from tests.support.examples import seeds
 from tests.support.location import memory_location
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("a", pa.int32()), ("b", pa.int32())])
 STEPS = 30
 SEEDS = range(4)
-PROOF_SEEDS = range(4, 24)
+PROOF_SEEDS = seeds(20)
 
 
 @pytest.fixture
