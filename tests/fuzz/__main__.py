@@ -46,13 +46,13 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def together(runs: list[Run], seconds: float) -> list[BaseException]:
-    """Run them at once for so long; what failed."""
+def together(runs: list[Run], seconds: float, inputs_max: int | None = None) -> list[BaseException]:
+    """Run them at once for so long, or until each has sent so many inputs; what failed."""
     failures: list[BaseException] = []
 
     def one(run: Run) -> None:
         try:
-            run.until(time.monotonic() + seconds)
+            run.until(time.monotonic() + seconds, inputs_max)
         except (Failed, OSError) as failure:
             failures.append(failure)
 

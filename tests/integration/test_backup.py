@@ -37,6 +37,7 @@ from persist.core.record import replace
 from persist.core.state import Policy
 from persist.formats.state_frames import encode_state
 from tests.support.clocks import HOUR_MS, Machine, World
+from tests.support.examples import thinned
 from tests.support.location import InlineBackground
 from tests.support.waiting import WAIT_S
 
@@ -265,9 +266,9 @@ def test_maintenance_meanwhile_takes_nothing_away(world: World, machine: Machine
     assert not machine.location.machine("a").refresh().leased_readers
 
 
-def kills(most: int) -> list[int]:
+def kills(most: int) -> list[Any]:
     """After how many puts a process is killed."""
-    return [*range(12), *range(12, most, 5)]
+    return thinned([*range(12), *range(12, most, 5)], 3)
 
 
 @pytest.mark.parametrize("puts", kills(40))

@@ -66,6 +66,7 @@ def crowded() -> Iterator[Served]:
 # --- many shards
 
 
+@pytest.mark.proof
 def test_of_ten_thousand_shards_only_those_in_sight_are_in_the_document(browser: Browser, crowded: Served) -> None:
     page = Page(browser, crowded.url)
     page.open()
@@ -84,6 +85,7 @@ def test_of_ten_thousand_shards_only_those_in_sight_are_in_the_document(browser:
     assert browser.problems() == []
 
 
+@pytest.mark.proof
 def test_shards_are_found_by_the_beginning_of_their_names(browser: Browser, crowded: Served) -> None:
     page = Page(browser, crowded.url)
     page.open()
@@ -130,6 +132,7 @@ def expected(shard: Shard, time: int) -> list[list[str]]:
     return [[f"\u00d7{row['__diff']}", str(row["id"]), row["state"]] for row in sorted(rows, key=lambda row: row["id"])]
 
 
+@pytest.mark.proof
 def test_any_time_can_be_typed_and_one_that_cannot_be_read_becomes_the_nearest(page: Page) -> None:
     page.shard()
     wait_until(page.shown, "rows are shown")
@@ -166,6 +169,7 @@ def test_the_tail_shows_updates_as_they_are_committed_once_it_is_started(page: P
     page.press("Stop")
 
 
+@pytest.mark.proof
 def test_who_holds_what_and_what_was_done_are_told(page: Page) -> None:
     page.shard()
     page.wait("document.querySelector('[aria-label=Holds]')")
@@ -177,18 +181,21 @@ def test_who_holds_what_and_what_was_done_are_told(page: Page) -> None:
     assert ["insert", "[29, 30)"] in [row[2:4] for row in page.table("History")]
 
 
+@pytest.mark.proof
 def test_figures_come_once_they_are_in_sight(page: Page) -> None:
     page.shard()
     page.show_requests()
     assert "trace" in [row[0] for row in page.table("Requests to this server")]
 
 
+@pytest.mark.proof
 def test_the_doctor_comes_when_it_is_called(page: Page) -> None:
     page.shard("empty")
     page.press("Examine")
     page.wait("[...document.querySelectorAll('.panel p')].some((one) => / findings?,/.test(one.textContent))")
 
 
+@pytest.mark.proof
 def test_an_empty_shard_says_that_there_is_nothing_yet(page: Page) -> None:
     page.shard("empty")
     page.wait("document.body.textContent.includes('there is no time to read as of')")
@@ -287,6 +294,7 @@ def test_a_number_that_javascript_would_round_keeps_its_digits(page: Page) -> No
     assert found[3:] == [["number", "1.5"], ["number", "1e+300"], ["string", "9007199254740993"]]
 
 
+@pytest.mark.proof
 def test_times_beyond_what_javascript_counts_exactly_are_read_exactly(page: Page, served: Served) -> None:
     """Nanoseconds since 1970, for one."""
     shard = served.client.create_shard("nanoseconds", SCHEMA, ["id"])
@@ -365,6 +373,7 @@ def test_a_token_for_some_names_sees_those_and_is_told_so_elsewhere(
 # --- keyboard, widths, colours
 
 
+@pytest.mark.proof
 def test_everything_is_reached_by_keyboard(page: Page) -> None:
     page.open()
     page.wait("document.querySelector('.row .spark')")
@@ -391,6 +400,7 @@ def test_everything_is_reached_by_keyboard(page: Page) -> None:
     assert [word for word in words if word in wanted] == wanted
 
 
+@pytest.mark.proof
 def test_the_batches_are_told_by_arrow_keys(page: Page) -> None:
     page.shard()
     page.wait("document.querySelector('.slot')")
@@ -403,6 +413,7 @@ def test_the_batches_are_told_by_arrow_keys(page: Page) -> None:
     assert page.ask("document.querySelectorAll('.slot.at').length") == 1
 
 
+@pytest.mark.proof
 def test_a_merge_under_way_is_drawn_around_its_batches_with_how_far_it_is(page: Page) -> None:
     batch = {"batches": 1, "runs": 2, "parts": 2, "rows": 50, "bytes": 9_000, "inline_bytes": 0, "level": 2}
     edges = [(n, n + 1, 0 < n < 3) for n in range(4)]
@@ -421,6 +432,7 @@ def test_a_merge_under_way_is_drawn_around_its_batches_with_how_far_it_is(page: 
     assert found == [100, 200, 50, 4, 1]
 
 
+@pytest.mark.proof
 def test_what_has_the_focus_can_be_seen(page: Page) -> None:
     page.open()
     page.wait("document.querySelector('.row')")
@@ -429,6 +441,7 @@ def test_what_has_the_focus_can_be_seen(page: Page) -> None:
         assert page.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
+@pytest.mark.proof
 def test_who_wants_no_motion_gets_none(page: Page) -> None:
     page.shard(still=True)
     assert page.ask("document.getAnimations().length") == 0
@@ -436,6 +449,7 @@ def test_who_wants_no_motion_gets_none(page: Page) -> None:
     assert page.ask("document.getAnimations().length") > 0
 
 
+@pytest.mark.proof
 def test_the_colours_are_the_systems_or_those_that_were_chosen(page: Page) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     page.open(dark=True)
@@ -451,6 +465,7 @@ def test_the_colours_are_the_systems_or_those_that_were_chosen(page: Page) -> No
     page.wait(f"document.querySelector('.row') && {background} === arguments[0]", dark)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("width", [360, 768, 1280, 3840])
 @pytest.mark.parametrize("place", ["list", "shard"])
 def test_nothing_is_wider_than_the_page(page: Page, place: str, width: int) -> None:
@@ -465,6 +480,7 @@ def test_nothing_is_wider_than_the_page(page: Page, place: str, width: int) -> N
     assert page.ask("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_pictures_are_left_for_those_who_look(page: Page, width: int, dark: bool) -> None:

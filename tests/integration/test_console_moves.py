@@ -14,6 +14,8 @@ from tests.support.waiting import wait_until
 
 __all__ = ["page"]
 
+pytestmark = pytest.mark.proof  # the main path is in test_console.py
+
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
 SLIDER_PX_MIN = 200
 VALUE = '{"list":[1,1152921504606846977,-9223372036854775808],"text":"9007199254740993\\n","none":null,"yes":true}'

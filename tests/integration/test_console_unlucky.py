@@ -22,6 +22,8 @@ from tests.support.waiting import wait_until
 
 __all__ = ["page"]
 
+pytestmark = pytest.mark.proof  # the main path is in test_console.py
+
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
 LEFT = "\ue012"
 NANOSECONDS = 1_795_000_000_000_000_001

@@ -29,6 +29,7 @@ from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError
 from persist.core.ids import PartId, mint, shard_id_of
 from persist.core.keys import COMPACTOR, is_part_key, part_key
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
+from tests.support.examples import thinned
 from tests.support.location import AscendingIds, memory_location
 from tests.support.maintained import NAME, SCHEMA, World
 from tests.support.pages import page
@@ -250,7 +251,7 @@ def test_until_it_has_ended_nobody_opens_the_location(world: World) -> None:
     assert empty(world, None, log, ids=90).machine(NAME).refresh().upper.element is not None
 
 
-@pytest.mark.parametrize("at", range(1, 40))
+@pytest.mark.parametrize("at", thinned(range(1, 40), 4))
 @pytest.mark.parametrize("after", [False, True])
 def test_a_recovery_that_was_killed_is_repeated(world: World, at: int, after: bool) -> None:
     publish(world)

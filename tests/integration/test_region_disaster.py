@@ -19,6 +19,7 @@ from tests.support.urls import with_path
 from tests.support.waiting import wait_until
 
 SERVERS = pytest.param("postgres-s3", marks=[pytest.mark.services, pytest.mark.proof, pytest.mark.smoke])
+ADVERSARY_OF_FILES = pytest.param("adversary", marks=[pytest.mark.proof, pytest.mark.smoke])
 ADVERSARY = pytest.param("postgres-s3-adversary", marks=[pytest.mark.services, pytest.mark.proof])
 
 
@@ -59,7 +60,7 @@ def promoted(disaster: Disaster, *more: str) -> tuple[int, str]:
     return lines[-1]["epoch"], url
 
 
-@pytest.mark.parametrize("disaster", ["files", "adversary", SERVERS, ADVERSARY], indirect=True)
+@pytest.mark.parametrize("disaster", ["files", ADVERSARY_OF_FILES, SERVERS, ADVERSARY], indirect=True)
 def test_a_lost_home_comes_back_and_all_rows_are_accounted_for(disaster: Disaster) -> None:
     stores, where = disaster.stores, ("--blob", disaster.stores.copy, "--consensus", disaster.stores.fresh)
     disaster.arrived()

@@ -18,9 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-import boto3
 import psycopg
 import pytest
 from boto3.session import Session
@@ -34,6 +33,7 @@ from tests.services.process import ServerError, ServerMissing, run
 from tests.services.s3 import ACCESS_KEY, SECRET_KEY, S3Server, start_s3
 
 T = TypeVar("T")
+REGION = os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
 
 _skips: Counter[str] = Counter()
 """Why and how many tests were skipped in this run."""
@@ -176,24 +176,37 @@ def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-aws-config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-aws-credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", os.environ.get("AWS_DEFAULT_REGION", "us-east-1"))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     if "PERSIST_TEST_S3" not in os.environ:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
 
 
-@pytest.fixture
-def s3_url(request: pytest.FixtureRequest, aws_environment: None) -> str:
-    """A blob URL of an empty bucket, credentials in the environment."""
+@pytest.fixture(scope="session")
+def s3_admin(request: pytest.FixtureRequest) -> Iterator[tuple[Any, str]]:
+    """A client that makes buckets, and the query of their URLs. Building a client takes longer than a request."""
     given = os.environ.get("PERSIST_TEST_S3")
-    bucket = f"test-{uuid.uuid4().hex}"
     if given is not None:
         query = urlsplit(given).query
-        endpoint = dict(pair.split("=", 1) for pair in query.split("&") if pair).get("endpoint")
+        endpoint, session = dict(parse_qsl(query)).get("endpoint"), Session(region_name=REGION)
     else:
         server: S3Server = request.getfixturevalue("s3_server")
-        endpoint, query = server.endpoint, f"endpoint={server.endpoint}"
-    make_bucket(boto3.session.Session(), endpoint, bucket)
+        query, endpoint, session = (
+            f"endpoint={server.endpoint}",
+            server.endpoint,
+            Session(ACCESS_KEY, SECRET_KEY, None, REGION),
+        )
+    client = session.client("s3", endpoint_url=endpoint)
+    yield client, query
+    client.close()
+
+
+@pytest.fixture
+def s3_url(s3_admin: tuple[Any, str], aws_environment: None) -> str:
+    """A blob URL of an empty bucket, credentials in the environment."""
+    client, query = s3_admin
+    bucket = f"test-{uuid.uuid4().hex}"
+    client.create_bucket(Bucket=bucket)
     return f"s3://{bucket}/some/prefix?{query}"
 
 

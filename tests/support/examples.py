@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 EXAMPLES = 15  # of each law
@@ -33,6 +35,11 @@ def size(few: int, whole: int) -> int:
 def seeds(count: int, few: int = 2) -> range:
     """Seeds of a walk: `count` in `make proof`, which differ from day to day, and the first `few` elsewhere."""
     return range(seed_base(), seed_base() + count) if is_whole() else range(few)
+
+
+def thinned(values: Iterable[Any], every: int) -> list[Any]:
+    """Each `every`-th of the values, which `make test` tries, and the others, which are left to `make proof`."""
+    return [one if at % every == 0 else pytest.param(one, marks=pytest.mark.proof) for at, one in enumerate(values)]
 
 
 def examples(times: float, *, of_a_proof: int | None = None, **more: Any) -> settings:
