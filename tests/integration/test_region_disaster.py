@@ -18,9 +18,9 @@ from tests.support.disaster import NAMES, Disaster, Stores, free_port
 from tests.support.urls import with_path
 from tests.support.waiting import wait_until
 
-SERVERS = pytest.param("postgres-s3", marks=[pytest.mark.services, pytest.mark.proof, pytest.mark.smoke])
-ADVERSARY_OF_FILES = pytest.param("adversary", marks=[pytest.mark.proof, pytest.mark.smoke])
-ADVERSARY = pytest.param("postgres-s3-adversary", marks=[pytest.mark.services, pytest.mark.proof])
+SERVERS = pytest.param("postgres-s3", marks=[pytest.mark.services, pytest.mark.proof])
+ADVERSARY_OF_FILES = pytest.param("adversary", marks=pytest.mark.proof)
+ADVERSARY = pytest.param("postgres-s3-adversary", marks=[pytest.mark.services, pytest.mark.proof, pytest.mark.smoke])
 
 
 def files(root: Path) -> Stores:
