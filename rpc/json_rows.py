@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, islice
@@ -44,6 +45,7 @@ UNREADABLE = (
     pa.ArrowException, msgspec.MsgspecError, csv.Error, OSError, ValueError, OverflowError, KeyError, TypeError,
     RecursionError,
 )  # fmt: skip
+_TRUNCATED = "Input data was truncated"
 _GAP = re.compile(r"\s*")
 _NAMED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
@@ -104,6 +106,19 @@ def _dicts(names: Sequence[str], columns: Sequence[pa.Array]) -> list[dict[str, 
 # --- in
 
 
+@contextmanager
+def reading() -> Iterator[None]:
+    """Say what msgspec calls truncated: it also means half of a surrogate pair, within a text that is closed."""
+    try:
+        yield
+    except msgspec.DecodeError as error:
+        if str(error) != _TRUNCATED:
+            raise
+        raise ValueError(
+            "its JSON is not complete: a text, list or object is not closed, or \\ud800 to \\udbff has no second half"
+        ) from error
+
+
 def read_ndjson(
     data: bytes,
     schema: pa.Schema,
@@ -120,7 +135,8 @@ def read_ndjson(
     batches, count = [], 0
     for block in _blocks(data, form.widest, spend):
         columns = _Columns(spend)
-        rows = form.decoder.decode_lines(block)
+        with reading():
+            rows = form.decoder.decode_lines(block)
         count += len(rows)
         if count > rows_max:
             raise InvalidUsage(f"the body holds more than {rows_max} rows; send at most {rows_max} at once")
@@ -139,7 +155,9 @@ def names_given(data: bytes, delete_column: str | None, spend: Spend | None = No
     kept: dict[tuple[frozenset[str], bool], tuple[frozenset[str], bool]] = {}  # most lines give the same ones
     is_told = delete_column is None
     for block in _blocks(data, 0, spend):
-        for line in _NAMED.decode_lines(block):
+        with reading():
+            lines = _NAMED.decode_lines(block)
+        for line in lines:
             is_told = is_told or delete_column in line
             one = frozenset(line.keys() - {delete_column}), bytes(line.get(delete_column or "", b"")) == b"true"
             if one not in kept and spend is not None:
@@ -164,7 +182,9 @@ def read_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> 
         joined = "\n".join(filter(None, texts)).encode()
         if spend is not None and (taken := objects_bytes(joined, widest)) > OBJECTS_BYTES:
             spend(taken)
-        chunks.append(columns.column([None if text is None else decoder.decode(text) for text in texts], field.type))
+        with reading():
+            values = [None if text is None else decoder.decode(text) for text in texts]
+        chunks.append(columns.column(values, field.type))
         columns.check_names(joined)
     return pa.concat_arrays(chunks) if chunks else pa.array([], field.type)
 

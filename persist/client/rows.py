@@ -13,6 +13,7 @@ from persist.client.timed import Timeable
 from persist.client.transport import Transport
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
+from persist.parts.column_types import without_half_floats
 
 
 class Lease(Protocol):
@@ -73,9 +74,14 @@ class Rows(Timeable):
         return polars.from_arrow(self._shown())
 
     def to_duckdb(self) -> Any:
-        """A DuckDB relation of the same rows as `to_pandas`. Raises what that does, or InvalidUsage without DuckDB."""
+        """A DuckDB relation of the same rows as `to_pandas`, half floats as floats.
+
+        Raises what that does, or InvalidUsage without DuckDB.
+        """
         duckdb = optional("duckdb", "to_duckdb()", "duckdb", InvalidUsage)
-        return duckdb.from_arrow(self._shown())
+        shown = self._shown()
+        kinds = [field.with_type(without_half_floats(field.type)) for field in shown.schema]
+        return duckdb.from_arrow(shown.cast(pa.schema(kinds)))
 
     def _shown(self) -> pa.Table:
         """The rows as a data frame shows them."""

@@ -142,7 +142,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
 
         Args:
             connection: a connection of DuckDB's; None is its default one.
-        Raises: InvalidUsage (there is no DuckDB), and what reading may.
+        Raises: InvalidUsage (there is no DuckDB, or a column has half floats), and what reading may.
         """
         rows = self._rows if self._matched is None else None
         return relation(self, rows, lambda left: Scan(left, self.timestamp), connection)

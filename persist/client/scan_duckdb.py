@@ -11,6 +11,7 @@ import pyarrow as pa
 from blob import optional
 from persist.client.scanning import HeldRows
 from persist.core.errors import InvalidUsage
+from persist.parts.column_types import without_half_floats
 
 log = logging.getLogger("persist.client")
 
@@ -18,10 +19,17 @@ log = logging.getLogger("persist.client")
 def relation(whole: Any, rows: HeldRows | None, scan: Callable[[HeldRows], Any], connection: Any) -> Any:
     """The rows of a scan, the `whole`, as a relation; `rows` None: only the scan can tell which rows it shows.
 
-    `scan` makes a scan of some rows. Raises InvalidUsage (there is no DuckDB), and what reading may.
+    `scan` makes a scan of some rows. Raises InvalidUsage (there is no DuckDB, or it has no such type), and what
+    reading may.
     """
     duckdb = optional("duckdb", "duckdb()", "duckdb", InvalidUsage)
     where = duckdb if connection is None else connection
+    half = [field.name for field in whole.schema if without_half_floats(field.type) != field.type]
+    if half:
+        raise InvalidUsage(
+            f"column {half[0]!r} of shard {whole.shard!r} has half floats, which DuckDB does not read "
+            "from Arrow: leave it out by columns=, or take Snapshot.to_duckdb(), which widens it"
+        )
     if rows is None or not _is_read_alike(whole.schema):
         return where.from_arrow(whole)
     files, left = rows.apart()

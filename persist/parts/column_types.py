@@ -91,6 +91,25 @@ def wide_type(kind: Any) -> Any:
     return pa.large_list(wide_type(kind.value_type)) if _is_list(kind) else kind
 
 
+@lru_cache(FAMILIES_MAX)
+def without_half_floats(kind: Any) -> Any:
+    """The type with float in the place of each half float: it holds the same values, and DuckDB reads it."""
+    types = pa.types
+    if types.is_float16(kind):
+        return pa.float32()
+    if types.is_map(kind):
+        key, item = (field.with_type(without_half_floats(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item, kind.keys_sorted)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(without_half_floats(field.type)) for field in _children(kind)])
+    if _is_list(kind):
+        item = kind.value_field.with_type(without_half_floats(kind.value_type))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(item, kind.list_size)
+        return pa.large_list(item) if types.is_large_list(kind) else pa.list_(item)
+    return kind
+
+
 def without_empty_chunks(column: Any) -> Any:
     """The column without chunks of no rows: of an empty slice that came by its C interface Arrow joins no others."""
     if not isinstance(column, pa.ChunkedArray) or column.num_chunks == 1:

@@ -3,13 +3,16 @@
     predicate := comparisons with AND, OR, NOT and parentheses
     comparison := column (= | == | <> | != | < | <= | > | >= | <=>) literal | column [NOT] IN (literal, ...)
                 | column [NOT] BETWEEN literal AND literal | column [NOT] LIKE 'prefix%' | column IS [NOT] NULL | column
-    literal := 12 | 1.5 | 1e3 | 'text' | TRUE | FALSE | NULL | DATE '2024-01-31'
+    literal := 12 | 1.5 | 1e3 | 'text' | r'C:\\text' | TRUE | FALSE | NULL | DATE '2024-01-31'
              | TIMESTAMP '2024-01-31 12:00:00Z' (the offset is required) | TIMESTAMP_NTZ '2024-01-31 12:00:00'
     column := word | `any name`
 
 The condition of a merge names columns as `source.word` and `target.word`, and compares two of them as well. Elsewhere a
 dot means the field of a struct to Spark, which nothing here compares: the name of a column with a dot stands in
 backquotes.
+
+A text with a backslash is written as Spark's raw text, since a plain one means other things to Spark and to standard
+SQL. In the pattern of LIKE a backslash is Spark's escape: `\\\\`, `\\%` and `\\_` stand for the sign itself.
 
 Types are strict: what Spark would compare after a conversion that loses anything is rejected. NaN is greater than every
 number, as in Spark; null is neither true nor false.
@@ -31,12 +34,15 @@ PREDICATE_CHARS_MAX = 100_000
 DEPTH_MAX = 100
 DECIMAL_DIGITS_MAX = 38
 _TOKEN = re.compile(
-    r"\s*(?:(?P<string>'(?:[^'\\]|'')*')|(?P<number>-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z_0-9.])"
+    r"\s*(?:(?P<string>'(?:[^'\\]|'')*')|(?P<raw>[rR]'[^']*'(?!'))"
+    r"|(?P<number>-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z_0-9.])"
     r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,|\.))"
 )
 _WORDS = frozenset(
     ("AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "IS", "NULL", "TRUE", "FALSE", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
 )
+_ESCAPED = re.compile(r"\\(.)")
+_PREFIX = re.compile(r"(?P<body>(?:[^\\%_]|\\[\\%_])*)(?P<rest>%?)\Z")
 _PLAIN_INTEGER = re.compile(r"-?\d+\Z")
 
 
@@ -167,7 +173,10 @@ def _remedy(rest: str) -> str:
     if rest.startswith('"'):
         return ": text stands in single quotes ('de'), and the name of a column in backquotes (`order-id`)"
     if rest.startswith("'"):
-        return ": a text ends with a single quote; within it two stand for one ('O''Brien'), and no backslash"
+        return (
+            ": a text ends with a single quote; within it two stand for one ('O''Brien'), and a text with a backslash "
+            r"is written as r'C:\Users'"
+        )
     if rest.startswith(("-", "+", "/", "*", "%")):
         return ": nothing is computed; a column whose name has such a sign stands in backquotes (`order-id`)"
     return ""
@@ -278,12 +287,11 @@ class _Parser:
 
     def like(self, column: str) -> Predicate:
         pattern = self.literal()
-        body = pattern.text.removesuffix("%")
-        if pattern.kind != "string" or "%" in body or "_" in body:
+        found = _PREFIX.match(pattern.text)
+        if pattern.kind != "string" or found is None:
             raise InvalidUsage(f"where takes LIKE 'prefix%' only, not {pattern.text!r}")
-        if body == pattern.text:
-            return Compare(column, "=", pattern)
-        return StartsWith(column, body)
+        body = _ESCAPED.sub(r"\1", found["body"])
+        return StartsWith(column, body) if found["rest"] else Compare(column, "=", Literal("string", body))
 
     def operator(self) -> str:
         kind, value = self.next()
@@ -316,6 +324,8 @@ class _Parser:
         kind, value = self.next()
         if kind == "string":
             return Literal("string", _unquoted(value))
+        if kind == "raw":
+            return Literal("string", value[2:-1])
         if kind == "number":
             return _number(value)
         if kind == "keyword" and value in ("TRUE", "FALSE"):

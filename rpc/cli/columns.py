@@ -10,6 +10,7 @@ import pyarrow as pa
 from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
+from persist.parts.column_types import plain_type
 from rpc.schemas import pieces, read_fields, read_schema, read_type
 
 SCHEMA_CHARS_MAX = 1024 * 1024
@@ -64,9 +65,18 @@ def schema_of(columns: pa.Schema, key: list[str] | None) -> ShardSchema:
 def storable(found: pa.Schema) -> pa.Schema:
     """The columns of a new shard for rows with these: what is only null is text, and seconds are microseconds.
 
-    The items of lists have the name that Arrow gives them: Parquet has another one, and a digest tells them apart.
+    Dictionaries, run ends and extension types, such as UUID and JSON, become the types that hold their values. The
+    items of lists have the name that Arrow gives them: Parquet has another one, and a digest tells them apart.
     """
-    return pa.schema([pa.field(field.name, _storable(field.type), field.nullable) for field in found])
+    return pa.schema([pa.field(field.name, _storable(_plain(field.type)), field.nullable) for field in found])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    try:
+        plain: pa.DataType = plain_type(kind)
+    except TypeError:  # a union, which the schema refuses by its name
+        return kind
+    return plain
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:

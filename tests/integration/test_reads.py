@@ -217,6 +217,34 @@ def test_a_dot_in_a_name_needs_backquotes(client: Client) -> None:
     assert shard.get(2) == []
 
 
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        (r"v = r'C:\Users'", [1]),
+        (r"v IN (r'C:\Users', 'a_b', R'it''s')", None),
+        (r"v IN (r'C:\Users', 'a_b')", [1, 4]),
+        (r"v <> r'C:\Users'", [2, 3, 4]),
+        (r"v LIKE r'C:\\U%'", [1]),
+        (r"v LIKE r'a\_b'", [4]),
+        (r"v LIKE r'a\_%' OR v LIKE r'5\%'", [2, 4]),
+        (r"v LIKE r'C:\Users'", None),
+        (r"v LIKE r'C:\'", None),
+        ("v LIKE 'a_b'", None),
+        (r"v = 'C:\Users'", None),
+        (r"v = 'C:\\Users'", None),
+    ],
+)
+def test_a_text_with_a_backslash_is_a_raw_text_as_in_spark(client: Client, where: str, ids: list[int] | None) -> None:
+    """None: refused, since Spark would read it otherwise, or not at all."""
+    shard = client.create_shard("paths", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"])
+    shard.insert([{"id": n, "v": v} for n, v in enumerate(["C:\\Users", "5%", "C:/Users", "a_b"], 1)])
+    if ids is None:
+        with pytest.raises(InvalidUsage):
+            shard.snapshot(where=where)
+    else:
+        assert shard.snapshot(where=where).to_arrow()["id"].to_pylist() == ids
+
+
 def test_a_limit_gives_the_first_rows_each_as_often_as_it_is_there(shard: Shard) -> None:
     there = filled(shard)
     shard.insert([{**row("", -1), "__diff": 4}])

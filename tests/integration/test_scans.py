@@ -225,6 +225,19 @@ def test_duckdb_loses_no_nan_by_the_bounds_in_files(client: Client) -> None:
         assert [number for number, *_ in relation.filter("st.x > 5").fetchall()] == [1]
 
 
+@pytest.mark.parametrize("kind", [pa.float16(), pa.list_(pa.float16()), pa.struct([("x", pa.float16())])])
+def test_half_floats_are_widened_for_duckdb_or_refused(client: Client, kind: pa.DataType) -> None:
+    """DuckDB has no Arrow half floats, which it said when a query read them."""
+    shard = client.create_shard("halves", pa.schema([("id", pa.int64()), ("h", kind)]), ["id"])
+    value: Any = {pa.float16(): 1.5, pa.list_(pa.float16()): [1.5, None]}.get(kind, {"x": 1.5})
+    shard.insert([{"id": 1, "h": value}, {"id": 2, "h": None}])
+    assert shard.snapshot().to_duckdb().fetchall() == [(1, value), (2, None)]
+    with shard.scan() as scan, pytest.raises(InvalidUsage, match="'h'"):
+        scan.duckdb()
+    with shard.scan(columns=["id"]) as scan:
+        assert scan.duckdb().fetchall() == [(1,), (2,)]
+
+
 def test_what_needs_merging_comes_from_the_scan(shard: Shard, merged: Shard) -> None:
     with merged.scan() as scan:
         assert is_by_itself(scan.duckdb())

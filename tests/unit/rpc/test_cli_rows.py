@@ -225,3 +225,45 @@ def test_an_arrow_file_whose_footer_names_no_batch_is_damaged(tmp_path: Path) ->
             else:
                 with pytest.raises(InvalidUsage):
                     list(pieces)
+
+
+_STORED = pa.array([b"0123456789abcdef", None], pa.binary(16))
+_UUIDS = pa.ExtensionArray.from_storage(pa.uuid(), _STORED)
+_JSON = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', None]))
+_FLAGS = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, None], pa.int8()))
+_PAIRS = pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        (_UUIDS, _STORED),
+        (_JSON, pa.array(['{"a": 1}', None])),
+        (_FLAGS, pa.array([True, None])),
+        (pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), [2]), _PAIRS), _PAIRS),
+        (pa.ListArray.from_arrays([0, 1, 2], _UUIDS), pa.ListArray.from_arrays([0, 1, 2], _STORED)),
+        (pa.RunEndEncodedArray.from_arrays([1, 2], pa.array([7, None])), pa.array([7, None])),
+        (pa.array([["a"], None], pa.list_view(pa.string_view())), pa.array([["a"], None], pa.list_(pa.large_string()))),
+    ],
+    ids=["uuid", "json", "bool8", "tensor", "list of uuid", "run ends", "list view"],
+)
+def test_a_new_shard_stores_what_holds_the_values_of_a_column(
+    tmp_path: Path, given: pa.Array, stored: pa.Array
+) -> None:
+    """`import --create` refused extension types, which no shell can cast."""
+    path, table = tmp_path / "f.arrow", pa.table({"id": [1, 2], "x": given})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    with opened([str(path)], None) as [source]:
+        schema = ShardSchema(source.inferred(), ("id",))
+        rows = pa.concat_tables(
+            schema.conform(piece.table, 0) for piece in source.pieces(schema, None, lambda _done: None)
+        )
+    assert rows["x"].combine_chunks().equals(stored)
+
+
+def test_half_a_pair_of_surrogates_is_not_called_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "f.ndjson"
+    path.write_bytes(b'{"id": 1, "x": "\\ud800"}\n')
+    with opened([str(path)], None) as [source], pytest.raises(InvalidUsage, match="line 1: its JSON is not complete"):
+        source.inferred()
