@@ -17,9 +17,7 @@ GROUPS = {
     "Rows": {
         "create": ("rpc.cli.create", "make a shard"),
         "import": ("rpc.cli.importing", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
-        "cat": ("rpc.cli.cat", "the rows of a shard, in a terminal as a table"),
-        "head": ("rpc.cli.head", "the first rows of a shard"),
-        "count": ("rpc.cli.count", "how many rows a shard has"),
+        "cat": ("rpc.cli.cat", "the rows of a shard, in a terminal as a table; or their number"),
         "tail": ("rpc.cli.tail", "the latest changes of a shard; with -f those to come as well"),
         "diff": ("rpc.cli.diff", "what differs between two times of a shard, or between two shards"),
         "schema": ("rpc.cli.schema", "the columns of a shard: show, add, rename, drop, move or widen them"),
@@ -31,7 +29,6 @@ GROUPS = {
         "inspect": ("persist.cli.inspect", "look at shards and stores, also damaged ones; writes nothing"),
         "doctor": ("rpc.cli.doctor", "what is wrong, why, and what to do about it; writes nothing"),
         "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
-        "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),
         "verify": ("persist.cli.verify", "whether everything that shards need is there and sound"),
     },
     "Keeping and letting go": {
@@ -110,9 +107,15 @@ def help_text(screen: Screen) -> str:
     return "\n".join(lines)
 
 
+# Commands that remove what may be needed: a typo must not lead to one of them.
+DESTRUCTIVE = frozenset(
+    ("drop", "restore", "truncate", "erase", "repair", "recover", "switch", "promote", "demote", "gc")
+)
+
+
 def unknown(command: str) -> str:
     """What is said where there is no such command."""
-    close = difflib.get_close_matches(command, COMMANDS, 1)
+    close = difflib.get_close_matches(command, COMMANDS.keys() - DESTRUCTIVE, 1)
     meant = f"did you mean {close[0]!r}?" if close else "`persist --help` lists them"
     return f"there is no command {without_secrets(command)!r:.100}: {meant}"
 

@@ -1,18 +1,25 @@
 """`persist diff NAME T1 [T2]`: what a shard, or another one, has more at the second time than at the first, and less.
 
-A line of JSON for each row, with `__diff`, in key order; in a terminal with + and -. `persist changes` tells the same.
+A line of JSON for each row, with `__diff`, in key order; in a terminal with + and -. `--parquet FILE` writes the rows
+with their types; the file is there as a whole or not at all.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
 
 from persist.cli import screen as terminal
-from persist.cli.changes import Between
+from persist.cli.process import ended_by_sigterm
 from persist.cli.screen import Screen
 from persist.cli.where import add_client_arguments, client_of
+from persist.client.changes import Changes
+from persist.client.wall_clock import read_point
 from rpc.cli.showing import show_changes
+from rpc.cli.writing import replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +28,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("end", metavar="T2", nargs="?", help="the same; else the latest complete time")
     add_client_arguments(parser)
     parser.add_argument("--other", metavar="NAME", help="the shard that is compared at T2; else this one")
+    parser.add_argument("--parquet", metavar="FILE", help="write the rows to this file instead of printing them")
     terminal.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asked = Between.of(("T1", arguments.start), ("T2", arguments.end))
+    start = read_point("T1", arguments.start)
+    end = None if arguments.end is None else read_point("T2", arguments.end)
     screen = Screen.of(sys.stdout, arguments.no_colour)
-    with client_of(arguments) as client, asked.changes(client, arguments.name, arguments.other) as changes:
-        for table in changes.batches():
-            show_changes(table, screen)
+    with ended_by_sigterm(), client_of(arguments) as client:
+        other = None if arguments.other is None else client.shard(arguments.other)
+        with client.shard(arguments.name).changes(start, end, other=other) as changes:
+            if arguments.parquet is not None:
+                _write(changes, Path(arguments.parquet))
+            else:
+                for table in changes.batches():
+                    show_changes(table, screen)
     return 0
+
+
+def _write(changes: Changes, path: Path) -> None:
+    schema = changes.empty().schema
+    with replacing(path) as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        for table in changes.batches():
+            writer.write_table(table.cast(schema))

@@ -134,11 +134,11 @@ def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with persist.connect(f"persist://{tmp_path}/data") as client:
         for name in ("tmp/a", "tmp/b"):
             client.create_shard(name, SCHEMA, ["id"])
-    assert main(["drop", "--prefix", "tmp/", *where]) == 0
-    assert json.loads(capsys.readouterr().out)["count"] == 2
-    assert main(["drop", "--prefix", "tmp/", "--confirm", "1", *where]) == 1
+    assert main(["drop", "--prefix", "tmp/", *where]) == 2, "it asks for --yes where nobody can be asked"
+    said = capsys.readouterr()
+    assert (said.out, "2 would be; give --yes" in said.err) == ("", True)
     assert main(["drop", *where]) == 1
-    assert main(["drop", "tmp/a", "nobody", "--confirm", "2", *where]) == 1
-    assert main(["drop", "tmp/b", "--confirm", "1", *where]) == 0
+    assert main(["drop", "tmp/a", "nobody", "--yes", *where]) == 1
+    assert main(["drop", "tmp/b", "--yes", *where]) == 0
     with persist.connect(f"persist://{tmp_path}/data") as client:
         assert client.shards() == []

@@ -69,7 +69,7 @@ def test_the_first_minute_as_it_is_printed(typed: Any) -> None:
         '{"shard": "orders", "file": "orders.csv", "done": "already imported", "rows": 2, "time": 0}'
     ]
     assert typed("cat", "orders") == ['{"id":1,"state":"new"}', '{"id":2,"state":"new"}']
-    assert typed("count", "orders") == ["2"]
+    assert typed("cat", "orders", "--count") == ["2"]
 
 
 def test_cat_in_every_format(orders: Any) -> None:
@@ -92,17 +92,16 @@ def test_cat_writes_bytes_that_are_read_back(
     assert table.to_pylist() == [{"id": 1, "state": "paid"}, {"id": 2, "state": "new"}]
 
 
-def test_head_shows_the_first_ten_rows_unless_told_how_many(typed: Any) -> None:
+def test_cat_shows_the_first_rows(typed: Any) -> None:
     Path("many.csv").write_text("id\n" + "".join(f"{number}\n" for number in range(12)))
     typed("import", "many", "many.csv", "--create", "--key", "id")
-    assert len(typed("head", "many")) == 10
-    assert typed("head", "many", "-n", "2", "--format", "csv") == ['"id"', "0", "1"]
-    assert typed("head", "many", "--where", "id >= 11") == ['{"id":11}']
+    assert typed("cat", "many", "-n", "2", "--format", "csv") == ['"id"', "0", "1"]
+    assert typed("cat", "many", "--limit", "5", "--where", "id >= 11") == ['{"id":11}']
 
 
 def test_count_by_a_predicate_and_as_of_a_time(orders: Any) -> None:
-    assert orders("count", "orders", "--where", "state = 'paid'") == ["1"]
-    assert orders("count", "orders", "--where", "state = 'paid'", "--as-of", "0") == ["0"]
+    assert orders("cat", "orders", "--count", "--where", "state = 'paid'") == ["1"]
+    assert orders("cat", "orders", "--count", "--where", "state = 'paid'", "--as-of", "0") == ["0"]
 
 
 def test_tail_shows_the_changes_of_the_last_times(orders: Any) -> None:
@@ -122,11 +121,14 @@ def test_tail_begins_where_history_does(orders: Any, place: Place) -> None:
     assert orders("tail", "orders") == []
 
 
-def test_diff_shows_what_changes_shows(orders: Any) -> None:
+def test_diff_of_two_times(orders: Any, tmp_path: Path) -> None:
     expected = ['{"id":1,"state":"new","__diff":-1}', '{"id":1,"state":"paid","__diff":1}']
     assert orders("diff", "orders", "0", "1") == orders("diff", "orders", "0") == expected
-    changes = orders("changes", "orders", "--start", "0", "--end", "1")
-    assert [json.loads(line) for line in changes] == [json.loads(line) for line in expected]
+    assert orders("diff", "orders", "0", "1", "--parquet", str(tmp_path / "rows.parquet")) == []
+    assert pq.read_table(tmp_path / "rows.parquet").to_pylist() == [json.loads(line) for line in expected]
+    with pytest.raises(AssertionError):
+        orders("diff", "orders", "0", "99", "--parquet", str(tmp_path / "none.parquet"))
+    assert not list(tmp_path.glob("*none.parquet*")), "whole or not at all"
     back = [json.loads(line)["__diff"] for line in orders("diff", "orders", "1", "0")]
     assert back == [1, -1]
 
@@ -216,7 +218,7 @@ def test_each_file_is_a_commit_and_a_second_run_writes_what_is_missing(typed: An
         ("imported", 1, 1),
         ("imported", 1, 2),
     ]
-    assert typed("count", "orders") == ["3"]
+    assert typed("cat", "orders", "--count") == ["3"]
 
 
 def test_all_files_are_one_commit_where_that_is_asked_for(typed: Any) -> None:
@@ -251,7 +253,7 @@ def test_an_upsert_of_some_columns_keeps_the_values_of_the_others(orders: Any) -
 def test_a_token_of_ones_own_stands_for_an_import(orders: Any) -> None:
     assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("imported", 2, 2)]
     assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("already imported", 2, 2)]
-    assert orders("count", "orders") == ["4"]
+    assert orders("cat", "orders", "--count") == ["4"]
 
 
 def test_rows_come_by_standard_input(typed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +332,7 @@ def test_a_bad_row_far_into_a_file_is_told_by_its_line_and_nothing_is_written(
     ids = pa.array([*range(500), None])
     pq.write_table(pa.table({"id": ids, "day": pa.nulls(501, pa.date32())}), "bad.parquet")
     assert "bad.parquet, row 501: column 'id' holds 1 nulls" in place.type(capsys, "import", "days", "bad.parquet").err
-    assert typed("count", "days") == ["0"]
+    assert typed("cat", "days", "--count") == ["0"]
     with place.client() as client:
         assert client.shard("days").upper() == persist.Antichain(0)
 
@@ -377,7 +379,25 @@ def test_a_shard_in_numbers(orders: Any) -> None:
     assert orders("shards")[1].split()[:3] == ["orders", "0", "2"]
 
 
-def test_drop_tells_which_and_then_drops_them(orders: Any) -> None:
-    assert json.loads(orders("drop", "orders")[0])["done"] is False
-    assert json.loads(orders("drop", "orders", "--confirm", "1")[0])["complete"] is True
+def test_drop_needs_a_yes(orders: Any, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = place.type(capsys, "drop", "orders")
+    assert (refused.code, refused.lines) == (2, [])
+    assert "give --yes" in refused.err
+    assert orders("shards", "--names") == ["orders"]
+    assert json.loads(orders("drop", "orders", "--yes")[0])["complete"] is True
     assert orders("shards", "--names") == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y", []), ("YES", []), ("n", ["orders"]), ("", ["orders"])])
+def test_drop_asks_in_a_terminal(
+    answer: str, left: list[str], orders: Any, place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+    asked = place.type(capsys, "drop", "orders")
+    assert "drop orders? [y/N]" in asked.err
+    assert asked.code == (2 if left else 0)
+    assert orders("shards", "--names") == left

@@ -50,7 +50,7 @@ def test_a_server_with_tokens_is_asked_with_the_one_of_the_environment(
         monkeypatch.setenv("PERSIST_URL", server.url)
         assert names(capsys) == ["orders"]
         assert names(capsys, "--dir", "data") == ["orders"], "an argument counts more than a variable"
-        assert main(["drop", "orders", "--confirm", "1"]) == 1
+        assert main(["drop", "orders", "--yes"]) == 1
         assert "forbidden" in capsys.readouterr().out
         monkeypatch.setenv("PERSIST_DIRECTORY", "data")
         assert main(["shards"]) == 1

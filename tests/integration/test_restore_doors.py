@@ -343,14 +343,14 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
 
 def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--dir", directory)
-    changes = told(capsys, "changes", NAME, *where, "--start", "0")
+    changes = told(capsys, "diff", NAME, "0", *where)
     assert changes == [{"id": 1, "v": "a", "__diff": -1}, {"id": 9, "v": "bad", "__diff": 1}]
     file = tmp_path / "changes.parquet"
-    assert told(capsys, "changes", NAME, *where, "--start", "1", "--end", "0", "--parquet", str(file)) == []
+    assert told(capsys, "diff", NAME, "1", "0", *where, "--parquet", str(file)) == []
     assert pq.read_table(file).to_pylist() == [{"id": 1, "v": "a", "__diff": 1}, {"id": 9, "v": "bad", "__diff": -1}]
     [done] = told(capsys, "restore", NAME, *where, "--at", "0")
     assert (done["as_of"], done["lower"], done["upper"], done["added"], done["removed"]) == (0, [2], [3], 1, 1)
-    assert told(capsys, "changes", NAME, *where, "--start", "0", "--end", "2") == []
+    assert told(capsys, "diff", NAME, "0", "2", *where) == []
     [again] = told(capsys, "restore", NAME, *where, "--at", "0", "--attribute", "position=0")
     assert again["attributes"] == {"changed": [named_key("position")], "others": "kept"}
     assert again["lower"] == again["upper"] == [3]
@@ -359,7 +359,7 @@ def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsy
 def test_commands_read_before_the_first_write(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--dir", directory)
     assert told(capsys, "cat", NAME, *where, "--as-of", "-1") == []
-    assert told(capsys, "changes", NAME, *where, "--start", "-1", "--end", "0") == [{"id": 1, "v": "a", "__diff": 1}]
+    assert told(capsys, "diff", NAME, "-1", "0", *where) == [{"id": 1, "v": "a", "__diff": 1}]
 
 
 def test_a_command_truncates(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,13 +374,13 @@ def test_a_command_truncates(directory: str, capsys: pytest.CaptureFixture[str])
     ("arguments", "sentence"),
     [
         (
-            ["changes", NAME, "--start", "yesterday"],
-            "--start is 'yesterday'; it must be a time such as 416, or an inst",
+            ["diff", NAME, "yesterday"],
+            "T1 is 'yesterday'; it must be a time such as 416, or an inst",
         ),
-        (["changes", NAME, "--start", "0", "--end", "-2"], "--end is '-2'; it must be a time"),
+        (["diff", NAME, "0", "-2"], "T2 is '-2'; it must be a time"),
         (["restore", NAME, "--at", "-1"], "as_of is -1; it must be a time in [0, "),
         (["truncate", NAME, "--before", "-1"], "before is -1; it must be a time in [0, "),
-        (["changes", NAME, "--start", "0", "--other", "nothing"], "there is no shard 'nothing' here"),
+        (["diff", NAME, "0", "--other", "nothing"], "there is no shard 'nothing' here"),
         (["restore", NAME, "--at", "2"], "time 2 of shard 'orders' is not complete: its upper is [2]"),
         (["restore", NAME, "--at", "0", "--retries", "-1"], "retries is -1; it must be in [0, 1000]"),
         (["restore", "nothing", "--at", "0"], "nothing"),
