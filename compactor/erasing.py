@@ -21,7 +21,7 @@ from persist.commit.place import Committer, CommitterOf
 from persist.commit.rollups import rolled_up
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.erasing import is_rewritten, lent_before, states_held
+from persist.core.erasing import erased_at, is_rewritten, lent_before, states_held, under_way
 from persist.core.erasure import Erasure, Proof, Scanned
 from persist.core.state import State
 from persist.formats.store_errors import translated
@@ -71,7 +71,7 @@ class Eraser:
         """
         machine = self._committer_of(name)
         state = machine.refresh()
-        wanted = {} if state.is_closed else _open(state)  # of a dropped shard all goes
+        wanted = {} if state.is_closed else under_way(state)  # of a dropped shard all goes
         if not wanted:
             return None
         self._forget(machine, state)
@@ -80,12 +80,12 @@ class Eraser:
                 self._note(machine, key, erasure)
         waits = [
             LOOK_AGAIN_S if self._ending() else self._prove(machine, key, erasure)
-            for key, erasure in _open(machine.refresh()).items()
+            for key, erasure in under_way(machine.refresh()).items()
         ]
         return min([wait for wait in waits if wait is not None], default=None)
 
     def _forget(self, machine: Committer, state: State) -> None:
-        at = Antichain(max(erasure.at for erasure in state.erasures.values()))
+        at = Antichain(erased_at(state))
         if state.since < at:
             machine.apply(c.ForgetHistory(at))
 
@@ -147,10 +147,6 @@ class Eraser:
         state = machine.refresh()
         if state.seqno > max(state.rollups):
             rolled_up(self._location.versions, state, machine.apply)
-
-
-def _open(state: State) -> dict[str, Erasure]:
-    return {key: erasure for key, erasure in state.erasures.items() if erasure.proof is None}
 
 
 def erasure_task(

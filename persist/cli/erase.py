@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reason", metavar="TEXT", default="", help="what the receipt tells; it must not name the rows"
     )
     parser.add_argument("--tags", action="store_true", help="take earlier tags away; else it waits for them")
+    parser.add_argument(
+        "--force", action="store_true", help="at once, also in a shard fed by append, whose writer then has to go on"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             deadline=arguments.deadline,
             reason=arguments.reason,
             tags=arguments.tags,
+            force=arguments.force,
         )
     print(json.dumps({"shard": arguments.name, **done.to_json()}))
     return 0

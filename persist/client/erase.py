@@ -20,7 +20,7 @@ import pyarrow as pa
 from persist.client.changes import Asked, Between, between
 from persist.client.editing import unless_landed
 from persist.client.retry import send
-from persist.client.rewriting import Count, Rewriting, check_complete
+from persist.client.rewriting import Count, Rewriting, check_complete, read_facts
 from persist.client.snapshot import check_lease, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text, period_ms, shown_instant
@@ -29,6 +29,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.drops import Drops
+from persist.core.erasing import pending_runs
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
 from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.core.ids import Token, mint
@@ -104,13 +105,17 @@ class Picked:
     ranges: tuple[KeyRange, ...]
     where: Filter | None = None
 
-    def rows(self, found: Between, low: int | None, high: int) -> Iterator[pa.Table]:
-        """What takes the rows away that were there at `high`, or (with `low`) that came after `low`."""
+    def rows(self, found: Between, low: int | None, high: int, pending: tuple[Run, ...]) -> Iterator[pa.Table]:
+        """What takes the rows away that were there at `high`, or (with `low`) that came after `low`.
+
+        What is `pending` at the time after `high`, which is no complete one, takes away its own.
+        """
         held = replace(found.held, as_of=high)
         _, reader = part_reader(held.transport, held.view, held.settings)
         ranges = self.ranges if self.where is None else (self.where.key_range(),)
         for key_range in ranges:
-            for table in kept(self._read(reader, held.runs, low, high, key_range), held.lease):
+            runs, time = (held.runs, high) if low is not None else ((*held.runs, *pending), high + bool(pending))
+            for table in kept(self._read(reader, runs, low, time, key_range), held.lease):
                 gone = negated(table if self.where is None else self.where.apply(table))
                 if len(gone):
                     yield gone
@@ -127,10 +132,12 @@ class Picked:
 class ErasureStatus:
     """How far an erasure is. `Shard.erase` and `Shard.erased` give it.
 
-    `phase` is `retracted` (no read of the latest time shows the rows), `rewritten` (no part of the shard does) or
+    `phase` is `pending` (the shard is fed by `append`: the rows go at the time `at`, with the next commit of its
+    writer), `retracted` (no read of the latest time shows the rows), `rewritten` (no part of the shard does) or
     `erased` (nothing in either store does). `waits` says for whom the next phase waits; empty: for maintenance. `at` is
-    its time: what was there before can be read no more. `question` is the digest of what was asked for (hex).
-    `doomed` are the blobs that showed the rows. `proof` is what the last scan of both stores found.
+    its time: what was there before can be read no more. `question` is the digest of what was asked for (hex). `doomed`
+    are the blobs that showed the rows. `proof` is what the last scan of both stores found. `pending_s`: so many seconds
+    ago it was asked for, while it is pending.
     """
 
     id: str
@@ -145,6 +152,7 @@ class ErasureStatus:
     doomed: Doomed = field(default_factory=Doomed)
     rewritten: int = 0
     proof: Proof | None = None
+    pending_s: float | None = None
 
     @property
     def done(self) -> bool:
@@ -164,6 +172,8 @@ class ErasureStatus:
             "removed": self.removed,
             "waits": [wait_json(wait) for wait in self.waits],
         }
+        if self.pending_s is not None:
+            told["pending_s"] = self.pending_s
         if self.rewritten:
             doomed = self.doomed
             told["rewritten"] = {"seqno": self.rewritten}
@@ -200,6 +210,8 @@ class Erasing(Rewriting):
     deadline_ms: int | None = None
     reason: str = ""
     tags: bool = False
+    force: bool = False
+    pending: int = 0  # how many erasures the rows take into account that are pending
 
     @property
     def purpose(self) -> str:
@@ -225,41 +237,52 @@ class Erasing(Rewriting):
         asked = Asked(wait_s=0.0, purpose=self.purpose)
         with between(self.transport, self.name, upper - 1, None, asked, self.read) as found:
             try:
-                count, at = self._erased(found, token)
+                count, done = self._erased(found, token)
             finally:
                 found.held.lease.close()
-        with suppress(PersistError):  # its own hold is gone by now; else maintenance does it
-            send(self.transport, self.name, c.ForgetHistory(Antichain(at)), self.read.retry_s)
+        if done.lower != done.upper:  # else it is pending
+            with suppress(PersistError):  # its own hold is gone by now; else maintenance does it
+                send(self.transport, self.name, c.ForgetHistory(done.lower), self.read.retry_s)
         return count
 
-    def _erased(self, found: Between, token: Token) -> tuple[int | None, int]:
+    def _erased(self, found: Between, token: Token) -> tuple[int | None, c.Appended]:
         """How many rows went (None: not known), and at which time. What others wrote since the last try is added."""
         count, low = Count(), None
+        pending = self._pending(found.held.view)
         picked = self.question.picked(part_reader(found.held.transport, found.held.view, found.held.settings)[0])
         runs: tuple[Run, ...] = ()
         for left in range(RETRIES, -1, -1):
             view = found.held.view
             high = (view.upper.element or 0) - 1
-            added = count.added
-            staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high))))
+            added, taken = count.added, pending_runs(pending)
+            staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high, taken))))
             if low is not None and count.added > added:
                 # Others took away what is staged. Rows that cancel out would be written once more, after all that
                 # shows them was rewritten for an erasure that came first.
                 count, runs = Count(), ()
-                staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high))))
+                staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high, taken))))
             runs = (*runs, *staged)
-            done = self._committed(runs, high, view, token, left)
+            done = replace(self, pending=len(pending))._committed(runs, high, view, token, left)
             if done is not None:
-                removed = count.removed - count.added if done.lower == view.upper else None
-                return removed, done.lower.element or 0
-            low, drops = high, view.drops
+                return count.removed - count.added if done.lower == view.upper else None, done
+            low, drops, known = high, view.drops, pending
             view = self.transport.view(self.name, ViewRequest())
             check_complete(self.name, high, view, "erased")
             check_lease(view, found.start, found.held.lease)
-            if is_dropped_since(drops, view):
+            pending = self._pending(view)
+            if is_dropped_since(drops, view) or pending.keys() != known.keys():
                 count, low, runs = Count(), None, ()
             found = replace(found, held=replace(found.held, view=view))
         raise AssertionError("the last try returns or raises")
+
+    def _pending(self, view: ShardView) -> dict[str, Erasure]:
+        """The erasures that become effective at the upper of the view. What they take away is not taken twice."""
+        if not read_facts(self.transport, self.name, self.read.retry_s).facts.erasing_ms:
+            return {}
+        found = send(self.transport, self.name, c.ReadErasures(), self.read.retry_s)
+        assert isinstance(found, c.ErasuresAre)
+        time = view.upper.element
+        return {key: one for key, one in found.erasures.items() if one.pending is not None and one.at == time}
 
     def _commit(
         self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
@@ -279,6 +302,8 @@ class Erasing(Rewriting):
                 deadline_ms=self.deadline_ms,
                 reason=self.reason,
                 tags=self.tags,
+                pending=self.pending,
+                force=self.force,
             ),
             token,
         )
@@ -341,10 +366,10 @@ def read_erasures(transport: OneShard, name: str, retry_s: float) -> dict[str, E
 def statuses(found: c.ErasuresAre) -> dict[str, ErasureStatus]:
     """The erasures that a shard told, as callers see them, the oldest first."""
     ordered = sorted(found.erasures.items(), key=lambda item: (item[1].at, item[0]))
-    return {key: _status(key, erasure, found.waits.get(key, ())) for key, erasure in ordered}
+    return {key: _status(key, erasure, found.waits.get(key, ()), found.now_ms) for key, erasure in ordered}
 
 
-def _status(key: str, erasure: Erasure, waits: tuple[Wait, ...]) -> ErasureStatus:
+def _status(key: str, erasure: Erasure, waits: tuple[Wait, ...], now_ms: int) -> ErasureStatus:
     return ErasureStatus(
         id=key,
         phase=erasure.phase,
@@ -358,6 +383,7 @@ def _status(key: str, erasure: Erasure, waits: tuple[Wait, ...]) -> ErasureStatu
         doomed=erasure.doomed,
         rewritten=int(erasure.rewritten),
         proof=erasure.proof,
+        pending_s=None if erasure.pending is None else max(0, now_ms - erasure.requested_ms) / 1000,
     )
 
 

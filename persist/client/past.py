@@ -177,7 +177,7 @@ class Past(Timeable):
         truncating = Truncating.of(self._transport, self.name, cut, settings.write, settings.read)
         return replace(truncating, info=said).run(token, retries, dry_run=dry_run, force=force)
 
-    def erase(
+    def erase(  # noqa: PLR0913 - each argument by its name
         self,
         *,
         keys: Sequence[Any] | None = None,
@@ -186,6 +186,7 @@ class Past(Timeable):
         reason: str = "",
         tags: bool = False,
         token: Token | None = None,
+        force: bool = False,
     ) -> ErasureStatus:
         """Take rows away for good: by one commit at the next time, and then from every byte of both stores.
 
@@ -193,6 +194,8 @@ class Past(Timeable):
         history too; what readers hold, and tags, it waits for. Maintenance (`persist compactor --gc`) rewrites and
         deletes what showed the rows, and proves it: `erased` tells how far it is, and gives the receipt. With neither
         `keys` nor `where` no row is taken away: what was retracted or truncated before goes for good. Scope `admin`.
+        A shard that is fed by `append` has no time for that commit: there the erasure is `pending` until the next
+        commit of the writer, which retracts the rows too. `erased` tells for how long it has been.
 
         Args:
             keys: up to 1,000 keys: tuples in key order, or the values themselves where there is one key column.
@@ -201,6 +204,8 @@ class Past(Timeable):
             reason: what the receipt tells, up to 256 characters. It must not name the rows.
             tags: take away all tags of earlier times too; else it waits for them.
             token: as `insert` says; it stands for this erasure, and gives it its id.
+            force: take a time at once, also where the shard is fed by `append`. What its writer appends there is
+                refused, and it has to continue after that time.
         Returns: how far it is: see `ErasureStatus`.
         Raises: UpperMismatch (others wrote all the time, or the shard is closed, or no time is left: nothing was
             changed), InvalidUsage (no such key or column, nothing was written yet, or a row is there over 2**32 times),
@@ -208,6 +213,7 @@ class Past(Timeable):
             happened: repeat it with the token).
         """
         checked("tags", tags, bool)
+        checked("force", force, bool)
         question, settings, _ = Question.of(keys, where), self._settings, _checked(token, 0, None)
         erasing = Erasing.of(self._transport, self.name, Named(None), settings.write, settings.read)
         return replace(
@@ -216,6 +222,7 @@ class Past(Timeable):
             deadline_ms=checked_deadline(deadline),
             reason=checked_reason(reason),
             tags=tags,
+            force=force,
         ).run(token)
 
     @overload

@@ -183,7 +183,7 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
     facts, done = found.facts, found.facts.done
     now_ms = transport.clock.now_ms() if found.checked_ms is None else found.checked_ms
     planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
-    held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts))
+    held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
     due = planned.due
     if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
         due, held_by = None, (*held_by, reason)
@@ -206,8 +206,11 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
     )
 
 
-def _waits(facts: Facts) -> tuple[str, ...]:
+def _waits(facts: Facts, now_ms: int) -> tuple[str, ...]:
     """What is said of a policy of a shard that is fed by `append`, from the moment when it is set."""
+    if facts.erasing_ms:
+        minutes = max(0, now_ms - facts.erasing_ms) // 60_000
+        return (f"an erasure, asked for {minutes} minutes ago, waits for the next commit of the writer who appends",)
     if facts.pending:
         return (f"rows from before {facts.pending} go with the next commit of the writer who appends",)
     if facts.policy is not None and facts.policy.cuts and facts.done.appended:

@@ -295,7 +295,8 @@ def _stepped(
             continue
         outcomes.append(result)
         if entry is not None:
-            if isinstance(command, c.Erase):  # what callers said before it goes, also in this very commit
+            if following.erasures is not state.erasures and isinstance(command, (c.WriteCommand, c.AdvanceUpper)):
+                # What callers said before an erasure goes, also in this very commit.
                 entries.clear()
             entries.append(entry)
         if isinstance(command, c.Insert) and following is not state and isinstance(result, c.Appended):

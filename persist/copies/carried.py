@@ -9,6 +9,7 @@ from blob import Blob
 from persist.commit.examine import all_parts
 from persist.core.batch import HollowBatch, Listing, Part
 from persist.core.bundles import Listed
+from persist.core.erasure import Erasure
 from persist.core.ids import SeqNo, ShardId, shard_id_of
 from persist.core.keys import shard_of
 from persist.core.loans import is_foreign
@@ -98,8 +99,14 @@ class Renaming:
                 number: replace(chunk, key=self.key(chunk.key)) for number, chunk in state.attribute_chunks.items()
             },
             outcome_files=tuple(replace(file, key=self.key(file.key)) for file in state.outcome_files),
+            erasures={name: self._erasure(one) for name, one in state.erasures.items()},
             entry_files=tuple(replace(file, key=self.key(file.key)) for file in state.entry_files),
         )
+
+    def _erasure(self, erasure: Erasure) -> Erasure:
+        if erasure.pending is None:
+            return erasure
+        return replace(erasure, pending=replace(erasure.pending, runs=self._runs(erasure.pending.runs)))
 
     def _batch(self, batch: HollowBatch) -> HollowBatch:
         return replace(batch, runs=self._runs(batch.runs))

@@ -26,8 +26,9 @@ from persist.copies.marking import begin_marked, hold_epoch, is_bound, mark_of, 
 from persist.copies.relending import relent
 from persist.core.acknowledged import digest_of
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
-from persist.core.batch import Description, batch_of
+from persist.core.batch import Description, Run, batch_of
 from persist.core.binding import Binding
+from persist.core.erasure import Erasure
 from persist.core.errors import Conflict, Corruption, InvalidUsage
 from persist.core.ids import SeqNo
 from persist.core.publications import BEATS, is_beat_key
@@ -331,7 +332,16 @@ def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
     empty = batch_of(Description(Antichain(upper), Antichain(resumes), MINIMUM), ())
     # An append there is no replica's, whose rows the shard has: it would be acknowledged and left out.
     taken = with_times(goes.service_times, upper, resumes)
-    return replace(goes, trace=trace_of((*goes.trace.batches, empty)), service_times=taken)
+    waiting = {name: _at(erasure, resumes) for name, erasure in erasures.items()}
+    return replace(goes, trace=trace_of((*goes.trace.batches, empty)), service_times=taken, erasures=waiting)
+
+
+def _at(erasure: Erasure, time: int) -> Erasure:
+    """An erasure that is pending becomes effective at the next time."""
+    if erasure.pending is None:
+        return erasure
+    runs = (tuple(part.at(time) for part in run.parts) for run in erasure.pending.runs)
+    return replace(erasure, at=time, pending=replace(erasure.pending, runs=tuple(map(Run, runs))))
 
 
 def _check_whole(found: Recovered) -> None:

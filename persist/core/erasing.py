@@ -6,10 +6,10 @@ merged to a since at or beyond it, with no time before it kept apart: there each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from persist.core.antichain import Antichain
-from persist.core.batch import HollowBatch
+from persist.core.batch import HollowBatch, Run
 from persist.core.erasure import Erasure, Wait
 from persist.core.state import Claim, State, kept_below
 
@@ -19,7 +19,22 @@ WAITS_TOLD_MAX = 100  # for what one erasure waits, as one answer names it
 
 def erased_at(state: State) -> int:
     """The time of the last erasure; 0 where there was none. What was there before it must not stay, nor come back."""
-    return max((erasure.at for erasure in state.erasures.values()), default=0)
+    return max((erasure.at for erasure in state.erasures.values() if erasure.pending is None), default=0)
+
+
+def pending_erasures(state: State) -> Mapping[str, Erasure]:
+    """The erasures that become effective with the next commit of the writer, by id."""
+    return {key: erasure for key, erasure in state.erasures.items() if erasure.pending is not None}
+
+
+def pending_runs(erasures: Mapping[str, Erasure]) -> tuple[Run, ...]:
+    """What erasures that are pending take away at the next time."""
+    return tuple(run for one in erasures.values() if one.pending is not None for run in one.pending.runs)
+
+
+def under_way(state: State) -> Mapping[str, Erasure]:
+    """The erasures that have retracted their rows, and of which there is no proof yet, by id."""
+    return {key: one for key, one in state.erasures.items() if one.proof is None and one.pending is None}
 
 
 def erased_from(state: State) -> Antichain:
@@ -27,7 +42,7 @@ def erased_from(state: State) -> Antichain:
 
     Who held an earlier time before keeps since back. Others must not come after him: the erasure would never end.
     """
-    return Antichain(max((erasure.at for erasure in state.erasures.values() if erasure.proof is None), default=0))
+    return Antichain(max((erasure.at for erasure in under_way(state).values()), default=0))
 
 
 def stretch(state: State, at: int) -> Sequence[HollowBatch]:
@@ -67,7 +82,7 @@ def to_rewrite(state: State) -> int | None:
 
     Until there is a receipt. What was empty when it was rewritten may be joined to rows that came later since.
     """
-    wanted = [erasure.at for erasure in state.erasures.values() if erasure.proof is None]
+    wanted = [erasure.at for erasure in under_way(state).values()]
     found = [at for at in wanted if may_rewrite(state, at) and not is_merged(state, at)]
     return max(found, default=None)
 

@@ -5,6 +5,7 @@ It never keeps what was asked for, only a digest of it.
 
 from __future__ import annotations
 
+from persist.core.batch import Run
 from persist.core.ids import SeqNo
 from persist.core.record import Record
 
@@ -37,11 +38,22 @@ class Proof(Record, frozen=True):
     left: str = ""
 
 
+class ErasureRequest(Record, frozen=True):
+    """What an erasure does at the next time, in a shard that is fed by `append`: retract the rows of `runs`.
+
+    They were worked out from the latest complete time. `tags`: the tags of earlier times go too.
+    """
+
+    runs: tuple[Run, ...] = ()
+    tags: bool = False
+
+
 class Erasure(Record, frozen=True):
     """One erasure. At the time `at` its rows were retracted; no readable time before that may be left.
 
     `question` is the digest of what was asked for. From the State `rewritten` on no part shows the rows (0: not yet),
     which was so at `rewritten_ms`; `doomed` are the blobs that showed them until then. `proof`: nothing is left.
+    `pending`: nothing was retracted yet. It is with the commit that completes `at`, which is the next time.
     """
 
     at: int
@@ -53,10 +65,13 @@ class Erasure(Record, frozen=True):
     rewritten_ms: int = 0
     doomed: Doomed = Doomed()
     proof: Proof | None = None
+    pending: ErasureRequest | None = None
 
     @property
     def phase(self) -> str:
-        """How far it is: retracted, rewritten or erased. Who waits for whom is another question."""
+        """How far it is: pending, retracted, rewritten or erased. Who waits for whom is another question."""
+        if self.pending is not None:
+            return "pending"
         if self.proof is not None:
             return "erased"
         return "rewritten" if self.rewritten else "retracted"

@@ -14,7 +14,9 @@ class Erase(Rewrite, frozen=True, kw_only=True):
     """The rows take away what is to be erased as of `as_of`, the latest time. -> Appended
 
     The State remembers the erasure under its `erasure` id. The shard itself lets history before it go, its commit
-    history too, and with `tags` all earlier tags. It takes a time also where no row is to go.
+    history too, and with `tags` all earlier tags. It takes a time also where no row is to go. In a shard that is fed by
+    `append` it takes none without `force`: it is pending until the writer completes the next time, and the interval is
+    empty. `pending` erasures were there when the rows were worked out; UpperMismatch where there are others now.
     """
 
     scopes: ClassVar[tuple[str, ...]] = (ADMIN,)
@@ -24,6 +26,8 @@ class Erase(Rewrite, frozen=True, kw_only=True):
     deadline_ms: Annotated[int, Meta(ge=1, le=DEADLINE_MS_MAX)] | None = None
     reason: str = ""
     tags: bool = False
+    pending: Annotated[int, Meta(ge=0)] = 0
+    force: bool = False
 
 
 class ReadErasures(MaintainCommand, frozen=True):

@@ -181,6 +181,8 @@ def _check_others(state: State) -> None:
     if state.seal.last is not None and any(at_ms >= state.seal.last.at_ms for at_ms in state.marks):
         raise Corruption(f"a mark of shard {state.name!r} is not older than its last one")
     _check_entries(state)
+    if any(one.pending is not None and state.upper != Antichain(one.at) for one in state.erasures.values()):
+        raise Corruption(f"an erasure of shard {state.name!r} is pending, and not at the upper {state.upper}")
     if any(seqno > state.seqno for seqno in state.rollups):
         raise Corruption(f"shard {state.name!r} names a rollup of the future")
     if any(reader.seqno > state.seqno for reader in state.leased_readers.values()):

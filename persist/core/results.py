@@ -162,10 +162,14 @@ class TagRemoved(Result, frozen=True):
 
 
 class ErasuresAre(Result, frozen=True):
-    """The shard's erasures by id, and for what those wait that have not ended: `()` is for the next collection."""
+    """The shard's erasures by id, and for what those wait that have not ended: `()` is for the next collection.
+
+    `now_ms` is the clock of the service.
+    """
 
     erasures: Mapping[str, Erasure]
     waits: Mapping[str, tuple[Wait, ...]]
+    now_ms: int = 0
 
 
 class SchemaRegistered(Result, frozen=True):

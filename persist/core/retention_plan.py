@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from persist.core.antichain import Antichain
+from persist.core.erasing import pending_erasures
 from persist.core.ids import critical_reader_id_of
 from persist.core.marks import point_after, point_at
 from persist.core.record import Record
@@ -24,7 +25,7 @@ class Facts(Record, frozen=True):
     """What a plan goes by. `rows` are there now (None: not known), `stored_rows` and `stored_bytes` with all history.
 
     `holds` are the positions of the policy's consumers; those that are not registered are left out. `tags` are
-    those that its ladder has set.
+    those that its ladder has set. `erasing_ms` is when the oldest erasure was asked for that is pending (0: none is).
     """
 
     policy: RowPolicy | None
@@ -39,6 +40,7 @@ class Facts(Record, frozen=True):
     stored_bytes: int
     holds: Mapping[str, Antichain]
     tags: Mapping[str, Tag] = {}
+    erasing_ms: int = 0
 
     @property
     def drops(self) -> bool:
@@ -107,6 +109,7 @@ def facts_of(state: State) -> Facts:
         sum(batch.size for batch in trace.batches),
         {name: reader.since for name, reader in known.items() if reader is not None},
         {name: tag for name, tag in state.tags.items() if tag.laddered},
+        min((one.requested_ms for one in pending_erasures(state).values()), default=0),
     )
 
 

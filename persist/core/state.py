@@ -294,7 +294,7 @@ class State(Record, frozen=True):
 
 
 def auxiliary_blob_keys(state: State) -> Iterator[str]:
-    """The blobs that a State names outside its trace: rollups, outputs of merges under way, the attribute index."""
+    """The blobs that a State names outside its trace: rollups, outputs of merges, attribute index, rows to erase."""
     for rollup in state.rollups.values():
         yield rollup.key
     for claim in state.claims.values():
@@ -308,6 +308,9 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
     for entry_file in state.entry_files:
         yield entry_file.key
     yield from state.long_diffs.values()
+    for erasure in state.erasures.values():
+        if erasure.pending is not None:
+            yield from (part.key for run in erasure.pending.runs for part in run.parts if part.key is not None)
     for loan in state.loans.values():
         yield loan.list_key
 

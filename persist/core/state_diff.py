@@ -92,7 +92,16 @@ SCALARS = (
     "schema_floor",
 )
 
-_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs", "loans")
+_NAMING_BLOBS = (
+    "rollups",
+    "claims",
+    "attribute_chunks",
+    "outcome_files",
+    "entry_files",
+    "long_diffs",
+    "loans",
+    "erasures",
+)
 
 
 class MapDiff(Record, Generic[_K, _V], frozen=True):

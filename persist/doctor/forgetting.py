@@ -116,11 +116,21 @@ def retention_held(seen: Seen) -> Iterator[Diagnosis]:
 
 
 def erasure_late(seen: Seen) -> Iterator[Diagnosis]:
-    """Erasures whose deadline has passed, and of which there is no proof yet."""
+    """Erasures whose deadline has passed, and of which there is no proof yet; and those that are pending for long."""
     if seen.state is None:
         return
     for key, erasure in sorted(seen.state.erasures.items()):
         deadline_ms = erasure.deadline_ms
+        if erasure.pending is not None and erasure.requested_ms < seen.now_ms - seen.limits.held_ms:
+            yield diagnosis(
+                "erasure-late",
+                seen.name,
+                f"erasure {key} is pending for {age(seen.now_ms - erasure.requested_ms)}, and its rows can be read",
+                cause="the shard is fed by append, and its writer has committed nothing since",
+                remedy="let the writer commit, if only an empty append; or erase once more with --force, at once",
+                command=f"persist erased {seen.name}",
+            )
+            continue
         if erasure.proof is not None or deadline_ms is None or deadline_ms >= seen.now_ms:
             continue
         yield diagnosis(

@@ -102,8 +102,8 @@ class LoanTold(Told):
 class ErasureTold(Told):
     """An erasure: rows before the time `at` are to go for good. `persist erased` tells for whom it waits.
 
-    `phase` is `retracted`, `rewritten` or `erased`. `doomed_blobs` are the blobs that showed the rows until the version
-    `rewritten` (0: they still do). `left`: what the consensus store may keep.
+    `phase` is `pending`, `retracted`, `rewritten` or `erased`. `doomed_blobs` are the blobs that showed the rows until
+    the version `rewritten` (0: they still do). `left`: what the consensus store may keep.
     """
 
     id: str

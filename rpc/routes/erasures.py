@@ -25,7 +25,7 @@ from rpc.service import Service, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
 BODY_BYTES_MAX = 1024 * 1024
-FIELDS = ("keys", "where", "gone", "deadline", "reason", "tags")
+FIELDS = ("keys", "where", "gone", "deadline", "reason", "tags", "force")
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -41,7 +41,10 @@ _BODY: dict[str, Any] = {
 
 @router.post("/{name}/erasures", summary="Take rows away for good", openapi_extra=_BODY)
 async def erase(request: Request, token: IdempotencyToken = None) -> Response:
-    """`keys` or `where` say which; `gone`: what was retracted or truncated before. The answer has its `id`."""
+    """`keys` or `where` say which; `gone`: what was retracted or truncated before. The answer has its `id`.
+
+    In a shard that is fed by `append` it is `pending` until the next commit of the writer; `force` takes a time.
+    """
     given = token_of(request, token)
 
     def work(shard: Shard, data: bytes) -> ErasureStatus:

@@ -204,7 +204,7 @@ def undone(past: Past) -> None:
 
 
 def erased(past: Past) -> None:
-    """An erasure with its receipt, one that waits for the sweep, and one that waits for a tag."""
+    """An erasure with its receipt, one that waits for a tag, and one that waits for the writer who appends."""
     with past.process() as process:
         shard = process.create("erased", "forever")
         process.inserts(shard, "abc")
@@ -216,6 +216,9 @@ def erased(past: Past) -> None:
         shard.insert([{"k": "later", "v": 1}])
         shard.erase(where="k = 'd'", reason="dsr-2")
         assert len(shard.erasures()) == 2
+        fed = process.create("fed-erased", "forever")
+        fed.append([{"k": key, "v": 1} for key in "ab"], 0, 1)
+        assert fed.erase(keys=["a"], tags=True, reason="dsr-3").phase == "pending"
 
 
 def wrong_clocks(past: Past) -> None:

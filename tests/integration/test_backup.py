@@ -645,6 +645,25 @@ def test_a_list_that_names_blobs_of_another_shard_is_refused(world: World, machi
     assert list(other.location.all_names()) == []
 
 
+@pytest.mark.parametrize("name", [None, "found/again"])
+def test_an_erasure_that_is_pending_is_kept(machine: Machine, world: World, kept: Counting, name: str | None) -> None:
+    """With the rows that it takes away, which nothing else names."""
+    shard = machine.client.create_shard("orders", SCHEMA, ["id"])
+    shard.append([{"id": 1, "v": "gone"}, {"id": 2, "v": "kept"}], 0, 1)
+    told = shard.erase(keys=[1])
+    made(machine, kept)
+    other_world, other = elsewhere(world)
+    [back_again] = back(other, kept, choice=Choice(as_name=name, at_once=1))
+    found = other.client.shard(back_again.name)
+    assert found.erased(told.id).phase == "pending"
+    other_world.pass_ms(100 * HOUR_MS)
+    Sweeper(other.location, SweepSettings(age_ms=14 * HOUR_MS)).sweep(found.name)
+    found.append((), 1, 2)
+    assert rows(found) == {(("id", 2), ("v", "kept")): 1}
+    [verdict] = verified(other.location, iter([found.name]), How(deep=True))
+    assert verdict.is_sound, verdict.faults
+
+
 def phases(machine: Machine) -> list[str]:
     """Shards in every phase of their life."""
     filled(machine, "life", 6).drop()

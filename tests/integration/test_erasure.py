@@ -479,6 +479,38 @@ def test_who_is_killed_in_the_commit_asks_again_with_the_token(
     assert rows(other.shard(NAME)) == ["b"]
 
 
+@pytest.mark.parametrize("step", range(1, 15))
+def test_whoever_is_killed_while_an_erasure_is_pending(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int
+) -> None:
+    """Who asks for it, the writer whose commit makes it effective, or maintenance: another one does it again."""
+    secret, token, left = marker(), token_of_key("dsr-4"), [0]
+    batches = [[{"id": one, "v": "." * 70_000} for one in (secret, "b")], [{"id": "c", "v": "1"}]]
+    shard.append(batches[0], 0, 1)
+    for store, name in ((world.blob, "put"), (world.blob, "delete"), (world.consensus, "compare_and_set")):
+        monkeypatch.setattr(store, name, fused(getattr(store, name), left))
+
+    def story(shard: Shard, maintenance: Maintenance) -> None:
+        if shard.upper() == Antichain(1):
+            assert shard.erase(keys=[secret], token=token).phase == "pending"
+            assert rows(shard) == [secret, "b"] or rows(shard) == ["b", secret]
+            maintenance.step()
+        shard.append(batches[1], 1, 2)
+        maintenance.run()
+
+    left[0] = step
+    with suppress(Killed):
+        story(shard, Maintenance(machine))
+    left[0] = 0
+    world.pass_ms(10 * 60_000)
+    other = world.machine()
+    story(other.shard(NAME), Maintenance(other))
+    Maintenance(other).run(most_h=40)
+    [told] = other.shard(NAME).erasures().values()
+    assert (told.phase, told.at, rows(other.shard(NAME))) == ("erased", 1, ["b", "c"])
+    assert found(world, secret) == []
+
+
 @pytest.mark.parametrize("step", range(1, 21))
 def test_who_is_killed_at_any_step_is_followed_by_another(
     monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int

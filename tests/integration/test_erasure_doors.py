@@ -77,6 +77,24 @@ def test_over_http_rows_go_for_good(machine: Machine, shard: Shard, http: TestCl
     assert "margaret" not in answer.text + json.dumps(receipt)
 
 
+def test_over_http_an_erasure_waits_for_the_writer_who_appends(
+    machine: Machine, shard: Shard, http: TestClient
+) -> None:
+    shard.append([{"id": "carol", "v": "3"}], 1, 2)
+    pending = http.post(f"{PATH}/erasures", json={"keys": [["margaret"]]}).json()
+    assert (pending["phase"], pending["at"], pending["removed"], pending["pending_s"]) == ("pending", 2, 1, 0.0)
+    assert pending["waits"] == [{"kind": "writer", "name": "append", "time": 2, "until": None}]
+    assert any("an erasure" in one for one in http.get(f"{PATH}/retention").json()["held_by"])
+    shard.append([{"id": "dan", "v": "4"}], 2, 3)
+    told = http.get(f"{PATH}/erasures/{pending['id']}").json()
+    assert (told["phase"], "pending_s" in told) == ("retracted", False)
+    forced = http.post(f"{PATH}/erasures", json={"keys": [["dan"]], "force": True}).json()
+    assert (forced["phase"], forced["at"], forced["removed"]) == ("retracted", 3, 1)
+    refused = http.post(f"{PATH}/erasures", json={"keys": [["bob"]], "force": 1})
+    assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_usage")
+    assert sorted(shard.snapshot().to_arrow()["id"].to_pylist()) == ["bob", "carol"]
+
+
 def test_after_a_truncation_it_is_told_who_holds_the_rows(machine: Machine, shard: Shard, http: TestClient) -> None:
     shard.tag("eom", 0)
     shard.truncate(1)
@@ -314,6 +332,21 @@ def test_commands_erase_and_no_file_has_a_byte_of_it(
     assert told(capsys, 0, "erased", NAME, *at, "--before", str(done["at"] + 1))[0]["phase"] == "erased"
     with persist.connect(f"persist://{directory}") as client:
         assert [row["id"] for row in client.shard(NAME).snapshot().to_arrow().to_pylist()] == ["a", "z"]
+
+
+def test_commands_show_for_how_long_an_erasure_is_pending(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ("--dir", str(tmp_path / "data"))
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        shard.append([{"id": "margaret", "v": "1"}, {"id": "bob", "v": "2"}], 0, 1)
+    [done] = told(capsys, 0, "erase", NAME, *at, "--where", "id = 'margaret'")
+    assert (done["phase"], done["removed"]) == ("pending", 1)
+    [later] = told(capsys, 3, "erased", NAME, *at)
+    assert (later["phase"], later["waits"][0]["name"]) == ("pending", "append")
+    assert later["pending_s"] >= 0
+    [forced] = told(capsys, 0, "erase", NAME, *at, "--where", "id = 'bob'", "--force")
+    assert (forced["phase"], forced["removed"]) == ("retracted", 1)
+    assert [one["phase"] for one in told(capsys, 3, "erased", NAME, *at)] == ["retracted", "retracted"]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,17 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
+from compactor.erasing import Eraser
+from compactor.orphans import Sweeper
 from compactor.tasks import retention_task
 from compactor.worker import Worker
 from persist.client.embedded import EmbeddedTransport
+from persist.client.erase import Erasing
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
+from persist.commit.collector import Collector
 from persist.core.antichain import Antichain
-from persist.core.errors import PersistError, UpperMismatch
+from persist.core.errors import NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
 from tests.support.clocks import DAY_MS, START_MS, Machine, World
 
@@ -50,6 +54,16 @@ def append(shard: Shard, time: int, upper: int | None = None) -> None:
     upper = time + 1 if upper is None else upper
     times = pa.array(range(time, upper), pa.int64())
     shard.append(pa.table({"id": times, "__time": times}), time, upper)
+
+
+def maintain(machine: Machine) -> None:
+    """What `persist compactor --gc` does, twice over: what was merged first is collected then."""
+    collector = Collector(machine.location)
+    for _ in range(2):
+        Worker(machine.location).run(NAME, idle=True)
+        Eraser(machine.location, collector).run(NAME)
+        Sweeper(machine.location).sweep(NAME)
+        collector.run(NAME)
 
 
 def ids(shard: Shard, as_of: int | None = None) -> list[int]:
@@ -188,3 +202,172 @@ def test_a_column_is_no_way_for_rows_to_go(shard: Shard) -> None:
     said = shard.retain({"column": "id", "column_age": "1d", "column_unit": "s"}, confirm=True)
     assert any("fed by append" in reason for reason in said.held_by)
     assert shard.run_retention().why == ()
+
+
+def test_an_erasure_waits_for_the_next_commit_of_the_writer(shard: Shard) -> None:
+    asked = shard.erase(keys=[1], reason="dsr-1")
+    assert (asked.phase, asked.at, asked.removed, asked.pending_s) == ("pending", 4, 1, 0.0)
+    assert [(wait.kind, wait.name, wait.time) for wait in asked.waits] == [("writer", "append", 4)]
+    assert (shard.upper(), ids(shard), ids(shard, 0)) == (Antichain(4), [0, 1, 2, 3], [0]), "no complete time changes"
+    listening = shard.listen(3, until=6)  # it holds the time before, and may follow
+    append(shard, 4, 6)
+    rows = [row for event in listening for row in event.updates.to_pylist()]
+    assert sorted((row["__time"], row["id"], row["__diff"]) for row in rows) == [(4, 1, -1), (4, 4, 1), (5, 5, 1)]
+    assert (shard.erased(asked.id).phase, shard.erased(asked.id).pending_s) == ("retracted", None)
+    assert [ids(shard, time) for time in (4, 5)] == [[0, 2, 3, 4], [0, 2, 3, 4, 5]]
+    with pytest.raises(NotReadable):
+        ids(shard, 2)
+    append(shard, 6)
+
+
+def test_erasures_that_are_pending_take_no_row_twice(shard: Shard) -> None:
+    """Several may be asked for before the writer comes again. By keys, by a predicate, and what is gone already."""
+    told = [shard.erase(where="id < 2"), shard.erase(keys=[1, 2]), shard.erase(keys=[2]), shard.erase()]
+    assert [(one.phase, one.removed) for one in told] == [
+        ("pending", 2),
+        ("pending", 1),
+        ("pending", 0),
+        ("pending", 0),
+    ]
+    append(shard, 4)
+    assert ids(shard) == [3, 4]
+    assert {one.phase for one in shard.erasures().values()} == {"retracted"}
+
+
+def test_an_erasure_that_another_one_overtook_counts_what_that_takes(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
+) -> None:
+    overtakes, real = [True], Erasing._committed
+
+    def committed(erasing: Erasing, *args: Any) -> Any:
+        if overtakes:
+            overtakes.clear()
+            machine.shard(NAME).erase(keys=[1])
+        return real(erasing, *args)
+
+    monkeypatch.setattr(Erasing, "_committed", committed)
+    assert shard.erase(where="id < 2").removed == 1
+    append(shard, 4)
+    assert ids(shard) == [2, 3, 4]
+
+
+def test_an_append_overtakes_an_erasure(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+    """What was appended meanwhile is meant too, and the erasure is pending at the time after."""
+    overtakes, real = [True], Erasing._committed
+
+    def committed(erasing: Erasing, *args: Any) -> Any:
+        if overtakes:
+            overtakes.clear()
+            append(shard, 4)
+        return real(erasing, *args)
+
+    monkeypatch.setattr(Erasing, "_committed", committed)
+    asked = shard.erase(where="id in (1, 4)")
+    assert (asked.phase, asked.at, asked.removed) == ("pending", 5, 2)
+    append(shard, 5)
+    assert ids(shard) == [0, 2, 3, 5]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_erasure_by_force_takes_a_time_at_once(shard: Shard, waits: bool) -> None:
+    if waits:
+        shard.erase(keys=[1])
+    done = shard.erase(keys=[1, 2], force=True)
+    assert (done.phase, done.at, done.removed) == ("retracted", 4, 1 if waits else 2)
+    assert ids(shard) == [0, 3]
+    assert {one.phase for one in shard.erasures().values()} == {"retracted"}
+    with pytest.raises(UpperMismatch):
+        append(shard, 4)
+    append(shard, 5)
+    assert ids(shard) == [0, 3, 5]
+
+
+def test_an_erasure_by_a_token_is_one(shard: Shard) -> None:
+    token = token_of_key("orders-1")
+    first = shard.erase(keys=[1], token=token)
+    assert shard.erase(keys=[1], token=token).id == first.id
+    append(shard, 4)
+    again = shard.erase(keys=[1], token=token)
+    assert (again.id, again.phase, ids(shard)) == (first.id, "retracted", [0, 2, 3, 4])
+    with pytest.raises(PersistError) as refused:
+        shard.erase(keys=[2], token=token)
+    assert refused.value.kind == "token_reused"
+
+
+ENDS: list[Callable[[Shard], Any]] = [
+    lambda shard: shard.append((), 4, 5),
+    lambda shard: shard.append((), 4, None),
+    lambda shard: shard.append(pa.table({"id": [3, 4], "__time": [3, 4]}), 3, 5),
+    lambda shard: shard.compare_and_append((), 4, 5),
+    lambda shard: shard.advance_upper(9),
+    lambda shard: shard.insert([{"id": 4}]),
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whatever_completes_the_time_makes_an_erasure_effective(machine: Machine, shard: Shard, end: Any) -> None:
+    asked = shard.erase(keys=[1])
+    end(shard)
+    state = machine.location.machine(NAME).refresh()
+    assert [one.phase for one in state.erasures.values()] == ["retracted"]
+    assert shard.erased(asked.id).phase == "retracted"
+    found = shard.snapshot(4).to_arrow()["id"].to_pylist()
+    assert [one for one in found if one != 4] == [0, 2, 3]
+
+
+def test_a_truncation_and_an_erasure_wait_one_at_a_time(shard: Shard) -> None:
+    """Rows that a drop takes must not be retracted as well. The erasure comes first."""
+    assert shard.truncate(2).pending
+    asked = shard.erase(keys=[0, 3])
+    assert not shard.retention().held_by[0].startswith("rows from before")
+    for force in (False, True):
+        with pytest.raises(PersistError) as refused:
+            shard.truncate(2, force=force)
+        assert refused.value.kind == "invalid_usage"
+    append(shard, 4)
+    assert (ids(shard), shard.erased(asked.id).removed) == ([1, 2, 4], None)
+
+
+def test_the_age_of_an_erasure_is_shown_while_no_writer_comes(world: World, machine: Machine, shard: Shard) -> None:
+    asked = shard.erase(keys=[1], reason="dsr-1")
+    world.pass_ms(3 * DAY_MS)
+    maintain(machine)
+    found = shard.erased(asked.id)
+    assert (found.phase, found.pending_s) == ("pending", 3 * DAY_MS / 1000)
+    assert found.to_json()["pending_s"] == 3 * DAY_MS / 1000
+    assert any("4320 minutes" in reason for reason in shard.retention().held_by)
+    assert ids(shard) == [0, 1, 2, 3], "it can still be read"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_erasure_of_a_fed_shard_gets_its_receipt(world: World, machine: Machine, many: bool) -> None:
+    """Also of rows that are too many to lie inline: nothing sweeps them while they are pending."""
+    shard = machine.client.create_shard(NAME, pa.schema([("id", pa.string())]), ["id"], history="1d")
+    rows = [f"erased-{number:06}" for number in range(20_000 if many else 2)]
+    shard.append(pa.table({"id": [*rows, "kept"]}), 0, 1)
+    asked = shard.erase(where="id <> 'kept'")
+    assert (asked.removed, asked.phase) == (len(rows), "pending")
+    [known] = machine.location.machine(NAME).refresh().erasures.values()
+    assert known.pending is not None
+    assert {part.is_inline for run in known.pending.runs for part in run.parts} == {not many}
+    for _ in range(3):
+        world.pass_ms(DAY_MS)
+        maintain(machine)
+    assert shard.count() == len(rows) + 1
+    shard.append(pa.table({"id": ["later"]}), 1, 2)
+    for _ in range(4):
+        world.pass_ms(DAY_MS)
+        maintain(machine)
+    assert (shard.erased(asked.id).phase, shard.snapshot().to_arrow()["id"].to_pylist()) == (
+        "erased",
+        ["kept", "later"],
+    )
+
+
+def test_the_history_of_commits_goes_when_the_rows_do(shard: Shard) -> None:
+    shard.tag("then", 1)
+    shard.erase(keys=[1], tags=True)
+    assert shard.tags().keys() == {"then"}
+    before = len(list(shard.history()))
+    append(shard, 4)
+    assert (shard.tags(), before, [one.operation for one in shard.history()]) == ({}, 4 + 2, ["append"])

@@ -146,10 +146,10 @@ def ingest(root: Path, seed: int, kills: int) -> None:
 
     def more() -> None:
         nonlocal upto
-        if upto:  # an erasure takes a time of the shard, from which its ingesters go on
+        if upto:  # an erasure waits for the next commit of an ingester, or takes a time, from which they go on
             there_now = words.snapshot().to_arrow(expand=True).to_pylist()
             gone = processes.chosen.choice([row["position"] for row in there_now if row["partition"] == "p0"])
-            words.erase(keys=[("p0", gone)], reason="asked for")
+            words.erase(keys=[("p0", gone)], reason="asked for", force=processes.chosen.random() < 0.5)
             erased.add(gone)
         upto += processes.chosen.randint(5, 40)
         (root / "new").write_text(str(upto))
@@ -165,6 +165,7 @@ def ingest(root: Path, seed: int, kills: int) -> None:
             processes.strike(kills, lambda: upper(words), more)
         finally:
             processes.end()
+        assert "pending" not in {one.phase for one in words.erasures().values()}
         bindings = Bindings.open(client, "times")
         rows = words.snapshot().to_arrow(expand=True).to_pylist()
         last = {"p0": upto, "p1": upto // 3}

@@ -412,6 +412,28 @@ def test_recovered_shards_live_on(world: World) -> None:
     assert verdict.is_sound
 
 
+@pytest.mark.parametrize("gap", [1, SOON])
+def test_an_erasure_that_is_pending_stays_so(world: World, gap: int) -> None:
+    """At the time at which the shard goes on."""
+    shard = Client(EmbeddedTransport(world.process())).shard(NAME)
+    upper = upper_of(world)
+    shard.append([{"k": "gone", "v": 1}, {"k": "kept", "v": 1}], upper, upper + 1)
+    told = shard.erase(where="k = 'gone'")
+    publish(world)
+    location = empty(world)
+    recover(location, gap=gap)
+    other = Client(EmbeddedTransport(location)).shard(NAME)
+    resumes = other.upper().element
+    assert resumes == upper + 1 + gap
+    assert (other.erased(told.id).phase, other.erased(told.id).at) == ("pending", resumes)
+    assert {"gone", "kept"} <= set(other.snapshot().to_arrow()["k"].to_pylist())
+    other.append((), resumes, resumes + 1)
+    assert other.erased(told.id).phase == "retracted"
+    assert {"gone", "kept"} & set(other.snapshot().to_arrow()["k"].to_pylist()) == {"kept"}
+    [verdict] = verified(location, iter([NAME]), How(deep=True))
+    assert verdict.is_sound, verdict.faults
+
+
 def stranger(world: World) -> Location:
     log = MemoryConsensus("mem:other")
     log.compare_and_set("stranger", 1, b"x")

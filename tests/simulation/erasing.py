@@ -153,16 +153,16 @@ def _settle(host: Host, shard: Shard) -> None:
 
 
 def _ask(host: Host, shard: Shard, write: Write, token: Token | None) -> c.Appended:
-    """Erase, and look at the contents that the answer tells of."""
+    """Erase, and look at the contents that the answer tells of. Others append: with `force`, so that it is at once."""
     meant, reason = write.meant, f"#{write.number}"
     assert meant is not None
     where = " and ".join([f"k = '{key}'" for key in meant.keys] + [f"v = {v}" for v in [meant.value] if v is not None])
     by_predicate = len(meant.keys) == 1 and (meant.value is not None or write.number % 2)
     try:
         if by_predicate:
-            found = shard.erase(where=where, reason=reason, token=token)
+            found = shard.erase(where=where, reason=reason, token=token, force=True)
         else:
-            found = shard.erase(keys=list(meant.keys) or None, reason=reason, token=token)
+            found = shard.erase(keys=list(meant.keys) or None, reason=reason, token=token, force=True)
     except NotReadable as error:  # nobody holds the latest time, and since is beyond it
         raise Indeterminate("the latest time is forgotten, and an earlier try may be under way") from error
     host.run.path("erased" if write.removed else "erased the gone")

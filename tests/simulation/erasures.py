@@ -21,7 +21,7 @@ from tests.simulation.oracle_errors import expect
 
 MARKER = "erase-me-"  # every marker begins with it
 HEX = 32  # and ends with so many digits; half of them are searched for, as statistics may be cut short
-PHASES = ("retracted", "rewritten", "erased")
+PHASES = ("pending", "retracted", "rewritten", "erased")
 Rows = dict[tuple[str, Any], int]
 
 

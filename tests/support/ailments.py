@@ -445,6 +445,16 @@ def deadline_passed(place: Path) -> Told:
     return Told(examine(world), ("was to be done by", "1 day ago"))
 
 
+@of("erasure-late")
+def no_writer_comes(place: Path) -> Told:
+    world = World()
+    shard = made(world.machine())
+    shard.append([{"id": 9}], shard.upper(), shard.upper().element + 1)
+    shard.erase(keys=[1])
+    world.pass_ms(9 * DAY_MS)
+    return Told(examine(world), ("is pending for 9 days",))
+
+
 # --- maintenance
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from persist.core import commands as c
-from persist.core.antichain import Antichain
-from persist.core.batch import HollowBatch, Part, Run, batch_of
+from persist.core.antichain import EMPTY, MINIMUM, Antichain
+from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
 from persist.core.drops import RowDrop, begins, check_droppable, clipped, floor_at, known_rows
 from persist.core.entries import with_changes
+from persist.core.erasing import pending_erasures, pending_runs
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.record import replace
 from persist.core.row_policy import KeptCut
@@ -40,7 +41,8 @@ def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
             as_of=[cut - 1],
             since=state.since.to_json(),
         )
-    check_droppable(state.name, state.trace.batches, state.drops, cut)
+    erased = batch_of(Description(state.upper, EMPTY, MINIMUM), pending_runs(pending_erasures(state)))
+    check_droppable(state.name, (*state.trace.batches, erased), state.drops, cut)
     return any(begins(part) < cut and part.time_max >= floor for part in state.trace.parts())
 
 

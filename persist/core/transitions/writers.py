@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
-from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
+from persist.core.batch import Description, Part, Run, batch_of, diff_sum_of
 from persist.core.drops import RowDrop, clipped
 from persist.core.entries import with_changes
-from persist.core.erasing import erased_at
+from persist.core.erasing import erased_at, pending_erasures, pending_runs
+from persist.core.erasure import Erasure
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
@@ -24,6 +25,7 @@ from persist.core.transitions.dropping import (
     without_pending,
     without_undue,
 )
+from persist.core.transitions.history import forgotten
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.naming import check_staged
@@ -276,15 +278,7 @@ def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
 
 def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Context) -> tuple[State, c.Appended]:
     """Rows that were worked out from the contents, at the next time, where the upper is `lower`."""
-    _check_no_times(command.runs)
-    check_staged(state, command.runs, context)
-    time = state.upper.element
-    if state.upper == lower and (time is None or time > TIME_MAX):
-        raise no_time_left(state)
-    check_upper(state, lower)
-    assert time is not None
-    if not 0 <= command.as_of < time:
-        raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
+    time = _next_time(state, command, lower, context)
     if isinstance(command, c.Restore):
         _check_not_erased(state, command.as_of)
     result = c.Appended(lower, Antichain(time + 1))
@@ -297,6 +291,55 @@ def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Cont
     state = without_undue(state, command.runs)
     state = replace(state, service_times=with_times(state.service_times, time, time + 1))
     return _push(state, command, result, _at(command.runs, time), context)
+
+
+def _next_time(state: State, command: c.Rewrite, lower: Antichain, context: Context) -> int:
+    """The time at which rows land that were worked out from the contents. Raises what refuses them."""
+    _check_no_times(command.runs)
+    check_staged(state, command.runs, context)
+    time = state.upper.element
+    if state.upper == lower and (time is None or time > TIME_MAX):
+        raise no_time_left(state)
+    check_upper(state, lower)
+    assert time is not None
+    if not 0 <= command.as_of < time:
+        raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
+    return time
+
+
+def keep_pending(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended, tuple[Run, ...]]:
+    """As `restore`, but the rows are not written: they are those of the next time, as the writer completes it.
+
+    A drop that waits is taken back, as by a writer who takes rows away.
+    """
+    time = _next_time(state, command, command.expected_upper, context)
+    runs = _stored(_at(command.runs, time))
+    waiting = (*pending_runs(pending_erasures(state)), *runs)
+    _check_inline(state.trace.inline_bytes + sum(p.size for p in _parts(waiting) if p.is_inline), runs, context)
+    result = c.Appended(state.upper, state.upper)
+    return _recorded(without_undue(state, runs), command, result, context), result, runs
+
+
+def let_go(state: State, at: int, context: Context, *, tags: bool) -> State:
+    """The State without history before an erasure, which may show its rows, and without what may tell of them."""
+    state = replace(
+        state,
+        entries={},
+        entry_files=(),
+        info_bytes=0,
+        cuts={at_ms: cut for at_ms, cut in state.cuts.items() if cut.upper > at},
+        tags={name: tag for name, tag in state.tags.items() if tag.time >= at} if tags else state.tags,
+    )
+    return forgotten(state, Antichain(at), context)[0]
+
+
+def _effective(state: State, pending: Mapping[str, Erasure], context: Context) -> State:
+    """The State in which the rows of these erasures are retracted, by the batch that was just added."""
+    for key, erasure in pending.items():
+        asked = erasure.pending
+        state = let_go(state, erasure.at, context, tags=asked is not None and asked.tags)
+        state = replace(state, erasures=with_changes(state.erasures, {key: replace(erasure, pending=None)}))
+    return state
 
 
 def _undone(state: State, as_of: int, time: int, context: Context) -> State:
@@ -320,8 +363,10 @@ def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tu
         return state, c.Appended(command.upper, command.upper)
     if not command.force:
         check_near(state, command.upper)
-    desc = Description(state.upper, command.upper, MINIMUM)
-    return replace(state, trace=state.trace.push(HollowBatch(desc, (), 0))), c.Appended(desc.lower, desc.upper)
+    pending = pending_erasures(state)
+    runs, desc = pending_runs(pending), Description(state.upper, command.upper, MINIMUM)
+    state = _with_trace(state, state.trace.push(batch_of(desc, runs)), runs)
+    return _effective(state, pending, context), c.Appended(desc.lower, desc.upper)
 
 
 def update_attributes(state: State, command: c.UpdateAttributes, context: Context) -> tuple[State, c.Done]:
@@ -354,15 +399,18 @@ def _join_insert(state: State, command: c.Insert, context: Context, time: int) -
 def _push(
     state: State, command: Written, result: c.Appended, runs: tuple[Run, ...], context: Context
 ) -> tuple[State, c.Appended]:
-    """The State with a batch of these runs from its upper to that of `result`."""
+    """The State with a batch of these runs, and of erasures that are pending, from its upper to that of `result`."""
     if len(state.trace.batches) >= context.policy.batches_max and runs:
         raise Overloaded(
             f"shard {state.name!r} has {len(state.trace.batches)} batches that wait for compaction; run a compactor",
             retry_after_s=RETRY_LATER_S,
         )
-    trace = state.trace.push(batch_of(Description(state.upper, result.upper, MINIMUM), _stored(runs)))
+    pending = pending_erasures(state)
+    erased = pending_runs(pending)
+    trace = state.trace.push(batch_of(Description(state.upper, result.upper, MINIMUM), (*_stored(runs), *erased)))
     _check_inline(trace.inline_bytes, runs, context)
-    return _recorded(_with_trace(state, trace, runs), command, result, context), result
+    state = _effective(_with_trace(state, trace, (*runs, *erased)), pending, context)
+    return _recorded(state, command, result, context), result
 
 
 def _with_trace(state: State, trace: Trace, runs: tuple[Run, ...]) -> State:
