@@ -11,7 +11,6 @@ import pytest
 from consensus import ENDED, HIDDEN, Consensus, ConsensusUsage, Entry, open_consensus
 from tests.contract.consensus_providers import SERVERS_IN_PROOF, Place
 from tests.contract.racing import judge, race_processes, race_threads, read_log
-from tests.support.examples import size
 from tests.support.waiting import WAIT_S
 
 
@@ -402,7 +401,7 @@ def test_sixteen_threads_racing_on_one_key(consensus: Consensus) -> None:
 @pytest.mark.parametrize("place", ["sqlite", *SERVERS_IN_PROOF], indirect=True)
 def test_four_processes_racing_on_one_key(place: Place) -> None:
     assert place.url is not None
-    wins = race_processes(place.url, writers=4, wins_each=size(10, 40))
+    wins = race_processes(place.url, writers=4, wins_each=40)
     judge(wins, read_log(place.open()))
 
 

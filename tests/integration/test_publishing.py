@@ -19,6 +19,7 @@ from persist.core.trace import trace_of
 from persist.formats.publication_frames import decode_catalogue, decode_journal
 from persist.formats.state_frames import decode_diff
 from tests.support.crashing import Crash, Fuse
+from tests.support.examples import thinned
 from tests.support.maintained import NAME, World
 
 SETTINGS = PublishSettings(every_s=5.0, beat_s=60.0, keep_s=300.0)
@@ -286,7 +287,7 @@ def test_a_damaged_journal_is_told_and_the_rest_goes_on(world: World) -> None:
     assert len(bucket.problems) == 1
 
 
-@pytest.mark.parametrize("step", range(0, 40, 3))
+@pytest.mark.parametrize("step", thinned(range(0, 40, 3), 4))
 def test_maintenance_that_is_killed_loses_nothing(world: World, step: int) -> None:
     append(world, 2)
     rolled(world)

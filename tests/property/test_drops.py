@@ -195,7 +195,7 @@ class Dropped(Tagged):
         assert listener.done
 
 
-@examples(4)
+@examples(1, of_a_proof=120)
 @given(st.booleans(), st.lists(DROP_STEPS, min_size=2, max_size=14))
 @example(False, [("append", [("k0", 0, 0, 1), ("k1", 0, 2, 1)]), ("drop", 1), ("pass_by", 9), ("merge", True)])
 @example(

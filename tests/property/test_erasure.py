@@ -112,7 +112,7 @@ class Run:
         assert [one.phase for one in self.shard.erasures().values() if not one.done] == []
 
 
-@examples(4)
+@examples(2, of_a_proof=120)
 @given(steps=st.lists(STEPS, max_size=25))
 def test_what_was_erased_is_nowhere_and_the_rest_is_there(steps: list[tuple[str, object]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

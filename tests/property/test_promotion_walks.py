@@ -36,7 +36,7 @@ from persist.regions.salvaging import salvage
 from persist.regions.switching import Switch
 from tests.property.test_region_walks import Walk
 from tests.support.clones import ClockedIds
-from tests.support.examples import seeds
+from tests.support.examples import seeds, thinned
 from tests.support.location import AscendingIds, memory_location
 from tests.support.regions import FOLLOW, HOME, POLICY, Row
 
@@ -335,12 +335,12 @@ def walked(seed: int, path: Path) -> None:
     ending.switch() if seed % 2 else ending.disaster()
 
 
-@pytest.mark.parametrize("seed", range(0, SEEDS_MAX, 2))
+@pytest.mark.parametrize("seed", thinned(range(0, SEEDS_MAX, 2), 4))
 def test_after_a_disaster_nothing_is_wrong_and_all_is_told(seed: int, tmp_path: Path) -> None:
     walked(seed, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(1, SEEDS_MAX, 2))
+@pytest.mark.parametrize("seed", thinned(range(1, SEEDS_MAX, 2), 4))
 def test_a_planned_switch_loses_nothing(seed: int, tmp_path: Path) -> None:
     walked(seed, tmp_path)
 
@@ -412,7 +412,7 @@ BROKEN = (
 )
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize("broken", thinned(BROKEN, len(BROKEN)), ids=lambda broken: broken.__name__)
 def test_a_broken_build_is_caught(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

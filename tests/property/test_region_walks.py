@@ -15,13 +15,13 @@ import pytest
 from persist.core.errors import Conflict, Expired, Unavailable, UnknownShard
 from persist.regions.following import Follower
 from persist.regions.presence import Presence
-from tests.support.examples import seeds
+from tests.support.examples import seeds, thinned
 from tests.support.regions import Regions
 
 NAMES = "abcd"
 STEPS = 60
 SEEDS_MAX = 60
-PROOF_SEEDS = seeds(20)
+PROOF_SEEDS = seeds(40)
 
 
 class Walk:
@@ -73,7 +73,7 @@ class Walk:
         self.regions.shown.clear()
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(6))
 def test_what_a_region_shows_is_what_home_has_shown(seed: int) -> None:
     Walk(seed).run()
 
@@ -85,10 +85,10 @@ def test_many_more_walks() -> None:
 
 
 def test_most_walks_read_something() -> None:
-    walks = [Walk(seed) for seed in range(10)]
+    walks = [Walk(seed) for seed in range(3)]
     for walk in walks:
         walk.run()
-    assert sum(walk.regions.read for walk in walks) > 100
+    assert sum(walk.regions.read for walk in walks) > 30
 
 
 # --- builds that are broken on purpose
@@ -141,7 +141,7 @@ BROKEN = [accepts_incomplete, trusts_bundles, looks_for_rollups_once, never_read
           waits_for_one_journal]  # fmt: skip
 
 
-@pytest.mark.parametrize("breaks", BROKEN)
+@pytest.mark.parametrize("breaks", thinned(BROKEN, len(BROKEN)))
 def test_a_broken_build_is_caught(
     breaks: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,13 +12,13 @@ from dataclasses import replace
 import pytest
 
 from persist.spark import replacing
-from tests.support.examples import seeds
+from tests.support.examples import seeds, thinned
 from tests.support.rivals import caught_within
 from tests.support.spark_rivals import SparkRivals
 
 STEPS = 5
-SEEDS = range(20)
-PROOF_SEEDS = seeds(25)
+SEEDS = range(6)
+PROOF_SEEDS = seeds(40)
 BROKEN_SEEDS = range(100)
 
 
@@ -65,12 +65,15 @@ def without_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "breaks",
-    [
-        without_conditions,
-        with_conditions_looked_at_only_when_a_job_begins,
-        without_a_look_at_what_others_wrote_meanwhile,
-        without_transactions,
-    ],
+    thinned(
+        [
+            without_conditions,
+            with_conditions_looked_at_only_when_a_job_begins,
+            without_a_look_at_what_others_wrote_meanwhile,
+            without_transactions,
+        ],
+        4,
+    ),
 )
 def test_a_build_is_caught(breaks: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     breaks(monkeypatch)

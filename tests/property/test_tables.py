@@ -7,8 +7,8 @@ import pytest
 from tests.support.examples import seeds
 from tests.support.rivals import STEPS, Rivals, caught_within
 
-SEEDS = range(20)
-PROOF_SEEDS = seeds(20)
+SEEDS = range(6)
+PROOF_SEEDS = seeds(40)
 
 
 def check(seed: int) -> Rivals:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-EXAMPLES = 15  # of each law
-EXAMPLES_OF_A_PROOF = 20
+EXAMPLES = 10  # of each law
+EXAMPLES_OF_A_PROOF = 30
 SEED_VARIABLE = "PERSIST_TEST_SEEDS"  # names the base of a run, to repeat it
 SEEDS_A_DAY = 1_000
 

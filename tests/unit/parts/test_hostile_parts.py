@@ -24,8 +24,11 @@ from persist.parts import DIFF, TIME, ShardSchema, codec
 from persist.parts.check import PartCheck
 from persist.parts.codec import encode_parquet
 from persist.parts.files import Bound, Files, PartFile
+from tests.support.examples import thinned
 
 KEY = part_key(shard_id_of("orders"), WriterId("w" + "1" * 32), PartId(f"p{1:032x}"))
+MANY = thinned([range(at, at + 120) for at in range(0, 600, 120)], 5)  # seeds
+FEW = thinned([range(at, at + 50) for at in range(0, 150, 50)], 3)
 ROWS = 3_000
 ENOUGH = 128 << 20
 BOUND = bytes(range(1, 9))
@@ -107,12 +110,13 @@ def test_few_bytes_that_become_many_are_refused_before_they_do(name: str, monkey
     assert len(opened(schema, part, data, ENOUGH).read([0], ["id"])) == part.rows, "other columns are read"
 
 
-def test_a_hostile_part_ends_no_process_and_is_read_where_it_was_taken() -> None:
+@pytest.mark.parametrize("seeds", MANY, ids=str)
+def test_a_hostile_part_ends_no_process_and_is_read_where_it_was_taken(seeds: range) -> None:
     """Of some footers pyarrow ends the process when it is asked for what they say of a column."""
     schema, part, data = part_of(pa.string(), [f"text {number % 7}" for number in range(200)])
     check, taken = PartCheck(schema, Bound(ENOUGH, ENOUGH)), 0
     body, tail = data[: -part.footer_size], data[-part.footer_size :]
-    for seed in range(600):
+    for seed in seeds:
         chance = random.Random(seed)
         changed = bytearray(tail)
         for _ in range(chance.choice([1, 1, 2, 8])):
@@ -133,9 +137,10 @@ def test_a_hostile_part_ends_no_process_and_is_read_where_it_was_taken() -> None
     assert taken
 
 
-def test_pages_that_cannot_be_read_are_an_error_of_the_tree() -> None:
+@pytest.mark.parametrize("seeds", MANY, ids=str)
+def test_pages_that_cannot_be_read_are_an_error_of_the_tree(seeds: range) -> None:
     schema, part, data = part_of(pa.string(), [f"text {number % 7}" for number in range(2_000)])
-    for seed in range(600):
+    for seed in seeds:
         chance = random.Random(seed)
         changed = bytearray(data)
         for _ in range(chance.choice([1, 2, 8])):
@@ -208,8 +213,9 @@ FIXED: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
+@pytest.mark.parametrize("seeds", FEW, ids=str)
 @pytest.mark.parametrize("name", FIXED)
-def test_lists_of_a_fixed_size_that_have_another_end_no_process(name: str) -> None:
+def test_lists_of_a_fixed_size_that_have_another_end_no_process(name: str, seeds: range) -> None:
     """Arrow ended it where the levels told of a null list that goes on; by the commit, or by each snapshot."""
     kind, values = FIXED[name]
     schema, part, data = part_of(kind, [values[number % len(values)] for number in range(60)])
@@ -220,7 +226,7 @@ def test_lists_of_a_fixed_size_that_have_another_end_no_process(name: str) -> No
     length = int.from_bytes(data[start + 8 : start + 12], "little")
     index, refused = json.loads(data[start + 12 : start + 12 + length]), 0
     chunks = index["row_groups"][0]["chunks"]
-    for seed in range(150):
+    for seed in seeds:
         chance = random.Random(seed)
         body = bytearray(data[:start])
         first, size, _ = chunks[chance.randrange(1, len(chunks) - 2)]
