@@ -34,6 +34,7 @@ from persist.core.keys import is_part_key
 from persist.core.state import Policy, State
 from tests.support.clones import Shards
 from tests.support.crashing import Crash, Fuse
+from tests.support.examples import thinned
 from tests.support.location import memory_location
 
 BUNDLED = Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=2, bundle_parts_max=4)
@@ -291,11 +292,14 @@ def test_a_clone_of_a_thousand_parts_is_two_commits_and_touches_no_part() -> Non
 
 # --- killed at any step
 
+STRIDE = 4  # steps between two at which one test is killed
+
 
 @pytest.mark.parametrize("again", ["fresh name", "name used before", "clone of a clone"])
-def test_who_clones_is_killed_at_any_step(again: str) -> None:
+@pytest.mark.parametrize("first", thinned(range(1, 1 + STRIDE), STRIDE))
+def test_who_clones_is_killed_at_any_step(again: str, first: int) -> None:
     """After any step, which is before the next one."""
-    for step in range(1, 200):
+    for step in range(first, 200, STRIDE):
         shards = Shards()
         shards.create("a", 2)
         source = "a"
@@ -330,9 +334,10 @@ def test_who_clones_is_killed_at_any_step(again: str) -> None:
 
 
 @pytest.mark.parametrize("dropped", ["a", "b", "both", "merged"])
-def test_who_collects_is_killed_at_any_step(dropped: str) -> None:
+@pytest.mark.parametrize("first", thinned(range(1, 1 + STRIDE), STRIDE))
+def test_who_collects_is_killed_at_any_step(dropped: str, first: int) -> None:
     """After any step, which is before the next one."""
-    for step in range(1, 400):
+    for step in range(first, 400, STRIDE):
         shards = Shards()
         shards.create("a", 2)
         shards.clone("a", "b")

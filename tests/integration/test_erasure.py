@@ -35,6 +35,7 @@ from persist.core.keys import part_key
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from tests.support.clocks import HOUR_MS, Machine, World
+from tests.support.examples import thinned
 from tests.support.markers import in_memory, marker, uncompressed, where
 
 NAME = "orders"
@@ -479,7 +480,7 @@ def test_who_is_killed_in_the_commit_asks_again_with_the_token(
     assert rows(other.shard(NAME)) == ["b"]
 
 
-@pytest.mark.parametrize("step", range(1, 15))
+@pytest.mark.parametrize("step", thinned(range(1, 15), 3))
 def test_whoever_is_killed_while_an_erasure_is_pending(
     monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int
 ) -> None:
@@ -511,7 +512,7 @@ def test_whoever_is_killed_while_an_erasure_is_pending(
     assert found(world, secret) == []
 
 
-@pytest.mark.parametrize("step", range(1, 21))
+@pytest.mark.parametrize("step", thinned(range(1, 21), 3))
 def test_who_is_killed_at_any_step_is_followed_by_another(
     monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int
 ) -> None:

@@ -37,6 +37,7 @@ from persist.regions.salvaging import Diverged, diverged, salvage
 from persist.regions.switching import Switch
 from tests.integration import test_erasure
 from tests.support.clones import SCHEMA, ClockedIds, Shards
+from tests.support.examples import thinned
 from tests.support.location import memory_location
 from tests.support.markers import in_memory, marker, uncompressed, where
 from tests.support.regions import POLICY, Row
@@ -241,7 +242,7 @@ def test_what_was_undone_becomes_no_home(world: World, monkeypatch: pytest.Monke
     assert us.rows("a") == home.rows["a"]
 
 
-@pytest.mark.parametrize("steps", range(1, 12))
+@pytest.mark.parametrize("steps", thinned(range(1, 12), 3))
 def test_an_undo_is_killed_anywhere_and_repeated(world: World, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     home, us = world.home, world.us
     world.begin(a=3, b=3)
@@ -287,7 +288,7 @@ def test_an_undo_lifts_no_fence_of_another_home(world: World, monkeypatch: pytes
 # --- killed, and repeated
 
 
-@pytest.mark.parametrize("steps", range(1, 15))
+@pytest.mark.parametrize("steps", thinned(range(1, 15), 3))
 def test_a_promotion_is_killed_anywhere_and_nothing_is_copied_over_it(
     world: World, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
@@ -310,7 +311,7 @@ def test_a_promotion_is_killed_anywhere_and_nothing_is_copied_over_it(
     assert us.blob.stat(COPY_KEY) is None
 
 
-@pytest.mark.parametrize("steps", range(1, 40, 3))
+@pytest.mark.parametrize("steps", thinned(range(1, 40, 3), 3))
 def test_a_switch_is_killed_anywhere_and_its_next_run_deletes_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
