@@ -48,6 +48,7 @@ _EXTENSIONS = {
 }  # fmt: skip
 _FILE_MARK, _CONTINUES = b"ARROW1", b"\xff\xff\xff\xff"
 _FILE_MARK_BYTES = 8  # with its padding
+_FILE_END_BYTES = 4 + len(_FILE_MARK)  # the length of the footer, and the mark again
 _STREAM_END = _CONTINUES + b"\x00\x00\x00\x00"
 _CSV_ERROR = re.compile(
     r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<said>.*)"
@@ -484,11 +485,24 @@ def _arrow(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, to
 
 
 def _has_batches(path: str) -> bool:
-    """Whether an Arrow file has a batch, whatever its footer says: it begins as a stream does."""
-    with pa.OSFile(path) as data:
+    """Whether an Arrow file has a batch, whatever its footer says."""
+    with pa.memory_map(path) as data:
+        data.seek(data.size() - _FILE_END_BYTES)
+        footer = int.from_bytes(data.read(4), "little")
         data.seek(_FILE_MARK_BYTES)
-        with pa.ipc.open_stream(data) as stream:
-            return next(iter(stream), None) is not None
+        body = data.read_buffer(max(0, data.size() - _FILE_MARK_BYTES - footer - _FILE_END_BYTES))
+        try:
+            with pa.ipc.open_stream(body) as stream:
+                return next(iter(stream), None) is not None
+        except (pa.ArrowException, OSError):  # Polars writes the schema there without its length
+            return any(_is_batch(body.slice(found.start())) for found in re.finditer(_CONTINUES, memoryview(body)))
+
+
+def _is_batch(data: pa.Buffer) -> bool:
+    try:
+        return bool(pa.ipc.read_message(data).type == "record batch")
+    except (pa.ArrowException, OSError, EOFError):
+        return False
 
 
 def _is_whole_and_old(path: str) -> bool:

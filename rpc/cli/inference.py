@@ -77,6 +77,8 @@ class Numbers:
             return _decimal(len(str(max(-self._low, self._high))), 0)
         if self._is_double:
             return pa.float64()
+        if not self._is_text:  # rows of JSON give decimals as texts or whole numbers
+            return None
         if self._has_exponent or self._has_minus_zero or len(self._decimals) != 1 or self._decimals == {0}:
             return None
         return _decimal(self._digits, *self._decimals)

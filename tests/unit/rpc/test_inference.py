@@ -218,6 +218,15 @@ def test_ndjson_that_no_type_holds_is_refused_with_its_line(tmp_path: Path, valu
         rows_of(path)
 
 
+@pytest.mark.parametrize("value", ["12345678901234567.89", "0.1000000000000000055511151231257827"])
+def test_fractions_of_ndjson_that_are_no_doubles_are_refused_before_a_shard_is_made(tmp_path: Path, value: str) -> None:
+    """A decimal was chosen, which rows of JSON give as texts: the shard was made, and then nothing was imported."""
+    path = tmp_path / "f.ndjson"
+    path.write_text(f'{{"id": 1, "v": {value}}}\n')
+    with opened([str(path)], None) as [source], pytest.raises(InvalidUsage, match="'v'"):
+        source.inferred()
+
+
 def test_a_byte_order_mark_before_ndjson_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "f.ndjson"
     path.write_bytes(b'\xef\xbb\xbf{"id": 1}\n{"id": 2}\n')
