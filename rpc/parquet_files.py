@@ -6,6 +6,8 @@ Arrow's defaults are lenient: it ignores the checksums of pages, and the times o
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,16 +18,19 @@ import pyarrow.parquet as pq
 
 BATCH_ROWS = 64 * 1024
 _INT64_MAX = 2**63 - 1
+_MAGIC, _LENGTH_BYTES = b"PAR1", 4
 
 
 def open_parquet(source: Any) -> pq.ParquetFile:
     """A Parquet file whose pages are verified as they are read, with INT96 as nanoseconds, or else as microseconds.
 
-    `source` is a path or an Arrow file. Raises ValueError: INT96 times need both, or the footer contradicts itself.
+    `source` is a path or an Arrow file. Raises ValueError: INT96 times need both, the footer contradicts itself, or
+    there are several files one behind the other.
     """
     file = _open(source, "ns")
     try:
         check_counts(file.metadata)
+        _check_alone(source, file.metadata)
         is_int96 = [file.schema.column(index).physical_type == "INT96" for index in range(len(file.schema))]
         if not any(is_int96):
             return file
@@ -63,6 +68,40 @@ def check_counts(metadata: pq.FileMetaData) -> None:
                     f"it is damaged: column {metadata.schema.column(index).path!r} has {values} values in a row group "
                     f"of {group.num_rows} rows"
                 )
+
+
+def _check_alone(source: Any, metadata: pq.FileMetaData) -> None:
+    """Raise ValueError where other Parquet files come before this one in the same bytes, as `cat a b` makes them.
+
+    The last footer counts from its own file's start, so that a reader takes the pages of the first file for its own.
+    The bytes between the last page and the footer are indexes and filters, or at least the files before.
+    """
+    with pa.OSFile(source) if isinstance(source, (str, bytes, os.PathLike)) else contextlib.nullcontext(source) as data:
+        size = data.size()
+        between = size - len(_MAGIC) - _LENGTH_BYTES - metadata.serialized_size - _pages_end(metadata)
+        if between < 2 * len(_MAGIC) + _LENGTH_BYTES:
+            return
+        data.seek(0)
+        start = bytes(data.read(min(size, between + len(_MAGIC))))
+        data.seek(0)
+    at = start.find(2 * _MAGIC)
+    while at >= 0:
+        with contextlib.suppress(pa.ArrowException, OSError):
+            pq.read_metadata(pa.BufferReader(start[: at + len(_MAGIC)]))
+            raise ValueError("it has several Parquet files one behind the other: give each by itself")
+        at = start.find(2 * _MAGIC, at + 1)
+
+
+def _pages_end(metadata: pq.FileMetaData) -> int:
+    """Where the last page ends, in bytes from the start."""
+    ends = [0]
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            starts = [chunk.data_page_offset]
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                starts.append(chunk.dictionary_page_offset)
+            ends.append(min(starts) + chunk.total_compressed_size)
+    return max(ends)
 
 
 def _int96_unit(source: Any, paths: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -116,3 +117,69 @@ def test_a_footer_whose_numbers_contradict_each_other_is_refused(
     else:
         with pytest.raises(ValueError, match="damaged"):
             check_counts(footer)
+
+
+def parquet(ids: range, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"id": list(ids)}), sink, **options)
+    return sink.getvalue()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"compression": "none", "use_dictionary": False},
+    {"write_page_index": True, "row_group_size": 7},
+    {"write_page_checksum": True, "data_page_version": "2.0"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("counts", [(2, 2), (1, 900), (900, 1), (0, 5), (5, 0), (3, 3, 3)], ids=str)
+def test_files_one_behind_the_other_are_refused(
+    counts: tuple[int, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """The pages of the first were read by the footer of the last: rows were lost."""
+    files = [parquet(range(100 * number, 100 * number + count), **options) for number, count in enumerate(counts)]
+    with pytest.raises(ValueError, match="several Parquet files"):
+        open_parquet(pa.BufferReader(b"".join(files)))
+    (tmp_path / "both.parquet").write_bytes(b"".join(files))
+    with pytest.raises(ValueError, match="several Parquet files"):
+        open_parquet(str(tmp_path / "both.parquet"))
+    for data, count in zip(files, counts, strict=True):
+        assert read(data).num_rows == count
+
+
+def test_a_file_whose_values_are_files_is_one_file() -> None:
+    inner = parquet(range(3), write_page_index=True)
+    table = pa.table({"file": [inner + inner, inner], "n": [1, 2]})
+    for options in OPTIONS:
+        sink = io.BytesIO()
+        pq.write_table(table, sink, **options)
+        assert read(sink.getvalue()).equals(table)
+
+
+def arrow(ids: range, form: str, **options: Any) -> bytes:
+    sink, table = io.BytesIO(), pa.table({"id": list(ids)})
+    new = pa.ipc.new_file if form == "file" else pa.ipc.new_stream
+    with new(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=3)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"use_legacy_format": True}], ids=str)
+@pytest.mark.parametrize("form", ["file", "stream"])
+@pytest.mark.parametrize("counts", [(4, 4), (1, 90), (90, 1), (0, 5), (5, 0)], ids=str)
+def test_arrow_one_behind_the_other_is_refused(
+    counts: tuple[int, ...], form: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    schema = ShardSchema(pa.schema([("id", pa.int64())]), ("id",))
+    files = [arrow(range(count), form, **options) for count in counts]
+
+    def rows_of(data: bytes) -> int:
+        (tmp_path / "a.arrow").write_bytes(data)
+        with opened([str(tmp_path / "a.arrow")], None) as [source]:
+            return sum(piece.table.num_rows for piece in source.pieces(schema, None, lambda _: None))
+
+    assert [rows_of(data) for data in files] == list(counts)
+    with pytest.raises(InvalidUsage):
+        rows_of(b"".join(files))
