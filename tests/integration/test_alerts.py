@@ -180,9 +180,8 @@ def troubled(**how: Any) -> Iterator[Troubled]:
 
 
 def check(directory: Path, before: Figures, after: Figures, *alerts: str) -> None:
-    for alert in alerts:
-        firing(directory, alert, before, after)
-        firing(directory, alert, before, before, fires=False)
+    firing(directory, alerts, before, after)
+    firing(directory, alerts, before, before, fires=False)
 
 
 def test_stores_that_fail(tmp_path: Path) -> None:
@@ -327,7 +326,7 @@ def test_collections_that_fail_and_a_loop_that_cannot_list_the_shards(tmp_path: 
 
     before, after = _maintained(collecting, 10)
     check(tmp_path, before, after, "PersistGcFailing", "PersistMaintenanceFailing")
-    firing(tmp_path, "PersistMaintenanceStuck", before, after)
+    firing(tmp_path, ["PersistMaintenanceStuck"], before, after)
 
 
 def test_a_compactor_that_is_gone(tmp_path: Path) -> None:
