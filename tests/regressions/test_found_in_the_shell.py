@@ -25,6 +25,7 @@ from persist.core.errors import InvalidUsage
 from rpc.auth import ANYBODY, MAINTENANCE, Principal, Tokens, mint
 from rpc.cli import files
 from rpc.token_figures import TokenFigures, label_of
+from tests.support.examples import thinned
 from tests.support.shells import environment
 from tests.support.waiting import WAIT_S
 
@@ -282,10 +283,12 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
 # --- standard output, and arguments
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["cat orders", "cat orders --format arrow", "tail orders", "shards", "inspect shards", "--help", "cat --help"],
-)
+OUTPUTS = [
+    "cat orders --format arrow", "cat orders", "inspect shards", "tail orders", "shards", "cat --help", "--help",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", thinned(OUTPUTS, 3))
 @pytest.mark.parametrize("end", ["> /dev/full", ">&-"])
 def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str) -> None:
     found = subprocess.run(
