@@ -20,7 +20,7 @@ import pyarrow as pa
 from persist.client.changes import Asked, Between, between
 from persist.client.editing import unless_landed
 from persist.client.retry import send
-from persist.client.rewriting import Count, Rewriting, check_complete, read_facts
+from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text, period_ms, shown_instant
@@ -277,7 +277,7 @@ class Erasing(Rewriting):
 
     def _pending(self, view: ShardView) -> dict[str, Erasure]:
         """The erasures that become effective at the upper of the view. What they take away is not taken twice."""
-        if not read_facts(self.transport, self.name, self.read.retry_s).facts.erasing_ms:
+        if not view.erasing:
             return {}
         found = send(self.transport, self.name, c.ReadErasures(), self.read.retry_s)
         assert isinstance(found, c.ErasuresAre)

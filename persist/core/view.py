@@ -5,6 +5,7 @@ from __future__ import annotations
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.batch import HollowBatch
 from persist.core.drops import RowDrop
+from persist.core.erasing import pending_erasures
 from persist.core.ids import SeqNo, ShardId
 from persist.core.record import Record
 from persist.core.state import SchemaRecord, State, told_apart
@@ -23,7 +24,7 @@ class ShardView(Record, frozen=True):
 
     Who reads contents from the batches asks `persist.core.drops.contents` which of them count. `truncations` are those
     that a readable time comes before and no restore has undone; only with batches. `service_times` are the intervals
-    of times that the service chose; only where they were asked for.
+    of times that the service chose; only where they were asked for. `erasing` are so many erasures that are pending.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ShardView(Record, frozen=True):
     drops: tuple[RowDrop, ...] = ()
     truncations: Truncations = ()
     service_times: tuple[tuple[int, int], ...] = ()
+    erasing: int = 0
 
     @property
     def seen(self) -> Seen:
@@ -66,6 +68,7 @@ def view_of(state: State, request: ViewRequest) -> ShardView:
         state.drops,
         told_apart(state) if request.with_batches else (),
         state.service_times if request.with_service_times else (),
+        len(pending_erasures(state)),
     )
 
 

@@ -12,6 +12,7 @@ from tests.simulation.erasing import eraser, prover
 from tests.simulation.historians import configurator, timekeeper
 from tests.simulation.host import Host
 from tests.simulation.hostile import hostile
+from tests.simulation.ingesting import ingester, minter, taker, tender
 from tests.simulation.lifecycle import demolisher, evolver
 from tests.simulation.pipelining import pipeliner
 from tests.simulation.publishing import announcer, copier, publisher
@@ -50,6 +51,10 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "copier": copier,
     "eraser": eraser,
     "prover": prover,
+    "minter": minter,
+    "ingester": ingester,
+    "taker": taker,
+    "tender": tender,
 }
 
 __all__ = ["ROLES"]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.simulation.cloning import CLONES_FROM
+from tests.simulation.ingesting import INGESTED
 from tests.simulation.mutations import MEANT_FOR, MUTATIONS, NEEDED, mutated
 from tests.simulation.runner import Plan, run_plan
 
@@ -49,8 +50,9 @@ def _seeds(name: str, first: int | None) -> Iterator[int]:
     known = remembered().get(name) if first is None else None
     if known is not None:
         yield known
-    late = NEEDED.get(name, set()) & {"cloner", "publisher"}
-    for seed in itertools.count(first or (CLONES_FROM if late else 0)):
+    needed = NEEDED.get(name, set())
+    begins = INGESTED.start if "ingester" in needed else CLONES_FROM if needed & {"cloner", "publisher"} else 0
+    for seed in itertools.count(first or begins):
         plan = Plan.of(seed)
         if NEEDED.get(name, set()) <= {*plan.faults, *(role for share in plan.roles for role in share)}:
             yield seed

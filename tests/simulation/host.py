@@ -170,6 +170,8 @@ class Run:
     kept: str | None = None  # how much history new shards keep; None: they have no settings
     markers: set[str] = field(default_factory=set)  # keys that are written to be erased
     unerased: list[Any] = field(default_factory=list)  # erasures that somebody has begun (`erasing.Begun`)
+    last_record: int = -1  # the position of the last record of the source that is ingested (`ingesting.py`)
+    taking: dict[int, tuple[Token, bool]] = field(default_factory=dict)  # rows that were erased or inserted there
     unsettled: list[tuple[Write, Token]] = field(default_factory=list)  # restores; anybody may ask for them again
     stretches_left: int = 60  # how often the run is prolonged until every fault has struck
     stopping: bool = False  # no new reads and writes

@@ -54,6 +54,7 @@ from tests.simulation import (
     dating,
     erasing,
     history_mutations,
+    ingesting,
     narrow_mutations,
     publishing,
     restoring,
@@ -503,6 +504,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *dating.BROKEN,
         *cloning.BROKEN,
         *publishing.BROKEN,
+        *ingesting.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -549,6 +551,7 @@ NEEDED: dict[str, set[str]] = (
     | {"date_before_its_mark": {"dater"}}
     | {broken.__name__: {"cloner"} for broken in cloning.BROKEN}
     | {broken.__name__: {"publisher"} for broken in publishing.BROKEN}
+    | {broken.__name__: {"ingester"} for broken in ingesting.BROKEN}
 )
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of

@@ -12,6 +12,7 @@ import persist.copies.naive
 from tests.simulation.batch import run_here
 from tests.simulation.cloning import CLONES_FROM
 from tests.simulation.controls import caught, remembered
+from tests.simulation.ingesting import INGESTED
 from tests.simulation.mutations import MUTATIONS, RARE, mutated
 from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
@@ -20,6 +21,7 @@ from tests.support.examples import is_whole, seeds, size, thinned
 FEW = range(10)
 MANY = [range(80)]  # `python -m tests.simulation 0:20000` runs more
 COPIED = range(CLONES_FROM, CLONES_FROM + size(2, 40))
+FED = range(INGESTED.start, INGESTED.start + size(2, 40))
 OF_TODAY = seeds(80)
 QUICK = ("merge_beyond_since", "splits_overlap", "tokens_made_anew")  # mutations that the first seed shows
 # What all seeds of MANY together must have walked through; each of them checks that its own faults struck.
@@ -99,6 +101,9 @@ COPY_PATHS = (
 )
 
 
+FED_PATHS = ("all ingested", "erasure pending", "erasure retracted", "ingested", "minted")
+
+
 def test_a_few_seeds_keep_every_promise() -> None:
     totals = run_here(FEW)
     assert not totals.failures, "\n\n".join(totals.failures)
@@ -130,6 +135,15 @@ def test_clones_and_publications_keep_every_promise() -> None:
     print(totals)
     assert not totals.failures, "\n\n".join(totals.failures)
     assert not is_whole() or [path for path in COPY_PATHS if not totals.paths[path]] == []
+
+
+@pytest.mark.smoke
+@pytest.mark.proof
+def test_a_source_is_ingested_once_beside_erasures() -> None:
+    totals = run_here(FED)
+    print(totals)
+    assert not totals.failures, "\n\n".join(totals.failures)
+    assert not is_whole() or [path for path in FED_PATHS if not totals.paths[path]] == []
 
 
 @pytest.mark.parametrize(
