@@ -21,6 +21,7 @@ _ISO = r"^(\d{4}-|\d\d:)"  # what the standard can tell: years from 0 to 9999
 _ISO_MIN = -9_223_372_036_000_000_000  # Arrow cannot read nanoseconds before the first whole second
 _COUNTED = r"^@-?\d+$"  # other values count their units, since 1970 if they are points in time
 _INFINITY = r"(?i)^[+-]?inf(inity)?$"
+_NOT_ZERO = r"^[+-]?[0.]*[1-9]"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _EXACT_MAX = {16: 2**11, 32: 2**24, 64: 2**53}  # up to which each whole number is a float of so many bits
 _DURATION = r"^(?P<minus>-?)PT(?P<whole>\d+)(?:\.(?P<part>\d+))?S$"
@@ -68,9 +69,12 @@ def from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
 def floats_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     """Strings as numbers of a type of floats.
 
-    Raises ValueError where one is none, is too large, or is a whole number that would be rounded.
+    Raises ValueError where one is none, is too large, becomes zero, or is a whole number that would be rounded.
     """
     numbers = text.cast(pa.float64())
+    zeros = text.filter(pc.equal(numbers, 0))
+    if len(lost := zeros.filter(pc.match_substring_regex(zeros, _NOT_ZERO))):
+        raise ValueError(too_small(lost[0].as_py(), kind))
     is_word = pc.match_substring_regex(text, _INFINITY)
     found = _narrowed(numbers, kind, pc.and_(pc.is_inf(numbers), is_word))
     is_large = pc.fill_null(pc.greater_equal(pc.abs(found.cast(pa.float64())), _EXACT_MAX[kind.bit_width]), False)
@@ -92,16 +96,28 @@ def floats_of_numbers(values: Sequence[int | float | str | None], kind: pa.DataT
     return found
 
 
+def is_lost(number: str) -> bool:
+    """Whether a number that is written so, and is not zero, is zero as a double."""
+    return re.match(_NOT_ZERO, number) is not None and float(number) == 0
+
+
+def too_small(number: object, kind: pa.DataType) -> str:
+    """The sentence that refuses a number which would become zero."""
+    return f"{str(number)[:40]} would become 0 as {kind}: write 0, or keep it in a column of text"
+
+
 def _check_whole(number: int, kept: float, kind: pa.DataType) -> None:
     if number != kept:
         raise ValueError(f"{str(number)[:100]} would be rounded to {kept!r} as {kind}")
 
 
 def _narrowed(numbers: pa.Array, kind: pa.DataType, is_infinite: pa.Array) -> pa.Array:
-    """Doubles as a type of floats. Raises ValueError where another one than these has become infinite."""
+    """Doubles as a type of floats. Raises ValueError where another one than these is infinite, or one becomes zero."""
     found = numbers.cast(kind)
     if pc.any(pc.and_not(pc.is_inf(found), is_infinite)).as_py():
         raise ValueError(f"a number is too large for {kind}")
+    if pc.any(are_lost := pc.and_(pc.equal(found.cast(pa.float64()), 0), pc.not_equal(numbers, 0))).as_py():
+        raise ValueError(too_small(numbers.filter(are_lost)[0].as_py(), kind))
     return found
 
 

@@ -29,7 +29,7 @@ from persist.client.plans import differing
 from persist.core.errors import InvalidUsage
 from persist.parts.column_types import family
 from persist.parts.sizes import fixed_bytes
-from rpc.cell_text import floats_of_numbers, from_text, is_textual, to_text
+from rpc.cell_text import floats_of_numbers, from_text, is_lost, is_textual, to_text, too_small
 
 BLOCK_BYTES = 256 * 1024  # of NDJSON that is read at once
 OBJECTS_BYTES = 32 * 1024 * 1024  # what Python's objects take at once, unless one line has more
@@ -47,6 +47,14 @@ UNREADABLE = (
 )  # fmt: skip
 _TRUNCATED = "Input data was truncated"
 _GAP = re.compile(r"\s*")
+_ZEROS = b"0" * 200  # with fewer of them, and an exponent of two digits, no number becomes zero
+_SUSPECT = (  # each begins with bytes that `re` searches for quickly
+    re.compile(rb"-0(?![0-9.eE])"),
+    re.compile(rb"e-0*[1-9][0-9]{2}"),
+    re.compile(rb"E-0*[1-9][0-9]{2}"),
+)
+_TEXT_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*+"?|-?[0-9][0-9.]*+(?:[eE][+-]?[0-9]+)?', re.DOTALL)
+_ZERO_OF_INTEGERS = Annotated[float, msgspec.Meta(ge=0, le=0)]
 _NAMED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
@@ -119,6 +127,25 @@ def reading() -> Iterator[None]:
         ) from error
 
 
+def keep_zeros(text: bytes) -> bytes:
+    """JSON with `-0.0` for `-0`, whose sign msgspec loses. Raises ValueError at a number that becomes zero as a double.
+
+    A text without either, as most are, is the same object.
+    """
+    if _ZEROS in text or any(pattern.search(text) for pattern in _SUSPECT):
+        return _TEXT_OR_NUMBER.sub(_kept_zero, text)
+    return text
+
+
+def _kept_zero(match: re.Match[bytes]) -> bytes:
+    token = match[0]
+    if token == b"-0":
+        return b"-0.0"
+    if token[:1] != b'"' and is_lost(token.decode()):
+        raise ValueError(too_small(token.decode(), pa.float64()))
+    return token
+
+
 def read_ndjson(
     data: bytes,
     schema: pa.Schema,
@@ -131,10 +158,10 @@ def read_ndjson(
     Raises InvalidUsage beyond `rows_max` rows, ValueError or an error of msgspec or Arrow where a line cannot be read,
     and what `spend` does.
     """
-    form = _form(schema)
     batches, count = [], 0
-    for block in _blocks(data, form.widest, spend):
-        columns = _Columns(spend)
+    for given in _blocks(data, _widest(schema), spend):
+        block, columns = keep_zeros(given), _Columns(spend)
+        form = _form(schema, block is not given)
         with reading():
             rows = form.decoder.decode_lines(block)
         count += len(rows)
@@ -180,6 +207,9 @@ def read_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> 
     for some in _cell_blocks(cells):
         texts, columns = some.to_pylist(), _Columns(spend)
         joined = "\n".join(filter(None, texts)).encode()
+        if keep_zeros(joined) is not joined:
+            decoder = msgspec.json.Decoder(_type(field, True))
+            texts = [None if text is None else keep_zeros(text.encode()) for text in texts]
         if spend is not None and (taken := objects_bytes(joined, widest)) > OBJECTS_BYTES:
             spend(taken)
         with reading():
@@ -246,40 +276,47 @@ class _Form:
 
     decoder: msgspec.json.Decoder[Any]
     fields: Sequence[pa.Field]
-    widest: int
 
 
 @lru_cache(DECODERS_MAX)
-def _form(schema: pa.Schema) -> _Form:
-    decoder = msgspec.json.Decoder(_struct([field.with_nullable(True) for field in schema]))
-    return _Form(decoder, list(schema), _widest(schema))
+def _form(schema: pa.Schema, has_minus_zero: bool) -> _Form:
+    decoder = msgspec.json.Decoder(_struct([field.with_nullable(True) for field in schema], has_minus_zero))
+    return _Form(decoder, list(schema))
 
 
-def _struct(fields: Sequence[pa.Field]) -> Any:
+def _struct(fields: Sequence[pa.Field], has_minus_zero: bool) -> Any:
     """The objects that have these fields, and no others. Fields that may be null may also be left out."""
     names = {f"f{number}": field.name for number, field in enumerate(fields)}
     kinds = [
-        (name, _type(field) | UnsetType, UNSET) if field.nullable else (name, _type(field))
+        (name, _type(field, has_minus_zero) | UnsetType, UNSET)
+        if field.nullable
+        else (name, _type(field, has_minus_zero))
         for name, field in zip(names, fields, strict=True)
     ]
     return msgspec.defstruct("Row", kinds, rename=names, forbid_unknown_fields=True, kw_only=True, gc=False)
 
 
-def _type(field: pa.Field) -> Any:
-    """What JSON gives for values of a field, as msgspec checks it."""
+def _type(field: pa.Field, has_minus_zero: bool = False) -> Any:
+    """What JSON gives for values of a field, as msgspec checks it; `-0.0` of `keep_zeros` is a whole number too."""
     kind, types = field.type, pa.types
+
+    def inner(one: pa.Field) -> Any:
+        return _type(one, has_minus_zero)
+
     if types.is_map(kind):
-        found: Any = list[tuple[_type(kind.key_field.with_nullable(False)), _type(kind.item_field)]]  # type: ignore[misc]
+        found: Any = list[tuple[inner(kind.key_field.with_nullable(False)), inner(kind.item_field)]]  # type: ignore[misc]
     elif types.is_struct(kind):
-        found = _struct(list(kind))
+        found = _struct(list(kind), has_minus_zero)
     elif types.is_nested(kind):
-        found = list[_type(kind.value_field)]  # type: ignore[misc]
+        found = list[inner(kind.value_field)]  # type: ignore[misc]
         if types.is_fixed_size_list(kind):
             found = Annotated[found, msgspec.Meta(min_length=kind.list_size, max_length=kind.list_size)]
     else:
         found = _FLOAT if types.is_floating(kind) else _FLAT.get(family(kind), str)
         if types.is_decimal(kind):  # whole numbers of any size are exact; fractions are written as text
             found = int | str
+        if has_minus_zero and (types.is_decimal(kind) or types.is_integer(kind)):
+            found = found | _ZERO_OF_INTEGERS
     return found | None if field.nullable else found
 
 
@@ -364,13 +401,13 @@ def _flat(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(kind):
         return floats_of_numbers(values, kind)
     if is_textual(kind) and family(kind) != "binary":
-        texts = [str(value) if type(value) is int else value for value in values]
+        texts = [str(int(value)) if type(value) in (int, float) else value for value in values]
         return from_text(pa.array(texts, pa.string()), kind)
     return pa.array(values, kind)
 
 
 def body_json(data: bytes, spend: Spend | None = None) -> Any:
-    """What a body has in JSON. Raises InvalidUsage, also at NaN and at a number that is larger than any double.
+    """What a body has in JSON. Raises InvalidUsage, also at NaN and at a number that no double is near.
 
     `spend` is told what its objects take.
     """
@@ -390,4 +427,6 @@ def _finite(text: str) -> float:
     found = float(text)
     if math.isinf(found):
         raise ValueError(f"{text[:40]} is larger than any double")
+    if found == 0 and is_lost(text):
+        raise ValueError(too_small(text, pa.float64()))
     return found

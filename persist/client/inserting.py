@@ -20,7 +20,7 @@ from persist.client.pinned import Pinned
 from persist.client.planned import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
 from persist.client.snapshot import ReadSettings, holding
 from persist.client.telling import Info, info_bytes
-from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, as_updates, reusable
+from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, as_updates, gathered, reusable
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
@@ -198,6 +198,7 @@ class CheckedWriter(WriteHandle):
 
         Raises what `act` does, and InvalidUsage: a name means another column by now.
         """
+        updates = gathered(updates)
         try:
             return act(updates)
         except InvalidUsage:
@@ -235,6 +236,7 @@ class CheckedWriter(WriteHandle):
         Raises TokenReused where rows are refused, and a write with the token has landed.
         """
         with unless_landed(self, token):
+            updates = gathered(updates)
             for tries in range(1, SCHEMAS_MAX + 1):
                 schema = updates.schema if isinstance(updates, Pinned) else self._newest()[1]
                 if schema.details.unique:

@@ -233,10 +233,31 @@ def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table
     if isinstance(rows, list) and not rows:
         return nullable(schema.arrow).empty_table()
     tables = [_plain(table) for table in tables_of(as_updates(rows, schema))]
+    if not tables:
+        return nullable(schema.arrow).empty_table()
+    names = tables[0].schema.names
+    for table in tables:
+        if odd := set(names) ^ set(table.schema.names):
+            raise InvalidUsage(
+                f"only some batches of the source have column {min(odd)!r}; give all of them the same ones"
+            )
+    if any(table.schema != tables[0].schema for table in tables):
+        tables = [_typed(table.select(names), schema) for table in tables]
     try:
-        return pa.concat_tables(tables)
+        return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
-        raise InvalidUsage(f"the batches of the source have not the same columns: {error}") from error
+        raise InvalidUsage(f"the batches of the source have columns of different types: {error}") from error
+
+
+def _typed(table: pa.Table, schema: ShardSchema) -> pa.Table:
+    """The rows with the types of the shard in columns that it has too, if the values fit."""
+    columns = {}
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        columns[name] = column
+        if name in schema.arrow.names:
+            with suppress(InvalidUsage):
+                columns[name] = conform_column(column, schema.arrow.field(name).with_nullable(True))
+    return pa.table(columns)
 
 
 def _plain(table: pa.Table) -> pa.Table:

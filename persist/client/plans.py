@@ -274,6 +274,8 @@ class Upsert:
             raise InvalidUsage(
                 f"delete_column names {column!r}, which is a column of the shard too; give it another name in the rows"
             )
+        if is_dicts(self.rows) and not self.rows:
+            column = None  # no row names a column
         extra = () if column is None else (column,)
         check_alike(self.rows, "an upsert", column)
         table = source_table(self.rows, schema, [*schema.key, *extra], extra)

@@ -135,8 +135,8 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
 
         Args:
             updates: an Arrow table or batches, a pandas or Polars frame, a DuckDB relation, whatever else streams
-                Arrow, or a list of dicts. A column `__diff` tells how often a row is added (default 1; -1 takes one
-                away). A table without rows takes no time.
+                Arrow, or dicts in a list or another iterable. A column `__diff` tells how often a row is added (default
+                1; -1 takes one away). A table without rows takes no time.
             token: to repeat a call whose outcome is unknown, give the token of that call (`Client.new_token` makes
                 one), on any handle, client or process: if it had happened, it is answered as it was then, or refused as
                 TokenReused where the columns have changed since. What became of a token is known for seven days at

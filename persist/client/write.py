@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -435,8 +436,24 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
     if (reader := _reader_of(updates)) is not None:
         return _readable(reader)
     if isinstance(updates, Iterable) and not isinstance(updates, (str, bytes, Mapping)):
-        return updates
+        rows = gathered(updates)
+        return rows if rows is updates or not isinstance(rows, list) else as_updates(rows, schema)
     raise _no_rows(updates)
+
+
+def gathered(updates: Updates) -> Updates:
+    """The rows as they are, but dicts of a tuple, a generator or another iterable as a list."""
+    is_frame = hasattr(updates, "columns") or any(
+        hasattr(updates, name) for name in ("__arrow_c_stream__", "__arrow_c_array__")
+    )
+    if is_frame or not isinstance(updates, Iterable) or isinstance(updates, (list, str, bytes, Mapping)):
+        return updates
+    rest = iter(updates)
+    for first in rest:
+        if isinstance(first, dict):
+            return [first, *rest]
+        return chain((first,), rest) if rest is updates else updates
+    return updates
 
 
 def reusable(rows: Updates) -> Updates:

@@ -31,6 +31,8 @@ _USUAL = {  # the types whose values fit a column of this family as they are, or
 }
 _COUNTED = ("timestamp", "instant", "date", "time", "duration")
 _WHOLE = re.compile(r"[+-]?[0-9]+\Z")
+_OWN_FORMS = ("boolean", "integer", "float")  # of which JSON has values that are no text
+_FLOAT_WORDS = ("NaN", "Infinity", "-Infinity")  # which JSON has as text only
 _EXACT = (pa.Scalar, np.datetime64, np.timedelta64)  # Arrow takes these in the column's own type only
 
 
@@ -49,19 +51,23 @@ def column_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return column
 
 
-def given_key(schema: ShardSchema, values: Sequence[Any]) -> tuple[Any, ...]:
-    """The Arrow scalars of a key, or of its first columns, that somebody has given as Python values.
+def given_key(schema: ShardSchema, values: Sequence[Any], *, from_text: bool = False) -> tuple[Any, ...]:
+    """The Arrow scalars of a key, or of its first columns, that a caller gives as Python values.
 
-    Text stands for a value of a column that is no text, as its type is written. Raises InvalidUsage, naming the column,
-    where a value does not fit or would change: a key that is cut off to its type would mean another row.
+    Text stands for a value of a type that JSON writes as text, such as a date or a decimal; with `from_text`, as in a
+    URL, also for a number or a boolean. Raises InvalidUsage, naming the column, where a value does not fit or would
+    change: a key that is cut off to its type would mean another row.
     """
-    return tuple(given_value(schema, name, value) for name, value in zip(schema.key, values, strict=False))
+    return tuple(given_value(schema, name, value, from_text) for name, value in zip(schema.key, values, strict=False))
 
 
-def given_value(schema: ShardSchema, name: str, value: Any) -> pa.Scalar:
+def given_value(schema: ShardSchema, name: str, value: Any, from_text: bool = False) -> pa.Scalar:
     """One value of a key, as `given_key`."""
     kind = schema.arrow.field(name).type
     what = family(kind)
+    if isinstance(value, str) and not from_text and what in _OWN_FORMS and value not in _FLOAT_WORDS:
+        wanted = "true or false" if what == "boolean" else "a number"
+        raise InvalidUsage(f"{value!r} is text and is no {kind}, the type of key column {name!r}: give {wanted}")
     if pa.types.is_floating(kind) and isinstance(value, (str, int, float, Decimal)):
         return _of_number(name, value, kind)
     if isinstance(value, str) and not is_text(kind):
@@ -172,13 +178,15 @@ def _check_structs(values: Sequence[Any], kind: pa.StructType) -> None:
 
 
 def _check_floats(values: Sequence[Any], kind: pa.DataType) -> None:
-    """Refuse what becomes infinite, and whole numbers that halves would round."""
+    """Refuse what becomes infinite or zero, and whole numbers that halves would round."""
     if kind.bit_width == 64:
         return
     wide = pa.array(values, pa.float64())
     narrow = wide.cast(kind)
     if pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(wide))).as_py():
         raise ValueError("a number is too large")
+    if pc.any(pc.and_(pc.equal(narrow.cast(pa.float64()), 0), pc.not_equal(wide, 0))).as_py():
+        raise ValueError("a number would become 0: give 0")
     if int in set(map(type, values)):
         for value, found in zip(values, narrow.to_pylist(), strict=True):
             if type(value) is int and value != found:

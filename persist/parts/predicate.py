@@ -340,10 +340,12 @@ class _Parser:
 
 
 def _number(text: str) -> Literal:
-    """Raises InvalidUsage at what is no number for Spark: a double beyond all doubles, a decimal of too many digits."""
+    """Raises InvalidUsage at a double that becomes infinite or zero, and at a decimal of too many digits for Spark."""
     if "e" in text.lower():
-        if math.isinf(float(text)):
+        if math.isinf(number := float(text)):
             raise InvalidUsage(f"where has the number {text[:40]}, which is larger than any double")
+        if not number and text.lower().split("e")[0].strip("+-0."):
+            raise InvalidUsage(f"where has the number {text[:40]}, which would become 0 as a double: write 0")
         return Literal("double", text)
     if _PLAIN_INTEGER.match(text):
         return Literal("integer", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ class Selection:
     With `then` the columns are those of the time that is read, in names and types: see `persist.parts.then`.
     `start_key` is inclusive, `end_key` exclusive. `key_prefix` gives the values of the first key columns; where the
     last of them is text, everything that begins with it is meant. `key` is one whole key. `called` are the names of
-    these four for whoever gave them.
+    these four for the caller. `from_text` is set where they were read from text, as in a URL: "7" is a number there.
     """
 
     where: str | None = None
@@ -40,6 +40,7 @@ class Selection:
     columns: tuple[str, ...] | None = None
     called: tuple[str, str, str, str] = ("start_key", "end_key", "key_prefix", "key")
     then: bool = False
+    from_text: bool = field(default=False, compare=False)
 
     def on(self, schema: ShardSchema) -> Selected:
         """What it means for a shard. Raises InvalidUsage where the shard has no such column, or cannot compare so."""
@@ -52,12 +53,12 @@ class Selection:
 
     def _key_range(self, schema: ShardSchema) -> KeyRange:
         start, end, prefix = (
-            None if values is None else _encoded(schema, values, name)
+            None if values is None else _encoded(schema, values, name, self.from_text)
             for values, name in zip((self.start_key, self.end_key, self.key_prefix), self.called[:3], strict=True)
         )
         wanted = KeyRange(start, end)
         if self.key is not None:
-            wanted = wanted.meet(_whole(schema, self.key, self.called[3]))
+            wanted = wanted.meet(_whole(schema, self.key, self.called[3], self.from_text))
         if prefix is not None and self.key_prefix is not None:
             last = schema.arrow.field(schema.key[len(self.key_prefix) - 1]).type
             if is_text(last) and self.key_prefix[-1] is not None:
@@ -130,14 +131,14 @@ class Selected:
 EVERYTHING = Selection()
 
 
-def _whole(schema: ShardSchema, values: Values, name: str) -> KeyRange:
+def _whole(schema: ShardSchema, values: Values, name: str, from_text: bool) -> KeyRange:
     """The range of exactly this key. Raises InvalidUsage where it is no key of the shard."""
     if len(values) != len(schema.key):
         raise InvalidUsage(f"{name} has {len(values)} values; it needs one for each of {', '.join(schema.key)}")
     for column, value in zip(schema.key, values, strict=True):
         if value is None and not schema.arrow.field(column).nullable:
             raise InvalidUsage(f"{name} is null in column {column!r}, which is never null")
-    encoded = _encoded(schema, values, name)
+    encoded = _encoded(schema, values, name, from_text)
     return KeyRange(encoded, encoded + b"\x00")  # no other key begins with the bytes of a whole one
 
 
@@ -160,10 +161,10 @@ def read_values(what: str, text: str, decoded: Any = json.loads) -> Values:
     return tuple(found)
 
 
-def _encoded(schema: ShardSchema, values: Values, name: str) -> bytes:
+def _encoded(schema: ShardSchema, values: Values, name: str, from_text: bool) -> bytes:
     if not 0 < len(values) <= len(schema.key):
         raise InvalidUsage(f"{name} has {len(values)} values; the key is ({', '.join(schema.key)})")
     try:
-        return encode_key(schema, given_key(schema, values))
+        return encode_key(schema, given_key(schema, values, from_text=from_text))
     except InvalidUsage as error:
         raise InvalidUsage(f"{name}: {error.message}") from error

@@ -9,7 +9,7 @@ import pyarrow as pa
 from persist.client.columns import ShardSchema, known_by, learnt
 from persist.client.pinned import Pinned
 from persist.client.shard import Shard
-from persist.client.write import Updates, as_updates, reusable
+from persist.client.write import Updates, as_updates, gathered, reusable
 from persist.core.errors import InvalidUsage
 
 TIME = "__time"
@@ -34,7 +34,7 @@ def one_table(updates: Updates, shard: Shard, who: str) -> Pinned:
 def held(updates: Updates) -> Updates:
     """Rows that can be looked at twice: a stream of Arrow is read into memory, which can be done once."""
     is_arrow = hasattr(updates, "__arrow_c_stream__") or hasattr(updates, "__arrow_c_array__")
-    return reusable(updates) if is_arrow else updates
+    return reusable(updates) if is_arrow else gathered(updates)
 
 
 def table_by(schema: ShardSchema, updates: Updates, who: str) -> pa.Table:

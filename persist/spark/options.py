@@ -120,7 +120,9 @@ class ReadOptions:
     def selection(self) -> Selection:
         """The rows and keys that are wanted, of all columns."""
         called = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
-        return Selection(self.where, self.start_key, self.end_key, self.key_prefix, called=called, then=self.then)
+        return Selection(
+            self.where, self.start_key, self.end_key, self.key_prefix, called=called, then=self.then, from_text=True
+        )
 
     @classmethod
     def of(cls, options: Options, *, streams: bool = False) -> ReadOptions:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.parts.columns import one_chunk
-from rpc.json_rows import check_names, reading
+from rpc.json_rows import check_names, keep_zeros, reading
 
 _PROBED = 16  # cells
 _EXACT_MAX = 2**53  # up to which each whole number is a double
@@ -313,6 +313,7 @@ class JsonValues:
 
     def add_lines(self, block: bytes) -> None:
         """Lines of JSON objects. Raises ValueError where they fit no type, or an error of msgspec."""
+        block = keep_zeros(block)
         with reading():
             rows = _decoder.decode_lines(block)
         names = self._names_all()

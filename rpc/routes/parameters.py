@@ -223,6 +223,7 @@ def _selecting(
         _values("key_prefix", key_prefix),
         _values("key", key),
         None if names is None else tuple(names),
+        from_text=True,
     )
 
 

@@ -193,7 +193,9 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_harm_nothing(shard: Shard)
             with pytest.raises(InvalidUsage):
                 writer.append(rows)
         assert writer.append(pa.RecordBatch.from_pylist(event("w", 2), schema=SCHEMA)) == 2
-    assert [number for _, number in landed(shard)["w"]] == [1, 2]
+        assert writer.append(iter(event("w", 3))) == 3
+        assert writer.append(tuple(event("w", 4))) == 4
+    assert [number for _, number in landed(shard)["w"]] == [1, 2, 3, 4]
 
 
 def test_equal_rows_of_several_appends_may_come_to_more_than_one_part_takes(shard: Shard) -> None:

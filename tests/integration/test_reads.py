@@ -592,6 +592,8 @@ REFUSED: dict[str, tuple[Callable[[Shard], object], str]] = {
         lambda s: s.subscribe(where="n = 1.5"), "cannot compare column 'n'"),
     "`where` with a number that is larger than any double, as `1e400`": (
         lambda s: s.snapshot(where="n < 1e400"), "larger than any double"),
+    "`where` with a number that no double but zero is near, as `1e-400`": (
+        lambda s: s.snapshot(where="n < 1e-400"), "would become 0"),
     "`where` with a dot in a name without backquotes, as `st.street = 'x'`": (
         lambda s: s.count("st.street = 'x'"), "backquotes"),
     "a column that the shard has not, in `where` or `columns`": (
@@ -600,7 +602,8 @@ REFUSED: dict[str, tuple[Callable[[Shard], object], str]] = {
     "`columns` that is one text": (lambda s: s.snapshot(columns="n"), r"such as \['n'\]"),
     "a key of more values than the key has columns, or of none": (
         lambda s: s.snapshot(start_key=("de", 1, 2)), "start_key has 3 values"),
-    "a value that its key column cannot hold": (lambda s: s.listen(0, end_key=("de", "x")), "end_key: 'x' is no int64"),
+    "a value that its key column cannot hold": (lambda s: s.listen(0, end_key=("de", "x")), "end_key: 'x' is text"),
+    "a text as the key of a number, as `\"7\"`": (lambda s: s.get(("de", "7")), "key: '7' is text and is no int64"),
     "`get` with fewer values than the key has columns": (lambda s: s.get("de"), "key has 1 values"),
     "`get` with null for a column that has none": (lambda s: s.get(("de", None)), "which is never null"),
     "`limit` or `n` that is no whole number, negative or too large": (lambda s: s.snapshot(limit=-1), "limit is -1"),

@@ -70,6 +70,54 @@ def test_an_upsert_takes_frames_and_arrow(shard: Shard) -> None:
     assert [state for _, state, _ in rows(shard)] == ["polars", "arrow", "batches", "new"]
 
 
+CONTAINERS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "tuple": tuple,
+    "generator": lambda given: (one for one in given),
+    "values": lambda given: dict(enumerate(given)).values(),
+}
+WRITES: dict[str, Callable[[Shard, Any], object]] = {
+    "insert": lambda s, given: s.insert(given),
+    "append": lambda s, given: s.append(given, 1, 2),
+    "compare_and_append": lambda s, given: s.compare_and_append(given, 1, 2),
+    "upsert": lambda s, given: s.upsert(given),
+    "overwrite": lambda s, given: s.overwrite(given),
+    "replace_where": lambda s, given: s.replace_where("id > 4", given),
+    "merge": lambda s, given: s.merge(given).when_not_matched_insert().execute(),
+}
+
+
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("verb", WRITES)
+def test_dicts_come_in_any_container(machine: Machine, verb: str, container: str, unique: bool) -> None:
+    shard = machine.client.create_shard("containers", SCHEMA, ["id"], unique=unique)
+    shard.insert([{"id": 1, "state": "new", "n": 10}])
+    WRITES[verb](shard, CONTAINERS[container]([{"id": 5, "state": "new", "n": 50}, {"id": 6, "state": None, "n": 60}]))
+    assert rows(shard)[-2:] == [(5, "new", 50), (6, None, 60)]
+
+
+def test_a_generator_of_dicts_names_columns_that_the_handle_does_not_know(machine: Machine, shard: Shard) -> None:
+    machine.client.shard("orders").add_column("note", pa.string())
+    shard.insert({"id": number, "note": "late"} for number in (7, 8))
+    assert [row["note"] for row in shard.snapshot(start_key=7).to_arrow().to_pylist()] == ["late", "late"]
+
+
+@pytest.mark.parametrize("verb", WRITES)
+def test_batches_whose_columns_come_in_another_order_are_taken(shard: Shard, verb: str) -> None:
+    one = pa.record_batch({"id": [5], "state": ["new"], "n": [50], "at": pa.nulls(1)})
+    other = pa.record_batch({"at": pa.nulls(1, pa.date32()), "n": pa.array([60], pa.int8()), "state": ["b"], "id": [6]})
+    WRITES[verb](shard, [one, other])
+    assert rows(shard)[-2:] == [(5, "new", 50), (6, "b", 60)]
+
+
+def test_an_empty_upsert_does_nothing(shard: Shard) -> None:
+    for given in ([], (), iter([])):
+        assert not shard.upsert(given, delete_column="gone").changed
+        assert not shard.upsert(given).changed
+    with pytest.raises(InvalidUsage):
+        shard.upsert([], delete_column="state")
+
+
 def test_an_upsert_takes_keys_away(shard: Shard) -> None:
     shard.upsert([{"id": 1, "gone": True}, {"id": 2, "state": "kept", "gone": False}], delete_column="gone")
     assert rows(shard)[:2] == [(2, "kept", 20), (3, "new", 30)]
@@ -374,6 +422,7 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
     "keys that are no list": (lambda s: s.delete(keys="1"), "keys must be a list of keys"),
     "a key of too many values": (lambda s: s.delete(keys=[(1, 2)]), "a key has 2 values"),
     "a key of another type": (lambda s: s.delete(keys=["x"]), "is no int64"),
+    "a text as the key of numbers": (lambda s: s.delete(keys=["1"]), "is no int64"),
     "nothing to set": (lambda s: s.update({}), "it must give values by the names of columns"),
     "setting a column that the shard has not": (lambda s: s.update({"nn": 1}), "the shard has no column 'nn'"),
     "setting a value that does not fit": (lambda s: s.update({"n": "x"}), "column 'n'"),

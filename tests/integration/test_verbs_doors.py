@@ -107,6 +107,8 @@ BAD: dict[str, tuple[str, dict[str, Any], int]] = {
     "rows for which where is not true": ("replace-where", {"params": {"where": "id > 5"}, **ndjson({"id": 1})}, 400),
     "neither where nor keys": ("delete", {"json": {}}, 400),
     "keys that are no list": ("delete", {"json": {"keys": "1"}}, 400),
+    "a text as the key of numbers": ("delete", {"json": {"keys": ["1"]}}, 400),
+    "a number that is zero as a double": ("delete", {"content": '{"keys": [1e-400]}'}, 400),
     "a field that means nothing": ("delete", {"json": {"where": "id = 1", "wher": 1}}, 400),
     "a body that is no object": ("delete", {"json": [1]}, 400),
     "nothing to set": ("update", {"json": {"set": {}}}, 400),

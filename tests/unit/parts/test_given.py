@@ -66,6 +66,8 @@ CUT: list[tuple[Any, Any]] = [
     (pa.int8(), 3.7),
     (pa.float64(), 2**53 + 1),
     (pa.float32(), 1e300),
+    (pa.float32(), 1e-300),
+    (pa.float16(), -1e-30),
     (pa.float32(), 2**24 + 1),
     (pa.float16(), 70000.0),
     (pa.float16(), 2049),
@@ -170,7 +172,7 @@ ROUNDED: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("kind", "value", "wanted"), KEYS, ids=str)
 def test_a_number_stands_for_the_key_that_is_written_so(kind: Any, value: Any, wanted: float) -> None:
     schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
-    assert float(given_key(schema, [value])[0].as_py()) == wanted
+    assert float(given_key(schema, [value], from_text=True)[0].as_py()) == wanted
 
 
 @pytest.mark.parametrize(("kind", "value"), ROUNDED, ids=str)
@@ -178,4 +180,34 @@ def test_a_number_that_a_key_would_round_is_refused(kind: Any, value: Any) -> No
     """It would mean another row: an erasure of 9007199254740993 took 9007199254740992.0."""
     schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
     with pytest.raises(InvalidUsage):
-        given_key(schema, [value])
+        given_key(schema, [value], from_text=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(pa.int64(), "7"), (pa.uint8(), "7"), (pa.float64(), "7.5"), (pa.float32(), "7"), (pa.bool_(), "true")],
+    ids=str,
+)
+def test_text_is_no_key_of_numbers_and_truths_unless_all_is_text(kind: Any, text: str) -> None:
+    """Rows with such a text were refused, and a delete by it took a row."""
+    schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
+    with pytest.raises(InvalidUsage):
+        given_key(schema, [text])
+    assert given_key(schema, [text], from_text=True)[0].type == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.decimal128(5, 2), "7.5"),
+        (pa.date32(), "2024-01-31"),
+        (pa.timestamp("us", "UTC"), "2024-01-31T12:00:00Z"),
+        (pa.float64(), "-Infinity"),
+        (pa.float32(), "NaN"),
+        (pa.string(), "7"),
+    ],
+    ids=str,
+)
+def test_text_is_a_key_where_json_writes_text(kind: Any, text: str) -> None:
+    schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
+    assert given_key(schema, [text])[0].type == kind

@@ -76,6 +76,11 @@ def test_text_after_a_closing_quote_and_an_open_one_are_refused_with_their_line(
     [
         (pa.float64(), "1e400"),
         (pa.float64(), "-1e999"),
+        (pa.float64(), "1e-400"),
+        (pa.float64(), "-0." + "0" * 400 + "1"),
+        (pa.float32(), "1e-60"),
+        (pa.float16(), "1e-30"),
+        (pa.list_(pa.float64()), "[1e-400]"),
         (pa.float32(), "1e39"),
         (pa.float32(), "1e400"),
         (pa.float16(), "70000"),
@@ -102,6 +107,9 @@ def test_a_number_that_would_be_another_one_is_refused(kind: pa.DataType, cell: 
     [
         (pa.float64(), "9007199254740992", 2.0**53),
         (pa.float64(), "1e23", 1e23),
+        (pa.float64(), "5e-324", 5e-324),
+        (pa.float64(), "0e-400", 0.0),
+        (pa.list_(pa.float64()), "[0e-400]", [0.0]),
         (pa.float64(), " 1.5\t", 1.5),
         (pa.float64(), "Infinity", float("inf")),
         (pa.float64(), "-inf", float("-inf")),

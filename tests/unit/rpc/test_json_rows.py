@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -118,6 +119,10 @@ def test_events_and_lines_have_one_form() -> None:
     ("kind", "text", "same"),
     [
         (pa.float64(), "1", "1.0"),
+        (pa.float64(), "0e-400", "0"),
+        (pa.int64(), "-0", "0"),
+        (pa.decimal128(10, 2), "-0", '"0"'),
+        (pa.string(), '"-0, \\"1e-400"', '"-0, \\u00221e-400"'),
         (pa.timestamp("us"), '"2024-01-31 12:00"', '"2024-01-31T12:00:00.000000"'),
         (pa.timestamp("s", "UTC"), '"2024-01-31T12:00:00+01:00"', '"2024-01-31T11:00:00Z"'),
         (pa.time64("us"), '"12:00:00.5"', '"12:00:00.500000"'),
@@ -129,6 +134,13 @@ def test_events_and_lines_have_one_form() -> None:
 def test_other_spellings_of_a_value(kind: pa.DataType, text: str, same: str) -> None:
     body = '{{"v": {}}}\n'
     assert read(body.format(text), kind).equals(read(body.format(same), kind))
+
+
+@pytest.mark.parametrize("text", ["-0", "-0.0", "-0e1"])
+def test_zero_keeps_its_sign(text: str) -> None:
+    kind = pa.struct([("f", pa.float64()), ("l", pa.list_(pa.float32()))])
+    [row] = read(f'{{"n": -0, "v": {{"f": {text}, "l": [1.5,{text}]}}}}\n', kind).to_pylist()
+    assert [math.copysign(1, zero) for zero in (row["f"], row["l"][1])] == [-1, -1]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +161,11 @@ def test_other_spellings_of_a_value(kind: pa.DataType, text: str, same: str) -> 
         (pa.float64(), '"nan"'),
         (pa.float64(), "NaN"),
         (pa.float32(), "1e300"),
+        (pa.float64(), "1e-400"),
+        (pa.float64(), "-1E-0400"),
+        (pa.float64(), "0." + "0" * 400 + "1"),
+        (pa.float32(), "1e-60"),
+        (pa.list_(pa.float64()), "[1e-400]"),
         (pa.float16(), "70000"),
         (pa.bool_(), "1"),
         (pa.string(), "1"),
