@@ -110,6 +110,17 @@ def test_batches_whose_columns_come_in_another_order_are_taken(shard: Shard, ver
     assert rows(shard)[-2:] == [(5, "new", 50), (6, "b", 60)]
 
 
+def test_zeros_of_either_sign_are_two_keys_and_one_number(machine: Machine) -> None:
+    shard = machine.client.create_shard(
+        "zeros", pa.schema([("k", pa.float64()), ("n", pa.int64())]), ["k"], unique=True
+    )
+    for key, number in ((0.0, 1), (-0.0, 2), (math.nan, 3), (-math.nan, 4)):
+        shard.upsert([{"k": key, "n": number}])
+    assert shard.snapshot().to_arrow()["n"].to_pylist() == [2, 1, 4]
+    assert [row["n"] for row in shard.get(-0.0)] == [2]
+    assert shard.count("k = 0") == 2
+
+
 def test_an_empty_upsert_does_nothing(shard: Shard) -> None:
     for given in ([], (), iter([])):
         assert not shard.upsert(given, delete_column="gone").changed
