@@ -28,6 +28,8 @@ SAFE_HEADERS_OF_PAGES = tuple(one for one in SAFE_HEADERS if one[0] != b"content
 """Of the pages that are ours, which bring a policy of their own. Two of them would hold both."""
 
 _GOOD_TYPES = frozenset({RECORD.encode(), b"application/json", b"application/x-ndjson", b"application/octet-stream"})
+_CHARSET = re.compile(rb""";\s*charset\s*=\s*["']?([^"';,\s]*)""", re.IGNORECASE)
+_CHARSETS = (b"utf-8", b"utf8", b"us-ascii", b"ascii")
 _ONCE = (b"host", b"origin", b"content-type", b"sec-fetch-site", b"authorization")
 _ELSEWHERE = (b"cross-site", b"same-site")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?\Z")
@@ -37,7 +39,7 @@ _Headers = Mapping[bytes, bytes]
 
 
 class FormRefused(InvalidUsage):
-    """The body has a content type that any web page can send, or none."""
+    """The body has a content type that any web page can send, or none, or an encoding that no route decodes."""
 
     kind = "form_refused"
 
@@ -61,6 +63,23 @@ def check_type(method: str, headers: _Headers, *, has_token: bool) -> None:
             f"the content type of the body is {shown}, which any web page may send; "
             "send the header Content-Type with that of the body, such as application/json or text/csv"
         )
+
+
+def check_encoding(headers: _Headers) -> None:
+    """Raises FormRefused where the body is compressed, or is text in another encoding than UTF-8."""
+    coding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if coding not in (b"identity", b""):
+        raise FormRefused(
+            f"the body has the Content-Encoding {_shown(coding)}, which the server does not decode: send it "
+            "without, or as Parquet, which compresses its columns"
+        )
+    found = _CHARSET.search(headers.get(b"content-type", b""))
+    if found is not None and found[1].lower() not in _CHARSETS:
+        raise FormRefused(f"the body has the charset {_shown(found[1])}: send it in UTF-8, which needs no charset")
+
+
+def _shown(value: bytes) -> str:
+    return repr(value.decode("latin-1")[:100])
 
 
 def check_once(headers: Iterable[tuple[bytes, bytes]]) -> None:

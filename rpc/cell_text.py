@@ -21,6 +21,9 @@ _ISO = r"^(\d{4}-|\d\d:)"  # what the standard can tell: years from 0 to 9999
 _ISO_MIN = -9_223_372_036_000_000_000  # Arrow cannot read nanoseconds before the first whole second
 _COUNTED = r"^@-?\d+$"  # other values count their units, since 1970 if they are points in time
 _INFINITY = r"(?i)^[+-]?inf(inity)?$"
+_ZONE_ERROR = re.compile(
+    r"Failed to parse string: '(?P<text>.*)' as .*expected (?P<no>no )?(?:a )?zone offset", re.DOTALL
+)
 _NOT_ZERO = r"^[+-]?[0.]*[1-9]"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _EXACT_MAX = {16: 2**11, 32: 2**24, 64: 2**53}  # up to which each whole number is a float of so many bits
@@ -127,7 +130,23 @@ def _from_iso(text: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_time(kind):  # Arrow reads no times of day, but points in time
         moments = pc.binary_join_element_wise("1970-01-01T", text, "").cast(pa.timestamp(kind.unit))
         return moments.cast(kind)
-    return text.cast(kind)
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise _without_hint(error, kind) from error
+
+
+def _without_hint(error: Exception, kind: pa.DataType) -> Exception:
+    """What Arrow says of a text, but for what it tells its own users to do about zones."""
+    found = _ZONE_ERROR.match(str(error))
+    if found is None:
+        return error
+    text = found["text"][:100]
+    if found["no"] is None and not re.match(_ISO, text):
+        return ValueError(f"{text!r} is no {kind}: write it as 2024-01-31T12:00:00Z")
+    if found["no"] is None:
+        return ValueError(f"{text!r} has no zone, and {kind} needs one: write an offset, as in 2024-01-31T12:00:00Z")
+    return ValueError(f"{text!r} has a zone, and {kind} has none: leave it out")
 
 
 def _counts(column: pa.Array) -> pa.Array:

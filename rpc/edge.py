@@ -251,6 +251,7 @@ class Edge:
             # A browser shows a client certificate for whatever page asks; it sends no token by itself.
             is_told = b"authorization" in headers and has_token(principal)
             browsers.check_type(scope["method"], headers, has_token=is_told)
+            browsers.check_encoding(headers)
 
     def _caller(self, scope: Scope, principal: Principal) -> str:
         """Whose share of the server a request takes: its token's, or its address's where it needs none.

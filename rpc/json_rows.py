@@ -46,6 +46,11 @@ UNREADABLE = (
     RecursionError,
 )  # fmt: skip
 _TRUNCATED = "Input data was truncated"
+_SURROGATE = "surrogate pair"
+_ESCAPE = re.compile(  # of JSON; the group is half of a surrogate pair
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+_FRACTION = re.compile(r"Expected `int \| (?:float \| )?str[^`]*`, got `float`(.*)", re.DOTALL)
 _GAP = re.compile(r"\s*")
 _ZEROS = b"0" * 200  # with fewer of them, and an exponent of two digits, no number becomes zero
 _SUSPECT = (  # each begins with bytes that `re` searches for quickly
@@ -115,16 +120,23 @@ def _dicts(names: Sequence[str], columns: Sequence[pa.Array]) -> list[dict[str, 
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """Say what msgspec calls truncated: it also means half of a surrogate pair, within a text that is closed."""
+def reading(text: bytes = b"") -> Iterator[None]:
+    """Say in words of the caller's what msgspec says of this text. Raises ValueError in the place of such errors."""
     try:
         yield
     except msgspec.DecodeError as error:
-        if str(error) != _TRUNCATED:
-            raise
-        raise ValueError(
-            "its JSON is not complete: a text, list or object is not closed, or \\ud800 to \\udbff has no second half"
-        ) from error
+        said = str(error)
+        halves = (match[1] for match in _ESCAPE.finditer(text) if match[1])
+        if (said == _TRUNCATED or _SURROGATE in said) and (half := next(halves, None)) is not None:
+            raise ValueError(
+                f"a text has {half.decode()}, half of a surrogate pair, which is no character: write both halves, or "
+                "leave it out"
+            ) from error
+        if said == _TRUNCATED:
+            raise ValueError("its JSON is not complete: a text, list or object is not closed") from error
+        if (fraction := _FRACTION.match(said)) is not None:
+            raise ValueError(f'a decimal with a point is written as text, as in "12.50"{fraction[1]}') from error
+        raise
 
 
 def keep_zeros(text: bytes) -> bytes:
@@ -162,7 +174,7 @@ def read_ndjson(
     for given in _blocks(data, _widest(schema), spend):
         block, columns = keep_zeros(given), _Columns(spend)
         form = _form(schema, block is not given)
-        with reading():
+        with reading(block):
             rows = form.decoder.decode_lines(block)
         count += len(rows)
         if count > rows_max:
@@ -182,7 +194,7 @@ def names_given(data: bytes, delete_column: str | None, spend: Spend | None = No
     kept: dict[tuple[frozenset[str], bool], tuple[frozenset[str], bool]] = {}  # most lines give the same ones
     is_told = delete_column is None
     for block in _blocks(data, 0, spend):
-        with reading():
+        with reading(block):
             lines = _NAMED.decode_lines(block)
         for line in lines:
             is_told = is_told or delete_column in line
@@ -212,7 +224,7 @@ def read_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> 
             texts = [None if text is None else keep_zeros(text.encode()) for text in texts]
         if spend is not None and (taken := objects_bytes(joined, widest)) > OBJECTS_BYTES:
             spend(taken)
-        with reading():
+        with reading(joined):
             values = [None if text is None else decoder.decode(text) for text in texts]
         chunks.append(columns.column(values, field.type))
         columns.check_names(joined)

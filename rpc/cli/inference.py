@@ -314,7 +314,7 @@ class JsonValues:
     def add_lines(self, block: bytes) -> None:
         """Lines of JSON objects. Raises ValueError where they fit no type, or an error of msgspec."""
         block = keep_zeros(block)
-        with reading():
+        with reading(block):
             rows = _decoder.decode_lines(block)
         names = self._names_all()
         if not set(map(type, rows)) <= {dict}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_what_was_read_and_tokens_count_over_http(http: TestClient, shard: Shard
     late = http.post(f"{PATH}/delete", json={"keys": [2]}, params={"read_time": 0})
     assert (late.status_code, late.json()["kind"]) == (409, "upper_mismatch")
     assert len(rows(shard)) == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"content-encoding": "gzip"}, {"content-encoding": "deflate"}, {"content-type": "text/csv; charset=latin1"}],
+)
+@pytest.mark.parametrize("path", [f"{PATH}/insert", f"{PATH}/upsert"])
+def test_a_compressed_body_is_refused_by_what_it_is(
+    http: TestClient, shard: Shard, path: str, headers: dict[str, str]
+) -> None:
+    answer = http.post(path, content=gzip.compress(b"id\n5\n"), headers={"content-type": "text/csv", **headers})
+    assert (answer.status_code, answer.json()["kind"]) == (415, "form_refused"), answer.text
+    assert len(rows(shard)) == 2
 
 
 BAD: dict[str, tuple[str, dict[str, Any], int]] = {

@@ -108,6 +108,29 @@ def test_a_request_of_http_1_1_names_its_host() -> None:
         browsers.check_host("1.1", of({"accept": "*/*"}))
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-encoding": "gzip"},
+        {"content-encoding": "deflate", "content-type": "application/json"},
+        {"content-type": "text/csv; charset=iso-8859-1"},
+        {"content-type": 'application/x-ndjson; header=present; Charset="UTF-16"'},
+    ],
+)
+def test_a_body_that_is_compressed_or_no_utf_8_is_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(FormRefused) as error:
+        browsers.check_encoding(of(headers))
+    assert error.value.kind == "form_refused"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"content-encoding": "identity"}, {"content-type": "text/csv; charset=UTF-8"}, {"content-type": "text/csv"}],
+)
+def test_a_body_as_it_is_and_in_utf_8_passes(headers: dict[str, str]) -> None:
+    browsers.check_encoding(of(headers))
+
+
 @pytest.mark.parametrize("name", [b"host", b"origin", b"content-type", b"sec-fetch-site", b"authorization"])
 def test_a_header_that_tells_pages_apart_comes_once(name: bytes) -> None:
     with pytest.raises(Forbidden, match="more than once"):

@@ -71,6 +71,14 @@ def test_text_after_a_closing_quote_and_an_open_one_are_refused_with_their_line(
         read(text, pa.string())
 
 
+@pytest.mark.parametrize("cell", ["2024-01-31 12:00", "2024-01-31T12:00:00.5", "x"])
+def test_an_instant_without_a_zone_is_refused_in_our_own_words(cell: str) -> None:
+    with pytest.raises(InvalidUsage) as error:
+        read(f"id,v\n1,{cell}\n", pa.timestamp("us", "UTC"))
+    assert cell in error.value.message
+    assert "assume_timezone" not in error.value.message
+
+
 @pytest.mark.parametrize(
     ("kind", "cell"),
     [

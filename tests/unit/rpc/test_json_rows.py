@@ -136,6 +136,26 @@ def test_other_spellings_of_a_value(kind: pa.DataType, text: str, same: str) -> 
     assert read(body.format(text), kind).equals(read(body.format(same), kind))
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [
+        (pa.string(), r'"\ud800"', r"\ud800"),
+        (pa.string(), r'"\ud83d\ude00\\\udc00"', r"\udc00"),
+        (pa.string(), r'"\ud800\u0041"', r"\ud800"),
+        (pa.decimal128(10, 2), "1.5", '"12.50"'),
+        (pa.timestamp("us", "UTC"), '"2024-01-31 12:00"', "has no zone"),
+        (pa.timestamp("us", "UTC"), '"x"', "'x' is no timestamp"),
+        (pa.timestamp("us"), '"2024-01-31 12:00Z"', "has a zone"),
+    ],
+)
+def test_a_refusal_names_the_cause(kind: pa.DataType, text: str, named: str) -> None:
+    """They were hints of Arrow for Arrow's users, and `Input data was truncated` of a whole text."""
+    with pytest.raises(InvalidUsage) as error:
+        read(f'{{"n": 0, "v": {text}}}\n', kind)
+    assert named in error.value.message
+    assert not any(word in error.value.message for word in ("assume_timezone", "truncated", "int |"))
+
+
 @pytest.mark.parametrize("text", ["-0", "-0.0", "-0e1"])
 def test_zero_keeps_its_sign(text: str) -> None:
     kind = pa.struct([("f", pa.float64()), ("l", pa.list_(pa.float32()))])
