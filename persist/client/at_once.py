@@ -18,7 +18,8 @@ from persist.core.drops import contents
 from persist.core.errors import Corruption, NotReadable
 from persist.core.view import ViewRequest
 from persist.formats.store_errors import translated_but_missing
-from persist.parts import TIME, Selection, newest, sound_schemas
+from persist.parts import TIME, Selection, sound_schemas
+from persist.parts.then import selected
 
 
 def rows_at_once(
@@ -36,10 +37,10 @@ def rows_at_once(
     except NotReadable:
         return None
     if as_of == BEFORE_ALL and view.since.less_equal(0):
-        return selection.on(newest(sound_schemas(view.schemas))[1]).no_updates().drop_columns([TIME])
+        return selected(sound_schemas(view.schemas), selection).no_updates().drop_columns([TIME])
     if as_of == BEFORE_ALL or not view.since.less_equal(as_of) or view.upper.less_equal(as_of):
         return None
-    wanted = selection.on(newest(sound_schemas(view.schemas))[1])
+    wanted = selected(sound_schemas(view.schemas), selection)
     few = ReadSettings(memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES), bound=settings.bound)
     _, reader = part_reader(transport, view, few, wanted.keeps)
     runs = contents((run for batch in view.batches for run in batch.runs), view.drops, as_of)

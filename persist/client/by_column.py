@@ -40,7 +40,7 @@ from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ViewRequest
 from persist.parts import DIFF, PartReader, ShardSchema, consolidate, current_schema, negated
 from persist.parts.ages import AgeColumn, Sieve
-from persist.parts.evolution import check_names, newest, sound_schemas
+from persist.parts.evolution import named_by, sound_schemas
 
 TRIES = 5  # where others write meanwhile, before the next turn
 READS_AT_ONCE = 5  # that share the memory: what was there, what went since, what is there, and two that compare
@@ -374,9 +374,7 @@ def check_column(transport: OneShard, name: str, column: str, unit: str, known: 
     Also where the name was another column's by the schema of the id `known` (None: that of now).
     """
     schemas = sound_schemas(transport.view(name, ViewRequest(with_batches=False)).schemas)
-    number, schema = newest(schemas)
-    AgeColumn.of(schema, column, unit)
-    check_names(schemas.get(number if known is None else known, schema), schema, (column,))
+    AgeColumn.of(named_by(schemas, known, (column,)), column, unit)
 
 
 def held_by_column(transport: OneShard, name: str, facts: Facts) -> tuple[str, ...]:

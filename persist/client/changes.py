@@ -34,7 +34,8 @@ from persist.core.batch import Run
 from persist.core.drops import clipped, contents, floor_at, until
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.view import ShardView
-from persist.parts import KeyRange, PartReader, ShardSchema, negated, plan_splits
+from persist.parts import KeyRange, PartReader, ShardSchema, negated, plan_splits, sound_schemas
+from persist.parts.evolution import named_by
 
 Point = int | datetime | None  # a time, a wall clock, or the latest complete time
 READS_AT_ONCE = 3  # that share the memory of a split: of one shard, of the other, and what compares the two
@@ -176,13 +177,19 @@ def _check_point(what: str, point: object, least: int) -> None:
 class Asked:
     """How changes are wanted: in how many splits, of which columns (None: all), and how long the times are awaited.
 
-    `num_splits` may be what says how many there are of so many encoded bytes.
+    `num_splits` may be what says how many there are of so many encoded bytes. `known` is the id of the schema by which
+    the columns are named (None: of now).
     """
 
     num_splits: int | Callable[[int], int] = 1
     columns: tuple[str, ...] | None = None
     wait_s: float = 60.0
     purpose: str = "changes"
+    known: int | None = None
+
+    def check_names(self, view: ShardView) -> None:
+        """Raise InvalidUsage where the name of a column that is given means another one by now."""
+        named_by(sound_schemas(view.schemas), self.known, self.columns)
 
 
 @dataclass(frozen=True)
@@ -259,6 +266,7 @@ def changes_of(
     """The changes of one shard. Raises what `Shard.changes` says."""
     assert start.time is not None
     with between(transport, name, start.time, end.time, asked, settings) as found:
+        asked.check_names(found.held.view)
         splits = found.splits(asked.num_splits, asked.columns)
         schema, lease = part_reader(transport, found.held.view, settings)[0], Leases((found.held.lease,))
         return Changes(name, found.start, found.end, schema, splits, transport, lease)
@@ -276,6 +284,7 @@ def changes_between(
         )
         schema, reader = part_reader(earlier.transport, earlier.view, shared)
         theirs, their_reader = part_reader(later.transport, later.view, shared)
+        asked.check_names(earlier.view)
         if schema != theirs:
             if (schema.arrow, schema.key) == (theirs.arrow, theirs.key):
                 raise InvalidUsage(

@@ -12,14 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client.reading import selection_of
+from persist.client.listen import Listen
+from persist.client.reading import listen_of, selection_of
 from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.view import ShardView
 from persist.parts.constraints import without_constraints as without_constraints
 from persist.parts.described import PLAIN
-from persist.parts.evolution import by_names, check_names, moved_names, newest, sound_schemas
+from persist.parts.evolution import by_names, moved_names, named_by, newest, sound_schemas
 from persist.parts.evolution import current_schema as current_schema
 from persist.parts.migration import Migration
 from persist.parts.schema import ShardSchema as ShardSchema
@@ -67,12 +68,13 @@ def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSch
     `number` and `known`: the one by which a caller named columns. Raises InvalidUsage where one of the names is another
     column's by now: the handle learns nothing then. And what every call may.
     """
-    schemas = sound_schemas(shard.view().schemas)
+    view = shard.view()
+    schemas = sound_schemas(view.schemas)
     last, current = newest(schemas)
     if set(known.arrow.names) == set(current.arrow.names):
         return None
-    check_names(schemas.get(number, known), current)
-    shard.refresh_schema()
+    named_by(schemas, number)
+    shard._changed(view.schema_id, (last, current))
     return last, current
 
 
@@ -85,6 +87,10 @@ class NamedColumns:
         self._shard = shard
         self._whose = whose
         self.schema_id = current_schema(shard.view().schemas)[0]
+
+    def listen(self, shard: Shard, as_of: int, until: int | None, purpose: str) -> Listen:
+        """A listener of one of these shards, whatever its handle knows. Raises as `Shard.listen`."""
+        return listen_of(shard, as_of, until, self._selection, purpose)
 
     def check(self, other: Shard, schema_id: int) -> None:
         """Raise InvalidUsage where a name means another column by now, or by that schema of another shard."""

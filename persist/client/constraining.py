@@ -36,8 +36,8 @@ from persist.parts.unique import KEYS_SHOWN_MAX, Crowds, keys_shown
 class Change(LookedFirst):
     """One change of the constraints of one shard."""
 
-    def run(self, before: ShardSchema, given: Constraining) -> None:
-        """Raises what `Shard.set_constraints` says."""
+    def run(self, before: ShardSchema, given: Constraining) -> tuple[int, ShardSchema] | None:
+        """The schema that comes of it, with its id; None: the one before has it. Raises as `Shard.set_constraints`."""
         try:
             after = given.applied(before)
             check_sound(after)
@@ -46,16 +46,18 @@ class Change(LookedFirst):
                 self._send(before, None)  # which others have changed: it raises SchemaMismatch
             raise
         if after == before:
-            return
-        if not ask_more(after, before):
-            self._send(after, None)
-            return
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        if view.upper == MINIMUM and self._landed(after, MINIMUM):
-            return  # nothing was there
-        self._tighten(before, after)
+            return None
+        return self._changed(before, after), after
 
-    def _tighten(self, before: ShardSchema, after: ShardSchema) -> None:
+    def _changed(self, before: ShardSchema, after: ShardSchema) -> int:
+        if not ask_more(after, before):
+            return self._send(after, None)
+        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        if view.upper == MINIMUM and (number := self._landed(after, MINIMUM)) is not None:
+            return number  # nothing was there
+        return self._tighten(before, after)
+
+    def _tighten(self, before: ShardSchema, after: ShardSchema) -> int:
         """Look at the contents, and then at what came meanwhile, until nobody writes between a look and the change."""
         check_readable(self.name, self.transport.view(self.name, ViewRequest(with_batches=False)))
         new = _new(before, after)
@@ -64,14 +66,13 @@ class Change(LookedFirst):
                 seen: int | None = None
                 for _ in range(RACES_MAX):
                     if held.view.schema_id != self.expected_id:  # it has landed before, or raises SchemaMismatch
-                        self._send(after, None)
-                        return
+                        return self._send(after, None)
                     contents = _contents(held)
                     look = Look(new, self.name)
                     look.at_all(contents) if seen is None else look.at_added(contents, seen)
                     look.check()
-                    if self._landed(after, held.view.upper):
-                        return
+                    if (number := self._landed(after, held.view.upper)) is not None:
+                        return number
                     seen = contents.time
                     view = self.transport.view(self.name, ViewRequest())
                     check_lease(view, held.as_of, held.lease)
@@ -96,8 +97,12 @@ class Constrained(ABC):
     _schema: ShardSchema
 
     @abstractmethod
-    def refresh_schema(self) -> ShardSchema:
-        """The schema as of now. Raises what every call may."""
+    def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
+        """The id of the newest schema as of now, and the current one. Raises InvalidUsage."""
+
+    @abstractmethod
+    def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
+        """The schema that came of a change by this handle, which it uses from here on."""
 
     def set_constraints(
         self,
@@ -119,7 +124,7 @@ class Constrained(ABC):
                 takes none anyway.
             checks: predicates by their names, at most 64, as the Spark option `where` takes them: none may be false
                 for a row that is added. Where one is neither true nor false, for a null, the row passes.
-        Returns: the schema as of now, whose `details` have the constraints.
+        Returns: the schema afterwards, whose `details` have the constraints.
         Raises: ConstraintViolated (what the shard holds breaks them; `details` has the count and the first keys),
             InvalidUsage (no such column, or a predicate that is none),
             SchemaMismatch (somebody else changed the schema meanwhile: look at it, then decide anew), UpperMismatch
@@ -128,10 +133,9 @@ class Constrained(ABC):
         given = Constraining.of(unique, not_null, checks)
         with self._lock:
             expected, before = self._newest_id, self._schema
-        Change(self._transport, self.name, expected, self._settings.read, self._settings.write.retry_s).run(
-            before, given
-        )
-        return self.refresh_schema()
+        change = Change(self._transport, self.name, expected, self._settings.read, self._settings.write.retry_s)
+        found = change.run(before, given)
+        return self._changed(*self._changing()) if found is None else self._changed(found[0], found)
 
     def broken_constraints(self) -> list[BrokenConstraint]:
         """Which constraints the contents as of the latest time break. It reads the whole shard.
@@ -142,12 +146,11 @@ class Constrained(ABC):
         Returns: for each constraint that is broken how many rows or keys break it, and the first ten keys.
         Raises: NotReadable (nothing can be read), and what reading may.
         """
-        schema = self.refresh_schema()
         view = self._transport.view(self.name, ViewRequest(with_batches=False))
         if view.upper == MINIMUM:
             return []
         check_readable(self.name, view)
-        look = Look(schema, self.name)
+        look = Look(current_schema(view.schemas)[1], self.name)
         with holding(self._transport, self.name, None, "broken constraints", 0.0, self._settings.read) as held:
             try:
                 look.at_all(_contents(held))

@@ -35,7 +35,8 @@ from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, Persist
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated
+from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, sound_schemas
+from persist.parts.evolution import named_by
 from persist.parts.given import given_value
 from persist.parts.pruning import Filter
 
@@ -207,6 +208,7 @@ class Erasing(Rewriting):
     done: ClassVar[str] = "erased"
 
     question: Question = field(default_factory=Question)
+    known: int | None = None  # the id of the schema by whose names it is asked for; None: that of now
     deadline_ms: int | None = None
     reason: str = ""
     tags: bool = False
@@ -249,10 +251,10 @@ class Erasing(Rewriting):
         """How many rows went (None: not known), and at which time. What others wrote since the last try is added."""
         count, low = Count(), None
         pending = self._pending(found.held.view)
-        picked = self.question.picked(part_reader(found.held.transport, found.held.view, found.held.settings)[0])
         runs: tuple[Run, ...] = ()
         for left in range(RETRIES, -1, -1):
             view = found.held.view
+            picked = self._picked(view)
             high = (view.upper.element or 0) - 1
             added, taken = count.added, pending_runs(pending)
             staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high, taken))))
@@ -274,6 +276,11 @@ class Erasing(Rewriting):
                 count, low, runs = Count(), None, ()
             found = replace(found, held=replace(found.held, view=view))
         raise AssertionError("the last try returns or raises")
+
+    def _picked(self, view: ShardView) -> Picked:
+        """The rows that are to go. Raises InvalidUsage, also where a name means another column by now."""
+        is_named = self.question != Question()
+        return self.question.picked(named_by(sound_schemas(view.schemas), self.known, None if is_named else ()))
 
     def _pending(self, view: ShardView) -> dict[str, Erasure]:
         """The erasures that become effective at the upper of the view. What they take away is not taken twice."""

@@ -30,16 +30,18 @@ class LookedFirst(ABC):
     def _command(self, after: ShardSchema, upper: Antichain | None) -> c.Command:
         """It gives the shard this schema, if its upper is that one still (None: whatever it is)."""
 
-    def _send(self, after: ShardSchema, upper: Antichain | None) -> None:
-        """Raises SchemaMismatch where somebody else changed the schema, UpperMismatch where somebody wrote."""
-        send(self.transport, self.name, self._command(after, upper), self.retry_s)
+    def _send(self, after: ShardSchema, upper: Antichain | None) -> int:
+        """The id of the schema. Raises SchemaMismatch where others changed it, UpperMismatch where they wrote."""
+        found = send(self.transport, self.name, self._command(after, upper), self.retry_s)
+        assert isinstance(found, c.SchemaRegistered)
+        return found.schema_id
 
-    def _landed(self, after: ShardSchema, upper: Antichain) -> bool:
+    def _landed(self, after: ShardSchema, upper: Antichain) -> int | None:
+        """The id of the schema; None: somebody wrote."""
         try:
-            self._send(after, upper)
+            return self._send(after, upper)
         except UpperMismatch:
-            return False
-        return True
+            return None
 
     def _lost(self, what: str, upper: Antichain) -> UpperMismatch:
         """What is told after RACES_MAX lost races: what was tried, and the upper that was seen last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -32,6 +33,7 @@ from persist.client.write import AttributeUpdates, WriteSettings
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, parse
+from persist.parts import ShardSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class Past(Timeable):
     name: str
     _transport: OneShard
     _settings: HandleSettings
+
+    @abstractmethod
+    def _current_schema(self) -> tuple[int, ShardSchema]:
+        """The id of the schema that the handle knows, and the schema."""
 
     def changes(
         self,
@@ -75,7 +81,8 @@ class Past(Timeable):
             raise InvalidUsage("start is None; it must be a time, or a wall clock with its zone")
         if other is not None and not isinstance(other, Past):
             raise InvalidUsage(f"other is {other!r:.100}; it must be a Shard")
-        asked = Asked(num_splits, None if columns is None else names("columns", columns), wait_s)
+        known = self._current_schema()[0]
+        asked = Asked(num_splits, None if columns is None else names("columns", columns), wait_s, known=known)
         later, read = other or self, self._settings.read
         if later._transport.inner is not self._transport.inner:
             raise InvalidUsage(f"shards {self.name!r} and {later.name!r} were opened by two clients; open both by one")
@@ -219,6 +226,7 @@ class Past(Timeable):
         return replace(
             erasing,
             question=question,
+            known=self._current_schema()[0],
             deadline_ms=checked_deadline(deadline),
             reason=checked_reason(reason),
             tags=tags,

@@ -16,7 +16,7 @@ from persist.core.view import ShardView
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, current_schema
 from persist.parts.constrained import UNIQUE, counted, violation
 from persist.parts.digest import numbers_of_rows
-from persist.parts.evolution import check_names, sound_schemas
+from persist.parts.evolution import named_by, sound_schemas
 from persist.parts.files import Keeps
 from persist.parts.keyed import KeyPoints, distinct_keys, key_schema, semi_join
 from persist.parts.pruning import Filter
@@ -237,8 +237,8 @@ class Binding:
         """The plan for this view. Raises InvalidUsage where it does not fit, or a name means another column by now."""
         number, schema = current_schema(view.schemas)
         if self._found is None or self._found[0] != number:
-            known = sound_schemas(view.schemas).get(self._known, schema)
-            check_names(known, schema)
+            schemas = sound_schemas(view.schemas)
+            known = schemas.get(self._known, named_by(schemas, self._known))
             bound = self._plan.bound(schema)
             for name in bound.source_names:
                 if name not in schema.id_of and known.id_of.get(name) in schema.name_of:

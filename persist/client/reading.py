@@ -36,7 +36,8 @@ from persist.core.antichain import Antichain, frontier
 from persist.core.errors import InvalidUsage, NotReadable, shown
 from persist.core.tags import check_tag_name
 from persist.core.view import ShardView
-from persist.parts import DIFF, EVERYTHING, Selection, ShardSchema, current_schema
+from persist.parts import DIFF, EVERYTHING, Selection, ShardSchema, newest, sound_schemas
+from persist.parts.evolution import named_by
 from persist.parts.selection import Values
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Reading:
         """
         check_splits(num_splits)
         _check_limit("limit", limit)
-        selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
+        selection = self._selection(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
         selection = replace(selection, then=is_then("schema", schema))
         return self._snapshot(_named(as_of, tag), selection, limit, (num_splits, wait_s, purpose))
 
@@ -147,7 +148,7 @@ class Reading:
         """
         from persist.client.scan import scanned  # Arrow's datasets take their time to load, and few programs need them
 
-        selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
+        selection = self._selection(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
         with self._held(_named(as_of, tag), purpose, wait_s) as (held, timestamp):
             return scanned(held, selection, timestamp)
 
@@ -167,7 +168,7 @@ class Reading:
         Raises: InvalidUsage (it is no key of the shard, or has more than 100,000 rows), NegativeMultiplicity (a row was
             taken away more often than added), and what `snapshot` raises.
         """
-        selection = replace(selection_of(None, columns), key=values_of(key))
+        selection = replace(self._selection(None, columns), key=values_of(key))
         found = self._rows(as_of, selection, KEY_ROWS_MAX + 1, "get")
         if len(found) > KEY_ROWS_MAX:
             raise InvalidUsage(
@@ -197,7 +198,7 @@ class Reading:
         checked("n", n, int)
         if not 0 <= n <= KEY_ROWS_MAX:
             raise InvalidUsage(f"n is {shown(n)}; it must be in [0, {KEY_ROWS_MAX}]: read more with snapshot(limit=)")
-        return self._rows(as_of, selection_of(where, columns), n, "head")
+        return self._rows(as_of, self._selection(where, columns), n, "head")
 
     def count(self, where: str | None = None, as_of: int | datetime | None = None) -> int:
         """How many rows there are, each counted as often as it is there: the sum of `__diff`.
@@ -207,7 +208,7 @@ class Reading:
             as_of: as `get` says.
         Raises: what `snapshot` raises.
         """
-        return counted(self, as_of, selection_of(where, ()))[1]
+        return counted(self, as_of, self._selection(where, ()))[1]
 
     def listen(
         self,
@@ -242,17 +243,8 @@ class Reading:
             found = self._resolved(as_of, 0.0)
             as_of = None if found.upper.element == 0 else as_of_at(self.name, found)
         checked_time("as_of", as_of, BEFORE_ALL)
-        selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
-        known = self._schema_of(selection)
-        since, end = Antichain(max(as_of or 0, 0)), frontier(until)
-        lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
-        try:
-            listener = Listen(self._transport, self.name, lease, (as_of, end), self._settings.read, selection)
-        except BaseException:
-            lease.close()
-            raise
-        listener.known = known
-        return listener
+        selection = self._selection(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
+        return self._listen(as_of, frontier(until), selection, purpose)
 
     def subscribe(
         self,
@@ -283,12 +275,24 @@ class Reading:
             purpose: what lists of readers show for it.
         Raises: what `snapshot` raises.
         """
-        selection = selection_of(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
+        selection = self._selection(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
         end, known = frontier(until), self._schema_of(selection)
         with self._held(as_of, purpose, wait_s) as (held, _):
             return Subscription(held, end, selection, known)
 
     # --- how
+
+    def _listen(self, as_of: int | None, end: Antichain, selection: Selection, purpose: str) -> Listen:
+        known = self._schema_of(selection)
+        since = Antichain(max(as_of or 0, 0))
+        lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
+        try:
+            listener = Listen(self._transport, self.name, lease, (as_of, end), self._settings.read, selection)
+        except BaseException:
+            lease.close()
+            raise
+        listener.known = known
+        return listener
 
     def _snapshot(
         self,
@@ -361,13 +365,19 @@ class Reading:
     def _schema_of(self, selection: Selection) -> int | None:
         """The id of the schema by whose names the columns are selected; None: none is named.
 
-        Raises InvalidUsage where the shard, as it is now, has no such columns or keys.
+        Raises InvalidUsage where the shard, as it is now, has no such columns or keys, and where one of the names means
+        another column than by the schema `selection.known`.
         """
         if selection == EVERYTHING:
             return None
-        number, schema = current_schema(self.view().schemas)
-        selection.on(schema)
+        schemas = sound_schemas(self.view().schemas)
+        number, schema = newest(schemas)
+        named_by(schemas, selection.known, selection.on(schema).names)
         return number
+
+    def _selection(self, where: str | None, columns: Sequence[str] | None, **keys: Key | None) -> Selection:
+        """What a caller selects, by the names that this handle knows. Raises as `selection_of`."""
+        return replace(selection_of(where, columns, **keys), known=self._current_schema()[0])
 
     def _resolved(self, when: datetime, wait_s: float) -> c.TimeResolved:
         checked("when", when, datetime)
@@ -385,6 +395,11 @@ def snapshot_of(
 ) -> Snapshot:
     """A snapshot of what is selected, at most `limit` rows. Raises what `Shard.snapshot` does."""
     return shard._snapshot(at, selection, limit, (1, wait_s, purpose))
+
+
+def listen_of(shard: Reading, as_of: int | None, until: Time, selection: Selection, purpose: str) -> Listen:
+    """A listener of what is selected. Raises what `Shard.listen` does."""
+    return shard._listen(as_of, frontier(until), selection, purpose)
 
 
 def counted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -28,7 +27,6 @@ from persist.core.retention_plan import Due, Facts, blocked_by_column, next_ms, 
 from persist.core.row_policy import DROP, RETRACT, Ladder, RowPolicy, bytes_of, cut_every_of
 from persist.core.shard_settings import history_text
 from persist.core.view import ViewRequest
-from persist.parts import ShardSchema
 
 TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
 FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
@@ -433,10 +431,6 @@ def _checked_ms(name: str, found: c.RetentionIs) -> int:
 
 class Retaining(Past):
     """The policy of rows of a shard. `persist.client.shard.Shard` is one."""
-
-    @abstractmethod
-    def _current_schema(self) -> tuple[int, ShardSchema]:
-        """The id of the schema that the handle knows, and the schema."""
 
     def retention(self) -> RowRetention:
         """Which rows the shard keeps, and what holds its policy back. Raises what every call may."""

@@ -20,10 +20,11 @@ from persist.client.scan_polars import lazy_frame
 from persist.client.scanning import HeldRows
 from persist.client.snapshot import Held
 from persist.core.errors import InvalidUsage
-from persist.parts import DIFF, Selection, newest, overlapping, sound_schemas
+from persist.parts import DIFF, Selection, overlapping, sound_schemas
 from persist.parts.expressions import MayMatch, Shown, matching, needed
 from persist.parts.files import Keeps
 from persist.parts.reader import Finish
+from persist.parts.then import selected
 
 BATCH_ROWS = 131_072  # of a batch that an engine is given, at most
 INSTEAD = "a scan is read by scanner(), to_table() or to_reader()"
@@ -34,7 +35,7 @@ _HOW = frozenset(  # of pyarrow's own datasets: how files are read, which is for
 
 def scanned(held: Held, selection: Selection, timestamp: datetime | None) -> Scan:
     """What is selected of a time that is held, which the scan holds from here on. Raises InvalidUsage."""
-    wanted = selection.on(newest(sound_schemas(held.view.schemas))[1])
+    wanted = selected(sound_schemas(held.view.schemas), selection)
     if wanted.columns == ():
         raise InvalidUsage("columns is empty; a scan shows at least one column, or None for all")
     runs = overlapping(held.runs, wanted.key_range) if wanted.is_narrow else held.runs

@@ -39,36 +39,33 @@ class Shaping:
 
         Args:
             schema: all columns: those that there are, unchanged and in their order, and new ones that may be null.
-        Returns: the schema as of now.
+        Returns: the schema afterwards.
         Raises: InvalidUsage (the shard cannot evolve so), SchemaMismatch (somebody else evolved it: refresh, retry).
         """
         newest, known = self._newest_schema()
         new = by_names(known, schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key))
-        self._evolve(newest, known, new)
-        return self.refresh_schema()
+        return self._evolve(newest, known, new)
 
     def alter(self, *changes: Change) -> ShardSchema:
         """Change columns, all in one commit or not at all. `persist.parts.altering` has the changes.
 
         Readers see old rows by the new columns at once; no row is rewritten. Writers that know the columns as they were
         go on: their rows are read by the new ones too. Where others change columns meanwhile, the changes are made on
-        top of theirs.
+        top of theirs, unless a name that this handle knows means another column by now.
 
         Args:
             changes: made one after the other.
-        Returns: the schema as of now.
-        Raises: InvalidUsage (a change cannot be made: nothing was changed), SchemaMismatch (others changed columns all
-            the time).
+        Returns: the schema afterwards, which this handle uses from here on.
+        Raises: InvalidUsage (a change cannot be made, or a name that this handle knows means another column by now:
+            nothing was changed), SchemaMismatch (others changed columns all the time).
         """
         for left in range(ALTER_TRIES, 0, -1):
-            self.refresh_schema()
-            newest, known = self._newest_schema()  # both of one moment: other threads may refresh this handle too
-            new = altered(known, changes)
-            if new == known:
-                return known
+            newest, found = self._changing()
+            new = altered(found[1], changes)
+            if new == found[1]:
+                return self._changed(newest, found)
             try:
-                self._evolve(newest, known, new)
-                return self.refresh_schema()
+                return self._evolve(newest, found[1], new)
             except SchemaMismatch:
                 if left == 1:
                     raise
@@ -85,7 +82,7 @@ class Shaping:
             nullable: whether it may hold nulls. Where it may not, it needs a default.
             default: a value, which is fixed from here on.
             after: the column that it stands after (None: it is the last one).
-        Returns: the schema as of now.
+        Returns: the schema afterwards.
         Raises: InvalidUsage (there is such a column, or it cannot be kept, or the default does not fit).
         """
         return self.alter(AddColumn(name, kind, nullable, default, after))
@@ -96,7 +93,7 @@ class Shaping:
         Args:
             name: of the column.
             to: its name from here on.
-        Returns: the schema as of now.
+        Returns: the schema afterwards.
         Raises: InvalidUsage (there is no column `name`, or there is one called `to`).
         """
         return self.alter(RenameColumn(name, to))
@@ -109,7 +106,7 @@ class Shaping:
 
         Args:
             name: of the column.
-        Returns: the schema as of now.
+        Returns: the schema afterwards.
         Raises: InvalidUsage (there is no such column, or it is one of the key).
         """
         return self.alter(DropColumn(name))
@@ -120,7 +117,7 @@ class Shaping:
         Args:
             name: of the column.
             after: the column that it stands after (None: it is the first one).
-        Returns: the schema as of now.
+        Returns: the schema afterwards.
         Raises: InvalidUsage (there is no such column).
         """
         return self.alter(MoveColumn(name, after))
@@ -132,7 +129,7 @@ class Shaping:
             name: of the column.
             kind: a wider whole number, float or decimal; timestamp("ms") or ("us") of date32, which is midnight; a
                 struct with more fields that may be null, at any depth.
-        Returns: the schema as of now.
+        Returns: the schema afterwards.
         Raises: InvalidUsage (the type does not hold every value, or keys would be encoded in another way; of
             microseconds: the column has or had a day for which they have no room), UpperMismatch (others write all the
             time while its days are looked at).
@@ -144,7 +141,7 @@ class Shaping:
 
         Args:
             name: of the column.
-        Returns: the schema as of now.
+        Returns: the schema afterwards.
         Raises: InvalidUsage (there is no such column).
         """
         return self.alter(RelaxColumn(name))
@@ -152,13 +149,18 @@ class Shaping:
     # --- what a handle gives
 
     @abstractmethod
-    def refresh_schema(self) -> ShardSchema:
-        """The schema as of now, which the handle uses from here on."""
+    def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
+        """The id of the newest schema as of now, and the current one. Raises InvalidUsage."""
+
+    @abstractmethod
+    def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
+        """The schema that came of a change by this handle, which it uses from here on."""
 
     @abstractmethod
     def _newest_schema(self) -> tuple[int, ShardSchema]:
         """The id of the newest schema, and the one in use, as the handle knows them."""
 
-    def _evolve(self, newest: int, known: ShardSchema, new: ShardSchema) -> None:
+    def _evolve(self, newest: int, known: ShardSchema, new: ShardSchema) -> ShardSchema:
         read, retry_s = self._settings.read, self._settings.write.retry_s
-        Evolving(self._transport, self.name, newest, read, retry_s).run(known, new)
+        number = Evolving(self._transport, self.name, newest, read, retry_s).run(known, new)
+        return self._changed(number, (number, new))

@@ -40,7 +40,8 @@ from persist.core.ids import Token
 from persist.core.recorded import PURPOSE_CHARS_MAX, Caller
 from persist.core.shard_settings import ShardSettings
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import ShardSchema, current_schema
+from persist.parts import ShardSchema, current_schema, newest, sound_schemas
+from persist.parts.evolution import named_by
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
@@ -91,6 +92,28 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
                 self._schema_id, self._schema = found
             return self._schema
 
+    def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
+        """The id of the newest schema as of now, and the current one with its id. The handle learns nothing.
+
+        Raises InvalidUsage where a name that it knows means another column by now.
+        """
+        view = self.view()
+        schemas = sound_schemas(view.schemas)
+        named_by(schemas, self._current_schema()[0])
+        return view.schema_id, newest(schemas)
+
+    def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
+        """The schema that came of a change by this handle, which it uses from here on.
+
+        What others have changed since it does not learn: they may have moved names that its caller goes by.
+        """
+        number, schema = found
+        schema = sound_schemas(self.view().schemas).get(number, schema)  # where it is the last one, with former names
+        with self._lock:
+            if newest_id > self._newest_id:
+                self._newest_id, self._schema_id, self._schema = newest_id, number, schema
+            return self._schema
+
     def view(self, *, with_service_times: bool = False) -> ShardView:
         """Frontiers and schemas as of now. Raises what every call may.
 
@@ -116,12 +139,14 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
     def open_writer(self, *, purpose: str = "") -> CheckedWriter:
         """A writer of its own: one for each thread that writes much. Close it when done.
 
+        It goes on with the columns that this handle knows now, whatever the handle learns later.
+
         Args:
             purpose: what `history` shows for it, up to 256 characters.
         Raises: InvalidUsage (`purpose` is no text, or too long).
         """
-        caller = Caller(purpose=checked_purpose("purpose", purpose))
-        return CheckedWriter(self._transport, self.name, self._current_schema, self._settings.write, caller=caller)
+        caller, known = Caller(purpose=checked_purpose("purpose", purpose)), self._current_schema()
+        return CheckedWriter(self._transport, self.name, lambda: known, self._settings.write, caller=caller)
 
     def insert(
         self,
@@ -422,7 +447,7 @@ class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
         """A writer that nobody else uses meanwhile."""
         with self._lock:
             writer = self._idle_writers.pop() if self._idle_writers else None
-        writer = writer or self.open_writer()
+        writer = writer or CheckedWriter(self._transport, self.name, self._current_schema, self._settings.write)
         is_known = True
         try:
             yield writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from persist.client.arguments import checked, checked_sets
@@ -189,7 +190,7 @@ class Verbs:
         Returns: what takes the clauses: see `Merge`.
         Raises: InvalidUsage (what is given is none); `execute` where there is no such column.
         """
-        return Merge.of(self._edit, reusable(source), on)
+        return Merge.of(partial(self._edit, known=self._schema_id), reusable(source), on)
 
     def _edit(
         self,
@@ -198,7 +199,9 @@ class Verbs:
         token: Token | None,
         attributes: AttributeUpdates,
         info: Info | None,
+        known: int | None = None,
     ) -> Edited:
+        """`known`: the id of the schema by whose names the plan was given; None: the one that the handle knows."""
         if token is not None:
             parse(Token, token)
         said, changes, settings = info_bytes("info", info), as_attribute_updates(attributes), self._settings
@@ -209,7 +212,7 @@ class Verbs:
             settings.write,
             settings.read,
             info=said,
-            plan=Binding(plan, self._schema_id),
+            plan=Binding(plan, self._schema_id if known is None else known),
             expected=expected_of(read_time),
             attributes=changes,
         )

@@ -26,18 +26,18 @@ from persist.parts.evolution import of_days
 class Evolving(LookedFirst):
     """One change of the columns of one shard, whose newest schema has the id `expected_id`."""
 
-    def run(self, before: ShardSchema, after: ShardSchema) -> None:
-        """Raises InvalidUsage (a day has no room), SchemaMismatch, UpperMismatch (others write all the time), and what
+    def run(self, before: ShardSchema, after: ShardSchema) -> int:
+        """The id of the schema that comes of it.
 
+        Raises InvalidUsage (a day has no room), SchemaMismatch, UpperMismatch (others write all the time), and what
         reading may. Nothing was changed then.
         """
         columns = of_days(before, after)
         if not columns:
-            self._send(after, None)
-            return
+            return self._send(after, None)
         view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        if view.upper == MINIMUM and self._landed(after, view.upper):
-            return  # nothing was there
+        if view.upper == MINIMUM and (number := self._landed(after, view.upper)) is not None:
+            return number  # nothing was there
         check_readable(self.name, view)
         with holding(self.transport, self.name, None, "widen columns", 0.0, self.read) as held:
             try:
@@ -46,8 +46,8 @@ class Evolving(LookedFirst):
                     view = self.transport.view(self.name, ViewRequest())
                     with leased_blobs(held.lease):
                         seen = self._look(view, columns, after, seen)
-                    if self._landed(after, view.upper):
-                        return
+                    if (number := self._landed(after, view.upper)) is not None:
+                        return number
                     held.lease.keep()
             finally:
                 held.lease.close()

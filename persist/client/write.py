@@ -31,7 +31,7 @@ from persist.core.recorded import NOBODY, Caller
 from persist.core.view import ViewRequest
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, PartSink, ShardSchema, stage
-from persist.parts.evolution import check_names, newest, sound_schemas
+from persist.parts.evolution import named_by, newest, sound_schemas
 from persist.parts.given import column_of
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
@@ -253,9 +253,9 @@ class WriteHandle(Timeable):
         names of before would be taken for those of other columns.
         """
         schemas = sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
-        found = newest(schemas)
-        check_names(schemas.get(self._newest()[0], found[1]), found[1])
-        self._learnt = found
+        for number in {self._schema()[0], self._newest()[0]}:  # its caller may go by the names of either
+            named_by(schemas, number)
+        self._learnt = found = newest(schemas)
         return found
 
     def receipted(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:

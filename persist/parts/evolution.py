@@ -230,8 +230,19 @@ def check_names(known: ShardSchema, current: ShardSchema, names: Iterable[str] |
         if name in current.id_of:
             raise InvalidUsage(
                 f"column {name!r}, as this handle knows it, {became}, and another column has its name; nothing was "
-                "written: call refresh_schema(), and name the columns as they are now"
+                "done: call refresh_schema() (a writer: open it anew), and name the columns as they are now"
             )
+
+
+def named_by(sound: Mapping[int, ShardSchema], known: int | None, names: Iterable[str] | None = None) -> ShardSchema:
+    """The current schema of the chain, for a caller who names columns as the schema of the id `known` does.
+
+    None: as the current one does. Raises InvalidUsage as `check_names`.
+    """
+    last, current = newest(sound)
+    if known is not None and known != last:
+        check_names(sound.get(known, current), current, names)
+    return current
 
 
 # --- the chain

@@ -30,6 +30,7 @@ class Selection:
     `start_key` is inclusive, `end_key` exclusive. `key_prefix` gives the values of the first key columns; where the
     last of them is text, everything that begins with it is meant. `key` is one whole key. `called` are the names of
     these four for the caller. `from_text` is set where they were read from text, as in a URL: "7" is a number there.
+    `known` is the id of the schema by which the columns are named (None: the current one).
     """
 
     where: str | None = None
@@ -41,6 +42,7 @@ class Selection:
     called: tuple[str, str, str, str] = ("start_key", "end_key", "key_prefix", "key")
     then: bool = False
     from_text: bool = field(default=False, compare=False)
+    known: int | None = field(default=None, compare=False)
 
     def on(self, schema: ShardSchema) -> Selected:
         """What it means for a shard. Raises InvalidUsage where the shard has no such column, or cannot compare so."""

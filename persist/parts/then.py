@@ -13,7 +13,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from persist.parts.column_types import as_type
-from persist.parts.evolution import newest
+from persist.parts.evolution import named_by, newest
 from persist.parts.files import Keeps
 from persist.parts.keycodec import ALL_KEYS, KeyRange
 from persist.parts.migration import Migration
@@ -92,11 +92,25 @@ class SelectedThen:
 
 
 def by_columns(sound: Mapping[int, ShardSchema], number: int | None, selection: Selection) -> Selected | SelectedThen:
-    """What is selected, by the columns of that schema (None: of today). Raises InvalidUsage as `Selection.on`."""
+    """What is selected, by the columns of that schema (None: of today).
+
+    Raises InvalidUsage as `Selection.on`, and as `selected`.
+    """
+    if number is None:
+        return selected(sound, selection)
     current, schema = newest(sound)
-    if number is None or number == current:
-        return selection.on(schema)
-    return SelectedThen.of(selection, Then.of(sound, number))
+    return selection.on(schema) if number == current else SelectedThen.of(selection, Then.of(sound, number))
+
+
+def selected(sound: Mapping[int, ShardSchema], selection: Selection) -> Selected:
+    """What is selected, by the columns of today.
+
+    Raises InvalidUsage as `Selection.on`, and where a name that is selected by, or shown, means another column than by
+    the schema `selection.known`.
+    """
+    wanted = selection.on(newest(sound)[1])
+    named_by(sound, selection.known, None if selection.columns is None else wanted.names)
+    return wanted
 
 
 def shown_by(sound: Mapping[int, ShardSchema], number: int | None) -> ShardSchema:

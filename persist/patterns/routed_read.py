@@ -80,7 +80,6 @@ class RoutedReader:
         checked("position", position, RoutedPosition, type(None))
         self.routes = routes
         self.position = position or RoutedPosition()
-        self._selected = selected
         self._listens: dict[str, Listen] = {}
         self._known: dict[str, int | None] = {}  # by which schemas of the shards it selects, as its first listeners did
         self._named: NamedColumns | None = None
@@ -160,7 +159,10 @@ class RoutedReader:
     def _listen(self, epoch: Epoch, name: str, end: int | None) -> Listen:
         begin, purpose = self._upper(epoch, name), f"routes {self.routes.shard.name}"
         shard = self.routes.of(name)
-        listen = shard.listen(begin - 1, until=end, purpose=purpose, **self._selected)
+        if self._named is None:
+            listen = shard.listen(begin - 1, until=end, purpose=purpose)
+        else:
+            listen = self._named.listen(shard, begin - 1, end, purpose)
         if name not in self._known and self._named is not None and listen.known is not None:
             try:
                 self._named.check(shard, listen.known)

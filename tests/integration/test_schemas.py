@@ -209,10 +209,14 @@ def test_names_of_a_listener_are_those_of_when_it_began(
         assert listener.frontier.element == at
 
 
-def test_a_listener_of_an_old_handle_goes_by_the_names_of_now(client: Client, shard: Shard) -> None:
+def test_a_listener_goes_by_the_names_that_its_handle_knows(client: Client, shard: Shard) -> None:
     shard.alter(AddColumn("m", pa.int32(), default=0))
     old = client.shard("orders")
     shard.alter(*NAME_TAKEN["two names are swapped"])
+    for begin in (old.listen, old.subscribe):
+        with pytest.raises(InvalidUsage, match="as this handle knows it"):
+            begin(0, where="m >= 1", until=1)
+    old.refresh_schema()
     for listener in (old.listen(-1, where="m >= 1", until=1), old.subscribe(0, where="m >= 1", until=1)):
         assert [row["id"] for event in listener for row in event.updates.to_pylist()] == [1, 2]
 

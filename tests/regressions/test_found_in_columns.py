@@ -217,14 +217,14 @@ def test_a_change_that_is_none_is_refused_in_words(client: Client, change: Any, 
 def test_threads_that_share_a_handle_never_undo_each_others_change(client: Client) -> None:
     """The columns that a change began with, and the number of the newest ones, were read at different moments."""
     shard = client.create_shard("orders", COLUMNS, ["id"])
-    refresh, calls = shard.refresh_schema, []
+    view, calls = shard.view, []
 
-    def refreshed() -> Any:
-        schema = refresh()
-        calls.append(schema)
+    def viewed() -> Any:
+        found = view()
+        calls.append(found)
         if len(calls) == 1:  # another thread comes in between
             shard.alter(RenameColumn("b", "mine"))
-        return schema
+        return found
 
-    shard.refresh_schema = refreshed  # type: ignore[method-assign]
+    shard.view = viewed  # type: ignore[method-assign]
     assert shard.alter(RenameColumn("a", "yours")).arrow.names == ["id", "yours", "mine"]

@@ -160,7 +160,7 @@ def test_keys_were_looked_up_by_a_name_that_another_column_has_by_now(client: Cl
         with pytest.raises(ConstraintViolated, match="unique"):
             write([{"id": 1, "a": 7, "b": 7}], number, number + 1)
         write([{"id": number + 1, "a": 1, "b": 1}], number, number + 1)
-    assert [row["key"] for row in shard.snapshot().to_arrow().to_pylist()] == [1, 2, 3]
+    assert [row["key"] for row in client.shard("unique").snapshot().to_arrow().to_pylist()] == [1, 2, 3]
 
 
 def test_a_row_was_taken_for_another_one_of_its_key_by_old_names(client: Client) -> None:
@@ -169,7 +169,7 @@ def test_a_row_was_taken_for_another_one_of_its_key_by_old_names(client: Client)
     shard.insert([ROW])
     client.shard("unique").alter(*SWAP)
     shard.compare_and_append([{**ROW, "__diff": -1}, {**ROW, "a": 11, "__diff": 1}], 1, 2)
-    assert shard.get(1) == [{"id": 1, "b": 11, "a": 20}]
+    assert client.shard("unique").get(1) == [{"id": 1, "b": 11, "a": 20}]
 
 
 def test_an_answer_that_came_late_put_back_what_another_thread_had_learnt(
