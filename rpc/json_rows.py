@@ -58,7 +58,7 @@ _SUSPECT = (  # each begins with bytes that `re` searches for quickly
     re.compile(rb"e-0*[1-9][0-9]{2}"),
     re.compile(rb"E-0*[1-9][0-9]{2}"),
 )
-_TEXT_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*+"?|-?[0-9][0-9.]*+(?:[eE][+-]?[0-9]+)?', re.DOTALL)
+_TEXT_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*+"?|-?[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?', re.DOTALL)
 _ZERO_OF_INTEGERS = Annotated[float, msgspec.Meta(ge=0, le=0)]
 _NAMED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()

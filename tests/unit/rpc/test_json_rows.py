@@ -146,6 +146,7 @@ def test_other_spellings_of_a_value(kind: pa.DataType, text: str, same: str) -> 
         (pa.timestamp("us", "UTC"), '"2024-01-31 12:00"', "has no zone"),
         (pa.timestamp("us", "UTC"), '"x"', "'x' is no timestamp"),
         (pa.timestamp("us"), '"2024-01-31 12:00Z"', "has a zone"),
+        (pa.list_(pa.float64()), "[-0, 1.1.1]", "malformed"),
     ],
 )
 def test_a_refusal_names_the_cause(kind: pa.DataType, text: str, named: str) -> None:
