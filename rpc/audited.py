@@ -14,7 +14,11 @@ from persist.core.antichain import Antichain
 from persist.core.record import Record, asdict
 
 VALUE_CHARS_MAX = 500
-PARAMETERS_MAX = 20
+# The parameters of requests that a line has. No other one: predicates, keys and attributes have values of rows.
+_PARAMETERS = (
+    "as_of", "at", "before", "confirm", "cursor", "dry_run", "expected_upper", "follows", "force", "keep", "lower",
+    "min_seqno", "mode", "new_upper", "read_time", "retries", "since", "timestamp", "upper",
+)  # fmt: skip
 BODY, DID = "persist.body", "persist.did"  # in the scope of a request: its body if it is short; what a command did
 MANY = "persist.many"  # there, too: the shards of a request that is about many
 BODY_BYTES_MAX = 2_000  # of a request whose body is told
@@ -22,6 +26,7 @@ BODY_BYTES_MAX = 2_000  # of a request whose body is told
 MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER, CLOSE = "move cursor", "move since", "move upper", "close"
 # Commands of rich clients that have a line, and what they are called.
 OF_COMMANDS: Mapping[type[c.Command], str] = {
+    c.RegisterWriter: "open writer",
     c.Insert: "insert",
     c.Append: "append",
     c.CompareAndAppend: "compare-and-append",
@@ -114,13 +119,18 @@ def of_request(method: str, verb: str, path: str, query: bytes, *, is_shard: boo
 
 def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
     """What a command is called, and its fields as far as the line has them; None: it has no line."""
-    what = command.verb if isinstance(command, c.Editing) else OF_COMMANDS.get(type(command))
+    what = _verb(command.verb) if isinstance(command, c.Editing) else OF_COMMANDS.get(type(command))
     if what is None:
         return None
     if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)) and upper_of(command).is_empty:
         return CLOSE, {}
     found = {name: getattr(command, name) for name in _TOLD if hasattr(command, name)}
     return what, {name: plain(value) for name, value in found.items() if value is not None}
+
+
+def _verb(verb: str) -> str:
+    """The verb of the commit history as routes have it."""
+    return "merge" if verb == "merge_into" else verb.replace("_", "-")
 
 
 def upper_of(command: c.AdvanceUpper | c.CompareAndAppend | c.Append) -> Antichain:
@@ -133,10 +143,8 @@ def of_query(verb: str, query: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if verb.startswith("tags/"):
         found["tag"] = verb.rpartition("/")[2][:VALUE_CHARS_MAX]
-    for name, value in parse_qsl(query.decode("latin-1"))[:PARAMETERS_MAX]:
-        if name != "token":  # a text of the caller's own
-            found[name[:100]] = value[:VALUE_CHARS_MAX]
-    return found
+    given = parse_qsl(query.decode("latin-1"))
+    return found | {name: value[:VALUE_CHARS_MAX] for name, value in given if name in _PARAMETERS}
 
 
 def plain(value: Any) -> Any:

@@ -180,6 +180,7 @@ def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
 async def clone(request: Request) -> Response:
     service = service_of(request)
     source, name, keep_policies = await service.json(request, CLONE_BYTES_MAX, _cloned)
+    request.scope[MANY] = [source, name]
     for one in (source, name):
         principal_of(request).require(WRITE, one)
     service.check_home(name)

@@ -105,7 +105,10 @@ COMMANDS: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(7), ()), ("append", {"upper": [7]})),
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(None), ()), ("close", {})),
     (c.CompareAndAppend(WRITER, TOKEN, Antichain(0), Antichain(None), ()), ("close", {})),
+    (c.RegisterWriter(WRITER, 60_000), ("open writer", {})),
     (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="upsert"), ("upsert", {"as_of": 1})),
+    (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="merge_into"), ("merge", {"as_of": 1})),
+    (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="replace_where"), ("replace-where", {"as_of": 1})),
     (
         c.Reshape(
             WRITER, TOKEN, Antichain(0), 1, (), verb="overwrite", expected_id=1, schema=SchemaRecord(b"", ())
@@ -131,12 +134,10 @@ def test_every_command_that_changes_rows_has_a_line() -> None:
         assert issubclass(kind, c.Editing) or kind in of_command.__globals__["OF_COMMANDS"], kind
 
 
-def test_parameters_have_a_bound_and_no_token_of_the_caller() -> None:
-    assert of_query("tags/nightly", b"token=load-7&keep=1d") == {"tag": "nightly", "keep": "1d"}
-    many = "&".join(f"n{n}={'x' * 1000}" for n in range(100)).encode()
-    found = of_query("", many)
-    assert len(found) <= 20
-    assert all(len(value) <= VALUE_CHARS_MAX for value in found.values())
+def test_parameters_have_a_bound_and_no_values_of_rows() -> None:
+    assert of_query("tags/nightly", b"token=load-7&keep=1d&where=id+%3D+7") == {"tag": "nightly", "keep": "1d"}
+    many = "&".join(f"n{n}={'x' * 1000}&upper={'y' * 1000}" for n in range(100)).encode()
+    assert of_query("", many) == {"upper": "y" * VALUE_CHARS_MAX}
 
 
 class House:
@@ -197,12 +198,15 @@ def lines() -> Iterator[list[dict[str, Any]]]:
     log.removeHandler(handler)
 
 
+DROPPED = "/v1/shards:delete"
 DONE: list[tuple[str, str, Any, str, str | None, int]] = [
     # method, path, body -> what it is called, the shard, the status
     ("PUT", "/v1/shards/eu/new", FIELDS, "create", "eu/new", 200),
     ("POST", "/v1/clones", {"source": "eu/a", "name": "eu/clone"}, "clone", None, 200),
     ("POST", "/v1/shards/eu/a/insert", ROW, "insert", "eu/a", 200),
     ("POST", "/v1/shards/eu/a/upsert", ROW, "upsert", "eu/a", 200),
+    ("POST", "/v1/shards/eu/a/replace-where?where=id+%3D+7654321", ROW, "replace-where", "eu/a", 200),
+    ("POST", "/v1/shards/eu/a/delete?where=id+%3D+7654321", None, "delete", "eu/a", 400),
     ("POST", "/v1/shards/eu/a/delete", {"where": "id = 7654321"}, "delete", "eu/a", 200),
     ("POST", "/v1/shards/eu/a/downgrade-since?since=0", None, "move cursor", "eu/a", 200),
     ("POST", "/v1/shards/eu/a/advance-upper?upper=8", None, "move upper", "eu/a", 200),
@@ -214,7 +218,7 @@ DONE: list[tuple[str, str, Any, str, str | None, int]] = [
     ("POST", "/v1/shards/eu/c/append?lower=0&upper=[]&format=ndjson", None, "close", "eu/c", 200),
     ("POST", "/v1/shards/eu/d/compare-and-append?expected_upper=0&new_upper=closed", b"", "close", "eu/d", 200),
     ("POST", "/v1/shards/eu/b/commands", c.Drop(), "drop", "eu/b", 200),
-    ("POST", "/v1/shards:delete", {"prefix": "eu/gone", "confirm": 1}, "drop", None, 200),
+    ("POST", DROPPED, {"prefix": "eu/gone", "confirm": 1}, "drop", None, 200),
     ("DELETE", "/v1/shards/us/a", None, "drop", "us/a", 403),
     ("POST", "/v1/shards/us/a/insert", ROW, "insert", "us/a", 403),
 ]  # fmt: skip
@@ -232,6 +236,9 @@ def test_who_did_what(
     assert (line["address"], line["request_id"]) == ("testclient", answer.headers["x-request-id"])
     assert "7654321" not in json.dumps(line), "no values of rows"
     assert house.tokens["eu-admin"].split("_", 2)[2] not in json.dumps(line)
+    assert line.get("shards", []) == (
+        ["eu/a", "eu/clone"] if what == "clone" else ["eu/gone"] if path == DROPPED else []
+    )
     if isinstance(body, dict) and "where" not in body:
         assert json.loads(line["detail"]["body"]) == body
 
