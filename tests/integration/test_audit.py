@@ -236,9 +236,8 @@ def test_who_did_what(
     assert (line["address"], line["request_id"]) == ("testclient", answer.headers["x-request-id"])
     assert "7654321" not in json.dumps(line), "no values of rows"
     assert house.tokens["eu-admin"].split("_", 2)[2] not in json.dumps(line)
-    assert line.get("shards", []) == (
-        ["eu/a", "eu/clone"] if what == "clone" else ["eu/gone"] if path == DROPPED else []
-    )
+    several = {"clone": ["eu/a", "eu/clone"], "drop": ["eu/gone"] if path == DROPPED else []}
+    assert line.get("shards", []) == several.get(what, [])
     if isinstance(body, dict) and "where" not in body:
         assert json.loads(line["detail"]["body"]) == body
 
@@ -311,8 +310,9 @@ def test_a_server_writes_the_lines_at_every_log_level(tmp_path: Path) -> None:
                 client.shard("eu/a").tag("", at=1)
         assert server.stop() == 0
     lines = [json.loads(line) for line in server.said().splitlines() if '"persist.audit"' in line]
-    assert [(line["what"], line["shard"], line["status"]) for line in lines][:2] == [
+    assert [(line["what"], line["shard"], line["status"]) for line in lines][:3] == [
         ("create", "eu/a", 200),
+        ("open writer", "eu/a", 200),
         ("insert", "eu/a", 200),
     ]
 
