@@ -19,6 +19,7 @@ from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.cutting import check_at_once
 from persist.client.embedded import EmbeddedTransport
+from persist.client.rewriting import check_open
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backing_up import Progress, Told
@@ -26,11 +27,12 @@ from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup
 from persist.copies.carried import Renaming
 from persist.copies.copying import Copying
 from persist.copies.pace import PacedBlob, check_rate
-from persist.core.cloning import without_policy
-from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
+from persist.core.cloning import without_feed, without_policy
+from persist.core.errors import Conflict, Corruption, InvalidUsage, NotReadable, UnknownShard, UpgradeNeeded
 from persist.core.ids import check_shard_name
 from persist.core.record import replace
 from persist.core.state import State
+from persist.core.view import ViewRequest
 from persist.formats.state_frames import decode_state
 from persist.formats.store_errors import translated
 
@@ -113,7 +115,8 @@ def restore(
 
     Repeating it after an error goes on: shards that are back already are left as they are. Raises InvalidUsage,
     UnknownShard (the backup has no such shard), Conflict (a name has a log there already), Corruption (something of the
-    backup is missing or damaged; shards before it are back), NotReadable (the history does not go back to `at`).
+    backup is missing or damaged; shards before it are back), NotReadable (the history does not go back to `at`, or an
+    erasure is pending), UpperMismatch (a shard is closed, and cannot go back to `at`).
     """
     choice.check()
     wanted = _wanted(backup, choice)
@@ -180,19 +183,31 @@ class _Restoring:
         return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
 
     def check_at(self, wanted: Sequence[ShardBackup]) -> None:
-        """Raises NotReadable where the history of a shard in the backup does not go back so far."""
+        """Raises NotReadable or UpperMismatch where a shard of the backup cannot go back so far."""
         if self._at is None:
             return
         with opened(self._store, self._backup, [shard.name for shard in wanted]) as location:
             client = Client(EmbeddedTransport(location))
             for shard in wanted:
                 client.shard(shard.name).snapshot(self._at).close()
+                view = client.transport.view(shard.name, ViewRequest(with_batches=False))
+                check_open(shard.name, view, "restored to an earlier time")
+                if view.erasing:
+                    raise NotReadable(
+                        f"the backup of shard {shard.name!r} has {view.erasing} erasures that are pending, and a time "
+                        "before them could bring their rows back; restore it without a wall clock, or from a backup "
+                        "that was made before them",
+                        as_of=[(view.upper.element or 0) - 1],
+                        since=view.upper.to_json(),
+                    )
 
     def restored(self, shard: ShardBackup, pool: ThreadPoolExecutor) -> ShardRestored:
         """Bring one shard back."""
         kept = self._state(shard)
         state = kept if self._choice.keeps_policies else without_policy(kept)
         policy = state is not kept
+        if self._at is not None:
+            state = without_feed(state)
         sums = self._store.sums(shard)
         renaming = None
         if self._choice.as_name is not None:

@@ -12,6 +12,7 @@ from persist.core.record import replace
 from persist.core.recorded import CLONE, NOBODY, Caller, Committed, Entry
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.trace import trace_of
+from persist.core.transitions.dropping import without_pending
 from persist.core.transitions.outcomes import retired
 
 FIRST = SeqNo(1)
@@ -23,6 +24,7 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
     Readers, writers, claims, the commit history, erasures and outcomes of tokens stay behind. Of tokens that were
     minted before it nobody knows whether they were committed to what it was made of. `loans` are the names of owners.
     """
+    state = without_feed(state)
     while state.writers:
         state = retired(state, state.writers, state.lease_now_ms)
     born = [*births(state.outcomes), *(file.born_last for file in state.outcome_files)]
@@ -53,6 +55,16 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
         loans={},
         borrowed=dict(loans),
     )
+
+
+def without_feed(state: State) -> State:
+    """The State of a shard that has no writer yet: until one appends to it, the service owns its times.
+
+    A truncation that waits for the writer of the source stays behind.
+    """
+    if not state.retention.appended:
+        return state
+    return replace(without_pending(state), retention=replace(state.retention, appended=False))
 
 
 def without_policy(state: State) -> State:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ from persist.copies.checking import checked_backup
 from persist.copies.pruning import Kept, prune
 from persist.copies.restoring import Choice, ShardRestored, chosen, restore
 from persist.copies.verify import How, verified
-from persist.core.errors import Conflict, Corruption, PersistError
+from persist.core.errors import Conflict, Corruption, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
 from persist.core.keys import is_bundle_key
 from persist.core.record import replace
@@ -454,6 +455,49 @@ def test_any_time_between_two_backups(world: World, machine: Machine, kept: Coun
     [told] = restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
     assert told.left
     assert dict(rows(restored) - expected) == {(("id", 60), ("v", "new")): 1}
+
+
+def poisoned(machine: Machine, world: World) -> tuple[Shard, datetime]:
+    machine.client.create_shard("z", SCHEMA, ["id"]).insert([{"id": 1, "v": "z"}])
+    shard = machine.client.create_shard("fed", SCHEMA, ["id"])
+    shard.append([{"id": 1, "v": "good"}], 0, 1)
+    world.pass_ms(10_000)
+    at = shown_instant(world.true_ms)
+    world.pass_ms(10_000)
+    shard.append([{"id": 2, "v": "poison"}], 1, 2)
+    return shard, at
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_fed_shard_comes_back_as_of_a_wall_clock(world: World, machine: Machine, kept: Counting, waits: bool) -> None:
+    shard, at = poisoned(machine, world)
+    if waits:
+        shard.truncate(1)
+    made(machine, kept)
+    _, other = elsewhere(world)
+    assert [one.name for one in back(other, kept, choice=Choice(at=at, at_once=1))] == ["fed", "z"]
+    restored = other.client.shard("fed")
+    assert rows(restored) == {(("id", 1), ("v", "good")): 1}
+    assert rows(other.client.shard("z")) == {(("id", 1), ("v", "z")): 1}
+    restored.append([{"id": 3, "v": "new"}], 3, 4)
+    assert rows(restored) == {(("id", 1), ("v", "good")): 1, (("id", 3), ("v", "new")): 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [(lambda shard: shard.erase(keys=[1]), NotReadable), (lambda shard: shard.advance_upper(None), UpperMismatch)],
+    ids=["an erasure is pending", "closed"],
+)
+def test_what_cannot_go_back_to_a_wall_clock_makes_no_shard(
+    world: World, machine: Machine, kept: Counting, change: Any, error: type[PersistError]
+) -> None:
+    shard, at = poisoned(machine, world)
+    change(shard)
+    made(machine, kept)
+    _, other = elsewhere(world)
+    with pytest.raises(error, match="'fed'"):
+        back(other, kept, choice=Choice(at=at, at_once=1))
+    assert list(other.location.all_names()) == []
 
 
 def test_what_would_take_rows_away_waits(world: World, machine: Machine, kept: Counting) -> None:

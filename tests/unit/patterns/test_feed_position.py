@@ -167,6 +167,26 @@ def test_a_shard_that_has_rows_of_before_gets_all_of_its_feed() -> None:
         assert found.numbers() == [0, 100]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_clone_of_an_earlier_time_has_its_contents_and_a_feed_continues_there(fed: Fed, waits: bool) -> None:
+    if waits:
+        fed.shard.truncate(1)  # asked of the writer of the source, which does not write to the clone
+    fed.shard.tag("first", at=0)
+    for name, as_of, tag in (("by-time", 0, None), ("by-tag", None, "first")):
+        made = fed.client.clone("fed", name, as_of=as_of, tag=tag)
+        assert made.snapshot().to_arrow()["id"].to_pylist() == [0]
+        assert not made.retention().held_by
+    if fed.kind == "bindings":
+        step: Stepping = Ingester(fed.feed, fed.source, fed.client.shard("by-time"))
+    else:
+        step = Replica.open(fed.client, "feed", "by-time")
+    fed.add()
+    while step.step():
+        pass
+    ids = fed.client.shard("by-time").snapshot().to_arrow()["id"].to_pylist()
+    assert sorted(ids) == [0, 3], "the position is that of now: what came since is not written again"
+
+
 # --- stories
 
 
