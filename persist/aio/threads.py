@@ -59,6 +59,7 @@ class Pool:
             future, work = taken
             if future.set_running_or_notify_cancel():
                 _settle(future, work)
+            del taken, future, work  # an idle thread keeps nothing alive, such as the hold of a snapshot
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._moved:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from persist.client.arguments import checked
 from persist.client.complete import BEFORE_ALL, NothingWritten
 from persist.client.dropped import runs_of, within
+from persist.client.holding_on import Hold
 from persist.client.rows import Rows, Split
 from persist.client.show import html_table
 from persist.client.snapshot import (
@@ -95,6 +96,10 @@ class Leases:
         for lease in self.leases:
             lease.close()
 
+    def release(self) -> None:
+        for lease in self.leases:
+            lease.release()
+
 
 @dataclass
 class Changes(Rows):
@@ -114,7 +119,7 @@ class Changes(Rows):
     schema: ShardSchema
     splits: tuple[Split, ...]
     _transport: Transport
-    _lease: Leases
+    _lease: Hold
     _closed: bool = field(default=False)
     other: str | None = None
     start_timestamp: datetime | None = None
@@ -268,8 +273,9 @@ def changes_of(
     with between(transport, name, start.time, end.time, asked, settings) as found:
         asked.check_names(found.held.view)
         splits = found.splits(asked.num_splits, asked.columns)
-        schema, lease = part_reader(transport, found.held.view, settings)[0], Leases((found.held.lease,))
-        return Changes(name, found.start, found.end, schema, splits, transport, lease)
+        schema, hold = part_reader(transport, found.held.view, settings)[0], Hold(found.held.lease)
+        splits = tuple(replace(one, _hold=hold) for one in splits)
+        return Changes(name, found.start, found.end, schema, splits, transport, hold)
 
 
 def changes_between(
@@ -299,12 +305,13 @@ def changes_between(
         larger, of_larger = max((earlier, reader), (later, their_reader), key=lambda side: _bytes(side[0].runs))
         ranges = _ranges(larger, larger.runs, asked.num_splits, schema, of_larger)
         columns, chosen = schema.columns(None), schema.columns(asked.columns)
-        splits = tuple(
-            PairSplit(earlier.split(at, earlier.runs, columns), later.split(at, later.runs, columns), chosen)
-            for at in ranges
-        )
-        leases = Leases((earlier.lease, later.lease))
-        return Changes(one[1], earlier.as_of, later.as_of, schema, splits, one[0].inner, leases, other=other[1])
+        hold = Hold(Leases((earlier.lease, later.lease)))
+
+        def split(side: Held, key_range: KeyRange) -> SnapshotSplit:
+            return replace(side.split(key_range, side.runs, columns), _hold=hold)
+
+        splits = tuple(PairSplit(split(earlier, at), split(later, at), chosen) for at in ranges)
+        return Changes(one[1], earlier.as_of, later.as_of, schema, splits, one[0].inner, hold, other=other[1])
 
 
 def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:

@@ -175,7 +175,8 @@ class ReadLease(Timeable):
 
         Raises nothing.
         """
-
+        if self._closed:
+            return
         with suppress(RuntimeError):  # the interpreter ends: no thread can be started
             closing = threading.Thread(target=self.close, name="persist-release", daemon=True)
             closing.start()

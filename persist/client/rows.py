@@ -9,19 +9,12 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from blob import optional
+from persist.client.holding_on import Hold
 from persist.client.timed import Timeable
 from persist.client.transport import Transport
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 from persist.parts.column_types import without_half_floats
-
-
-class Lease(Protocol):
-    """What keeps rows readable: one lease, or several."""
-
-    def keep(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Split(Protocol):
@@ -39,15 +32,23 @@ class Rows(Timeable):
     schema: ShardSchema
     splits: Sequence[Split]
     _transport: Transport
-    _lease: Lease
+    _lease: Hold
     _closed: bool
+    _is_entered = False  # as a context manager, whose end closes it
 
     def batches(self) -> Iterator[pa.Table]:
         """All rows, split by split, in key order: the columns, and `__diff`, how often each row comes.
 
-        When the last one was given it is closed. Raises what reading may; see the class.
+        After the last one it is closed, and so it is when the loop is left, unless that is within a `with` of it.
+        Raises what reading may; see the class.
         """
-        yield from self._tables()
+        try:
+            yield from self._tables()
+        except GeneratorExit:  # the loop was left, or the iterator was forgotten
+            if not self._is_entered:
+                self._closed = True
+                self._lease.release()
+            raise
         self.close()
 
     def _tables(self) -> Iterator[pa.Table]:
@@ -103,6 +104,7 @@ class Rows(Timeable):
             self._lease.close()
 
     def __enter__(self) -> Self:
+        self._is_entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

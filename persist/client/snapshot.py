@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ from persist.client.arguments import checked, checked_time, checked_wait
 from persist.client.complete import BEFORE_ALL
 from persist.client.complete import latest as latest
 from persist.client.expanding import expanded, limited
+from persist.client.holding_on import Hold
 from persist.client.lease import ReadLease as ReadLease
 from persist.client.lease import ReadSettings as ReadSettings
 from persist.client.lease import taken
@@ -91,6 +93,12 @@ class SnapshotSplit:
     where: str | None = None
     limit: int | None = None
     schema_id: int | None = None  # by whose columns rows are shown; None: those of today
+    _hold: Hold | None = field(default=None, compare=False, repr=False)  # of the snapshot, in its process
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._hold is not None:
+            self._hold.outlive()
+        return {**vars(self), "_hold": None}
 
     def __repr__(self) -> str:
         return f"SnapshotSplit({self.shard!r}, as_of={self.as_of}, {sum(len(run.parts) for run in self.runs)} parts)"
@@ -127,6 +135,8 @@ class SnapshotSplit:
 class Snapshot(Rows):
     """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses).
 
+    The lease is given back too when nothing refers to the snapshot or one of its splits, unless a split was pickled.
+
     `timestamp` is the wall clock that named the time, rounded down to the shard's grid; None where a time was given.
     `Shard.snapshot` gives one. Reading it to its end closes it. Reading may raise Expired (the lease lapsed),
     Unavailable (retrying is safe) and Corruption (a part is damaged or missing).
@@ -137,7 +147,7 @@ class Snapshot(Rows):
     schema: ShardSchema
     splits: tuple[SnapshotSplit, ...]
     _transport: Transport
-    _lease: ReadLease
+    _lease: Hold
     _closed: bool = field(default=False)
     timestamp: datetime | None = None
     limit: int | None = None
@@ -245,9 +255,10 @@ class Held:
 
     def snapshot(self, num_splits: int, selection: Selection, limit: int | None = None) -> Snapshot:
         """What is selected, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""
-        splits = tuple(replace(one, limit=limit) for one in self.splits(selection, lambda _: num_splits))
-        schema = shown_by(sound_schemas(self.view.schemas), splits[0].schema_id)
-        return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, self.lease, limit=limit)
+        splits = self.splits(selection, lambda _: num_splits)
+        schema, hold = shown_by(sound_schemas(self.view.schemas), splits[0].schema_id), Hold(self.lease)
+        splits = tuple(replace(one, limit=limit, _hold=hold) for one in splits)
+        return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, hold, limit=limit)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -218,6 +219,22 @@ def test_waiting_listeners_keep_nobody_from_writing(url: str) -> None:
         await asyncio.sleep(0)
         await shard.insert([{"id": 1}])
         assert await asyncio.gather(*waiting) == [1] * 40
+
+    on(url, work)
+
+
+def test_a_read_whose_loop_is_left_holds_nothing(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        await shard.insert([{"id": 1}])
+        snapshot = await shard.snapshot()
+        async for _ in snapshot.batches():
+            break
+        async for _ in shard.changes(-1).batches():
+            break
+        await shard.snapshot()  # which is forgotten
+        gc.collect()
+        await shard.upper()  # the loop has let go of the calls before
+        await shard.drop()
 
     on(url, work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,10 +18,11 @@ import persist
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import ListenEvent
+from persist.client.rows import Rows
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.core.antichain import EMPTY, TIME_MAX
-from persist.core.errors import Conflict, Corruption, InvalidUsage, Unavailable
+from persist.core.errors import Conflict, Corruption, Expired, InvalidUsage, Unavailable
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -81,6 +83,43 @@ def a_snapshot_read_to_its_end(shard: Shard) -> None:
     assert sum(len(table) for table in shard.snapshot().batches()) == 2
 
 
+def a_snapshot_whose_loop_was_left(shard: Shard) -> None:
+    snapshot = shard.snapshot()
+    for _ in snapshot.batches():
+        break
+    with pytest.raises(Expired):
+        snapshot.to_arrow()
+
+
+def a_snapshot_with_a_time_out_whose_loop_was_left(shard: Shard) -> None:
+    snapshot = shard.with_timeout(WAIT_S).snapshot(num_splits=2)
+    for _ in snapshot.batches():
+        break
+
+
+def a_snapshot_whose_iterator_was_closed(shard: Shard) -> None:
+    pieces = shard.snapshot().batches()
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+
+
+def snapshots_that_were_never_read(shard: Shard) -> None:
+    for _ in range(2):
+        shard.snapshot(num_splits=2)
+        shard.with_timeout(WAIT_S).snapshot()
+
+
+def changes_whose_loop_was_left(shard: Shard) -> None:
+    changes = shard.changes(-1)
+    for _ in changes.batches():
+        break
+
+
+def changes_that_were_never_read(shard: Shard) -> None:
+    shard.changes(-1)
+    shard.changes(0, 1, other=shard)
+
+
 def wrong_arguments(shard: Shard) -> None:
     with pytest.raises(InvalidUsage):
         shard.listen(0, until="soon")  # type: ignore[arg-type]
@@ -94,6 +133,12 @@ def wrong_arguments(shard: Shard) -> None:
     "use",
     [
         a_snapshot_read_to_its_end,
+        a_snapshot_whose_loop_was_left,
+        a_snapshot_with_a_time_out_whose_loop_was_left,
+        a_snapshot_whose_iterator_was_closed,
+        snapshots_that_were_never_read,
+        changes_whose_loop_was_left,
+        changes_that_were_never_read,
         wrong_arguments,
         to_its_end,
         left_at_the_first_event,
@@ -110,6 +155,45 @@ def test_a_finished_listener_holds_nothing(client: Client, use: Callable[[Shard]
     for number in range(2):
         shard.insert([{"id": number}])
     use(shard)
+    shard.drop()
+
+
+def test_a_loop_that_is_left_within_a_with_keeps_the_hold_until_its_end(client: Client) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+    with shard.snapshot() as snapshot:
+        assert len(next(snapshot.batches())) == 1
+        assert snapshot.to_arrow().num_rows == 1
+    shard.drop()
+
+
+@pytest.mark.parametrize("open_read", [lambda shard: shard.snapshot(num_splits=2), lambda shard: shard.changes(-1)])
+def test_splits_keep_the_hold_of_a_read_that_is_forgotten(client: Client, open_read: Callable[[Shard], Rows]) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+
+    def held() -> None:
+        with pytest.raises(Conflict):
+            shard.drop()
+
+    splits = open_read(shard).splits
+    held()
+    assert sum(len(table) for split in splits for table in split.read(client.transport)) == 1
+    elsewhere = pickle.dumps(splits)
+    del splits
+    gc.collect()
+    held()  # until the lease lapses: nothing is known of who reads them
+    assert sum(len(table) for split in pickle.loads(elsewhere) for table in split.read(client.transport)) == 1
+
+
+def test_a_close_gives_back_the_hold_of_splits_that_were_pickled(client: Client) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+    snapshot = shard.snapshot(num_splits=2)
+    elsewhere = pickle.dumps(snapshot.splits)
+    snapshot.close()
+    with pytest.raises(Expired):
+        next(pickle.loads(elsewhere)[0].read(client.transport))
     shard.drop()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from compactor.worker import Worker
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.client.lease import ReadLease
 from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.commit.location import Location
@@ -166,7 +167,7 @@ def test_without_a_link_reads_go_on_and_holds_come_back_with_it(held: Held) -> N
 def test_a_reader_that_came_from_another_server_is_held_too(held: Held) -> None:
     other = held.server()
     snapshot = Client(EmbeddedTransport(other)).shard("orders").snapshot()
-    lease = snapshot._lease  # its next request is answered by this server
+    lease = cast(ReadLease, snapshot._lease.lease)  # its next request is answered by this server
     lease._transport = EmbeddedTransport(held.region)
     lease.check()
     held.round()
