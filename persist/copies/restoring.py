@@ -188,18 +188,30 @@ class _Restoring:
             return
         with opened(self._store, self._backup, [shard.name for shard in wanted]) as location:
             client = Client(EmbeddedTransport(location))
+            refused: dict[str, NotReadable] = {}
             for shard in wanted:
-                client.shard(shard.name).snapshot(self._at).close()
-                view = client.transport.view(shard.name, ViewRequest(with_batches=False))
-                check_open(shard.name, view, "restored to an earlier time")
-                if view.erasing:
-                    raise NotReadable(
-                        f"the backup of shard {shard.name!r} has {view.erasing} erasures that are pending, and a time "
-                        "before them could bring their rows back; restore it without a wall clock, or from a backup "
-                        "that was made before them",
-                        as_of=[(view.upper.element or 0) - 1],
-                        since=view.upper.to_json(),
-                    )
+                try:
+                    self._check_goes_back(client, shard.name)
+                except NotReadable as error:
+                    refused[shard.name] = error
+        if refused:
+            first = next(iter(refused.values()))
+            names = f"{', '.join(list(refused)[:NAMED_MAX])}{', …' if len(refused) > NAMED_MAX else ''}"
+            others = "" if len(refused) == len(wanted) else f"; or name the other shards, all but {names}"
+            raise NotReadable(first.message + others, **{**first.details, "shards": list(refused)[:NAMED_MAX]})
+
+    def _check_goes_back(self, client: Client, name: str) -> None:
+        client.shard(name).snapshot(self._at).close()
+        view = client.transport.view(name, ViewRequest(with_batches=False))
+        check_open(name, view, "restored to an earlier time")
+        if view.erasing:
+            raise NotReadable(
+                f"the backup of shard {name!r} has {view.erasing} erasures that are pending, and a time "
+                "before them could bring their rows back; restore it without a wall clock, or from a backup "
+                "that was made before them",
+                as_of=[(view.upper.element or 0) - 1],
+                since=view.upper.to_json(),
+            )
 
     def restored(self, shard: ShardBackup, pool: ThreadPoolExecutor) -> ShardRestored:
         """Bring one shard back."""

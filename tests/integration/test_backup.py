@@ -500,6 +500,27 @@ def test_what_cannot_go_back_to_a_wall_clock_makes_no_shard(
     assert list(other.location.all_names()) == []
 
 
+def test_a_shard_that_is_younger_than_the_time_is_named_and_may_be_left_out(
+    world: World, machine: Machine, kept: Counting
+) -> None:
+    shard = filled(machine, "orders", 4)
+    world.pass_ms(10_000)
+    at, expected = shown_instant(world.true_ms), rows(shard)
+    world.pass_ms(10_000)
+    filled(machine, "young")
+    made(machine, kept)
+    found = store(machine, kept)
+    _, other = elsewhere(world)
+    with pytest.raises(NotReadable) as refused:
+        restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
+    assert refused.value.details["shards"] == ["young"]
+    [told] = restore(found, chosen(found, at, None), other.location, Choice(names=("orders",), at=at, at_once=1))
+    assert (told.name, rows(other.client.shard("orders"))) == ("orders", expected)
+    with pytest.raises(NotReadable) as alone:
+        restore(found, chosen(found, at, None), other.location, Choice(names=("young",), at=at, at_once=1))
+    assert refused.value.message.startswith(alone.value.message), "and tells that others can be named"
+
+
 def test_what_would_take_rows_away_waits(world: World, machine: Machine, kept: Counting) -> None:
     shard = filled(machine, "orders")
     shard.retain({"age": "1000h"})
