@@ -29,7 +29,6 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.drops import Drops
-from persist.core.erasing import pending_runs
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
 from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.core.ids import Token, mint
@@ -250,13 +249,12 @@ class Erasing(Rewriting):
     def _erased(self, found: Between, token: Token) -> tuple[int | None, c.Appended]:
         """How many rows went (None: not known), and at which time. What others wrote since the last try is added."""
         count, low = Count(), None
-        pending = self._pending(found.held.view)
         runs: tuple[Run, ...] = ()
         for left in range(RETRIES, -1, -1):
             view = found.held.view
             picked = self._picked(view)
             high = (view.upper.element or 0) - 1
-            added, taken = count.added, pending_runs(pending)
+            added, taken = count.added, view.retracting
             staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high, taken))))
             if low is not None and count.added > added:
                 # Others took away what is staged. Rows that cancel out would be written once more, after all that
@@ -264,15 +262,15 @@ class Erasing(Rewriting):
                 count, runs = Count(), ()
                 staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high, taken))))
             runs = (*runs, *staged)
-            done = replace(self, pending=len(pending))._committed(runs, high, view, token, left)
+            done = replace(self, pending=view.erasing)._committed(runs, high, view, token, left)
             if done is not None:
                 return count.removed - count.added if done.lower == view.upper else None, done
-            low, drops, known = high, view.drops, pending
+            low, seen = high, view
             view = self.transport.view(self.name, ViewRequest())
             check_complete(self.name, high, view, "erased")
             check_lease(view, found.start, found.held.lease)
-            pending = self._pending(view)
-            if is_dropped_since(drops, view) or pending.keys() != known.keys():
+            erases = (view.erasing, view.retracting) != (seen.erasing, seen.retracting)
+            if is_dropped_since(seen.drops, view) or erases:
                 count, low, runs = Count(), None, ()
             found = replace(found, held=replace(found.held, view=view))
         raise AssertionError("the last try returns or raises")
@@ -281,15 +279,6 @@ class Erasing(Rewriting):
         """The rows that are to go. Raises InvalidUsage, also where a name means another column by now."""
         is_named = self.question != Question()
         return self.question.picked(named_by(sound_schemas(view.schemas), self.known, None if is_named else ()))
-
-    def _pending(self, view: ShardView) -> dict[str, Erasure]:
-        """The erasures that become effective at the upper of the view. What they take away is not taken twice."""
-        if not view.erasing:
-            return {}
-        found = send(self.transport, self.name, c.ReadErasures(), self.read.retry_s)
-        assert isinstance(found, c.ErasuresAre)
-        time = view.upper.element
-        return {key: one for key, one in found.erasures.items() if one.pending is not None and one.at == time}
 
     def _commit(
         self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None

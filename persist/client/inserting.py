@@ -26,7 +26,7 @@ from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
-from persist.core.errors import InvalidUsage, SchemaMismatch
+from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.recorded import Caller
@@ -69,7 +69,7 @@ class _Insert(Bound):
         return False  # it looks for itself: what it takes away need not be there
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        check_keys(self.rows, self.those, contents)
+        check_keys(self.rows, self.those, contents.for_next_commit())
         yield self.rows.drop_columns([TIME])
 
 
@@ -190,8 +190,8 @@ class CheckedWriter(WriteHandle):
         schema_id, schema = self.schema_of(updates)
         given = conformed(updates, schema, None)
         check_rows(given, schema)
-        if schema.details.unique and view.upper.element is not None:
-            self._check_unique(given, schema_id, schema, view.upper.element)
+        while schema.details.unique and not self._check_unique(given, schema_id, schema, view):
+            view = self._transport.view(self._name, ViewRequest(with_batches=False))
 
     def judged(self, updates: Updates, act: Callable[[Updates], _T]) -> _T:
         """What `act` makes of rows; where it refuses them by what is known of the shard here, by the shard as of now.
@@ -282,37 +282,52 @@ class CheckedWriter(WriteHandle):
         They land where the shard's upper is `lower`, or lies between it and `until`. Otherwise the commit tells what is
         so: they have landed already, or never will.
         """
-        view = self._transport.view(self._name, ViewRequest(with_batches=False))
-        start = view.upper.element
-        if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
-            return
-        if not current_schema(view.schemas)[1].details.unique:  # it was given up
-            return
 
         def read(rows: Updates) -> tuple[int, ShardSchema, pa.Table]:
             schema_id, schema = self.schema_of(rows)
             return schema_id, schema, conformed(rows, schema, lower.element or 0)
 
-        schema_id, schema, given = self.judged(rows, read)
-        self._check_unique(given.filter(pc.greater_equal(given.column(TIME), start)), schema_id, schema, start)
+        while True:
+            view = self._transport.view(self._name, ViewRequest(with_batches=False))
+            start = view.upper.element
+            if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
+                return
+            if not current_schema(view.schemas)[1].details.unique:  # it was given up
+                return
+            schema_id, schema, given = self.judged(rows, read)
+            to_come = given.filter(pc.greater_equal(given.column(TIME), start))
+            if self._check_unique(to_come, schema_id, schema, view):
+                return
 
-    def _check_unique(self, given: pa.Table, schema_id: int, schema: ShardSchema, start: int) -> None:
-        """Raise ConstraintViolated where keys of the rows, which land where the upper is `start`, have another one.
+    def _check_unique(self, given: pa.Table, schema_id: int, schema: ShardSchema, view: ShardView) -> bool:
+        """Raise ConstraintViolated where keys of the rows, which land at the upper of the view, have another one then.
 
-        The rows are by a schema that the shard may have had before: what is there is read by that of now.
+        The rows are by a schema that the shard may have had before: what is there is read by that of now. False: an
+        erasure that was pending has become effective since the view: look anew.
         """
+        start = view.upper.element
+        if start is None:
+            return True
         if start == 0:
             check_keys(given, _with_added_keys(given, key_schema(schema), schema), Contents(schema, None, -1))
-            return
-        with holding(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
-            try:
-                schemas = sound_schemas(held.view.schemas)
-                current = newest(schemas)[1]
-                rows = Migration(schemas.get(schema_id, schema), current).rows(given)
-                those = _with_added_keys(rows, key_schema(current), current)
-                check_keys(rows, those, Contents(current, held, start - 1))
-            finally:
-                held.lease.close()
+            return True
+        try:
+            with holding(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
+                try:
+                    if view.erasing and held.view.upper != view.upper:
+                        return False
+                    schemas = sound_schemas(held.view.schemas)
+                    current = newest(schemas)[1]
+                    rows = Migration(schemas.get(schema_id, schema), current).rows(given)
+                    those = _with_added_keys(rows, key_schema(current), current)
+                    check_keys(rows, those, Contents(current, held, start - 1).for_next_commit())
+                finally:
+                    held.lease.close()
+        except NotReadable:  # an erasure forgets history when it becomes effective
+            if self._transport.view(self._name, ViewRequest(with_batches=False)).upper == view.upper:
+                raise
+            return False
+        return True
 
 
 def _asked(schema: ShardSchema) -> object:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from persist.core.antichain import MINIMUM, Antichain
-from persist.core.batch import HollowBatch
+from persist.core.batch import HollowBatch, Run
 from persist.core.drops import RowDrop
-from persist.core.erasing import pending_erasures
+from persist.core.erasing import pending_erasures, pending_runs
 from persist.core.ids import SeqNo, ShardId
 from persist.core.record import Record
 from persist.core.state import SchemaRecord, State, told_apart
@@ -24,7 +24,8 @@ class ShardView(Record, frozen=True):
 
     Who reads contents from the batches asks `persist.core.drops.contents` which of them count. `truncations` are those
     that a readable time comes before and no restore has undone; only with batches. `service_times` are the intervals
-    of times that the service chose; only where they were asked for. `erasing` are so many erasures that are pending.
+    of times that the service chose; only where they were asked for. `erasing` are so many erasures that are pending;
+    `retracting` is what they take away at the upper; only with batches.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ShardView(Record, frozen=True):
     truncations: Truncations = ()
     service_times: tuple[tuple[int, int], ...] = ()
     erasing: int = 0
+    retracting: tuple[Run, ...] = ()
 
     @property
     def seen(self) -> Seen:
@@ -55,6 +57,7 @@ class ShardView(Record, frozen=True):
 def view_of(state: State, request: ViewRequest) -> ShardView:
     """The view of a State with what the request asks for. Costs what is shown, not what is there."""
     batches = state.trace.beyond(request.lower) if request.with_batches else ()
+    pending = pending_erasures(state)
     return ShardView(
         state.name,
         state.shard_id,
@@ -68,7 +71,8 @@ def view_of(state: State, request: ViewRequest) -> ShardView:
         state.drops,
         told_apart(state) if request.with_batches else (),
         state.service_times if request.with_service_times else (),
-        len(pending_erasures(state)),
+        len(pending),
+        pending_runs(pending) if request.with_batches else (),
     )
 
 

@@ -13,13 +13,14 @@ from compactor.erasing import Eraser
 from compactor.orphans import Sweeper
 from compactor.tasks import retention_task
 from compactor.worker import Worker
+from persist.client import inserting
 from persist.client.embedded import EmbeddedTransport
 from persist.client.erase import Erasing
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
 from persist.commit.collector import Collector
 from persist.core.antichain import Antichain
-from persist.core.errors import NotReadable, PersistError, UpperMismatch
+from persist.core.errors import ConstraintViolated, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
 from tests.support.clocks import DAY_MS, START_MS, Machine, World
 
@@ -218,6 +219,61 @@ def test_an_erasure_waits_for_the_next_commit_of_the_writer(shard: Shard) -> Non
     with pytest.raises(NotReadable):
         ids(shard, 2)
     append(shard, 6)
+
+
+WRITES: list[Callable[[Shard, list[dict[str, Any]]], Any]] = [
+    lambda shard, rows: shard.append(rows, 1, 2),
+    lambda shard, rows: shard.append([{"id": 1, "v": "old", "__time": 0}, *rows], 0, 2),  # another replica
+    lambda shard, rows: shard.compare_and_append(rows, 1, 2),
+    lambda shard, rows: shard.insert(rows),
+]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=["append", "replica", "compare_and_append", "insert"])
+def test_a_unique_key_that_is_to_be_erased_may_be_written_anew(
+    machine: Machine, write: Callable[[Shard, list[dict[str, Any]]], Any]
+) -> None:
+    """The commit that writes it retracts the old row. The feed would stand still otherwise."""
+    fed = machine.client.create_shard("keyed", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"], unique=True)
+    fed.append([{"id": key, "v": "old"} for key in (1, 2, 3)], 0, 1)
+    assert {fed.erase(keys=[1]).phase, fed.erase(where="id = 2").phase} == {"pending"}
+    new = [{"id": key, "v": "new", "__time": 1} for key in (1, 2)]
+    if write is WRITES[-1]:  # the service chooses the time
+        new = [{"id": row["id"], "v": row["v"]} for row in new]
+    for refused in ([new[0], {**new[0], "v": "twice"}], [{**new[0], "id": 3}]):
+        with pytest.raises(ConstraintViolated):
+            write(fed, refused)
+    write(fed, new)
+    assert [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()] == [
+        (1, "new"),
+        (2, "new"),
+        (3, "old"),
+    ]
+    assert {one.phase for one in fed.erasures().values()} == {"retracted"}
+    with pytest.raises(ConstraintViolated):
+        fed.append([{"id": 2, "v": "newer"}], 2, 3)
+
+
+def test_a_look_at_keys_that_an_append_overtakes_is_taken_anew(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine
+) -> None:
+    """Another replica made the erasure effective, and wrote the key, after the view of the one that looks."""
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+    fed = machine.client.create_shard("keyed", schema, ["id"], unique=True)
+    fed.append([{"id": 1, "v": "old"}], 0, 1)
+    fed.erase(keys=[1])
+    rows = [{"id": 1, "v": "new", "__time": 1}, {"id": 2, "v": "new", "__time": 2}]
+    overtakes, real = [True], inserting.holding
+
+    def holding(*args: Any) -> Any:
+        if overtakes:
+            overtakes.clear()
+            machine.shard("keyed").append(rows[:1], 1, 2)
+        return real(*args)
+
+    monkeypatch.setattr(inserting, "holding", holding)
+    fed.append(rows, 1, 3)
+    assert [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()] == [(1, "new"), (2, "new")]
 
 
 def test_erasures_that_are_pending_take_no_row_twice(shard: Shard) -> None:
