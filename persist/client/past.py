@@ -151,8 +151,8 @@ class Past(Timeable):
         nothing when it comes again.
 
         The times of a shard that is fed by `append` are its writer's. A truncation there is a drop, which takes effect
-        at the next time that the writer completes; until then the result is `pending`. It is taken back if the writer
-        takes rows away at that time.
+        at the next time that the writer completes; until then the result is `pending`. It is withdrawn if the writer
+        takes rows away at that time, or rows are erased.
 
         Args:
             before: the cut: a time in `(since, upper]`, or a wall clock with its zone. Times before it are meant.
@@ -167,8 +167,9 @@ class Past(Timeable):
         Returns: what was taken away: see `Truncated`.
         Raises: UpperMismatch (somebody else took rows away meanwhile, or the shard is closed, or no time is left:
             nothing was changed), InvalidUsage (no such time, or it lies beyond the upper, or a row was there over 2**32
-            times; of a drop: a retraction was written at the cut or later, or too many
-            drops wait), NotReadable (the time before the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable
+            times; of a drop: a retraction was written at the cut or later, an erasure is pending, or too many drops
+            wait), Conflict (the drop of this token was withdrawn before it became effective), NotReadable (the time
+            before the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable
             or Overloaded (it did not happen), Indeterminate (it may have happened: repeat it).
         """
         if before is None:

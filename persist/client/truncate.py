@@ -29,8 +29,8 @@ from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.drops import check_droppable, clipped, contents, floor_at, until
-from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpperMismatch
+from persist.core.drops import begins, check_droppable, clipped, contents, floor_at, until
+from persist.core.errors import Conflict, InvalidUsage, PersistError, UnknownShard, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
@@ -243,8 +243,7 @@ class Dropping(Rewriting):
         done = self._forced(handle, before - 1, alone) if force else handle.commit_drop(before - 1, token=alone)
         with suppress(PersistError):
             handle.close()
-        pending = done.lower == done.upper and self._pending() >= before
-        went = None if pending or done.lower < done.upper else 0
+        pending, went = (False, None) if done.lower < done.upper else self._came_to(before, done.lower)
         return Truncated(before, self.to.timestamp, done.lower, done.upper, went, DROP, pending)
 
     def _forced(self, handle: WriteHandle, as_of: int, token: Token) -> c.Appended:
@@ -257,11 +256,32 @@ class Dropping(Rewriting):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _pending(self) -> int:
-        """The cut that waits for the writer's next commit; 0: none."""
-        with suppress(UnknownShard):  # it was dropped since
-            return read_facts(self.transport, self.name, self.read.retry_s).facts.pending
-        return 0
+    def _came_to(self, before: int, asked: Antichain) -> tuple[bool, int | None]:
+        """Whether a drop that took no time still waits, and how many rows it took away, if that is known.
+
+        Where a token is repeated it was asked for at the upper `asked`. Raises Conflict: it was withdrawn since.
+        """
+        try:
+            facts = read_facts(self.transport, self.name, self.read.retry_s).facts
+            if facts.pending >= before:
+                return True, None
+            went = 0 if facts.upper == asked else None
+            if facts.truncated.before >= before:
+                return False, went
+            view = self.transport.view(self.name, ViewRequest())
+        except UnknownShard:  # it was dropped since
+            return False, None
+        took = any(drop.at == asked.element and drop.cut >= before for drop in view.drops)  # and was undone
+        there = contents(runs_of(view), view.drops, view.upper.element or TIME_MAX)
+        if took or not any(begins(part) < before for run in there for part in run.parts):
+            return False, went
+        raise Conflict(
+            f"the truncation of shard {self.name!r} before {before} was withdrawn: at time {asked}, where it was "
+            "pending, rows are retracted perhaps from before the cut. Nothing was truncated; ask again with another "
+            "token, for a cut after that time",
+            before=before,
+            at=asked.to_json(),
+        )
 
     def _counting(self, before: int) -> tuple[Antichain, int]:
         """How many rows would go, and the upper where that was found. Raises InvalidUsage where a drop is refused."""

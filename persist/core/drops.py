@@ -81,13 +81,16 @@ def check_droppable(name: str, batches: Iterable[HollowBatch], drops: Sequence[R
 
     Of a part across the cut only its least multiplicity is known, so one before the cut counts too.
     """
-    for part in (part for batch in batches for part in batch.parts()):
-        if part.diff_min < 0 and part.time_max >= cut:
-            raise InvalidUsage(
-                f"part {part.id} of shard {name!r}, with times from {part.time_min} to {part.time_max}, may take away "
-                f"rows, at {cut} or later, that were there before: a drop would leave these there less than no times; "
-                "truncate with mode 'retract'"
-            )
+    later = [part for batch in batches for part in batch.parts() if part.diff_min < 0 and part.time_max >= cut]
+    if later:
+        least = max(part.time_max for part in later) + 1
+        raise InvalidUsage(
+            f"part {later[0].id} of shard {name!r}, with times from {later[0].time_min} to {later[0].time_max}, "
+            f"may take away rows, at {cut} or later, that were there before: a drop would make them negative; "
+            f"truncate before {least} or a later time, or, where the shard is not fed by append, with mode 'retract'",
+            before=cut,
+            least=least,
+        )
     if len(drops) >= DROPS_MAX:
         raise InvalidUsage(
             f"shard {name!r} has {len(drops)} drops that readable times still tell apart, which is the most; forget "

@@ -20,7 +20,7 @@ from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
 from persist.commit.collector import Collector
 from persist.core.antichain import Antichain
-from persist.core.errors import ConstraintViolated, NotReadable, PersistError, UpperMismatch
+from persist.core.errors import Conflict, ConstraintViolated, InvalidUsage, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
 from tests.support.clocks import DAY_MS, START_MS, Machine, World
 
@@ -125,6 +125,34 @@ def test_a_retry_with_its_token_is_answered_alike(shard: Shard) -> None:
     append(shard, 4)
     assert shard.truncate(2, token=token).lower == first.lower
     assert ids(shard) == [2, 3, 4]
+
+
+def retracts(shard: Shard) -> None:
+    shard.append(pa.table({"id": [1], "__diff": [-1]}), 4, 5)
+
+
+@pytest.mark.parametrize("withdraw", [retracts, lambda shard: shard.erase(keys=[1])], ids=["retracted", "erased"])
+def test_the_token_of_a_truncation_that_was_withdrawn_tells_so(shard: Shard, withdraw: Callable[[Shard], None]) -> None:
+    """It was answered as if nothing had been left to take away."""
+    token, nothing = token_of_key("orders-1"), token_of_key("orders-2")
+    assert shard.truncate(0, token=nothing).removed == 0
+    assert shard.truncate(2, token=token).pending
+    withdraw(shard)
+    with pytest.raises(Conflict) as refused:
+        shard.truncate(2, token=token)
+    assert refused.value.kind == "conflict"
+    assert refused.value.details == {"before": 2, "at": [4]}
+    append(shard, shard.upper().element or 0)
+    least = 5  # beyond the time of the retraction
+    asks: list[dict[str, Any]] = [{}, {"mode": "drop"}, {"force": True}, {"dry_run": True}]
+    for ask in asks if withdraw is retracts else []:  # an erasure forgets the history before it
+        with pytest.raises(InvalidUsage) as unfit:
+            shard.truncate(2, **ask)
+        assert unfit.value.details == {"before": 2, "least": least}
+    assert shard.truncate(least).pending
+    append(shard, shard.upper().element or 0)
+    assert min(ids(shard)) >= 4
+    assert shard.truncate(2, token=token).removed is None, "the later one has taken these rows too"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -380,6 +408,7 @@ def test_a_truncation_and_an_erasure_wait_one_at_a_time(shard: Shard) -> None:
         with pytest.raises(PersistError) as refused:
             shard.truncate(2, force=force)
         assert refused.value.kind == "invalid_usage"
+        assert refused.value.details == {"erasures": [asked.id], "least": 5}
     append(shard, 4)
     assert (ids(shard), shard.erased(asked.id).removed) == ([1, 2, 4], None)
 

@@ -101,8 +101,8 @@ def test_where_rows_were_taken_away_nothing_goes_and_it_says_so(world: World, ma
     assert ids(shard) == [2]
     told = shard.retention()
     assert (told.due, told.done_before) == (None, 0)
-    assert "truncate with mode 'retract'" in told.held_by[0]
-    assert "truncate with mode 'retract'" in shard.run_retention().held_by[0]
+    assert "with mode 'retract'" in told.held_by[0]
+    assert "with mode 'retract'" in shard.run_retention().held_by[0]
     before = machine.location.machine(NAME).refresh().seqno
     for _ in range(5):
         world.pass_ms(HOUR_MS)
