@@ -52,7 +52,7 @@ def decode_result(data: bytes) -> Result:
 def encode_view(view: ShardView) -> bytes:
     """The bytes of a view, without empty fields at its end, so that clients read it which do not know these."""
     values = [getattr(view, name) for name in view.__struct_fields__]
-    while values[-1] == ():
+    while values[-1] in ((), 0):
         values.pop()
     return msgspec.msgpack.encode(values)
 
