@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,14 @@ def damaged_blob(place: Place) -> list[object]:
     return restored(place)
 
 
+def closed(place: Place) -> list[object]:
+    at = datetime.now(UTC).isoformat()
+    with persist.connect(f"persist://{place.data}") as client:
+        client.shard("us/orders").advance_upper(None)
+    assert main(["backup", "create", "--dir", str(place.data), "--to", place.url]) == 0
+    return restored(place, "us/orders", "--at", at)
+
+
 def no_backups(place: Place) -> list[object]:
     (place.root / "nothing").mkdir()
     return ["list", "--from", f"file://{place.root}/nothing"]
@@ -196,7 +205,10 @@ WRONG: dict[str, Wrong] = {
     "`--as` with more than one shard, or with no name of a shard": lambda p: restored(p, "--as", "one"),
     "`--at` beyond the latest backup": lambda p: restored(p, "--at", "2199-01-01T00:00:00Z"),
     "`--at` that is no instant with its zone": lambda p: restored(p, "--at", "2026-01-01T00:00:00"),
-    "`--at` before the history in the backup": lambda p: restored(p, "--at", "2020-01-01T00:00:00Z"),
+    "`--at` before the history in the backup, or of a shard with an erasure that is pending": lambda p: restored(
+        p, "--at", "2020-01-01T00:00:00Z"
+    ),
+    "`--at` of a shard that is closed": closed,
     "`restore` of a shard of which a blob or the State is missing or damaged in the backup": damaged_blob,
     "the latest backup without an id, where its manifest is damaged": lambda p: manifest_with(
         p, '"epoch":1', '"epoch":2'

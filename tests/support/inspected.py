@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.compat.sample import HERE, LOCATION
 
 NOW_MS = 1_795_953_600_000  # 2026-11-29T12:00:00Z, a day after it was made
-PART = "s888959849585e19650ada335a3e06ebd/wc0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0/p01a222d5da20736d97eddf46a2e91e4e.parquet"
-ROLLUP = "s888959849585e19650ada335a3e06ebd/v00000000000000000033/r01a222d61b8d72c6885abb8adbfc6eb4.rollup"
+PART = "s888959849585e19650ada335a3e06ebd/wc0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0/p01a223d7bcb675fe84aef08768a8df75.parquet"
+ROLLUP = "s888959849585e19650ada335a3e06ebd/v00000000000000000033/r01a223d7cdfc7fe6bc301a09cdc7c253.rollup"
 
 # Each command with what it is asked, by the name of its golden file.
 COMMANDS: dict[str, list[str]] = {
@@ -19,7 +19,7 @@ COMMANDS: dict[str, list[str]] = {
     "shards-dropped": ["shards", "*o*", "--dropped"],
     "state": ["state", "orders"],
     "state-at": ["state", "orders", "--at", "v9"],
-    "state-timestamp": ["state", "orders", "--timestamp", "2026-11-28T15:46:11.000Z"],
+    "state-timestamp": ["state", "orders", "--timestamp", "2026-11-28T20:27:51.000Z"],
     "state-keys": ["state", "eu/copies", "--keys"],
     "log": ["log", "orders"],
     "log-span": ["log", "orders", "--from", "4", "--to", "v6"],
