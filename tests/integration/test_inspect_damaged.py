@@ -182,7 +182,7 @@ def test_a_marker_that_is_missing_or_damaged_is_told_and_the_rest_is_shown(place
     told = ask("shards")
     assert told.code == 1
     assert told.findings == ["persist.json is not there: no program opens this directory as a location"]
-    assert len(told.rows) == 18
+    assert len(told.rows) == 19
 
 
 def test_stores_of_two_locations_are_told(tmp_path: Path, place: Path, ask: Any) -> None:
@@ -194,7 +194,7 @@ def test_stores_of_two_locations_are_told(tmp_path: Path, place: Path, ask: Any)
     told = ask("shards")
     assert told.code == 1
     assert any("belong" in finding or "binding" in finding for finding in told.findings)
-    assert len(told.rows) == 18
+    assert len(told.rows) == 19
 
 
 def test_a_location_without_anything_is_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from persist.cli.__main__ import main
 from persist.inspect.asking import ANSWERS
 from tests.support.answers import Answers
 from tests.support.disaster import free_port
-from tests.support.inspected import PART, ROLLUP, copied, spoil_entry
+from tests.support.inspected import PART, ROLLUP, UNNAMED, copied, spoil_entry
 from tests.support.pages import blocks, page
 from tests.support.refused import check_refused, emptied, without
 
@@ -69,7 +69,7 @@ def bundle(place: Path) -> str:
 
 def orphan(place: Path) -> str:
     """A part's blob that no State names."""
-    key = PART.replace("4e.", "5e.")
+    key = UNNAMED
     (place / "blob" / key).write_bytes((place / "blob" / PART).read_bytes())
     return key
 
@@ -114,7 +114,7 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "a diff whose first version is the later one": lambda p: at(p, "diff", "orders", "5", "4"),
     "a part's key that is none": lambda p: at(p, "part", "abc"),
     "a part's key that is a bundle's": lambda p: at(p, "part", bundle(p)),
-    "a part that is not there, and that nothing names": lambda p: at(p, "part", PART.replace("4e.", "5e.")),
+    "a part that is not there, and that nothing names": lambda p: at(p, "part", UNNAMED),
     "`--rows` below 0, or above 1,000": lambda p: at(p, "part", PART, "--rows", "1001"),
     "`--rows` of a part that nothing names": lambda p: at(p, "part", orphan(p), "--rows", "1"),
     "`--lower` or `--upper` that is no key of an attribute": lambda p: at(p, "attributes", "orders", "--lower", "abc"),

@@ -11,6 +11,7 @@ from tests.compat.sample import HERE, LOCATION
 
 NOW_MS = 1_795_953_600_000  # 2026-11-29T12:00:00Z, a day after it was made
 PART = "s888959849585e19650ada335a3e06ebd/wc0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0/p01a223d7bcb675fe84aef08768a8df75.parquet"
+UNNAMED = PART[:-9] + ("0" if PART[-9] != "0" else "1") + PART[-8:]  # the key of a part that no State names
 ROLLUP = "s888959849585e19650ada335a3e06ebd/v00000000000000000033/r01a223d7cdfc7fe6bc301a09cdc7c253.rollup"
 
 # Each command with what it is asked, by the name of its golden file.
