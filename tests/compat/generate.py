@@ -206,11 +206,12 @@ def tags(story: Story) -> None:
         shard.tag("kept", 1)
         shard.tag("for-a-while", 3, keep="30000d")
         shard.tag("gone", 5)
-        shard.snapshot(tag="gone")
+        held = shard.snapshot(tag="gone")
         shard.untag("gone")
         shard.forget(6)
         Worker(location).run("tagged", idle=True)
         assert any(batch.desc.kept == (1, 3, 5) for batch in location.machine("tagged").state().trace.batches)
+        assert held.as_of == 5
 
 
 def constrained(story: Story) -> None:
