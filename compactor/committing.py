@@ -10,7 +10,7 @@ from __future__ import annotations
 from persist.client.retry import send
 from persist.client.transport import Transport
 from persist.commit.location import Location
-from persist.commit.place import Committer, CommitterOf
+from persist.commit.place import CommitterOf
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Unavailable
 from persist.core.state import State
@@ -20,11 +20,7 @@ RETRY_S = 2.0  # how long a server that does not answer is waited for
 
 def through_server(location: Location, transport: Transport) -> CommitterOf:
     """Committers of the shards of a location that send their commands to a server of that location."""
-
-    def committer(name: str) -> Committer:
-        return _ThroughServer(name, location, transport)
-
-    return committer
+    return lambda name: _ThroughServer(name, location, transport)
 
 
 class _ThroughServer:

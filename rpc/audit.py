@@ -40,7 +40,7 @@ class Audit:
 
     def note(self, entry: Entry) -> None:
         """Write the line of a request. One that fails is counted, and changes no answer."""
-        told: dict[str, Any] = {
+        line: dict[str, Any] = {
             "token": entry.token,
             "what": entry.what,
             "shard": entry.shard and entry.shard[:NAME_CHARS_MAX],
@@ -49,10 +49,10 @@ class Audit:
             "request_id": entry.request_id,
         }
         if entry.detail:
-            told["detail"] = dict(entry.detail)
+            line["detail"] = dict(entry.detail)
         if entry.shards:
-            told["shards"] = [name[:NAME_CHARS_MAX] for name in entry.shards[:SHARDS_MAX]]
-        record = _log.makeRecord(_log.name, logging.INFO, __file__, 0, "audit", (), None, extra=told)
+            line["shards"] = [name[:NAME_CHARS_MAX] for name in entry.shards[:SHARDS_MAX]]
+        record = _log.makeRecord(_log.name, logging.INFO, __file__, 0, "audit", (), None, extra=line)
         try:
             _log.handle(record)
         except Exception:  # of a handler that raises what the standard ones only report

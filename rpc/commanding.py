@@ -66,7 +66,7 @@ async def _answered(
 ) -> bytes:
     principal.require_any(command.scopes, check_shard_name(name))
     if type(command) in _LOOKED_AT:
-        command = as_allowed(command, principal, name)
+        command = as_allowed(command, principal)
         if told is not None:
             told[DID] = of_command(command)  # what is done: without `manage` a since stays where it is
     machine = service.location.machine(name)
@@ -93,7 +93,7 @@ async def _applied(
 _LOOKED_AT = ABOUT | {c.CompareAndAppend, c.Append}
 
 
-def as_allowed(command: c.Command, principal: Principal, name: str = "") -> c.Command:
+def as_allowed(command: c.Command, principal: Principal) -> c.Command:
     """The command as this principal may have it done: without `manage` nobody else forgets history by it.
 
     Raises Forbidden where it closes the shard.

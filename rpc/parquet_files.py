@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -82,14 +83,20 @@ def _check_alone(source: Any, metadata: pq.FileMetaData) -> None:
         if between < 2 * len(_MAGIC) + _LENGTH_BYTES:
             return
         data.seek(0)
-        start = bytes(data.read(min(size, between + len(_MAGIC))))
+        start = data.read_buffer(min(size, between + len(_MAGIC)))
         data.seek(0)
-    at = start.find(2 * _MAGIC)
-    while at >= 0:
+    check_alone("Parquet", start, _MAGIC, lambda before: pq.read_metadata(pa.BufferReader(before)))
+
+
+def check_alone(form: str, start: pa.Buffer, mark: bytes, read: Callable[[pa.Buffer], object]) -> None:
+    """Raise ValueError where the bytes begin with a whole file, which `read` can read, and another one follows it.
+
+    Such files begin and end with their mark.
+    """
+    for found in re.finditer(mark + b"(?=" + mark + b")", memoryview(start)):
         with contextlib.suppress(pa.ArrowException, OSError):
-            pq.read_metadata(pa.BufferReader(start[: at + len(_MAGIC)]))
-            raise ValueError("it has several Parquet files one behind the other: give each by itself")
-        at = start.find(2 * _MAGIC, at + 1)
+            read(start.slice(0, found.start() + len(mark)))
+            raise ValueError(f"it has several {form} files one behind the other: give each by itself")
 
 
 def _pages_end(metadata: pq.FileMetaData) -> int:

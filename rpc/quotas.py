@@ -217,7 +217,7 @@ class Quotas:
                 if used + count <= room.most[quota]:
                     continue
                 if not frees or not room.may_free(used, count):
-                    raise self._full(f"all shards under {room.name!r} together", room.name, quota, room.most, used)
+                    raise self._no_room(room, quota, used)
                 beyond.append(room)
             for room in beyond:
                 room.free(count)
@@ -306,7 +306,7 @@ class Quotas:
         for room in rooms:
             used = self._used(room, "bytes", keys)
             if used + size > room.most["bytes"]:
-                raise self._full(f"all shards under {room.name!r} together", room.name, "bytes", room.most, used)
+                raise self._no_room(room, "bytes", used)
 
     def _forget(self, rooms: Sequence[PrefixRoom], keys: Sequence[str]) -> None:
         with self._lock:
@@ -338,6 +338,9 @@ class Quotas:
                 prefixes[prefix] = known or PrefixRoom(prefix, most)
         self._prefixes = prefixes
         self._tally.watch(prefixes)
+
+    def _no_room(self, room: PrefixRoom, quota: str, used: int) -> QuotaFull:
+        return self._full(f"all shards under {room.name!r} together", room.name, quota, room.most, used)
 
     def _full(
         self, label: str, of: str, quota: str, limits: Mapping[str, int], used: float, wait_s: float = RETRY_AFTER_S

@@ -5,7 +5,7 @@ No value is lost on the way: what would be is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -61,18 +61,24 @@ def plain_type(kind: Any) -> Any:
         return pa.large_string()
     if kind == pa.binary_view():
         return pa.large_binary()
+    if types.is_union(kind):
+        raise TypeError(f"{kind} is a union, which no shard can store")
+    return _with_inner(kind, plain_type)
+
+
+def _with_inner(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """The type with `change` made to the types directly within it; lists that are views become lists."""
+    types = pa.types
     if types.is_map(kind):
-        key, item = (field.with_type(plain_type(field.type)) for field in (kind.key_field, kind.item_field))
+        key, item = (field.with_type(change(field.type)) for field in (kind.key_field, kind.item_field))
         return pa.map_(key, item, kind.keys_sorted)
     if types.is_struct(kind):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in _children(kind)])
+        return pa.struct([field.with_type(change(field.type)) for field in _children(kind)])
     if _is_list(kind) or _is_list_view(kind):
-        item = kind.value_field.with_type(plain_type(kind.value_type))
+        item = kind.value_field.with_type(change(kind.value_type))
         if types.is_fixed_size_list(kind):
             return pa.list_(item, kind.list_size)
         return pa.list_(item) if types.is_list(kind) or types.is_list_view(kind) else pa.large_list(item)
-    if types.is_union(kind):
-        raise TypeError(f"{kind} is a union, which no shard can store")
     return kind
 
 
@@ -94,20 +100,7 @@ def wide_type(kind: Any) -> Any:
 @lru_cache(FAMILIES_MAX)
 def without_half_floats(kind: Any) -> Any:
     """The type with float in the place of each half float: it holds the same values, and DuckDB reads it."""
-    types = pa.types
-    if types.is_float16(kind):
-        return pa.float32()
-    if types.is_map(kind):
-        key, item = (field.with_type(without_half_floats(field.type)) for field in (kind.key_field, kind.item_field))
-        return pa.map_(key, item, kind.keys_sorted)
-    if types.is_struct(kind):
-        return pa.struct([field.with_type(without_half_floats(field.type)) for field in _children(kind)])
-    if _is_list(kind):
-        item = kind.value_field.with_type(without_half_floats(kind.value_type))
-        if types.is_fixed_size_list(kind):
-            return pa.list_(item, kind.list_size)
-        return pa.large_list(item) if types.is_large_list(kind) else pa.list_(item)
-    return kind
+    return pa.float32() if pa.types.is_float16(kind) else _with_inner(kind, without_half_floats)
 
 
 def without_empty_chunks(column: Any) -> Any:

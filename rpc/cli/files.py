@@ -32,7 +32,7 @@ from rpc.cli.inference import JsonValues, Texts
 from rpc.cli.nesting import DEPTH_MAX, too_deep
 from rpc.csv_rows import BadQuote, Scan, check_quotes, csv_options, values_of_cells
 from rpc.json_rows import BOM, UNREADABLE, read_ndjson
-from rpc.parquet_files import open_parquet
+from rpc.parquet_files import check_alone, open_parquet
 
 FORMATS = ("csv", "parquet", "ndjson", "arrow")
 STDIN = "-"
@@ -477,7 +477,8 @@ def _arrow(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, to
             with pa.ipc.open_file(data) as found:
                 if not found.num_record_batches and _has_batches(source.path):
                     raise ValueError("it is damaged: its footer names no batch, but it has some")
-                _check_alone(source.path)
+                with pa.memory_map(source.path) as whole:  # the last footer counts from its own file's start
+                    check_alone("Arrow", whole.read_buffer(), _FILE_MARK, pa.ipc.open_file)
                 batches = (found.get_batch(number) for number in range(found.num_record_batches))
                 yield from _numbered(source, batches, wanted, told, 0)
         else:
@@ -485,19 +486,6 @@ def _arrow(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, to
                 yield from _numbered(source, iter(stream), wanted, told, 0)
             if data.tell() < data.size():
                 raise ValueError("it goes on after the end of its stream: give each stream by itself")
-
-
-def _check_alone(path: str) -> None:
-    """Raise ValueError where other Arrow files come before this one in the same bytes, as `cat a b` makes them.
-
-    The last footer counts from its own file's start, so that a reader takes the batches of the first file for its own.
-    """
-    with pa.memory_map(path) as data:
-        whole = data.read_buffer()
-        for found in re.finditer(_FILE_MARK * 2, memoryview(whole)):
-            with suppress(pa.ArrowException, OSError):
-                pa.ipc.open_file(whole.slice(0, found.start() + len(_FILE_MARK)))
-                raise ValueError("it has several Arrow files one behind the other: give each by itself")
 
 
 def _has_batches(path: str) -> bool:
