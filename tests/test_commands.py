@@ -43,21 +43,16 @@ def runners(markers: frozenset[str], expressions: dict[str, str]) -> list[str]:
     return [command for command, expression in expressions.items() if eval(expression, {}, Names())]
 
 
-@pytest.mark.parametrize("markers", list(marked()), ids=lambda markers: "+".join(sorted(markers)) or "none")
-def test_a_proof_is_run_by_one_command_alone_and_every_other_test_by_make_test(markers: frozenset[str]) -> None:
-    is_proof = "proof" in markers
-    expected = {
-        "test": not is_proof,
-        "gate": not is_proof or "smoke" in markers,
-        "proof": is_proof or LAW in markers,
-    }
-    assert runners(markers, selected()) == [command for command in COMMANDS if expected[command]]
-
-
-def test_a_test_that_nobody_runs_would_be_noticed() -> None:
-    slow = frozenset({"slow"})
-    assert runners(slow, {"test": "not proof and not slow", "proof": "proof"}) == []
-    assert runners(frozenset({"proof"}), {"test": "not slow", "proof": "proof"}) == ["test", "proof"]
+def test_a_proof_is_run_by_one_command_alone_and_every_other_test_by_make_test() -> None:
+    expressions = selected()
+    for markers in marked():
+        is_proof = "proof" in markers
+        expected = {
+            "test": not is_proof,
+            "gate": not is_proof or "smoke" in markers,
+            "proof": is_proof or LAW in markers,
+        }
+        assert runners(markers, expressions) == [command for command in COMMANDS if expected[command]], markers
 
 
 def test_ci_checks_and_then_runs_the_tests_with_a_smoke_of_each_proof() -> None:
