@@ -6,8 +6,10 @@ import gc
 import logging
 import os
 import random
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +18,13 @@ from persist.cli.process import JsonFormatter
 from tests.support.examples import EXAMPLES, EXAMPLES_OF_A_PROOF, SEED_VARIABLE, seed_base
 
 pytest_plugins = ["tests.services.plugin"]
+
+MEMORY = Path("/dev/shm")  # a file system in memory, where no commit of a test waits for an fsync
+MEMORY_BYTES_MIN = 4 * 1024**3
+
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
+    os.environ["TMPDIR"] = str(MEMORY)  # before anything asks where temporary files are; child processes inherit it
+    os.environ.setdefault("SPARK_LOCAL_DIRS", str(MEMORY))
 
 # Spark starts its Python workers with these; without them it takes whatever `python3` the machine has.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
