@@ -105,16 +105,16 @@ class Picked:
     ranges: tuple[KeyRange, ...]
     where: Filter | None = None
 
-    def rows(self, found: Between, low: int | None, high: int, pending: tuple[Run, ...]) -> Iterator[pa.Table]:
+    def rows(self, found: Between, low: int | None, high: int) -> Iterator[pa.Table]:
         """What takes the rows away that were there at `high`, or (with `low`) that came after `low`.
 
-        What is `pending` at the time after `high`, which is no complete one, takes away its own.
+        Other erasures that are pending at the time after `high`, which is no complete one, take away their own.
         """
         held = replace(found.held, as_of=high)
         _, reader = part_reader(held.transport, held.view, held.settings)
         ranges = self.ranges if self.where is None else (self.where.key_range(),)
         for key_range in ranges:
-            runs, time = (held.runs, high) if low is not None else ((*held.runs, *pending), high + bool(pending))
+            runs, time = held.with_pending() if low is None else (held.runs, high)
             for table in kept(self._read(reader, runs, low, time, key_range), held.lease):
                 gone = negated(table if self.where is None else self.where.apply(table))
                 if len(gone):
@@ -254,13 +254,13 @@ class Erasing(Rewriting):
             view = found.held.view
             picked = self._picked(view)
             high = (view.upper.element or 0) - 1
-            added, taken = count.added, view.retracting
-            staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high, taken))))
+            added = count.added
+            staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high))))
             if low is not None and count.added > added:
                 # Others took away what is staged. Rows that cancel out would be written once more, after all that
                 # shows them was rewritten for an erasure that came first.
                 count, runs = Count(), ()
-                staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high, taken))))
+                staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high))))
             runs = (*runs, *staged)
             done = replace(self, pending=view.erasing)._committed(runs, high, view, token, left)
             if done is not None:

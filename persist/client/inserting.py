@@ -26,7 +26,7 @@ from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
-from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch
+from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, Unavailable
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.recorded import Caller
@@ -41,6 +41,7 @@ from persist.parts.migration import Migration
 from persist.parts.writer import UNASSIGNED_TIME, pieces
 
 SCHEMAS_MAX = 10  # by which one write is staged, where the shard gets stricter constraints each time
+LOOKS_MAX = 10  # at keys, each overtaken by a pending erasure that became effective
 _T = TypeVar("_T")
 
 
@@ -69,7 +70,8 @@ class _Insert(Bound):
         return False  # it looks for itself: what it takes away need not be there
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        check_keys(self.rows, self.those, contents.for_next_commit())
+        met = Contents(contents.schema, contents.held, contents.time, meets_pending=True)
+        check_keys(self.rows, self.those, met)
         yield self.rows.drop_columns([TIME])
 
 
@@ -190,8 +192,8 @@ class CheckedWriter(WriteHandle):
         schema_id, schema = self.schema_of(updates)
         given = conformed(updates, schema, None)
         check_rows(given, schema)
-        while schema.details.unique and not self._check_unique(given, schema_id, schema, view):
-            view = self._transport.view(self._name, ViewRequest(with_batches=False))
+        if schema.details.unique:
+            self._look_until(lambda view: self._check_unique(given, schema_id, schema, view))
 
     def judged(self, updates: Updates, act: Callable[[Updates], _T]) -> _T:
         """What `act` makes of rows; where it refuses them by what is known of the shard here, by the shard as of now.
@@ -287,17 +289,27 @@ class CheckedWriter(WriteHandle):
             schema_id, schema = self.schema_of(rows)
             return schema_id, schema, conformed(rows, schema, lower.element or 0)
 
-        while True:
-            view = self._transport.view(self._name, ViewRequest(with_batches=False))
+        def look(view: ShardView) -> bool:
             start = view.upper.element
             if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
-                return
+                return True
             if not current_schema(view.schemas)[1].details.unique:  # it was given up
-                return
+                return True
             schema_id, schema, given = self.judged(rows, read)
             to_come = given.filter(pc.greater_equal(given.column(TIME), start))
-            if self._check_unique(to_come, schema_id, schema, view):
+            return self._check_unique(to_come, schema_id, schema, view)
+
+        self._look_until(look)
+
+    def _look_until(self, look: Callable[[ShardView], bool]) -> None:
+        """Look at keys in views of the shard until one is not overtaken. Raises Unavailable: all were."""
+        for _ in range(LOOKS_MAX):
+            if look(self._transport.view(self._name, ViewRequest(with_batches=False))):
                 return
+        raise Unavailable(
+            f"pending erasures of shard {self._name!r} became effective during each of {LOOKS_MAX} look-ups of its "
+            "unique keys; nothing was written: retry"
+        )
 
     def _check_unique(self, given: pa.Table, schema_id: int, schema: ShardSchema, view: ShardView) -> bool:
         """Raise ConstraintViolated where keys of the rows, which land at the upper of the view, have another one then.
@@ -320,7 +332,7 @@ class CheckedWriter(WriteHandle):
                     current = newest(schemas)[1]
                     rows = Migration(schemas.get(schema_id, schema), current).rows(given)
                     those = _with_added_keys(rows, key_schema(current), current)
-                    check_keys(rows, those, Contents(current, held, start - 1).for_next_commit())
+                    check_keys(rows, those, Contents(current, held, start - 1, meets_pending=True))
                 finally:
                     held.lease.close()
         except NotReadable:  # an erasure forgets history when it becomes effective

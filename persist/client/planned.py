@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol
 
@@ -12,8 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.snapshot import Held, kept, part_reader
-from persist.core.antichain import Antichain
-from persist.core.batch import Run
 from persist.core.view import ShardView
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, current_schema
 from persist.parts.constrained import UNIQUE, counted, violation
@@ -29,26 +27,20 @@ from persist.parts.unique import KEYS_SHOWN_MAX, crowded, keys_shown
 class Contents:
     """What a plan reads: a shard as of a time. `held` None: nothing was ever written to it.
 
-    `retracting`: what pending erasures take away at the time after that. `rows` are then those of that time.
+    `meets_pending`: `rows` are those that the rows of the next commit meet, which makes what is pending effective.
     """
 
     schema: ShardSchema
     held: Held | None
     time: int
-    retracting: tuple[Run, ...] = ()
-
-    def for_next_commit(self) -> Contents:
-        """What the rows of the next commit meet: it makes the pending erasures effective."""
-        if self.held is None or self.held.view.upper != Antichain(self.time + 1):
-            return self
-        return replace(self, retracting=self.held.view.retracting)
+    meets_pending: bool = False
 
     def rows(self, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
         """The rows of a key range in key order, with `__diff`. `keeps` is as `PartReader` says. Raises as a read."""
         if self.held is None:
             return
         _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
-        runs, time = (*self.held.runs, *self.retracting), self.time + bool(self.retracting)
+        runs, time = self.held.with_pending() if self.meets_pending else (self.held.runs, self.time)
         yield from kept(reader.read_range(runs, as_of=time, key_range=key_range), self.held.lease)
 
     def changes(self, after: int, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:

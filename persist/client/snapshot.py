@@ -201,6 +201,14 @@ class Held:
         runs = (run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
         return contents(runs, self.view.drops, self.as_of)
 
+    def with_pending(self) -> tuple[tuple[Run, ...], int]:
+        """The runs that the rows of the next commit meet, and the time to read them as of.
+
+        Where `as_of` is the latest complete time, what pending erasures take away at the next one is taken away.
+        """
+        retracting = self.view.retracting if self.view.upper == Antichain(self.as_of + 1) else ()
+        return (*self.runs, *retracting), self.as_of + bool(retracting)
+
     def split(
         self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...] | None, where: str | None = None
     ) -> SnapshotSplit:

@@ -304,6 +304,35 @@ def test_a_look_at_keys_that_an_append_overtakes_is_taken_anew(
     assert [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()] == [(1, "new"), (2, "new")]
 
 
+def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    """Another replica makes an erasure effective during each of them, and asks for the next one."""
+    fed = machine.client.create_shard("keyed", SCHEMA, ["id"], unique=True)
+    fed.append([{"id": 0}], 0, 1)
+    fed.erase(keys=[0])
+    real, rows = inserting.holding, pa.table({"id": range(1, 40), "__time": range(1, 40)})
+
+    def holding(*args: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(inserting, "holding", real)
+            other = machine.shard("keyed")
+            time = other.upper().element or 0
+            other.append(rows.slice(time - 1, 1), time, time + 1)
+            other.erase(keys=[time])
+        return real(*args)
+
+    fed.append(rows.slice(0, 2), 1, 3)
+    fed.erase(keys=[1])
+    monkeypatch.setattr(inserting, "holding", holding)
+    before = fed.upper()
+    with pytest.raises(PersistError) as refused:
+        fed.append(rows, 1, 40)
+    assert refused.value.kind == "unavailable", "nothing was written, and it may be repeated"
+    monkeypatch.setattr(inserting, "holding", real)
+    assert before < fed.upper() < Antichain(40)
+    fed.append(rows, 1, 40)
+    assert fed.upper() == Antichain(40)
+
+
 def test_erasures_that_are_pending_take_no_row_twice(shard: Shard) -> None:
     """Several may be asked for before the writer comes again. By keys, by a predicate, and what is gone already."""
     told = [shard.erase(where="id < 2"), shard.erase(keys=[1, 2]), shard.erase(keys=[2]), shard.erase()]
