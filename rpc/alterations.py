@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from persist.parts.altering import (
     RenameColumn,
     WidenColumn,
 )
-from rpc.json_rows import UNREADABLE, read_ndjson
+from rpc.json_rows import UNREADABLE, rows_of_json
 from rpc.schemas import read_type
 
 EXAMPLE = [
@@ -67,8 +66,7 @@ def _default(one: Mapping[str, Any], kind: pa.DataType) -> pa.Scalar | None:
     if one.get("default") is None:
         return None
     try:
-        line = json.dumps({"value": one["default"]}).encode()
-        return read_ndjson(line, pa.schema([("value", kind)]), 1).column(0)[0]
+        return rows_of_json([{"value": one["default"]}], pa.schema([("value", kind)])).column(0)[0]
     except UNREADABLE as error:
         raise InvalidUsage(f"the default of column {one['add']!r:.100} does not fit {kind}: {error}") from error
 

@@ -28,6 +28,7 @@ from persist.client.arguments import named_once
 from persist.client.plans import differing
 from persist.core.errors import InvalidUsage
 from persist.parts.column_types import family
+from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.sizes import fixed_bytes
 from rpc.cell_text import floats_of_numbers, from_text, is_lost, is_textual, to_text, too_small
 
@@ -164,8 +165,12 @@ def read_ndjson(
     rows_max: int,
     spend: Spend | None = None,
     defaults: Mapping[str, pa.Scalar] | None = None,
+    *,
+    has_minus_zero: bool = False,
 ) -> pa.Table:
     """Lines of JSON objects as a table of `schema`. What a line leaves out has its default, or is null.
+
+    `has_minus_zero`: `-0.0` may be a whole number, as in what `keep_zeros` gives.
 
     Raises InvalidUsage beyond `rows_max` rows, ValueError or an error of msgspec or Arrow where a line cannot be read,
     and what `spend` does.
@@ -173,7 +178,7 @@ def read_ndjson(
     batches, count = [], 0
     for given in _blocks(data, _widest(schema), spend):
         block, columns = keep_zeros(given), _Columns(spend)
-        form = _form(schema, block is not given)
+        form = _form(schema, has_minus_zero or block is not given)
         with reading(block):
             rows = form.decoder.decode_lines(block)
         count += len(rows)
@@ -418,17 +423,28 @@ def _flat(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def body_json(data: bytes, spend: Spend | None = None) -> Any:
+def body_json(data: bytes, spend: Spend | None = None, *, is_exact: bool = False) -> Any:
     """What a body has in JSON. Raises InvalidUsage, also at NaN and at a number that no double is near.
 
-    `spend` is told what its objects take.
+    `-0` is a float, which keeps its sign. `is_exact`: numbers are read as `EXACT_NUMBERS` does, for keys. `spend` is
+    told what its objects take.
     """
     if spend is not None:
         spend(objects_bytes(data))
+    numbers = EXACT_NUMBERS if is_exact else {"parse_float": _finite, "parse_int": _signed}
     try:
-        return json.loads(data, object_pairs_hook=named_once, parse_constant=_no_json, parse_float=_finite)
+        return json.loads(data, object_pairs_hook=named_once, parse_constant=_no_json, **numbers)
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
+
+
+def rows_of_json(given: list[Any], schema: pa.Schema, spend: Spend | None = None) -> pa.Table:
+    """Rows of what `body_json` has read. Raises as `read_ndjson`."""
+    return read_ndjson(b"\n".join(map(encode, given)), schema, len(given), spend, has_minus_zero=True)
+
+
+def _signed(text: str) -> int | float:
+    return -0.0 if text == "-0" else int(text)
 
 
 def _no_json(text: str) -> Any:

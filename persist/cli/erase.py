@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from decimal import Decimal
 
 from persist.cli.where import add_client_arguments, client_of
 from persist.core.errors import InvalidUsage
+from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.given import keys_of_json
 
 
@@ -51,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _keys(path: str) -> list[object]:
     try:
         if path == "-":
-            found = json.load(sys.stdin, parse_float=Decimal)
+            found = json.load(sys.stdin, **EXACT_NUMBERS)
         else:
             with open(path, encoding="utf-8") as file:
-                found = json.load(file, parse_float=Decimal)
+                found = json.load(file, **EXACT_NUMBERS)
     except (OSError, ValueError) as error:
         raise InvalidUsage(f"--keys cannot be read as a JSON list: {type(error).__name__}") from error
     if not isinstance(found, list):

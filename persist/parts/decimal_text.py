@@ -6,6 +6,7 @@ what is left of them for the number, without a word.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -58,3 +59,11 @@ def exact(text: str) -> Decimal:
     if found.is_finite() and abs(found.adjusted()) >= EXPONENT_MAX:
         raise ValueError("a number has an exponent of a thousand or more")
     return found
+
+
+def _whole(text: str) -> int | Decimal:
+    return Decimal(text) if text == "-0" else int(text)
+
+
+EXACT_NUMBERS: Mapping[str, Any] = {"parse_float": exact, "parse_int": _whole}
+"""Arguments of `json.loads` for values of keys: no digit is lost, nor the sign of `-0`."""

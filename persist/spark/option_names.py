@@ -12,6 +12,7 @@ from typing import Any
 
 from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage
+from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.selection import read_values
 
 LOCATION = ("url", "blob", "consensus", "token", "caFile", "certificateFile", "timeoutSeconds", "path", "shard")
@@ -174,7 +175,9 @@ class Options:
         value = self._values.get(name.lower())
         if value is None:
             return None
-        return read_values(f"option {name!r}", value, lambda text: json.loads(text, object_pairs_hook=named_once))
+        return read_values(
+            f"option {name!r}", value, lambda text: json.loads(text, object_pairs_hook=named_once, **EXACT_NUMBERS)
+        )
 
     def mapping(self, name: str) -> dict[str, Any]:
         return dict(self._json(name, self._values[name.lower()], dict))

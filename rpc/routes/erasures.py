@@ -17,7 +17,7 @@ from persist.core import commands as c
 from persist.core.antichain import TIME_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
-from persist.parts.decimal_text import exact
+from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.given import keys_of_json
 from rpc.routes.parameters import IdempotencyToken, token_of
 from rpc.routes.worked import worked_with_body
@@ -87,7 +87,7 @@ async def _statuses(service: Service, name: str) -> dict[str, ErasureStatus]:
 def _read(data: bytes) -> dict[str, Any]:
     """The question of a body. Raises InvalidUsage, which does not repeat it."""
     try:
-        wanted = json.loads(data, object_pairs_hook=named_once, parse_float=exact)
+        wanted = json.loads(data, object_pairs_hook=named_once, **EXACT_NUMBERS)
     except (ValueError, RecursionError):
         raise InvalidUsage("the body cannot be read as JSON") from None
     if not isinstance(wanted, dict):

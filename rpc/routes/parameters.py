@@ -24,6 +24,7 @@ from persist.core.recorded import Caller
 from persist.core.tags import check_tag_name
 from persist.core.view import Seen
 from persist.parts import EVERYTHING, Selection, ShardSchema
+from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.given import keys_of_json
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.selection import KEY_CHARS_MAX, Values, read_values
@@ -232,7 +233,7 @@ def _values(name: str, text: str | None) -> Values | None:
 
 
 def _once(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=named_once)
+    return json.loads(text, object_pairs_hook=named_once, **EXACT_NUMBERS)
 
 
 def _limited(

@@ -21,7 +21,7 @@ from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.sizes import row_bytes
 from rpc import rows
 from rpc.allowance import Allowance
-from rpc.json_rows import Spend, body_json, encode, read_ndjson
+from rpc.json_rows import Spend, body_json, rows_of_json
 from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, rows_body, token_of
 from rpc.routes.worked import worked_with_body
 from rpc.service import principal_of, service_of
@@ -98,7 +98,7 @@ async def delete(request: Request, read_time: ReadTime = None, token: Idempotenc
         keys = keys_of_json(shard.schema, given)
         return shard.delete(body.get("where"), keys=keys, **options)
 
-    return await _with_json(request, ("where", "keys"), (read_time, token), done)
+    return await _with_json(request, ("where", "keys"), (read_time, token), done, is_exact=True)
 
 
 @router.post(
@@ -172,12 +172,14 @@ async def _with_json(
     fields: tuple[str, ...],
     how: tuple[int | None, str | None],
     work: Callable[[Shard, dict[str, Any], dict[str, Any], Allowance], Edited],
+    *,
+    is_exact: bool = False,
 ) -> Response:
     service, options, principal = service_of(request), _options(request, how), principal_of(request)
 
     def read(shard: Shard, data: bytes) -> Edited:
         with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
-            body = body_json(data, allowed.spend)
+            body = body_json(data, allowed.spend, is_exact=is_exact)
             if not isinstance(body, dict) or body.keys() - set(fields):
                 raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")
             given = body.get("rows")
@@ -216,7 +218,7 @@ def _source(given: object, schema: ShardSchema, allowed: Allowance) -> list[dict
 
 def _read(what: str, given: list[Any], fields: pa.Schema, spend: Spend | None = None) -> pa.Table:
     try:
-        return read_ndjson(b"\n".join(map(encode, given)), fields, len(given), spend)
+        return rows_of_json(given, fields, spend)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidUsage(f"{what}: {str(error).splitlines()[0]}") from error
 

@@ -97,6 +97,36 @@ def test_what_was_read_and_tokens_count_over_http(http: TestClient, shard: Shard
     assert len(rows(shard)) == 1
 
 
+def test_numbers_of_json_keep_their_sign_and_their_digits(http: TestClient, machine: Machine) -> None:
+    """`-0` is another value of a float than `0`, and a key whose digits a double would lose is refused."""
+    schema = pa.schema([("k", pa.float64()), ("f", pa.float64()), ("n", pa.int64()), ("d", pa.decimal128(5, 2))])
+    shard = machine.client.create_shard("numbers", schema, ["k"])
+    shard.insert([{"k": 2.0**53}, {"k": 0.0}, {"k": -0.0}, {"k": 0.1}])
+    path = "/v1/shards/numbers"
+    for zero in ("-0", "-0.0"):
+        shard.upsert([{"k": 0.1, "f": 1.0}])
+        body = f'{{"set": {{"f": {zero}, "n": {zero}, "d": -0}}, "where": "k = 0.1"}}'
+        assert done(http.post(f"{path}/update", content=body))["added"] == 1
+        [row] = shard.get(0.1)
+        assert (str(row["f"]), row["n"], row["d"]) == ("-0.0", 0, 0)
+    then = '{"when": "matched", "then": "update", "set": {"f": {"value": -0}, "n": {"source": "n"}}}'
+    merged = f'{{"rows": [{{"k": -0, "n": -0, "x": -0}}], "clauses": [{then}]}}'
+    assert done(http.post(f"{path}/merge", content=merged))["added"] == 1
+    assert [str(row["f"]) for row in shard.get(-0.0)] == ["-0.0"]
+    for wrong in ("9007199254740993.0", "1e-400", "0.10000000000000000001"):
+        answer = http.post(f"{path}/delete", content=f'{{"keys": [[{wrong}]]}}')
+        assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
+        answer = http.get(f"{path}/snapshot", params={"key": f"[{wrong}]"})
+        assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
+    found = http.get(f"{path}/snapshot", params={"key": "[-0]", "format": "ndjson"}).text
+    assert [str(json.loads(line)["k"]) for line in found.splitlines()] == ["-0.0"]
+    assert done(http.post(f"{path}/delete", content='{"keys": [[-0], [9007199254740992.0]]}'))["removed"] == 2
+    assert [str(row["k"]) for row in shard.snapshot().to_arrow().to_pylist()] == ["0.0", "0.1"]
+    changed = http.post(f"{path}/schema", content='{"changes": [{"add": "g", "type": "double", "default": -0}]}')
+    assert changed.status_code == 200, changed.text
+    assert {str(row["g"]) for row in shard.snapshot().to_arrow().to_pylist()} == {"-0.0"}
+
+
 @pytest.mark.parametrize(
     "headers",
     [{"content-encoding": "gzip"}, {"content-encoding": "deflate"}, {"content-type": "text/csv; charset=latin1"}],
