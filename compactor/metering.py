@@ -62,7 +62,7 @@ class Counters:
     retention_overran: int = 0  # truncations that passed a consumer
     retention_failed: int = 0  # somebody wrote each time, or a store did not answer; tried again later
     verify_runs: int = 0  # samples that were looked at to their end
-    verify_findings: int = 0  # of `persist.copies.verify`, in samples
+    verify_findings: int = 0  # of the checker, in samples
     verify_bytes: int = 0  # read for samples
 
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from persist.client.trust import Trust
 from persist.commit.publishing import EVERY_S_MAX
 from persist.commit.system import Clock
-from persist.copies.sampling import samples_of
+from persist.copies.verify import samples_of
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy

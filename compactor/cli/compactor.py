@@ -17,8 +17,8 @@ from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
+from compactor.scrubber import Scrubber, ScrubSettings, samples_per_day
 from compactor.tasks import Rounds, gc_task, history_task, merge_task, publish_task, retention_task
-from compactor.verifying import Verifier, VerifySettings, samples_asked
 from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import where
 from persist.cli.progress import ProgressBar
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify-sample",
         metavar="SHARE",
-        help="once a day look at so much of the parts, as persist verify --sample does (default 1%%; 0: none)",
+        help="once a day check so much of the parts, as persist verify --deep does (default 1%%; 0: none)",
     )
     parser.add_argument(
         "--verify-rate", metavar="BYTES", default="8MiB", help="read at most so much a second for that (default 8MiB)"
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    verifying = _verify_settings(arguments)
+    scrub = _scrub_settings(arguments)
     running.prepare(arguments)
     use_system_allocator()
     location = running.open_location(arguments)
@@ -129,17 +129,17 @@ def run(arguments: argparse.Namespace) -> int:
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
         once = in_turn(tasks, stop.is_set)
         loop = Loop(location, once, loop_settings, per_shard=arguments.concurrency, stop=stop)
-        verifier = _verifier(verifying, location, metrics, loop)
+        scrubber = None if scrub is None else Scrubber(location, scrub, metrics, loop.names)
         try:
             if rounds is not None:
                 rounds.once() if arguments.once else rounds.start()
-            if verifier is not None:
-                verifier.start()
+            if scrubber is not None:
+                scrubber.start()
             families = partial(of_maintenance, location, loop, metrics, transport)
             return running.run(loop, arguments, metrics, "compactor", families)
         finally:
-            if verifier is not None:
-                verifier.stop()
+            if scrubber is not None:
+                scrubber.stop()
             if rounds is not None:
                 rounds.stop()
             if published is not None:
@@ -150,24 +150,20 @@ def run(arguments: argparse.Namespace) -> int:
         location.close()
 
 
-def _verify_settings(arguments: argparse.Namespace) -> VerifySettings | None:
+def _scrub_settings(arguments: argparse.Namespace) -> ScrubSettings | None:
     """The argument, else PERSIST_VERIFY_SAMPLE, which a server gives to its own maintenance, else the default.
 
     None: samples are switched off, or the process does only what is due now.
     """
     given: str | None = arguments.verify_sample
     text = os.environ.get(VERIFY_SAMPLE) if given is None else given
-    of = VerifySettings().of if text is None else samples_asked(text)
+    of = ScrubSettings().of if text is None else samples_per_day(text)
     rate = read_rate(arguments.verify_rate, "--verify-rate")
     if of is None or rate is None:
         return None
-    settings = VerifySettings(of=of, rate=rate)
+    settings = ScrubSettings(of=of, rate=rate)
     settings.check()
     return None if arguments.once else settings
-
-
-def _verifier(settings: VerifySettings | None, location: Location, metrics: Metrics, loop: Loop) -> Verifier | None:
-    return None if settings is None else Verifier(location, settings, metrics, loop.names)
 
 
 def _publish_settings(arguments: argparse.Namespace) -> PublishSettings | None:

@@ -18,15 +18,13 @@ from persist.cli.where import check_given
 from persist.copies.found import Fault, Kind
 from persist.copies.lost_logs import lost_logs
 from persist.copies.pace import EndingBlob, EndingClock, PacedBlob, read_rate
-from persist.copies.sampling import Sample, number_of_day, samples_of
 from persist.copies.verify import How, verified
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.inspect.looking import TWO_LOCATIONS, Look, location_told
 from persist.inspect.records import Findings
 
 EXIT_FOUND = 1
-SUMS = ("shards", "compared", "blobs", "bytes", "waiting_for_gc", "unnamed", "unnamed_bytes", "faults")
-SEED_MAX = 2**31
+SUMS = ("shards", "blobs", "bytes", "waiting_for_gc", "unnamed", "unnamed_bytes", "faults")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
     parser.add_argument("--prefix", metavar="TEXT", help="all shards whose names begin so")
     parser.add_argument("--quick", action="store_true", help="read logs and States alone; look for no blob")
-    parser.add_argument("--deep", action="store_true", help="read every byte, decode every row, compare contents")
-    parser.add_argument("--sample", metavar="SHARE", help="as --deep, for a share of the parts, such as 1%%")
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="with --sample: which one; N and N+1 have no part in common (today's)"
-    )
+    parser.add_argument("--deep", action="store_true", help="read every byte, decode every row")
     parser.add_argument("--rate", metavar="BYTES", help="read at most so many bytes of parts a second, such as 50MiB")
 
 
@@ -47,26 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
     check_given(arguments, "dir", "blob", "consensus")
     if arguments.names and arguments.prefix is not None:
         raise InvalidUsage("give names or --prefix, not both")
-    if arguments.seed is not None and (arguments.sample is None or not 0 <= arguments.seed <= SEED_MAX):
-        raise InvalidUsage(f"--seed is for --sample, and lies in [0, {SEED_MAX}]")
-    of = None if arguments.sample is None else samples_of(arguments.sample)
-    rate = read_rate(arguments.rate)
-    How(arguments.deep, rate, arguments.quick, None if of is None else Sample(0, of)).check()
+    how = How(arguments.deep, read_rate(arguments.rate), arguments.quick)
+    how.check()
     look = look_of(arguments)
     try:
-        sample = None if of is None else Sample(_seed(arguments, look), of)
         with _ending() as stop:
-            totals = _looked_at(arguments, look, How(arguments.deep, rate, arguments.quick, sample), stop)
-        told = {} if sample is None else {"sample": arguments.sample, "seed": sample.number}
-        print(json.dumps({**totals, **told}))
+            totals = _looked_at(arguments, look, how, stop)
+        print(json.dumps(totals))
     finally:
         look.close()
     return EXIT_FOUND if totals["faults"] else 0
-
-
-def _seed(arguments: argparse.Namespace, look: Look) -> int:
-    given: int | None = arguments.seed
-    return number_of_day(look.clock.now_ms()) if given is None else given
 
 
 @contextmanager
@@ -115,7 +99,7 @@ def _looked_at(arguments: argparse.Namespace, look: Look, how: How, stop: thread
         for fault in found.faults:
             print(json.dumps(fault.to_json()))
         sizes = (found.blobs, found.size, found.waiting, found.unnamed, found.unnamed_size)
-        totals.update(dict(zip(SUMS, (1, int(found.is_compared), *sizes, len(found.faults)), strict=True)))
+        totals.update(dict(zip(SUMS, (1, *sizes, len(found.faults)), strict=True)))
     names = len(dict.fromkeys(arguments.names))
     if totals["shards"] < names:
         raise UnknownShard(f"of these {names} shards {names - totals['shards']} are not there")

@@ -21,7 +21,6 @@ class Kind(StrEnum):
     BUNDLE = "bundle"  # it cannot be read, or lists something else
     PART = "part"  # the bytes or rows of a part are others than the State says
     ORDER = "order"  # the rows of a part are not in order, or lie outside the bounds of their keys
-    CONTENTS = "contents"  # a naive reader finds other rows than ours
     INDEX = "index"  # the tree of attributes contradicts itself
     BLOB = "blob"  # any other blob cannot be read
 

@@ -2,9 +2,9 @@
 
 There are three depths. `quick` reads the log of each shard and replays it, decodes its rollups, and looks whether its
 State agrees with itself, with the log and with the shards of which it borrows. Without it the blobs that it names are
-compared with a listing: one that is not there, or has another size, is a fault. With `deep` every byte is read, every
-row decoded, and the contents by our reader are compared with those of a naive one. A sample is deep for a share of the
-parts. What nobody names is counted, and is no fault: a write may be under way.
+compared with a listing: one that is not there, or has another size, is a fault. With `deep` every byte is read, and
+every row decoded, whose order is checked. A sample is deep for a share of the parts. A blob that nothing names is
+counted, and is no fault: a write may be under way.
 
 Shards move on meanwhile, and what they named is collected. So where something is amiss in one that has moved, it is
 looked at anew.
@@ -12,7 +12,9 @@ looked at anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+import zlib
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from blob import Blob, BlobNotFound
@@ -20,13 +22,12 @@ from persist.attributes.storage import StaleIndex
 from persist.commit.bundler import keys_in
 from persist.commit.examine import THREADS, all_parts, faults
 from persist.commit.lists import LoanLists
-from persist.copies.comparing import Comparison
 from persist.copies.found import Fault, Kind
 from persist.copies.lent_checks import check_borrowed
 from persist.copies.pace import PacedBlob, check_rate
 from persist.copies.readable import Readable
 from persist.copies.replaying import Replay
-from persist.copies.sampling import Sample
+from persist.copies.row_order import RowOrder
 from persist.copies.state_checks import contradictions, of_runs
 from persist.copies.tree_checks import TreeCheck
 from persist.core import invariants
@@ -36,7 +37,10 @@ from persist.core.keys import belongs_to, is_bundle_key, is_rollup_key, shard_of
 from persist.core.loans import is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.parts import sound_schemas
 
+SAMPLES_MAX = 10_000  # into which a location can be cut: 0.01% each
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,4})?)%\Z")
 TRIES = 4  # looks at a shard that moves on each time
 
 
@@ -45,7 +49,7 @@ class Verified:
     """What was found of one shard, as of its version `seqno` (0: it cannot be opened).
 
     `blobs` of `size` bytes are named. `waiting` blobs left the State, and GC deletes them. `unnamed` blobs of
-    `unnamed_size` bytes are named by nothing. `is_compared`: our reader's contents were compared with a naive one's.
+    `unnamed_size` bytes are named by nothing.
     """
 
     shard: str
@@ -56,11 +60,32 @@ class Verified:
     waiting: int = 0
     unnamed: int = 0
     unnamed_size: int = 0
-    is_compared: bool = False
 
     @property
     def is_sound(self) -> bool:
         return not self.faults
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sample `number` of `of` that together are everything. Numbers wrap around, so that any number is valid."""
+
+    number: int
+    of: int
+
+    def takes(self, name: str) -> bool:
+        """Whether the blob or part of this name is in the sample. It depends on the name alone."""
+        return zlib.crc32(name.encode()) % self.of == self.number % self.of
+
+
+def samples_of(text: str) -> int:
+    """How many samples of this share, such as `1%`, are everything. Raises InvalidUsage."""
+    match = _SHARE.match(text.strip())
+    share = float(match.group(1)) if match else 0.0
+    if not 100 / SAMPLES_MAX <= share <= 100:
+        low = 100 / SAMPLES_MAX
+        raise InvalidUsage(f"a sample of {text!r:.40} is none; give a share from {low:g}% to 100%, such as 1%")
+    return round(100 / share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +166,7 @@ class _Shard:
             before = {_about(fault) for fault in self._found}
         assert state is not None
         if self._how.reads_rows:
-            found = replace(found, is_compared=self._read(state))
+            self._read(state)
         return replace(found, faults=self._faults())
 
     def _faults(self) -> tuple[Fault, ...]:
@@ -260,8 +285,8 @@ class _Shard:
                 self._note(Kind.LOAN, what, loan.list_key)
         return found
 
-    def _read(self, state: State) -> bool:
-        """Every byte of what is taken, and every row. Whether contents were compared."""
+    def _read(self, state: State) -> None:
+        """Every byte of what is taken, and every row."""
         bad = self._bytes(state)
         for _ in range(TRIES + 1):
             before = len(self._found)
@@ -273,15 +298,29 @@ class _Shard:
             except StaleIndex:
                 pass  # as below
             try:
-                takes = self._how.takes if not bad else lambda name: name not in bad and self._how.takes(name)
-                return Comparison(state, self._blob, takes, self._note).run()
+                self._check_order(state, bad)
+                return
             except BlobNotFound:  # it was collected meanwhile; what is missing in truth is known to be bad
                 del self._found[before:]
             now = self._location.versions.load(self._name)
             if now is None or now.is_closed:
-                break
+                return
             state = now
-        return False
+
+    def _check_order(self, state: State, bad: Collection[str]) -> None:
+        """The order of the rows of each part that is taken and not `bad`. Raises BlobNotFound, Unavailable."""
+        order = RowOrder(self._blob, sound_schemas(state.schemas))
+        for part in (named.part for named in all_parts(state, self._blob)):
+            name = str(part.id)
+            if part.bundle is not None or name in bad or not self._how.takes(name):
+                continue
+            if part.schema_id not in order.schemas:
+                continue  # reported as a fault of the State
+            try:
+                with translated_but_missing():
+                    order.check(part)
+            except Corruption as error:
+                self._note(Kind.ORDER, error.message, part.key or "")
 
     def _bytes(self, state: State) -> set[str]:
         """The ids of the parts that cannot be read, or are not what the State says.

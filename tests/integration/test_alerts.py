@@ -21,8 +21,8 @@ from blob.memory import MemoryBlob
 from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
+from compactor.scrubber import Scrubber, ScrubSettings
 from compactor.tasks import gc_task
-from compactor.verifying import Verifier, VerifySettings
 from consensus import Consensus
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
@@ -218,13 +218,13 @@ def test_a_sample_of_maintenance_that_finds_damage(tmp_path: Path) -> None:
     place = Damaged(healthy(tmp_path / "data"))
     with closing(opened(place.root)) as location:
         metrics = Metrics()
-        settings = VerifySettings(of=1, rate=1 << 40, first_after_s=0.0, every_s=0.0, pause_s=0.0)  # the clock stands
-        verifier = Verifier(location, settings, metrics, location.all_names)
+        settings = ScrubSettings(of=1, rate=1 << 40, first_after_s=0.0, every_s=0.0, pause_s=0.0)  # the clock stands
+        scrubber = Scrubber(location, settings, metrics, location.all_names)
         read = series_of(location, Loop(location, lambda name: None), metrics)
-        assert verifier.once()
+        assert scrubber.once()
         before = read()
         place.flip(place.keys("other", ".parquet")[0])
-        assert verifier.once()
+        assert scrubber.once()
         after = read()
     check(tmp_path, before, after, "PersistVerifyFindings")
 

@@ -210,15 +210,12 @@ def test_reading_keeps_to_its_rate(machine_with_orders: Machine) -> None:
 
 REFUSED = {
     "names and `--prefix`": (["eu/orders", "--prefix", "eu/"], "give names or --prefix, not both"),
-    "two of `--quick`, `--deep` and `--sample`": (["--quick", "--deep"], "quick, deep and a sample are three depths"),
+    "both `--quick` and `--deep`": (["--quick", "--deep"], "three depths"),
     "a name that no shard can have": (["../x"], "shard name"),
     "a shard that is not there, or was dropped": (["nobody"], "of these 1 shards 1 are not there"),
-    "`--rate` without `--deep` or `--sample`": (["--rate", "1MiB"], "rate is for deep"),
+    "`--rate` without `--deep`": (["--rate", "1MiB"], "rate is for deep"),
     "`--rate` below 1,024": (["--deep", "--rate", "5"], "must be at least 1024"),
     "`--rate` that is no number of bytes": (["--deep", "--rate", "fast"], "--rate is 'fast'"),
-    "`--sample` that is no share from 0.01% to 100%": (["--sample", "0%"], "a sample of '0%' is none"),
-    "`--seed` without `--sample`": (["--seed", "1"], "--seed is for --sample"),
-    "`--seed` below 0": (["--sample", "1%", "--seed", "-1"], "lies in [0, "),
     "a directory that is not there": (["--dir", "nowhere"], "does not exist"),
     "stores of two locations": ([], "belong"),
 }

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-import persist.copies.naive
 from tests.simulation.batch import run_here
 from tests.simulation.cloning import CLONES_FROM
 from tests.simulation.controls import caught, remembered
@@ -16,6 +15,7 @@ from tests.simulation.ingesting import INGESTED
 from tests.simulation.mutations import MUTATIONS, RARE, mutated
 from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
+from tests.support import naive_reader
 from tests.support.examples import is_whole, seeds, size, thinned
 
 FEW = range(10)
@@ -178,7 +178,7 @@ def test_every_broken_build_breaks_something_that_is_there(mutation: str) -> Non
 
 def test_a_run_whose_shards_verify_finds_fault_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A naive reader that forgets the times before since finds other updates than ours."""
-    monkeypatch.setattr(persist.copies.naive, "_advanced", lambda table, since: table.slice(1))
+    monkeypatch.setattr(naive_reader, "_advanced", lambda table, since: table.slice(1))
     outcome = run_plan(Plan.of(0))
     assert (outcome.check, "a naive reader finds other updates" in str(outcome.violation)) == ("verify", True)
 

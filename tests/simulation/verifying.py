@@ -1,4 +1,4 @@
-"""What a run leaves behind is sound: `verify` finds nothing, while claims and loans are under way and after that."""
+"""A run leaves sound shards behind: the checker finds nothing, during claims and loans and after them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from persist.copies.verify import How, verified
 from tests.simulation.host import Host
 from tests.simulation.oracle_errors import expect
+from tests.support.read_comparison import reader_differences
 
 VERIFIED_ALL = 50  # of the first seeds each is verified
 VERIFIED_SHARE = 0.25  # of the others
@@ -18,10 +19,12 @@ def is_verified(seed: int) -> bool:
 
 
 def check_verified(host: Host) -> None:
-    """No shard has a fault at the greatest depth, and the contents of each were compared with a naive reader's."""
+    """No shard has a fault at the greatest depth, and its contents are those that a naive reader finds."""
     if not is_verified(host.run.seed):
         return
     names = host.location.all_names(with_dropped=False)
     for found in verified(host.location, names, How(deep=True, threads=1)):
         expect(found.is_sound, "verify", f"a healthy shard has faults: {'; '.join(map(str, found.faults))}")
         host.run.path("verified")
+    differences = reader_differences(host.location)
+    expect(not differences, "verify", f"the readers differ: {'; '.join(differences)}")

@@ -1,9 +1,8 @@
-"""The contents of a shard by a naive reader, to compare ours with. It shares no code with `persist.parts.reader`.
+"""The contents of a shard by a naive reader, an oracle for tests. It shares no code with `persist.parts.reader`.
 
-It reads each part by itself, as any tool for Parquet would: no index, no pruning, no merge. Each update counts for a
+It reads each part by itself, as any tool for Parquet would: no index, no pruning, no merge. Each update adds to a
 digest that does not depend on the order of rows, nor on how they are cut into parts: the number of a row, times its
-diff. So nothing is sorted or grouped, and memory is that of a row group. Where our reader gives the same rows as
-often, its digest is the same. Why not DuckDB: `docs/design/0026-naive-reader.md`.
+diff. So nothing is sorted or grouped, and memory is that of a row group. See `docs/design/0026-naive-reader.md`.
 """
 
 from __future__ import annotations

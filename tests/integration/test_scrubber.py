@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ import pytest
 from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
-from compactor.verifying import AGAIN_S, DAY_S, Verifier, VerifySettings, samples_asked
+from compactor.scrubber import DAY_S, RETRY_S, Scrubber, ScrubSettings, samples_per_day
 from persist.cli.__main__ import main
 from persist.commit.location import Location
-from persist.copies.sampling import Sample, number_of_day, samples_of
+from persist.copies.verify import Sample, samples_of
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.exposition import exposition
 from rpc.settings import ServerSettings, from_environment
@@ -27,7 +26,7 @@ from tests.support.location import TestClock
 from tests.support.monitored import maintenance, series
 from tests.support.waiting import WAIT_S
 
-FAST = VerifySettings(of=1, rate=1 << 30, first_after_s=0.0, pause_s=0.0)
+FAST = ScrubSettings(of=1, rate=1 << 30, first_after_s=0.0, pause_s=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,8 @@ def location(place: Damaged) -> Iterator[Location]:
         yield found
 
 
-def verifier(location: Location, metrics: Metrics, settings: VerifySettings = FAST) -> Verifier:
-    return Verifier(location, settings, metrics, lambda: location.all_names(with_dropped=False))
+def scrubber(location: Location, metrics: Metrics, settings: ScrubSettings = FAST) -> Scrubber:
+    return Scrubber(location, settings, metrics, lambda: location.all_names(with_dropped=False))
 
 
 def clock_of(location: Location) -> TestClock:
@@ -64,7 +63,7 @@ def test_a_sound_location_has_no_findings_and_its_figures_tell_that_it_was_looke
         return series(exposition(of_maintenance(location, loop, metrics)).decode())
 
     assert figures()["persist_verify_timestamp_seconds"] == 0
-    assert verifier(location, metrics).once()
+    assert scrubber(location, metrics).once()
     told = figures()
     assert (told["persist_verify_findings_total"], told["persist_verify_runs_total"]) == (0, 1)
     assert told["persist_verify_bytes_total"] > 30_000
@@ -79,7 +78,7 @@ def test_each_finding_is_counted_and_has_a_line_of_the_log(
     before = {path: path.read_bytes() for path in place.root.rglob("*") if path.is_file() and "blob" in path.parts}
     metrics = Metrics()
     with caplog.at_level(logging.WARNING, "persist.verify"):
-        verifier(location, metrics).once()
+        scrubber(location, metrics).once()
     told: list[Any] = [record for record in caplog.records if record.name == "persist.verify"]
     assert [(record.shard, record.kind, record.key) for record in told] == [
         ("bundled", "missing", missing),
@@ -94,7 +93,7 @@ def test_a_sample_comes_once_a_day_and_each_day_is_another_one(place: Damaged, l
     """The damage of each part is found in one of four days, and on the fifth day as on the first."""
     keys = {place.flip(key) for key in place.keys("other", ".parquet")}
     metrics = Metrics()
-    four = verifier(location, metrics, VerifySettings(of=4, rate=1 << 30, first_after_s=600.0, pause_s=0.0))
+    four = scrubber(location, metrics, ScrubSettings(of=4, rate=1 << 30, first_after_s=600.0, pause_s=0.0))
     assert not four.once()
     clock_of(location).advance_ms(600_000)
     found = []
@@ -122,13 +121,13 @@ def test_it_keeps_to_its_rate_and_one_that_is_to_end_does_not_wait_for_it(locati
             return False
 
     metrics, waits = Metrics(), Waits()
-    slow = verifier(location, metrics, VerifySettings(of=1, rate=4_096, first_after_s=0.0, pause_s=0.0))
+    slow = scrubber(location, metrics, ScrubSettings(of=1, rate=4_096, first_after_s=0.0, pause_s=0.0))
     slow._stop = slow._blob._clock._stop = waits  # type: ignore[attr-defined, assignment]
     before_ms = location.clock.now_ms()
     slow.once()
     took_s = (location.clock.now_ms() - before_ms) / 1000
     assert took_s >= metrics.counters.verify_bytes / 4_096 - 2, "bytes that a rest of a second had saved up"
-    ended = verifier(location, Metrics(), VerifySettings(of=1, rate=4_096, first_after_s=0.0, pause_s=0.0))
+    ended = scrubber(location, Metrics(), ScrubSettings(of=1, rate=4_096, first_after_s=0.0, pause_s=0.0))
     ended.stop()
     ended.once()
     assert not ended._metrics.counters.verify_runs
@@ -139,9 +138,9 @@ def test_shards_that_cannot_be_listed_are_looked_at_again_soon(location: Locatio
         raise Unavailable("no answer")
         yield ""
 
-    tried = Verifier(location, FAST, Metrics(), names)
+    tried = Scrubber(location, FAST, Metrics(), names)
     assert tried.once()
-    clock_of(location).advance_ms(int(AGAIN_S * 1000))
+    clock_of(location).advance_ms(int(RETRY_S * 1000))
     assert tried.once()
 
 
@@ -157,7 +156,7 @@ def test_one_shard_that_cannot_be_read_now_does_not_keep_the_others(
 
     monkeypatch.setattr(location.versions, "load", load)
     metrics = Metrics()
-    verifier(location, metrics).once()
+    scrubber(location, metrics).once()
     assert [record.message for record in caplog.records] == ["a shard could not be verified"]
     assert metrics.counters.verify_runs == 1
 
@@ -204,25 +203,8 @@ def test_the_variable_says_it_for_servers_and_their_maintenance(
 
 def test_samples_and_their_numbers() -> None:
     assert [samples_of(text) for text in ("100%", "1%", "0.01%", "3%")] == [1, 100, 10_000, 33]
-    assert (samples_asked("0"), samples_asked("2%")) == (None, 50)
-    assert number_of_day(86_400_000 * 20_000 + 5) == 20_000
+    assert (samples_per_day("0"), samples_per_day("2%")) == (None, 50)
     names = [f"p{number:032x}" for number in range(10_000)]
     taken = [[name for name in names if Sample(number, 100).takes(name)] for number in range(100)]
     assert sorted(name for some in taken for name in some) == names, "each in one of them"
     assert max(map(len, taken)) < 160, "of about equal size"
-
-
-def test_the_command_takes_the_sample_of_today_or_of_a_number(
-    place: Damaged, capsys: pytest.CaptureFixture[str]
-) -> None:
-    key = place.flip(place.keys("other", ".parquet")[0])
-    found = []
-    for number in range(4):
-        capsys.readouterr()
-        code = main(["verify", "--dir", str(place.root), "--sample", "25%", "--seed", str(number)])
-        *faults, totals = map(json.loads, capsys.readouterr().out.splitlines())
-        assert (totals["sample"], totals["seed"], totals["faults"], code) == ("25%", number, len(faults), bool(faults))
-        found += faults
-    assert [(fault["key"], fault["kind"], fault["shard"]) for fault in found] == [(key, "part", "other")]
-    assert main(["verify", "--dir", str(place.root), "--sample", "25%"]) in (0, 1)
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["seed"] > 20_000, "the number of the day"

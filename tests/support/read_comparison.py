@@ -1,8 +1,8 @@
-"""Our reader's contents of a shard against those of a naive one, and the order of the rows in its parts."""
+"""The contents of a shard by the reader of the product, compared with those by a naive reader: an oracle for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,105 +10,78 @@ import pyarrow.compute as pc
 
 from blob import Blob
 from persist.commit.examine import all_parts
-from persist.copies.found import Kind
-from persist.copies.naive import Contents, NaiveReader
-from persist.copies.row_order import RowOrder
+from persist.commit.location import Location
 from persist.core.batch import Part, Run
 from persist.core.drops import contents
-from persist.core.errors import Corruption, PersistError, Unavailable
+from persist.core.errors import Corruption, PersistError
 from persist.core.state import State, latest_time
-from persist.formats.store_errors import translated_but_missing
 from persist.parts import DIFF, PartReader, ShardSchema, at_time, newest, sound_schemas
 from persist.parts.bundles import expanded
 from persist.parts.consolidate import sort_groups
+from tests.support.naive_reader import Contents, NaiveReader
 
-MEMORY_BYTES = 64 * 1024 * 1024  # of our reader
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
+MEMORY_BYTES = 64 * 1024 * 1024  # of the reader of the product
 
-Note = Callable[[Kind, str, str], None]  # what is wrong, and the key of the blob
+
+def reader_differences(location: Location) -> list[str]:
+    """One sentence for each part, of any shard, in which the two readers differ. No shard may change meanwhile."""
+    differences = []
+    for name in location.all_names(with_dropped=False):
+        state = location.versions.load(name)
+        if state is not None and not state.is_closed:
+            differences += [f"{name}: {what}" for what in Comparison(state, location.blob).run()]
+    return differences
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Compares the parts of a State that `takes` names by their ids. What is wrong is noted.
-
-    Every method raises BlobNotFound where a part is not there, which may have been collected, and Unavailable. Memory:
-    `MEMORY_BYTES`, a row group of a part, and what the State has of its parts.
-    """
+    """Compares the sound parts of a State: first all together, and if they differ each by itself."""
 
     state: State
     blob: Blob
-    takes: Callable[[str], bool]
-    note: Note
 
-    def run(self) -> bool:
-        """Whether there was something to compare."""
-        order = RowOrder(self.blob, sound_schemas(self.state.schemas))
-        sound = [(part, clip) for part, clip in self._parts() if self._is_in_order(part, order)]
-        if not sound:
-            return False
-        naive, ours = self._both(sound)
+    def run(self) -> Iterator[str]:
+        """What differs, one sentence for each part."""
+        parts = list(self._parts())
+        naive, ours = self._both(parts)
         if naive == ours:
-            return True
-        before = [naive, ours]
-        blamed = [(one, found) for one in sound if (found := self._both([one]))[0] != found[1]]
-        for (part, _), found in blamed:
-            self.note(Kind.CONTENTS, f"{_named(part)}: {_differing(*found)}", part.key or "")
+            return
+        blamed = [(part, both) for part in parts if (both := self._both([part]))[0] != both[1]]
+        for (part, _), both in blamed:
+            yield f"{part.key or 'inline part'}: {_difference(*both)}"
         if not blamed:
-            self.note(Kind.CONTENTS, f"all parts together: {_differing(*before)}", "")
-        return True
+            yield f"all parts together: {_difference(naive, ours)}"
 
     def _parts(self) -> Iterator[tuple[Part, int]]:
         """The parts that hold rows, each with the time before which its rows are hidden."""
         for named in all_parts(self.state, self.blob):
-            if named.part.bundle is None and self.takes(str(named.part.id)):
+            if named.part.bundle is None:
                 hidden = 0 if named.within is None else named.within.clip or 0
                 yield named.part, max(named.part.clip or 0, hidden)
 
-    def _is_in_order(self, part: Part, order: RowOrder) -> bool:
-        if part.schema_id not in order.schemas:
-            return False  # the State tells it
-        try:
-            with translated_but_missing():
-                order.check(part)
-        except Corruption as error:
-            self.note(Kind.ORDER, error.message, part.key or "")
-            return False
-        return True
-
-    def _both(self, parts: list[tuple[Part, int]]) -> tuple[Contents | str, Contents | str]:
-        """What the naive reader and ours find in these parts; why, where one cannot read them."""
+    def _both(self, parts: list[tuple[Part, int]]) -> tuple[Contents, Contents | str]:
+        """The contents of these parts by the naive reader and by ours, or why ours fails."""
         schemas = sound_schemas(self.state.schemas)
         current = newest(schemas)[1]
         at, since = latest_time(self.state).element, self.state.merge_since.element
         found = [Contents.of(at or 0, since or 0) for _ in range(2)]
-        naive: Contents | str = found[0]
         ours: Contents | str = found[1]
+        NaiveReader(self.blob, schemas, current).read(parts, self.state.drops, found[0])
         try:
-            with translated_but_missing():
-                NaiveReader(self.blob, schemas, current).read(parts, self.state.drops, found[0])
-        except Unavailable:
-            raise
-        except (PersistError, *_UNREADABLE) as error:
-            naive = f"the naive reader fails: {error}"
-        try:
-            with translated_but_missing():
-                reader = PartReader(self.blob, schemas, current, use_threads=False, memory_bytes=MEMORY_BYTES)
-                self._read(reader, parts, found[1])
-        except Unavailable:
-            raise
+            reader = PartReader(self.blob, schemas, current, use_threads=False, memory_bytes=MEMORY_BYTES)
+            self._read(reader, parts, found[1])
         except PersistError as error:
             ours = f"our reader fails: {error.message}"
-        return naive, ours
+        return found[0], ours
 
     def _read(self, reader: PartReader, parts: list[tuple[Part, int]], found: Contents) -> None:
         wanted = {str(part.id) for part, _ in parts}
         runs = list(self._runs(wanted))
-        tidy = _Tidy(reader.schema)
+        tidy = _ConsolidationCheck(reader.schema)
         for table in reader.read_range(contents(runs, self.state.drops, found.as_of), as_of=found.as_of):
             tidy.check(at_time(table, found.as_of))
             found.snapshot.add(table)
-        tidy = _Tidy(reader.schema)
+        tidy = _ConsolidationCheck(reader.schema)
         for table in reader.read_range(runs, since=found.since):
             tidy.check(table)
             found.updates.add(table)
@@ -124,8 +97,8 @@ class Comparison:
                     yield Run(kept)
 
 
-class _Tidy:
-    """That what our reader gives is added up and in order, which a digest does not tell."""
+class _ConsolidationCheck:
+    """Checks that what our reader yields is consolidated and in order, which a digest does not show."""
 
     def __init__(self, schema: ShardSchema) -> None:
         self._schema = schema
@@ -145,13 +118,7 @@ class _Tidy:
         self._last = table.slice(table.num_rows - 1)
 
 
-def _named(part: Part) -> str:
-    return f"inline part {part.id}" if part.key is None else f"part {part.id}"
-
-
-def _differing(naive: Contents | str, ours: Contents | str) -> str:
-    if isinstance(naive, str):
-        return naive
+def _difference(naive: Contents, ours: Contents | str) -> str:
     if isinstance(ours, str):
         return ours
     if naive.snapshot != ours.snapshot:

@@ -1,8 +1,8 @@
-"""A look at a sample of what is there, once a day: damage is told before somebody reads it. Nothing is repaired.
+"""The daily check of a sample of the parts: it reports damage before a reader meets it, and repairs nothing.
 
-Each day takes the next sample of the parts, by the number of the day: so all of them are looked at once in so many
-days, whoever looks, and nothing is remembered. Logs, States and the presence of blobs are looked at every day. One
-thread reads, at a bounded rate, and rests after each shard.
+Each day takes the next sample, by the number of the day, so that all parts are read once in so many days, whichever
+process checks them, and no progress is stored. Logs, States and the presence of blobs are checked every day. One
+thread reads, at a bounded rate, and pauses after each shard.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from blob.forwarding import ForwardingBlob
 from compactor.metering import Metrics
 from persist.commit.location import Location
 from persist.copies.pace import EndingBlob, EndingClock, PacedBlob, check_rate
-from persist.copies.sampling import OF_MAX, Sample, number_of_day, samples_of
-from persist.copies.verify import How, verified
+from persist.copies.verify import SAMPLES_MAX, How, Sample, samples_of, verified
 from persist.core.errors import InvalidUsage, PersistError
 
 log = logging.getLogger("persist.verify")
 
 DAY_S = 86_400.0
+DAY_MS = 86_400_000
 MIB = 1024 * 1024
-AGAIN_S = 600.0  # after a run in which the shards could not be listed
-LOOK_S = 5.0  # how often it is looked whether a run is due
+RETRY_S = 600.0  # after a run in which the shards could not be listed
+POLL_S = 5.0  # how often the thread checks whether a run is due
 STOP_S = 5.0  # how long the end of a process waits for a read under way
 
 
 @dataclass(frozen=True, slots=True)
-class VerifySettings:
+class ScrubSettings:
     """`of`: samples that together are everything. `rate`: bytes a second. A process begins after `first_after_s`."""
 
     of: int = 100
@@ -43,20 +43,20 @@ class VerifySettings:
     def check(self) -> None:
         """Raises InvalidUsage where a number makes no sense."""
         check_rate(self.rate)
-        if not 1 <= self.of <= OF_MAX:
-            raise InvalidUsage(f"a sample is one of {self.of}; it must be one of 1 to {OF_MAX}")
+        if not 1 <= self.of <= SAMPLES_MAX:
+            raise InvalidUsage(f"a sample is one of {self.of}; it must be one of 1 to {SAMPLES_MAX}")
 
 
-def samples_asked(text: str) -> int | None:
+def samples_per_day(text: str) -> int | None:
     """How many samples of this share are everything; None: `0` switches samples off. Raises InvalidUsage."""
     return None if text.strip() == "0" else samples_of(text)
 
 
-class Verifier:
-    """A thread that takes a sample once a day. `names` are the shards that it looks at."""
+class Scrubber:
+    """A thread that checks a sample once a day. `names` lists the shards that it checks."""
 
     def __init__(
-        self, location: Location, settings: VerifySettings, metrics: Metrics, names: Callable[[], Iterable[str]]
+        self, location: Location, settings: ScrubSettings, metrics: Metrics, names: Callable[[], Iterable[str]]
     ) -> None:
         settings.check()
         self._location = location
@@ -84,27 +84,27 @@ class Verifier:
         if now_s < self._due_s:
             return False
         self._due_s = now_s + self._settings.every_s
-        sample = Sample(number_of_day(self._location.clock.now_ms()), self._settings.of)
-        looked = {True: 0, False: 0}
+        sample = Sample(self._location.clock.now_ms() // DAY_MS, self._settings.of)
+        checked = {True: 0, False: 0}
         try:
             for name in self._names():
-                looked[self._look_at(name, How(sample=sample, threads=1))] += 1
+                checked[self._check(name, How(sample=sample, threads=1))] += 1
                 if self._stop.wait(self._settings.pause_s):
                     return True
         except PersistError as error:
-            self._due_s = now_s + AGAIN_S
+            self._due_s = now_s + RETRY_S
             log.warning("the shards cannot be listed to be verified", extra={"reason": str(error)})
             return True
-        if looked[False] and not looked[True]:  # the store is away: it comes again soon
-            self._due_s = now_s + AGAIN_S
+        if checked[False] and not checked[True]:  # the store does not answer: try again soon
+            self._due_s = now_s + RETRY_S
             return True
         self._metrics.add(verify_runs=1)
-        if not looked[False]:  # else not all of it was looked at
+        if not checked[False]:  # else the sample is not complete
             self._metrics.verified_ms = self._location.clock.now_ms()
         return True
 
-    def _look_at(self, name: str, how: How) -> bool:
-        """One shard. What stands in the way is logged, and the others are looked at all the same. Whether it was."""
+    def _check(self, name: str, how: How) -> bool:
+        """Check one shard. An error is logged, and the other shards are checked all the same. Whether it succeeded."""
         try:
             for found in verified(self._location, [name], how, self._blob):
                 self._metrics.add(verify_findings=len(found.faults))
@@ -119,7 +119,7 @@ class Verifier:
         return True
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(POLL_S):
             try:
                 self.once()
             except Exception:  # a bug, or a store that is closed already: maintenance goes on
@@ -128,7 +128,7 @@ class Verifier:
 
 
 class _Counted(ForwardingBlob):
-    """The blob store as a sample reads it: its bytes are counted."""
+    """The blob store, with the bytes that samples read counted."""
 
     def __init__(self, inner: Blob, metrics: Metrics) -> None:
         super().__init__(inner)
