@@ -136,8 +136,9 @@ types: $(DEV) ## mypy, strict
 imports: $(DEV) ## who may import whom
 	@$(VENV)/bin/lint-imports
 
-docs: $(DEV) ## write docs/python.md and docs/scopes.md anew from the code
+docs: $(DEV) ## write what is generated from the code: docs/python.md, docs/scopes.md, persist/aio/__init__.pyi
 	@$(PY) -m tests.support.api_page
+	@$(PY) -m tests.support.aio_stub
 	@$(PY) -m tests.support.scopes_page
 
 wheel: $(DEV) ## build the wheel; its top level holds our six packages, each marked as typed, and nothing else

@@ -19,13 +19,16 @@ from persist.aio.client import (
     AsyncClient,
     AsyncCriticalReader,
     AsyncListen,
+    AsyncMerge,
     AsyncPipelinedWriter,
     AsyncReadLease,
     AsyncShard,
     AsyncSnapshot,
+    AsyncSubscription,
     AsyncWriter,
     connect,
 )
 
-__all__ = ["AsyncAttributes", "AsyncChanges", "AsyncClient", "AsyncCriticalReader", "AsyncListen", "connect"]
-__all__ += ["AsyncPipelinedWriter", "AsyncReadLease", "AsyncShard", "AsyncSnapshot", "AsyncWriter"]
+__all__ = ["AsyncAttributes", "AsyncChanges", "AsyncClient", "AsyncCriticalReader", "AsyncListen", "AsyncMerge"]
+__all__ += ["AsyncPipelinedWriter", "AsyncReadLease", "AsyncShard", "AsyncSnapshot", "AsyncSubscription", "AsyncWriter"]
+__all__ += ["connect"]

@@ -2,22 +2,24 @@
 
 A handle is opened when it is awaited, or when its first method is. So `await client.shard("orders")` and
 `await client.shard("orders").insert(rows)` both do what they look like.
+
+A subclass gets the methods of the handle below when it is defined, but for those that it defines itself. Their types
+are in `__init__.pyi`, which is generated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from persist.aio.threads import Threads
 
-# Properties that ask nobody; a property that does is a method here.
+# Properties that ask no store; one that does is a method here.
 AT_HAND = frozenset({"schema", "done", "acknowledged", "transport"})
-_P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 _H = TypeVar("_H", bound="AsyncHandle[Any]")
@@ -29,6 +31,14 @@ class AsyncHandle(Generic[_T]):
     """An asynchronous handle; use it on one event loop. Its methods are those of the handle below, awaited."""
 
     below: ClassVar[type[Any]]  # the class of the handle below
+    iterators_wait: ClassVar[bool] = False  # a step of an iterator may wait for something to come
+    kinds: ClassVar[dict[str, type[AsyncHandle[Any]]]] = {}  # by the name of the class below
+
+    def __init_subclass__(cls) -> None:
+        AsyncHandle.kinds[cls.below.__name__] = cls
+        for name, member in _public_members(cls.below).items():
+            if getattr(cls, name, None) is None:
+                setattr(cls, name, _async_member(name, member))
 
     def __init__(self, threads: Threads, opener: Callable[[], Awaitable[_T]]) -> None:
         self._threads = threads
@@ -54,25 +64,19 @@ class AsyncHandle(Generic[_T]):
         if self._is_open:
             await self._end(kind)
 
-    def __getattr__(self, name: str) -> Any:
-        """A public method of the handle below that has no line of its own here, or what is at hand."""
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        found = inspect.getattr_static(self.below, name, None)
-        if inspect.isgeneratorfunction(found):
-            return partial(_steps, self, name)
-        if inspect.isfunction(found) or (isinstance(found, property) and name not in AT_HAND):
-            return partial(_asked, self, name)
-        if self._handle is _NOT_OPEN:
-            raise AttributeError(f"{self.below.__name__}.{name} is known once it is open: await it first")
-        return getattr(self._handle, name)
+    if not TYPE_CHECKING:  # an unknown name is an error of types
+
+        def __getattr__(self, name: str) -> Any:
+            """What the handle below has at hand, once it is open."""
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+            if self._handle is _NOT_OPEN:
+                raise AttributeError(f"{self.below.__name__}.{name} is known once it is open: await it first")
+            return getattr(self._handle, name)
 
     @property
     def _is_open(self) -> bool:
         return self._handle is not _NOT_OPEN
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(name for name in dir(self.below) if not name.startswith("_"))})
 
     async def _end(self, kind: type[BaseException] | None) -> None:
         """What the end of an `async with` does."""
@@ -98,8 +102,32 @@ class AsyncHandle(Generic[_T]):
 
     async def _open(self) -> _T:
         self._handle = await self._opener()
-        found: _T = self._handle
-        return found
+        handle: _T = self._handle
+        return handle
+
+    async def _ask(self, call: Callable[[Any], Any]) -> Any:
+        """What the call of the handle below returns."""
+        handle = await self._ready()
+        return await self._threads.run(partial(call, handle))
+
+    def _give(self, kind: type[_H], call: Callable[[Any], Any]) -> _H:
+        """The handle that the call returns, opened when it is needed."""
+
+        async def opener() -> Any:
+            handle = await self._ready()
+            if kind is type(self):  # another view of the same handle: it asks no store, and must not be closed
+                return call(handle)
+            return await self._threads.open(partial(call, handle))
+
+        return kind(self._threads, opener)
+
+    def _iterate(self, call: Callable[[Any], Iterator[Any]]) -> Steps[Any]:
+        """The iterator that the call returns; each step is awaited."""
+
+        async def opener() -> Iterator[Any]:
+            return call(await self._ready())  # a generator: it has not begun yet
+
+        return Steps(self._threads, opener, waits=self.iterators_wait)
 
 
 class Steps(AsyncIterator[_R]):
@@ -134,68 +162,31 @@ class Steps(AsyncIterator[_R]):
         return result
 
 
-def asks(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _R]]:
-    """The method, awaited."""
-
-    @wraps(method)
-    def asked(self: Any, /, *args: _P.args, **options: _P.kwargs) -> Coroutine[Any, Any, _R]:
-        return _asked(self, method.__name__, *args, **options)
-
-    return asked
-
-
-def opens(method: Callable[Concatenate[Any, _P], Any], kind: type[_H]) -> Callable[Concatenate[Any, _P], _H]:
-    """The method, which gives a handle that is opened when it is needed."""
-
-    @wraps(method)
-    def opened(self: Any, /, *args: _P.args, **options: _P.kwargs) -> _H:
-        async def opener() -> Any:
-            handle = await self._ready()
-            return await self._threads.open(partial(getattr(handle, method.__name__), *args, **options))
-
-        return kind(self._threads, opener)
-
-    return opened
+def _public_members(below: type[Any]) -> dict[str, Any]:
+    """The public methods of a class, and its properties that ask a store, by name."""
+    members = {name: inspect.getattr_static(below, name) for name in dir(below) if not name.startswith("_")}
+    return {
+        name: member
+        for name, member in members.items()
+        if inspect.isfunction(member) or (isinstance(member, property) and name not in AT_HAND)
+    }
 
 
-def steps(
-    method: Callable[Concatenate[Any, _P], Iterator[_R]], *, waits: bool = False
-) -> Callable[Concatenate[Any, _P], Steps[_R]]:
-    """The method, which gives an iterator, for `async for`. `waits`: a step may wait for something to come."""
+def _async_member(name: str, member: Any) -> Any:
+    """The method or property as it is here: awaited, iterated by `async for`, or a handle that opens when needed."""
+    is_property = isinstance(member, property)
+    function = member.fget if is_property else member
+    returned = function.__annotations__.get("return")
 
-    @wraps(method)
-    def stepped(self: Any, /, *args: _P.args, **options: _P.kwargs) -> Steps[_R]:
-        return _steps(self, method.__name__, *args, _waits=waits, **options)
+    @wraps(function)
+    def member_here(self: AsyncHandle[Any], /, *args: Any, **options: Any) -> Any:
+        def call(handle: Any) -> Any:
+            value = getattr(handle, name)
+            return value if is_property else value(*args, **options)
 
-    return stepped
+        if inspect.isgeneratorfunction(function):
+            return self._iterate(call)
+        kind = type(self) if returned == "Self" else AsyncHandle.kinds.get(returned)
+        return self._ask(call) if kind is None else self._give(kind, call)
 
-
-async def _asked(self: AsyncHandle[Any], name: str, *args: Any, **options: Any) -> Any:
-    handle = await self._ready()
-    if isinstance(inspect.getattr_static(self.below, name), property):
-        return await self._threads.run(partial(getattr, handle, name))
-    found = await self._threads.run(partial(getattr(handle, name), *args, **options))
-    return _awaited(self._threads, found)
-
-
-def _awaited(threads: Threads, found: Any) -> Any:
-    """A handle or an iterator, as it is used here; anything else as it is."""
-    for kind in AsyncHandle.__subclasses__():
-        if isinstance(found, kind.below):
-            made = kind(threads, partial(_given, found))
-            made._handle = found
-            return made
-    return Steps(threads, partial(_given, found)) if isinstance(found, Iterator) else found
-
-
-async def _given(found: Any) -> Any:
-    return found
-
-
-def _steps(self: AsyncHandle[Any], name: str, *args: Any, _waits: bool = False, **options: Any) -> Steps[Any]:
-    async def opener() -> Iterator[Any]:
-        handle = await self._ready()
-        begun: Iterator[Any] = getattr(handle, name)(*args, **options)  # a generator: nothing is done yet
-        return begun
-
-    return Steps(self._threads, opener, waits=_waits)
+    return property(member_here) if is_property and returned in AsyncHandle.kinds else member_here

@@ -13,14 +13,14 @@ from persist.core.ids import Token
 READ_KEYS_MAX = 1_000  # keys a command
 SCAN_PAGE = 1_000  # attributes a command
 
-Updates = AttributeUpdate | Iterable[AttributeUpdate]
+AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
 K = TypeVar("K")
 
 
 class UpdateAttributes(Protocol):
     """Changes attributes under a token: `Shard` gives the one of a writer of its own."""
 
-    def __call__(self, updates: Updates, *, token: Token | None = None) -> None: ...
+    def __call__(self, updates: AttributeUpdates, *, token: Token | None = None) -> None: ...
 
 
 class Attributes:
@@ -74,7 +74,7 @@ class Attributes:
                 return
             start = page.following
 
-    def update(self, updates: Updates, *, token: Token | None = None) -> None:
+    def update(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         """Change attributes as `updates` say, all or nothing.
 
         Raises: AttributeMismatch (a condition does not hold; `details["actual"]` has the values), Unavailable and

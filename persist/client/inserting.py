@@ -14,13 +14,14 @@ from typing import ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.attributes.handle import AttributeUpdates
 from persist.client.changes import Named
 from persist.client.editing import Editing, unless_landed
 from persist.client.pinned import Pinned
 from persist.client.planned import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
 from persist.client.snapshot import ReadSettings, holding
 from persist.client.telling import Info, info_bytes
-from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, as_updates, gathered, reusable
+from persist.client.write import Time, Updates, WriteHandle, as_updates, gathered, reusable
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate

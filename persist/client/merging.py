@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.attributes.handle import AttributeUpdates
 from persist.client.arguments import checked_sets
 from persist.client.arguments import names as checked_names
 from persist.client.editing import Edited
@@ -26,7 +27,7 @@ from persist.client.plans import (
     with_values,
 )
 from persist.client.telling import Info
-from persist.client.write import AttributeUpdates, Updates, as_updates
+from persist.client.write import Updates, as_updates
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token
 from persist.parts import DIFF, TIME, ShardSchema, negated

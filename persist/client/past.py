@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, overload
 
+from persist.attributes.handle import AttributeUpdates
 from persist.client.arguments import check_splits, checked, checked_wait, names
 from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
 from persist.client.erase import (
@@ -29,7 +30,7 @@ from persist.client.timed import Timeable
 from persist.client.transport import OneShard
 from persist.client.truncate import DROP, Dropping, Truncated, Truncating, cut_of, mode_of
 from persist.client.wall_clock import as_of_at, resolved
-from persist.client.write import AttributeUpdates, WriteSettings
+from persist.client.write import WriteSettings
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, parse

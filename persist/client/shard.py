@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from persist.attributes import Attributes
+from persist.attributes.handle import AttributeUpdates
 from persist.client.arguments import NUMBER_MAX, checked
 from persist.client.constraining import Constrained
 from persist.client.critical import CriticalReaderHandle
@@ -32,7 +33,7 @@ from persist.client.telling import (
 from persist.client.transport import OneShard, Transport
 from persist.client.verbs import Verbs
 from persist.client.wall_clock import kept_ms, period_ms, shown_instant
-from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle
+from persist.client.write import Time, Updates, WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import Conflict, InvalidUsage, shown

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from persist.attributes.handle import AttributeUpdates
 from persist.client.arguments import checked, checked_sets
 from persist.client.changes import Named
 from persist.client.editing import Edited, Editing
@@ -15,7 +16,7 @@ from persist.client.planned import Binding, Plan
 from persist.client.plans import KEYS_MAX, Delete, Overwrite, ReplaceWhere, Update, Upsert
 from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
-from persist.client.write import AttributeUpdates, Updates, reusable
+from persist.client.write import Updates, reusable
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.attributes.handle import AttributeUpdates
 from persist.client.arguments import check_numbers, checked
 from persist.client.digests import digest_of, standing_for_themselves
 from persist.client.pinned import Pinned
@@ -21,7 +22,6 @@ from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
-from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, Expired, InvalidUsage
@@ -36,7 +36,6 @@ from persist.parts.given import column_of
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
 Updates = Any
-AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
 _Append = c.Insert | c.CompareAndAppend | c.Append | c.Rewrite
 _Write = _Append | c.UpdateAttributes
 _T = TypeVar("_T", bound=_Write)

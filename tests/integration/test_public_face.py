@@ -107,6 +107,7 @@ def test_a_typed_program_passes_strict_mypy_and_a_wrong_one_does_not(tmp_path: P
     (tmp_path / "program.py").write_text(
         """
 import persist
+import persist.aio
 from persist.client.reading import Reading
 
 def main(url: str) -> int | None:
@@ -121,11 +122,28 @@ def main(url: str) -> int | None:
 def wrong(client: persist.Client) -> str:
     persist.nonsense()
     return client.shards()
+
+async def awaited(url: str) -> None:
+    async with persist.aio.connect(url) as client:
+        shard = await client.shard("orders")
+        rows: int = (await shard.snapshot().to_arrow()).num_rows
+        async for event in shard.with_timeout(1.0).listen(0):
+            upper: persist.Antichain = event.upper
+        async with shard.open_writer() as writer:
+            time: persist.Antichain = (await writer.insert([{"id": rows}])).lower
+
+async def wrong_as_well(shard: persist.aio.AsyncShard) -> str:
+    await shard.inserts([])
+    await shard.insert([], tokens=None)
+    await shard.count(where=1)
+    await shard.snapshot().insert([])
+    return await shard.count()
 """
     )
     ran = python("", tmp_path, "-m", "mypy", "--strict", "program.py")
     found = [line.partition("error: ")[2] for line in ran.stdout.splitlines() if "error: " in line]
-    assert [error.rpartition("[")[2] for error in found] == ["attr-defined]", "return-value]"], ran.stdout
+    wrong = ["attr-defined", "return-value", "attr-defined", "call-arg", "arg-type", "attr-defined", "return-value"]
+    assert [error.rpartition("[")[2].rstrip("]") for error in found] == wrong, ran.stdout
 
 
 @pytest.mark.parametrize("name", ["blob.py", "rpc.py", "consensus/__init__.py", "compactor/__init__.py"])
