@@ -56,9 +56,3 @@ def test_what_a_word_names_in_code_exists(word: str, code: str) -> None:
 def test_no_word_has_two_meanings() -> None:
     words = [word for listed, _, _ in rows() for word in listed.split(", ")]
     assert sorted(set(words)) == sorted(words)
-
-
-def test_a_name_that_is_gone_is_noticed() -> None:
-    assert not exists("persist.core.state.Nothing")
-    assert not exists("State.nothing")
-    assert not exists("docs/nothing.md")

@@ -100,23 +100,3 @@ def test_a_picture_has_words_for_those_who_do_not_see_it_and_colours_for_dark_pa
     assert "<title" in picture
     assert "<desc" in picture
     assert "prefers-color-scheme: dark" in picture
-
-
-# --- and each rule can fail
-
-
-def test_a_long_line_is_noticed() -> None:
-    assert long_lines("x" * 111) == ["line 1 has 111 characters; at most 110"]
-    assert long_lines("x" * 110 + "\n| " + "y" * 200 + " |\n```python\n" + "z" * 200 + "\n```") == []
-
-
-def test_a_big_cell_is_noticed() -> None:
-    assert big_cells("| a | " + "word " * 26 + "|") == ["line 1 has a cell of 26 words; at most 25"]
-    assert big_cells("| a | " + "word " * 25 + "|") == []
-
-
-def test_a_broken_link_is_noticed() -> None:
-    readme = ROOT / "README.md"
-    assert broken_links(readme, "[a](docs/nowhere.md)") == ["docs/nowhere.md is not there"]
-    assert broken_links(readme, "[a](docs/http.md#no-such)") == ["docs/http.md#no-such: no such heading"]
-    assert broken_links(readme, "[a](docs/http.md#errors) `[b](c)` [d](https://example.org/x)") == []

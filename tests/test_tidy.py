@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -77,6 +78,11 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def complaints(paths: Iterator[Path], rule: Callable[[str], list[str]]) -> list[str]:
     return [f"{name_of(p)}: {c}" for p in paths for c in rule(p.read_text(encoding="utf-8"))]
 
@@ -91,7 +97,7 @@ def too_long(source: str, most: int) -> list[str]:
 
 def long_functions(source: str) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             lines = node.end_lineno - node.lineno + 1
             if lines >= FUNCTION_LINES:
@@ -110,7 +116,7 @@ def machine_paths(text: str) -> list[str]:
 def environment_reads(source: str) -> list[str]:
     names = {"environ", "environb", "getenv", "getenvb", "putenv"}
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Attribute):
             reads = node.attr in names and isinstance(node.value, ast.Name) and node.value.id == "os"
         elif isinstance(node, ast.ImportFrom):
@@ -131,7 +137,7 @@ def may_read_environment(name: str) -> bool:
 def impure_imports(source: str) -> list[str]:
     """Imports of a core module that are neither core nor an innocent part of the standard library."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -154,7 +160,7 @@ def is_core(name: str) -> bool:
 
 
 def missing_docstring(source: str) -> list[str]:
-    tree = ast.parse(source)
+    tree = parsed(source)
     if tree.body and ast.get_docstring(tree) is None:
         return ["begin the module with a docstring: what it owns"]
     return []

@@ -28,8 +28,16 @@ from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.erasing import is_merged
-from persist.core.erasure import Scanned
-from persist.core.errors import Indeterminate, InvalidUsage, NotReadable, Overloaded, Unavailable, UpperMismatch
+from persist.core.erasure import ERASURES_MAX, Scanned
+from persist.core.errors import (
+    Conflict,
+    Indeterminate,
+    InvalidUsage,
+    NotReadable,
+    Overloaded,
+    Unavailable,
+    UpperMismatch,
+)
 from persist.core.ids import WriterId, token_of_key
 from persist.core.keys import part_key
 from persist.core.recorded import NOBODY, Caller
@@ -568,6 +576,14 @@ def test_what_is_wrong_is_refused(machine: Machine, shard: Shard, asked: dict[st
         shard.erase(**asked)  # type: ignore[arg-type]
     after = machine.location.machine(NAME).refresh()
     assert (after.trace, after.erasures, after.since) == (before.trace, before.erasures, before.since)
+
+
+def test_erasures_that_have_not_ended_are_bounded(shard: Shard) -> None:
+    shard.insert([{"id": "a", "v": "1"}])
+    for _ in range(ERASURES_MAX):
+        shard.erase()
+    with pytest.raises(Conflict):
+        shard.erase(keys=["a"])
 
 
 def test_nothing_can_be_erased_where_nothing_was_written_or_can_be(shard: Shard) -> None:

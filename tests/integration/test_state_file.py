@@ -177,7 +177,7 @@ class Place:
 
 
 def emptied(place: Place) -> str:
-    (place.root / "empty").mkdir()
+    (place.root / "empty").mkdir(exist_ok=True)
     return f"file://{place.root}/empty"
 
 
@@ -225,11 +225,15 @@ def test_every_row_of_the_page_has_its_test() -> None:
     assert list(documented()) == list(WRONG)
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("place"))
+
+
 @pytest.mark.parametrize(("row", "wrong"), [*WRONG.items(), *MORE])
 def test_what_is_wrong_is_refused_and_no_shard_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, row: str, wrong: Any
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, row: str, wrong: Any
 ) -> None:
-    place = Place(tmp_path)
     arguments = wrong(place)
     with errors_made(monkeypatch) as made:
         assert main(arguments) == 1

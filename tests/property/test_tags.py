@@ -1,157 +1,21 @@
-"""Whatever is written, merged, collected, forgotten, tagged and untagged: each readable time reads as a dict says.
-
-Readable are the times from since on, those of tags, and those that a reader of a tag holds still.
-"""
+"""What merges do to the times below since that tags keep, and what a tag costs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.engine import Chunk, Keep, LocalEngine, MergeJob
-from compactor.worker import Worker
-from persist.client.snapshot import Snapshot
-from persist.core.errors import NotReadable
 from persist.core.merge_plan import plan
 from persist.core.state import kept_below
 from persist.parts import ALL_KEYS, PartReader, current_schema, sound_schemas
 from persist.parts.consolidate import Times
-from tests.property.test_model import KEYS, TINY, UPDATES, Played
+from tests.property.test_model import TINY
 from tests.support.examples import examples
 from tests.support.maintained import NAME, Row, World
-
-# Most steps tag a time that since passes at once, so that merges have something to keep.
-TAG_STEPS = st.one_of(
-    st.tuples(st.just("append"), UPDATES),
-    st.tuples(st.just("retract"), st.integers(1, 4)),
-    st.tuples(st.just("pass_by"), st.integers(0, 4)),
-    st.tuples(st.just("pass_by"), st.integers(0, 4)),
-    st.tuples(st.just("untag"), st.integers(0, 9)),
-    st.tuples(st.just("open"), st.integers(0, 9)),
-    st.tuples(st.just("merge"), st.booleans()),
-    st.tuples(st.just("merge_while"), st.lists(st.integers(0, 14), max_size=4)),
-    st.tuples(st.sampled_from(["collect", "reopen", "rest"]), st.none()),
-)
-
-
-class Interrupted:
-    """An engine that does something else before every chunk that it hands out."""
-
-    def __init__(self, world: World, meanwhile: Callable[[], None]) -> None:
-        self._inner = LocalEngine(world.blob, world.user.ids, TINY.engine)
-        self._meanwhile = meanwhile
-
-    def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
-        for chunk in self._inner.merge(job, keep):
-            self._meanwhile()
-            keep()
-            yield chunk
-
-
-class Tagged(Played):
-    def __init__(self, inline: bool) -> None:
-        super().__init__(inline)
-        self.tags: dict[str, int] = {}
-        self.held: list[tuple[Snapshot, int]] = []
-        self.made = 0
-
-    def readable(self) -> list[int]:
-        return sorted({*range(self.since, self.upper), *self.tags.values()})
-
-    def tag(self, number: int) -> None:
-        """Any time that is readable can be tagged; most often one that since will pass soon."""
-        if times := self.readable():
-            self.made += 1
-            name, time = f"t{self.made}", times[min(number, len(times) - 1)]
-            assert self.world.shard.tag(name, time).time == time
-            self.tags[name] = time
-
-    def pass_by(self, number: int) -> None:
-        """Tag a time that is not passed yet, and move since beyond it."""
-        self.tag(len(self.readable()) - (self.upper - self.since) + number)
-        self.forget(number + 1)
-
-    def untag(self, number: int) -> None:
-        if self.tags:
-            name = sorted(self.tags)[number % len(self.tags)]
-            assert self.world.shard.untag(name)
-            del self.tags[name]
-
-    def open(self, number: int) -> None:
-        """A snapshot of a tag, which is read in the end, when the tag may be gone."""
-        if self.tags:
-            name = sorted(self.tags)[number % len(self.tags)]
-            self.held.append((self.world.shard.snapshot(tag=name, num_splits=2), self.tags[name]))
-
-    def merge_while(self, numbers: list[int]) -> None:
-        """Tags come and go, and since moves, while a worker merges."""
-        left = list(numbers)
-
-        def meanwhile() -> None:
-            if left:
-                number = left.pop()
-                (self.tag, self.untag, self.forget, self.pass_by, self.pass_by)[number % 5](number // 5)
-
-        Worker(self.world.process(), TINY, engine=Interrupted(self.world, meanwhile)).run(NAME, idle=True, merges_max=2)
-
-    def rest(self, _: None) -> None:
-        for snapshot, _ in self.held:
-            snapshot.close()
-        self.held.clear()
-        super().rest(None)
-
-    def check(self) -> None:
-        super().check()
-        fresh = self.world.process()
-        for name, time in self.tags.items():
-            assert self.world.contents(time, fresh) == self.world.expected(time), f"as of tag {name} at {time}"
-        for snapshot, time in self.held:
-            with snapshot:
-                found = [row for table in snapshot.batches() for row in table.to_pylist()]
-            assert {(row["k"], row["v"]): row["__diff"] for row in found} == self.world.expected(time)
-        kept = {*self.tags.values(), *(time for _, time in self.held)}
-        for time in [time for time in range(self.since) if time not in kept][:3]:
-            with pytest.raises(NotReadable, match="its history was forgotten"):
-                self.world.shard.snapshot(time)
-
-
-def _appends(count: int, *updates: Row) -> list[tuple[str, object]]:
-    return [("append", list(updates))] * count
-
-
-# So many small commits that those who commit merge them, before any worker comes.
-MERGED_BY_COMMITS = [
-    *_appends(6, ("k0", 0, 0, 1), ("k1", 1, 1, 1), ("k0", 0, 2, -1)),
-    ("pass_by", 4),
-    ("pass_by", 1),
-    *_appends(14, ("k2", 0, 0, 1), ("k0", 0, 1, 1), ("k0", 0, 2, -1)),
-    ("forget", 60),
-    *_appends(20, ("k2", 0, 0, 1), ("k2", 0, 1, -1)),
-]
-
-
-@examples(2)
-@given(st.booleans(), st.lists(TAG_STEPS, min_size=4, max_size=12))
-@example(True, MERGED_BY_COMMITS)
-def test_every_readable_time_and_every_tag_reads_as_the_model_says(
-    inline: bool, steps: list[tuple[str, object]]
-) -> None:
-    played = Tagged(inline)
-    for values in (0, 1):
-        played.append([(key, values, offset, 1) for offset, key in enumerate(KEYS[:3])])
-    for step, argument in steps:
-        played.play(step, argument)
-    played.merge(idle=True)
-    played.check()
-
-
-# --- what a merge does to times
 
 
 @examples(20)
