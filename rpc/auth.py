@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from persist.client.arguments import named_once
 from persist.client.regular_file import OTHERS_WRITE, read_with_mode
 from persist.core.commands import INCLUDED, MAINTAIN, SCOPES
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.formats.http_messages import named_once
 from rpc.changed_files import ChangedFiles
 from rpc.tls import Peer, checked_name
 

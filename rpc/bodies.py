@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from persist.codecs.allowance import BodyTooLarge
 from persist.core.errors import Unavailable
-from rpc.request_errors import BodyTooLarge
 
 if TYPE_CHECKING:
     from rpc.work import Work

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rpc.parquet_files import open_parquet
+from persist.codecs.parquet_files import open_parquet
 
 HEAD = struct.Struct("<cI")
 LENGTH = struct.Struct("<Q")

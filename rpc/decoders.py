@@ -20,10 +20,9 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from persist.codecs.allowance import Allowance, BodyTooLarge
 from persist.core.errors import Overloaded
-from rpc.allowance import Allowance
 from rpc.decoder_process import DONE, FRAME_BYTES_MAX, HEAD, LENGTH, REFUSED, ROWS, TOO_LARGE
-from rpc.request_errors import BodyTooLarge
 from rpc.settings import Limits
 from rpc.slots import CALLER, RETRY_AFTER_S, SharedSlots
 

@@ -13,11 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from persist.codecs.allowance import BodyTooLarge
 from persist.core import errors as e
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.blob_errors import BlobMissing
 from rpc.browsers import FormRefused
-from rpc.request_errors import BodyTooLarge, HeadersTooLarge, RequestLineTooLong, TooSlow
+from rpc.request_errors import HeadersTooLarge, RequestLineTooLong, TooSlow
 
 CLIENT_GONE = 499  # for logs and counters only: nobody reads it
 RETRY_AFTER_DEFAULT_S = 1.0

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from rpc.allowance import Allowance
-from rpc.request_errors import BodyTooLarge
+from persist.codecs.allowance import Allowance, BodyTooLarge
 
 if TYPE_CHECKING:
     from rpc.work import Work

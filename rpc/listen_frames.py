@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from persist.client.listen import ListenEvent
+from persist.codecs.json_rows import encode, plain_rows
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.core.ids import ShardId
 from persist.core.view import Seen
 from persist.formats.http_messages import error_to_json
-from rpc.json_rows import encode, plain_rows
 
 FRAMES = "application/vnd.persist.listen"
 EVENTS = "text/event-stream"

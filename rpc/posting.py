@@ -13,6 +13,8 @@ from starlette.requests import Request
 
 from persist.client.editing import unless_landed
 from persist.client.thin_writer import Making, Names
+from persist.codecs import rows
+from persist.codecs.allowance import Allowance, BodyTooLarge
 from persist.core import commands as c
 from persist.core.errors import (
     Expired,
@@ -27,10 +29,7 @@ from persist.core.ids import Token
 from persist.core.recorded import Caller
 from persist.core.transitions.context import Verdict
 from persist.parts import ShardSchema
-from rpc import rows
-from rpc.allowance import Allowance
 from rpc.auth import Principal
-from rpc.request_errors import BodyTooLarge
 from rpc.service import Service
 
 AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is decoded on the event loop

@@ -17,9 +17,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from persist.client.arguments import named_once
 from persist.client.regular_file import read_bounded
 from persist.core.errors import InvalidUsage
+from persist.formats.http_messages import named_once
 from rpc.changed_files import ChangedFiles
 from rpc.settings import ServerSettings
 

@@ -5,12 +5,6 @@ from __future__ import annotations
 from persist.core import errors as e
 
 
-class BodyTooLarge(e.InvalidUsage):
-    """Details: `bytes_max`."""
-
-    kind = "body_too_large"
-
-
 class TooSlow(e.Unavailable):
     """A request that did not come in time. It goes out with its parent's kind, as the two below: clients know these."""
 

@@ -17,6 +17,8 @@ from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.thin_writer import Names, ThinWriter
 from persist.client.write import WriteSettings
+from persist.codecs.allowance import Allowance
+from persist.codecs.json_rows import body_json
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import ConstraintViolated, Forbidden, ReadOnly, SchemaMismatch
@@ -26,14 +28,12 @@ from persist.core.state import State
 from persist.formats.exposition import Family
 from persist.parts import current_schema
 from persist.regions.index import region_of
-from rpc.allowance import Allowance
 from rpc.audit import Audit
 from rpc.audited import BODY, BODY_BYTES_MAX
 from rpc.auth import Principal, Tokens
 from rpc.bodies import Body, check_declared
 from rpc.bounds import Bounds
 from rpc.decoders import Decoders
-from rpc.json_rows import body_json
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.quota_file import quota_file_of

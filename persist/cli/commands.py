@@ -15,13 +15,13 @@ from persist.cli.screen import Screen, without_secrets_of
 # group -> command -> (module, one line of help). Modules are loaded when asked for: `persist gc` needs no FastAPI.
 GROUPS = {
     "Rows": {
-        "create": ("rpc.cli.create", "make a shard"),
-        "import": ("rpc.cli.importing", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
-        "cat": ("rpc.cli.cat", "the rows of a shard, in a terminal as a table; or their number"),
-        "tail": ("rpc.cli.tail", "the latest changes of a shard; with -f those to come as well"),
-        "diff": ("rpc.cli.diff", "what differs between two times of a shard, or between two shards"),
-        "schema": ("rpc.cli.schema", "the columns of a shard: show, add, rename, drop, move or widen them"),
-        "export": ("rpc.cli.export", "write the rows of a shard to a file"),
+        "create": ("persist.cli.create", "make a shard"),
+        "import": ("persist.cli.importing", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
+        "cat": ("persist.cli.cat", "the rows of a shard, in a terminal as a table; or their number"),
+        "tail": ("persist.cli.tail", "the latest changes of a shard; with -f those to come as well"),
+        "diff": ("persist.cli.diff", "what differs between two times of a shard, or between two shards"),
+        "schema": ("persist.cli.schema", "the columns of a shard: show, add, rename, drop, move or widen them"),
+        "export": ("persist.cli.export", "write the rows of a shard to a file"),
         "drop": ("persist.cli.drop", "drop shards, by names or a prefix"),
     },
     "Looking": {

@@ -10,6 +10,7 @@ from typing import Any
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.attribute import KEY_BYTES, AttributeUpdate, attribute_key, named_key
 from persist.core.errors import InvalidUsage, shown
+from persist.formats.http_messages import named_once
 
 NUMBER_MAX = 2**62
 SPLITS_MAX = 100_000
@@ -117,11 +118,3 @@ def check_splits(num_splits: object) -> None:
     """Raise InvalidUsage unless so many splits can be made."""
     if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
         raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
-
-
-def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of a decoder of JSON. Raises ValueError where it names something twice: only one would be heeded."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object gives two values for one name")
-    return found

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from persist.client.arguments import named_once
 from persist.client.wall_clock import INSTANT_MAX, shown_instant
 from persist.core.antichain import Antichain, join, meet
 from persist.core.errors import InvalidUsage, UnknownShard, UpgradeNeeded, shown
 from persist.core.ids import INCARNATION_MAX, ShardId, check_shard_name, shard_id_of
+from persist.formats.http_messages import named_once
 
 VERSION = 1
 SHARDS_MAX = 10_000  # of one cut

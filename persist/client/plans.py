@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
@@ -21,7 +20,7 @@ from persist.parts import DIFF, TIME, ShardSchema, consolidate, negated
 from persist.parts.computing import Value, computed, counted, told
 from persist.parts.consolidate import join
 from persist.parts.digest import digest_of_rows
-from persist.parts.given import given_key
+from persist.parts.given import differing, given_key
 from persist.parts.keycodec import SortedKeys
 from persist.parts.keyed import (
     ABSENT,
@@ -55,18 +54,6 @@ def check_alike(rows: Updates, what: str, delete_column: str | None = None) -> N
             f"row {found[0]} differs from others in whether it has column {found[1]!r}; the rows of {what} have the "
             "same columns: give None where null is meant, or write them apart"
         )
-
-
-def differing(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[int, str] | None:
-    """The first row, by its number, that has other columns than the first one, and such a column.
-
-    Each comes with its columns, and whether it only takes its key away: then it may lack some.
-    """
-    first = next((names for names, is_gone in rows if not is_gone), rows[0][0] if rows else frozenset())
-    for number, (names, is_gone) in enumerate(rows):
-        if others := (names - first if is_gone else names ^ first):
-            return number, min(others, key=str)
-    return None
 
 
 def whole_rows(rows: Updates, schema: ShardSchema) -> pa.Table:

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from persist.client.arguments import checked, named_once
+from persist.client.arguments import checked
 from persist.client.retry import Asked, settled
 from persist.client.transport import Transport
 from persist.client.wall_clock import instant_ms, instant_text, shown_instant
@@ -17,6 +17,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, shown
 from persist.core.ids import SeqNo
 from persist.core.recorded import INFO_BYTES_MAX, NOBODY, PAGE_MAX, PURPOSE_CHARS_MAX, Place, Told, point_of
+from persist.formats.http_messages import named_once
 
 Info = Mapping[str, Any]
 RETRY_S = 30.0  # of one page

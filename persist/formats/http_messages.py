@@ -108,3 +108,11 @@ def error_from_json(value: Any) -> PersistError:
         return PersistError(f"the server answered with an error that is not persist's: {value!r:.200}")
     details = value.get("details")
     return from_kind(value["kind"], str(value.get("detail", "")), details if isinstance(details, dict) else {})
+
+
+def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a decoder of JSON. Raises ValueError where it names something twice: only one would be heeded."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object gives two values for one name")
+    return found

@@ -6,6 +6,7 @@ import datetime as dt
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from decimal import Context, Decimal, InvalidOperation
 from itertools import chain
 from typing import Any
@@ -214,3 +215,15 @@ def _check_unusual(value: Any, kind: pa.DataType, what: str) -> None:
         kept = kind.unit == "ns" or not getattr(value, "nanosecond", getattr(value, "nanoseconds", 0))
     if not kept:
         raise ValueError(f"{value!r} would be cut short")
+
+
+def differing(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[int, str] | None:
+    """The first row, by its number, that has other columns than the first one, and such a column.
+
+    Each comes with its columns, and whether it only takes its key away: then it may lack some.
+    """
+    first = next((names for names, is_gone in rows if not is_gone), rows[0][0] if rows else frozenset())
+    for number, (names, is_gone) in enumerate(rows):
+        if others := (names - first if is_gone else names ^ first):
+            return number, min(others, key=str)
+    return None

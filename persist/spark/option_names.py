@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage
+from persist.formats.http_messages import named_once
 from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.selection import read_values
 

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from persist.client.arguments import named_once
+from persist.cli.writing import replacing
 from persist.core.commands import SCOPES
 from persist.core.errors import InvalidUsage, Unavailable
+from persist.formats.http_messages import named_once
 from rpc.auth import expiry_of, known_of, mint, tokens_read
-from rpc.cli.writing import replacing
 from rpc.tls import checked_name
 
 LOCK_WAIT_S = 10.0

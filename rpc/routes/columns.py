@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from persist.client.shard import Shard
+from persist.codecs.alterations import EXAMPLE, read_changes
+from persist.codecs.schemas import write_schema
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
 from persist.parts.altering import Change
-from rpc.alterations import EXAMPLE, read_changes
 from rpc.routes.parameters import asking_for
-from rpc.schemas import write_schema
 from rpc.service import service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["shards"])

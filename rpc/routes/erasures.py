@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from persist.client.arguments import named_once
 from persist.client.erase import ErasureStatus, statuses
 from persist.client.erased_before import erased_before
 from persist.client.shard import Shard
@@ -17,6 +16,7 @@ from persist.core import commands as c
 from persist.core.antichain import TIME_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from persist.formats.http_messages import named_once
 from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.given import keys_of_json
 from rpc.routes.parameters import IdempotencyToken, token_of

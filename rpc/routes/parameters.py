@@ -12,10 +12,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
-from persist.client.arguments import columns_of, named_once
+from persist.client.arguments import columns_of
 from persist.client.reading import LIMIT_MAX, NOW, is_then, selection_of
 from persist.client.transport import Transport
 from persist.client.wall_clock import read_instant
+from persist.codecs import rows
 from persist.core import antichain
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import InvalidUsage
@@ -23,12 +24,12 @@ from persist.core.ids import SeqNo, Token, parse, token_of_key
 from persist.core.recorded import Caller
 from persist.core.tags import check_tag_name
 from persist.core.view import Seen
+from persist.formats.http_messages import named_once
 from persist.parts import EVERYTHING, Selection, ShardSchema
 from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.given import keys_of_json
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.selection import KEY_CHARS_MAX, Values, read_values
-from rpc import rows
 from rpc.saying import INFO, PURPOSE, said
 from rpc.service import principal_of, service_of
 from rpc.within_quotas import WithinQuotas

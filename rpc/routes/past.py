@@ -15,10 +15,10 @@ from persist.client.rewriting import RETRIES_MAX
 from persist.client.shard import Shard
 from persist.client.truncate import RETRACT, mode_of
 from persist.client.wall_clock import read_point
+from persist.codecs import rows
 from persist.core.commands import READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
-from rpc import rows
 from rpc.routes.parameters import AsOf, Format, IdempotencyToken, token_of
 from rpc.routes.rows import streamed, timestamp_header
 from rpc.routes.worked import worked

@@ -20,10 +20,10 @@ from persist.client.rows import Rows
 from persist.client.shard import Shard
 from persist.client.snapshot import Snapshot, Tagged
 from persist.client.wall_clock import instant_ms, instant_text
+from persist.codecs import rows
 from persist.core import commands as c
 from persist.core.ids import check_shard_name
 from persist.formats.http_messages import result_to_json
-from rpc import rows
 from rpc.commanding import check_upper
 from rpc.doors import check_door
 from rpc.posting import Kind, Posted, post

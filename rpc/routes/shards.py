@@ -13,6 +13,7 @@ from persist.client.arguments import names as listed
 from persist.client.bulk import PAGE_MAX, Chosen, drop_all, page
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import AsCaller
+from persist.codecs.schemas import read_schema, write_schema
 from persist.core import commands as c
 from persist.core.commands import ADMIN, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
@@ -28,7 +29,6 @@ from rpc.audited import MANY
 from rpc.commanding import answer
 from rpc.items import decoded
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
-from rpc.schemas import read_schema, write_schema
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.tally import held_by
 

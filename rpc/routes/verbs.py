@@ -13,15 +13,15 @@ from starlette.responses import Response
 from persist.client.editing import Edited, unless_landed
 from persist.client.merging import Merge, source, target
 from persist.client.shard import Shard
+from persist.codecs import rows
+from persist.codecs.allowance import Allowance
+from persist.codecs.json_rows import Spend, body_json, rows_of_json
 from persist.core.antichain import TIME_MAX
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
 from persist.parts.given import keys_of_json
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.sizes import row_bytes
-from rpc import rows
-from rpc.allowance import Allowance
-from rpc.json_rows import Spend, body_json, rows_of_json
 from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, rows_body, token_of
 from rpc.routes.worked import worked_with_body
 from rpc.service import principal_of, service_of

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from persist.codecs.rows import MEDIA_TYPES
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.ids import PartId, Token, WriterId, shard_id_of
@@ -18,7 +19,6 @@ from persist.core.keys import part_key
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
 from persist.parts import DIFF, TIME, ShardSchema, codec, encode_parquet
-from rpc.rows import MEDIA_TYPES
 from tests.attacks import harness
 from tests.attacks.harness import EVIL_SHARD, FIELDS, Evil, House
 from tests.support.bombs import file, named, stream, viewed, zeros

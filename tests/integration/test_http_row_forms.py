@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.codecs.rows import MEDIA_TYPES
 from persist.commit.location import Location
 from rpc.app import create_app
-from rpc.rows import MEDIA_TYPES
 from tests.support.asking import typed
 from tests.support.location import memory_location
 from tests.unit.parts.strategies import array_of, canonical

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.cli.import_history import INSERT, OVERWRITE, UPSERT, after
 from persist.client.shard import Shard
 from persist.client.telling import HistoryEntry
 from persist.client.wall_clock import shown_instant
-from rpc.cli.import_history import INSERT, OVERWRITE, UPSERT, after
 from tests.support.examples import thinned
 from tests.support.typed import KINDS, Place, place_of
 

@@ -22,6 +22,7 @@ import persist.aio
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.codecs.rows import PARQUET
 from persist.commit.location import Location
 from persist.core.antichain import Antichain
 from persist.core.batch import Part
@@ -30,7 +31,6 @@ from persist.core.ids import PartId
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import ShardSchema, codec, writer
 from rpc.app import create_app
-from rpc.rows import PARQUET
 from tests.support import layouts
 from tests.support.asking import typed
 from tests.support.examples import examples

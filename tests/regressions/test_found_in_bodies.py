@@ -19,6 +19,8 @@ from fastapi.testclient import TestClient
 
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.codecs import rows as bodies
+from persist.codecs.allowance import SMALL_BYTES, Allowance, BodyTooLarge
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -29,11 +31,8 @@ from persist.core.transitions.naming import DIFF_MAX
 from persist.formats.records import encoded
 from persist.parts import ShardSchema, encode_inline
 from persist.parts.sizes import column_bytes
-from rpc import rows as bodies
-from rpc.allowance import SMALL_BYTES, Allowance
 from rpc.app import create_app
 from rpc.decoders import Decoders
-from rpc.request_errors import BodyTooLarge
 from rpc.settings import Limits, ServerSettings
 from rpc.slots import CALLER, SharedSlots
 from rpc.work import Work

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist
+from persist.cli import files
 from persist.cli.__main__ import main
 from persist.cli.log_flood import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
 from rpc.auth import ANYBODY, MAINTENANCE, Principal, Tokens, mint
-from rpc.cli import files
 from rpc.token_figures import TokenFigures, label_of
 from tests.support.examples import thinned
 from tests.support.shells import environment

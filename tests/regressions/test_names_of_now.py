@@ -15,9 +15,10 @@ from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.codecs import rows
 from persist.core.errors import SchemaMismatch
 from persist.parts.altering import DropColumn, RenameColumn
-from rpc import posting, rows
+from rpc import posting
 from rpc.app import create_app
 from tests.support.location import TestClock, memory_location
 

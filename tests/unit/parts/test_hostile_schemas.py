@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist.codecs.rows import read
+from persist.codecs.schemas import read_schema
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import PartId
 from persist.core.record import replace
@@ -23,8 +25,6 @@ from persist.parts.arrow_messages import FIELDS_MAX, UNFOLDED_BYTES_MAX, check_s
 from persist.parts.codec import decode_footer, encode_parquet
 from persist.parts.decimal_text import decimals
 from persist.parts.part_index import FOREIGN_BYTES_MAX, FOREIGN_CHUNKS_MAX, MAGIC
-from rpc.rows import read
-from rpc.schemas import read_schema
 
 ZONED = pa.timestamp("us", "Europe/Berlin")
 SCHEMA = ShardSchema(pa.schema([("id", pa.int64()), ("text", pa.string())]), ("id",))

@@ -18,8 +18,8 @@ from blob import open_blob
 from blob.file import FileBlob
 from blob.private import is_open, make_directories, make_file
 from consensus import open_consensus
+from persist.cli.writing import replacing
 from persist.regions.index import Index, write_index
-from rpc.cli.writing import replacing
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from itertools import chain
 import pyarrow as pa
 
 from persist.cli.screen import Screen, padded, plain, width_of
-from rpc.csv_rows import cells_of
+from persist.codecs.csv_rows import cells_of
 
 MEASURED_ROWS = 1_000  # by which the widths of columns are chosen
 SHOWN_ROWS = 1_000  # that become text at a time

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from typing import Protocol
 
-from rpc.request_errors import BodyTooLarge
-from rpc.slots import SharedSlots
+from persist.core.errors import InvalidUsage
 
 SMALL_BYTES = 256 * 1024  # of each request that are not counted in the sum: large ones never keep small ones out
 LARGE_BYTES = 4 * 1024 * 1024  # of a request, after which what it took goes back to the system
+
+
+class BodyTooLarge(InvalidUsage):
+    """Details: `bytes_max`."""
+
+    kind = "body_too_large"
+
+
+class SharedBytes(Protocol):
+    """What counts the bytes of all requests together. Thread-safe."""
+
+    def take(self, count: int) -> None:
+        """Raises Overloaded beyond the limit; then nothing was taken."""
+
+    def give_back(self, count: int) -> None: ...
 
 
 class Allowance:
@@ -18,7 +33,7 @@ class Allowance:
     One thread uses it at a time. Made of nothing it has no bound, for rows of one's own.
     """
 
-    def __init__(self, total: SharedSlots | None = None, most: int | None = None) -> None:
+    def __init__(self, total: SharedBytes | None = None, most: int | None = None) -> None:
         self._total = total
         self._most = most
         self.spent = 0
@@ -63,7 +78,7 @@ class Allowance:
 def _trim() -> None:
     """Give small pieces of memory that were freed back to the system: JSON leaves 50 MiB of them with a thread.
 
-    Large pieces go back by themselves, as `rpc.serving` sees to.
+    Large pieces go back by themselves, as the server sees to.
     """
     with contextlib.suppress(OSError, AttributeError):  # only the GNU C library has it
         ctypes.CDLL(None).malloc_trim(0)

@@ -7,6 +7,8 @@ import json
 import sys
 from contextlib import suppress
 
+from persist.cli import files
+from persist.cli.columns import read_columns, read_schema_file, schema_of
 from persist.cli.constraints import add_check_argument, read_checks
 from persist.cli.screen import Screen
 from persist.cli.where import add_client_arguments, check_given, client_of
@@ -15,8 +17,6 @@ from persist.client.wall_clock import kept_ms
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import check_shard_name
 from persist.parts import ShardSchema
-from rpc.cli import files
-from rpc.cli.columns import read_columns, read_schema_file, schema_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

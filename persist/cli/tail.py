@@ -13,12 +13,12 @@ from threading import Event
 from persist.cli import screen as terminal
 from persist.cli.process import on_signals
 from persist.cli.screen import Screen
+from persist.cli.showing import add_selection, columns, show_changes
 from persist.cli.where import add_client_arguments, client_of
 from persist.client.listen import Listen
 from persist.client.shard import Shard
 from persist.client.wall_clock import read_point
 from persist.core.errors import InvalidUsage
-from rpc.cli.showing import add_selection, columns, show_changes
 
 TIMES = 10
 TIMES_MAX = 1_000_000

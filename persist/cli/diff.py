@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 from persist.cli import screen as terminal
 from persist.cli.process import ended_by_sigterm
 from persist.cli.screen import Screen
+from persist.cli.showing import show_changes
 from persist.cli.where import add_client_arguments, client_of
+from persist.cli.writing import replacing
 from persist.client.changes import Changes
 from persist.client.wall_clock import read_point
-from rpc.cli.showing import show_changes
-from rpc.cli.writing import replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

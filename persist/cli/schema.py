@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from persist.cli.where import add_client_arguments, client_of
+from persist.codecs.alterations import read_changes
+from persist.codecs.json_rows import plain
 from persist.core.errors import InvalidUsage
-from rpc.alterations import read_changes
-from rpc.json_rows import plain
 
 VERBS = ("show", "add", "rename", "drop", "move", "widen", "allow-nulls", "alter")
 

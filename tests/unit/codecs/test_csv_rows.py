@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist.codecs import rows
+from persist.codecs.csv_rows import BadQuote, Scan, check_quotes, scanned
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from rpc import rows
-from rpc.csv_rows import BadQuote, Scan, check_quotes, scanned
 
 CELLS = st.text(st.sampled_from('a",\n\r é'), max_size=4)
 

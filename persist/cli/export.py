@@ -14,17 +14,17 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from persist.cli.files import FORMATS, form_of
 from persist.cli.process import ended_by_sigterm
 from persist.cli.screen import Screen, plain
+from persist.cli.showing import AS_OF, add_schema, add_selection, columns
 from persist.cli.where import add_client_arguments, client_of
+from persist.cli.writing import is_stdout, replacing
 from persist.client.expanding import expanded
 from persist.client.snapshot import Snapshot
 from persist.client.wall_clock import read_point
+from persist.codecs import rows
 from persist.parts import DIFF
-from rpc import rows
-from rpc.cli.files import FORMATS, form_of
-from rpc.cli.showing import AS_OF, add_schema, add_selection, columns
-from rpc.cli.writing import is_stdout, replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

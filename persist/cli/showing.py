@@ -11,15 +11,15 @@ import pyarrow as pa
 
 from persist.cli import screen as terminal
 from persist.cli.screen import Screen, harmless, plain
+from persist.cli.table import table_lines
 from persist.client.arguments import columns_of
 from persist.client.expanding import expanded
 from persist.client.reading import NOW, THEN
 from persist.client.snapshot import Snapshot
+from persist.codecs import rows
+from persist.codecs.json_rows import ndjson
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME
-from rpc import rows
-from rpc.cli.table import table_lines
-from rpc.json_rows import ndjson
 
 TABLE, NDJSON = "table", "ndjson"
 TEXTS = (TABLE, NDJSON, "csv")

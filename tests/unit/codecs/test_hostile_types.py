@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from persist.codecs.rows import read
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from rpc.rows import read
 
 FAR = 16_777_218  # beyond every table of powers of ten
 DECIMALS = [pa.decimal32(9, -FAR), pa.decimal128(38, FAR), pa.decimal128(38, -1), pa.decimal256(76, 77)]

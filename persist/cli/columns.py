@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from persist.client.arguments import named_once
+from persist.codecs.schemas import pieces, read_fields, read_schema, read_type
 from persist.core.errors import InvalidUsage
+from persist.formats.http_messages import named_once
 from persist.parts import ShardSchema
 from persist.parts.column_types import plain_type
-from rpc.schemas import pieces, read_fields, read_schema, read_type
 
 SCHEMA_CHARS_MAX = 1024 * 1024
 NOT_NULL = " not null"

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist.cli.files import opened
+from persist.cli.inference import Texts
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from rpc.cli.files import opened
-from rpc.cli.inference import Texts
 
 INT, UINT, FLOAT, TEXT = pa.int64(), pa.uint64(), pa.float64(), pa.string()
 US, NS, UTC = pa.timestamp("us"), pa.timestamp("ns"), pa.timestamp("us", "UTC")

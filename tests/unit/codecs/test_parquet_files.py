@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from persist.cli.files import opened
+from persist.codecs import rows
+from persist.codecs.parquet_files import check_counts, open_parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from rpc import rows
-from rpc.cli.files import opened
 from rpc.decoder_process import decode
-from rpc.parquet_files import check_counts, open_parquet
 
 LATE, EARLY, NOW = dt.datetime(9999, 12, 31, 23, 59, 59), dt.datetime(1, 1, 1), dt.datetime(2026, 1, 1, 0, 0, 0, 7)  # noqa: DTZ001
 US, NS = pa.timestamp("us"), pa.timestamp("ns")

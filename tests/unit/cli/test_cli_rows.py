@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist.cli.columns import read_columns, storable
+from persist.cli.files import first_bad, form_of, opened
 from persist.cli.screen import Screen, cut, padded, plain, width_of
+from persist.cli.table import CELL_WIDTH_MIN, GAP, fitted, table_lines
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from rpc.cli.columns import read_columns, storable
-from rpc.cli.files import first_bad, form_of, opened
-from rpc.cli.table import CELL_WIDTH_MIN, GAP, fitted, table_lines
 
 # --- schemas
 
@@ -147,7 +147,7 @@ def test_no_control_character_reaches_a_terminal(text: str) -> None:
 
 
 def test_rows_after_those_by_which_widths_are_chosen_are_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc.cli.table.MEASURED_ROWS", 2)
+    monkeypatch.setattr("persist.cli.table.MEASURED_ROWS", 2)
     tables = [pa.table({"a": ["x", "yy"]}), pa.table({"a": ["zzzzzz", None]})]
     assert list(table_lines(iter(tables), tables[0].slice(0, 0), Screen())) == ["a", "x", "yy", "z…", "n…"]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 
+from persist.cli.showing import AS_OF, Output, add_format, add_schema, add_selection, columns
 from persist.cli.where import add_client_arguments, client_of
 from persist.client.wall_clock import read_point
 from persist.core.errors import InvalidUsage
-from rpc.cli.showing import AS_OF, Output, add_format, add_schema, add_selection, columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,13 +6,17 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
+from persist.codecs.allowance import SMALL_BYTES, Allowance
+from persist.codecs.csv_rows import csv_options, header, scanned, values_of_cells, write_csv
+from persist.codecs.json_rows import BOM, UNREADABLE, names_given, ndjson, read_ndjson
+from persist.codecs.parquet_files import open_parquet
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
@@ -20,11 +24,6 @@ from persist.parts.arrow_messages import Declared, check_schema
 from persist.parts.column_types import check_given
 from persist.parts.columns import one_chunk
 from persist.parts.sizes import is_within, row_bytes, working_bytes
-from rpc.allowance import SMALL_BYTES, Allowance
-from rpc.csv_rows import csv_options, header, scanned, values_of_cells, write_csv
-from rpc.decoders import Decoders
-from rpc.json_rows import BOM, UNREADABLE, names_given, ndjson, read_ndjson
-from rpc.parquet_files import open_parquet
 
 PARQUET = "application/vnd.apache.parquet"
 NDJSON = "application/x-ndjson"
@@ -42,6 +41,13 @@ _ALIASES = {
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 DICTIONARIES_MAX = 1_000  # messages of an Arrow stream that bring a dictionary, or more of one
 NODE_BYTES = 512  # of what Arrow and Python keep of one column of one batch, besides its values
+
+
+class ParquetDecoder(Protocol):
+    """Decodes Parquet files where they cannot harm this process."""
+
+    def rows(self, data: bytes, allowed: Allowance) -> pa.Table:
+        """The rows of a file. Raises ValueError: it is no such file; BodyTooLarge; Overloaded."""
 
 
 def format_of(media_type: str | None, chosen: str | None) -> str:
@@ -65,14 +71,14 @@ def read(
     schema: ShardSchema,
     rows_max: int,
     allowed: Allowance | None = None,
-    decoders: Decoders | None = None,
+    decoder: ParquetDecoder | None = None,
 ) -> pa.Table:
     """The rows of a body. `allowed` bounds what they take, also when they are cast to the shard's types.
 
-    With `decoders` Parquet is decoded in another process. Raises InvalidUsage when the rows cannot be read, or are more
+    With a `decoder` Parquet is decoded by it. Raises InvalidUsage when the rows cannot be read, or are more
     than `rows_max`; BodyTooLarge, Overloaded.
     """
-    bound = _Bound(rows_max, allowed or Allowance(), decoders)
+    bound = _Bound(rows_max, allowed or Allowance(), decoder)
     reader: Callable[[bytes, ShardSchema, _Bound], pa.Table] = {
         "arrow": _read_arrow,
         "parquet": _read_parquet,
@@ -99,7 +105,7 @@ class _Bound:
 
     rows_max: int
     allowed: Allowance
-    decoders: Decoders | None
+    decoder: ParquetDecoder | None
 
     def check_rows(self, count: int) -> None:
         if count > self.rows_max:
@@ -152,8 +158,8 @@ def _check_declared(data: bytes, bound: _Bound) -> None:
 
 
 def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
-    if bound.decoders is not None:
-        table = bound.decoders.rows(data, bound.allowed)
+    if bound.decoder is not None:
+        table = bound.decoder.rows(data, bound.allowed)
         check_given(table.schema)
         table.validate(full=True)
         return table

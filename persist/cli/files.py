@@ -24,15 +24,15 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from persist.cli.columns import storable
+from persist.cli.inference import JsonValues, Texts
+from persist.cli.nesting import DEPTH_MAX, too_deep
+from persist.codecs.csv_rows import BadQuote, Scan, check_quotes, csv_options, values_of_cells
+from persist.codecs.json_rows import BOM, UNREADABLE, read_ndjson
+from persist.codecs.parquet_files import check_alone, open_parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.columns import one_chunk
-from rpc.cli.columns import storable
-from rpc.cli.inference import JsonValues, Texts
-from rpc.cli.nesting import DEPTH_MAX, too_deep
-from rpc.csv_rows import BadQuote, Scan, check_quotes, csv_options, values_of_cells
-from rpc.json_rows import BOM, UNREADABLE, read_ndjson
-from rpc.parquet_files import check_alone, open_parquet
 
 FORMATS = ("csv", "parquet", "ndjson", "arrow")
 STDIN = "-"

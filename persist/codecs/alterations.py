@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.codecs.json_rows import UNREADABLE, rows_of_json
+from persist.codecs.schemas import read_type
 from persist.core.errors import InvalidUsage
 from persist.parts.altering import (
     CHANGES_MAX,
@@ -18,8 +20,6 @@ from persist.parts.altering import (
     RenameColumn,
     WidenColumn,
 )
-from rpc.json_rows import UNREADABLE, rows_of_json
-from rpc.schemas import read_type
 
 EXAMPLE = [
     {"add": "currency", "type": "string", "default": "EUR", "after": "state"},

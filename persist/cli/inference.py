@@ -15,8 +15,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.codecs.json_rows import check_names, keep_zeros, reading
 from persist.parts.columns import one_chunk
-from rpc.json_rows import check_names, keep_zeros, reading
 
 _PROBED = 16  # cells
 _EXACT_MAX = 2**53  # up to which each whole number is a double

@@ -17,6 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.cli import files
+from persist.cli.columns import schema_of
+from persist.cli.files import Piece, Source, first_bad
+from persist.cli.import_history import INSERT, OVERWRITE, UPSERT, Fate, fate_of
 from persist.cli.process import ended_by_sigterm
 from persist.cli.progress import ProgressBar
 from persist.cli.screen import Screen, plain
@@ -31,10 +35,6 @@ from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import Token, check_shard_name, parse, token_of_key
 from persist.parts import DIFF, TIME, ShardSchema
-from rpc.cli import files
-from rpc.cli.columns import schema_of
-from rpc.cli.files import Piece, Source, first_bad
-from rpc.cli.import_history import INSERT, OVERWRITE, UPSERT, Fate, fate_of
 
 HELD_BYTES_MAX = 2 * 1024**3  # of rows of an upsert or an overwrite, which are held in memory
 ALREADY = "already imported"

@@ -8,9 +8,9 @@ import decimal
 import pyarrow as pa
 import pytest
 
+from persist.codecs import rows
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from rpc import rows
 
 SCHEMA = ShardSchema(
     pa.schema(
