@@ -31,39 +31,27 @@ from persist.core.errors import (
     Unauthorized,
     UpgradeNeeded,
 )
-from persist.inspect.asking import OF_MANY, Asked, inspected, span_of
+from persist.inspect.documents import Document
 from persist.inspect.log import POLL_S
 from persist.inspect.looking import Look, look_at_directory, look_at_stores
-from persist.inspect.records import Document
+from persist.inspect.queries import Query, answer, span_of
 
 HEALTHY, FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
 Parser = argparse.ArgumentParser
 
-# What there is to look at, in a line each.
+# Every question, in a line each.
 WHATS = {
-    "shards": "the shards, one a line",
-    "state": "the State, at any version that the log has",
+    "state": "the State, at any version that the log has, and what changed since another",
     "log": "each state diff of the log",
-    "diff": "what changed between two versions, in words",
-    "rollups": "the rollups",
-    "batches": "the batches",
-    "runs": "the runs of each batch",
-    "parts": "the parts, also those that bundles list",
+    "parts": "the parts by batch and run, also those that bundles list",
     "part": "a part's footer, row groups, statistics and checksums",
-    "readers": "leased readers, and what they hold",
-    "writers": "registered writers",
-    "cursors": "critical readers, and what they hold",
-    "claims": "what workers are merging",
-    "tags": "times that stay readable",
-    "loans": "what is lent to clones, and what is borrowed",
-    "erasures": "rows that are to go for good, and how far that is",
-    "attributes": "attributes and their values",
-    "attribute-tree": "levels, nodes, chunks and garbage of the index of attributes",
-    "usage": "what takes room",
+    "holds": "readers, cursors, writers, claims, tags and loans, and what they hold",
+    "attributes": "attributes and their values, and the size of their index",
+    "usage": "the location, its shards, and what takes room",
     "digest": "a digest of the contents, equal wherever they are equal",
 }
 OF_USAGE = (InvalidUsage, NotReadable, Unauthorized, Forbidden, UpgradeNeeded)  # errors of who asks
-WITH_KEYS = ("state", "runs", "parts", "part", "claims")
+WITH_KEYS = ("state", "parts", "part", "holds")
 
 
 class Seen(Protocol):
@@ -105,13 +93,13 @@ class Near:
         return (row.to_json() for row in self._document.rows)
 
     def findings(self) -> list[dict[str, Any]]:
-        return [one.to_json() for one in self._document.findings.told()]
+        return [one.to_json() for one in self._document.findings.listed()]
 
     def json(self) -> Iterator[str]:
         return self._document.pieces()
 
 
-Ask = Callable[[Asked], Seen]
+Ask = Callable[[Query], Seen]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -130,6 +118,9 @@ def add_arguments(parser: Parser) -> None:
         elif what == "state":
             one.add_argument("--at", metavar="VERSION", default="", help="such as v12; without it the newest")
             one.add_argument("--timestamp", metavar="INSTANT", default="", help="as of 2026-11-20T12:00:00Z")
+            one.add_argument(
+                "--from", dest="first", metavar="VERSION", default="", help="show what changed from this one on"
+            )
         elif what == "log":
             one.add_argument("--from", dest="first", metavar="VERSION", default="", help="from this one on")
             one.add_argument("--to", dest="last", metavar="VERSION", default="", help="up to this one")
@@ -139,20 +130,15 @@ def add_arguments(parser: Parser) -> None:
             one.add_argument("--upper", metavar="KEY", default="", help="up to this key, without it")
         elif what == "digest":
             one.add_argument("--as-of", metavar="TIME", default="", help="a complete time; without it the latest")
-        elif what == "shards":
-            one.add_argument("--dropped", action="store_true", help="also names whose shard was dropped")
 
 
 def _add_subject(parser: Parser, what: str) -> None:
-    if what in OF_MANY:
+    if what == "usage":
         parser.add_argument("name", nargs="?", default="", metavar="PATTERN", help="a name, or eu/*; without it all")
     elif what == "part":
         parser.add_argument("name", metavar="KEY", help="the key of its blob, as `parts` shows it")
     else:
         parser.add_argument("name", metavar="NAME", help="the shard")
-    if what == "diff":
-        parser.add_argument("first", metavar="V1", help="the earlier version, such as v3")
-        parser.add_argument("last", metavar="V2", help="the later version")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -172,14 +158,14 @@ def exit_of(error: PersistError) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    asked = _asked(arguments)
-    span_of(asked)
+    query = _query_of(arguments)
+    span_of(query)
     server = server_of(arguments)
     if server is not None:
         with inspect_far.understood(server.url):
-            return _shown(server.ask, asked, arguments)
+            return _shown(server.ask, query, arguments)
     with closing(look_of(arguments)) as look:
-        return _shown(lambda one: Near(inspected(look, one)), asked, arguments)
+        return _shown(lambda one: Near(answer(look, one)), query, arguments)
 
 
 def server_of(arguments: argparse.Namespace) -> inspect_far.Server | None:
@@ -188,15 +174,15 @@ def server_of(arguments: argparse.Namespace) -> inspect_far.Server | None:
     return None if url is None else inspect_far.Server(url, token_of_environment(), trust_of(arguments))
 
 
-def _asked(arguments: argparse.Namespace) -> Asked:
+def _query_of(arguments: argparse.Namespace) -> Query:
     given = vars(arguments)
     texts: dict[str, Any] = {
         name: given.get(name) or "" for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper")
     }
     whole = arguments.what == "state" and arguments.json
-    flags = {name: bool(given.get(name)) for name in ("keys", "dropped", "follow")} | {"whole": whole}
+    flags = {name: bool(given.get(name)) for name in ("keys", "follow")} | {"whole": whole}
     rows = int(given.get("rows") or 0)
-    return replace(Asked(arguments.what, arguments.name, **texts), rows=rows, **flags)
+    return replace(Query(arguments.what, arguments.name, **texts), rows=rows, **flags)
 
 
 def look_of(arguments: argparse.Namespace) -> Look:
@@ -209,16 +195,16 @@ def look_of(arguments: argparse.Namespace) -> Look:
     return look_at_directory(Path(where.directory or DEFAULT_DIRECTORY).absolute())
 
 
-def _shown(ask: Ask, asked: Asked, arguments: argparse.Namespace) -> int:
-    if asked.what == "log":
-        return _log(ask, asked, arguments)
-    seen = ask(asked)
+def _shown(ask: Ask, query: Query, arguments: argparse.Namespace) -> int:
+    if query.what == "log":
+        return _log(ask, query, arguments)
+    seen = ask(query)
     if arguments.json:
         for piece in seen.json():
             sys.stdout.write(piece)
     else:
         if seen.seqno is not None:
-            print(plain(f"{asked.name if asked.what != 'part' else 'shard'} v{seen.seqno}"))
+            print(plain(f"{query.name if query.what != 'part' else 'shard'} v{seen.seqno}"))
         for line in inspect_table.lines(seen.about, seen.rows()):
             print(line)
     found = seen.findings()
@@ -228,19 +214,19 @@ def _shown(ask: Ask, asked: Asked, arguments: argparse.Namespace) -> int:
     return FOUND if found else HEALTHY
 
 
-def _log(ask: Ask, asked: Asked, arguments: argparse.Namespace) -> int:
+def _log(ask: Ask, query: Query, arguments: argparse.Namespace) -> int:
     """The entries as they are, and with --follow those that come, up to the last one that is asked for."""
-    last = span_of(asked).last
+    last = span_of(query).last
     damaged = False
     while True:
-        seen = ask(asked)
+        seen = ask(query)
         newest = 0
         for entry, text in seen_entries(seen):
             newest = entry["seqno"]
             damaged = damaged or entry["finding"] is not None
             print(text if arguments.json else inspect_table.log_line(entry))
         if newest:
-            asked = _after(asked, newest)
+            query = _after(query, newest)
         if not arguments.follow or (last is not None and newest >= last):
             return FOUND if damaged else HEALTHY
         sys.stdout.flush()
@@ -253,5 +239,5 @@ def seen_entries(seen: Seen) -> Iterator[tuple[dict[str, Any], str]]:
         yield json.loads(piece), piece.rstrip("\n")
 
 
-def _after(asked: Asked, seqno: int) -> Asked:
-    return Asked("log", asked.name, first=str(seqno + 1), last=asked.last, follow=True)
+def _after(query: Query, seqno: int) -> Query:
+    return Query("log", query.name, first=str(seqno + 1), last=query.last, follow=True)

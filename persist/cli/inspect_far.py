@@ -17,7 +17,7 @@ from persist.client.server_url import normal
 from persist.client.trust import Trust
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
-from persist.inspect.asking import OF_MANY, Asked
+from persist.inspect.queries import OF_LOCATION, Query
 from persist.regions.asking import opener_for
 
 ANSWER_S = 60.0  # that a server may be silent
@@ -50,9 +50,9 @@ class Server:
         """The one that was asked last."""
         return self._url
 
-    def ask(self, asked: Asked) -> Far:
+    def ask(self, query: Query) -> Far:
         """Raises what the server refuses, and Unavailable: it does not answer, or not as a server of persist."""
-        return Far(self._opened(path_of(asked), ANSWER_S), asked.what, self._url)
+        return Far(self._opened(path_of(query), ANSWER_S), query.what, self._url)
 
     def document(self, path: str, silent_s: float) -> Any:
         """The JSON at a path; the server may be silent for so long. Raises as `ask` does."""
@@ -82,22 +82,18 @@ class Server:
         raise AssertionError("the last one answers or raises")
 
 
-def path_of(asked: Asked) -> str:
+def path_of(query: Query) -> str:
     """Where a server answers the question."""
     given: dict[str, str] = {}
     for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper"):
-        if value := getattr(asked, name):
+        if value := getattr(query, name):
             given[_OPTIONS.get(name, name)] = value
-    given |= {name: "true" for name in ("keys", "whole", "dropped", "follow") if getattr(asked, name)}
-    given |= {"rows": str(asked.rows)} if asked.rows else {}
-    if asked.what in OF_MANY:
-        given |= {"pattern": asked.name} if asked.name else {}
-        path = f"/v1/inspect/{asked.what}"
-    elif asked.what == "part":
-        given["key"] = asked.name
-        path = "/v1/inspect/part"
-    else:
-        path = f"/v1/shards/{quote(asked.name, safe='')}/inspect/{asked.what}"
+    given |= {name: "true" for name in ("keys", "whole", "follow") if getattr(query, name)}
+    given |= {"rows": str(query.rows)} if query.rows else {}
+    path = f"/v1/shards/{quote(query.name, safe='')}/inspect/{query.what}"
+    if query.what in OF_LOCATION:
+        path = f"/v1/inspect/{query.what}"
+        given |= {"key" if query.what == "part" else "pattern": query.name} if query.name else {}
     return f"{path}?{urlencode(given)}" if given else path
 
 

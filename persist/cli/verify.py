@@ -20,8 +20,8 @@ from persist.copies.lost_logs import lost_logs
 from persist.copies.pace import EndingBlob, EndingClock, PacedBlob, read_rate
 from persist.copies.verify import How, verified
 from persist.core.errors import InvalidUsage, UnknownShard
-from persist.inspect.looking import TWO_LOCATIONS, Look, location_told
-from persist.inspect.records import Findings
+from persist.inspect.documents import Findings
+from persist.inspect.looking import TWO_LOCATIONS, Look, location_summary
 
 EXIT_FOUND = 1
 SUMS = ("shards", "blobs", "bytes", "waiting_for_gc", "unnamed", "unnamed_bytes", "faults")
@@ -87,10 +87,10 @@ def _looked_at(arguments: argparse.Namespace, look: Look, how: How, stop: thread
     """Print a line for each fault; the sums."""
     totals = Counter(dict.fromkeys(SUMS, 0))
     wrong = Findings()
-    location_told(look, wrong)
+    location_summary(look, wrong)
     if any(one.what.startswith(TWO_LOCATIONS) for one in wrong):
         raise InvalidUsage(f"{TWO_LOCATIONS}: give two that belong together")
-    for one in wrong.told():
+    for one in wrong.listed():
         print(json.dumps(Fault("", Kind.LOCATION, one.what, one.key or "").to_json()))
         totals["faults"] += 1
     read = EndingBlob(look.blob, stop)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
-from persist.inspect.records import Told
+from msgspec import Meta
+
+from persist.inspect.documents import JsonRecord
 
 PAGE = "docs/doctor.md"
 # How bad a finding is. Critical: data is lost or cannot be read, or soon nothing can be written. Warning: what was
@@ -51,16 +53,15 @@ IDS: Mapping[str, str] = {
 _ORDER = {found: number for number, found in enumerate(IDS)}
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis(Told):
+class Diagnosis(JsonRecord, frozen=True):
     """A finding. `shard` is the one it is of; null: it is of the location, or of what lies beside it.
 
     `what`, `cause` and `remedy` are a sentence each. `command` is one that helps; null: no command does. It takes the
     same location as the doctor. `page` says more.
     """
 
-    id: str
-    severity: str
+    id: Annotated[str, Meta(extra_json_schema={"enum": list(IDS)})]
+    severity: Annotated[str, Meta(extra_json_schema={"enum": list(SEVERITIES)})]
     shard: str | None
     what: str
     cause: str

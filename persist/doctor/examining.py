@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from types import NoneType
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msgspec import ValidationError, convert
 
 from persist.copies.lost_logs import lost_logs
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
@@ -17,12 +18,13 @@ from persist.doctor.clocks import ClocksSeen
 from persist.doctor.diagnosis import Diagnosis, ranked
 from persist.doctor.limits import Limits
 from persist.doctor.seen import Seen, seen_of
-from persist.inspect.listing import READERS, check_named, matching, prefix_of
-from persist.inspect.looking import LocationTold, Look, location_told
-from persist.inspect.records import Findings, Told, instant
+from persist.inspect.documents import Findings, JsonRecord, instant
+from persist.inspect.looking import LocationSummary, Look, location_summary
+from persist.inspect.shard_patterns import check_named, matching, prefix_of
 from persist.parts.ahead import in_order
 
-VERSION = 1  # of what `--json` prints
+VERSION: Literal[1] = 1  # of what `--json` prints
+READERS = 8  # shards that are examined at the same time
 TOLD_MAX = 10_000  # findings that one answer tells; the others are counted
 _NAME = re.compile(r"[A-Za-z0-9._/-]*")
 
@@ -51,18 +53,17 @@ OF_SHARD: tuple[Check, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Report(Told):
+class Report(JsonRecord, frozen=True):
     """What an examination came to. `at` is the clock by which ages are counted. `pattern` null: all shards.
 
     `shards` is how many were looked at. `findings` has the worst first; `left_out` more were found than it tells.
     """
 
-    persist: str
-    version: int
+    persist: Literal["doctor"]
+    version: Literal[1]
     at: str | None
     pattern: str | None
-    location: LocationTold
+    location: LocationSummary
     shards: int
     findings: list[Diagnosis]
     left_out: int
@@ -99,7 +100,7 @@ def examined(
             check_named(look, pattern)
     now_ms = look.clock.now_ms()
     wrong = Findings()
-    told = location_told(look, wrong)
+    told = location_summary(look, wrong)
     looked: list[_Looked] = []
     found: list[Diagnosis] = []
     names = matching(look, pattern, with_dropped=False)
@@ -110,8 +111,8 @@ def examined(
     if pattern is None:
         found += map(intact.log_lost, lost_logs(look, set(look.names())))
     if is_name and not looked:
-        raise UnknownShard(f"shard {pattern!r} was dropped; `persist inspect shards` lists those that are there")
-    found += location.mispaired(wrong.told())
+        raise UnknownShard(f"shard {pattern!r} was dropped; `persist shards` lists those that are there")
+    found += location.mispaired(wrong.listed())
     found += location.disk_full(look, limits)
     found += location.files_open(look)
     found += location.maintenance_away(look, max((one.committed_ms for one in looked), default=0))
@@ -121,7 +122,7 @@ def examined(
 
 
 def report(
-    pattern: str | None, told: LocationTold, shards: int, found: list[Diagnosis], now_ms: int, left_out: int = 0
+    pattern: str | None, told: LocationSummary, shards: int, found: list[Diagnosis], now_ms: int, left_out: int = 0
 ) -> Report:
     """The findings, ranked."""
     best = ranked(iter(found))
@@ -148,7 +149,7 @@ def _found(check: Check, seen: Seen) -> list[Diagnosis]:
 
 
 def _beside(
-    around: Beside, told: LocationTold, looked: list[_Looked], now_ms: int, limits: Limits
+    around: Beside, told: LocationSummary, looked: list[_Looked], now_ms: int, limits: Limits
 ) -> Iterator[Diagnosis]:
     names = frozenset(one.name for one in looked)
     if around.backups is not None:
@@ -163,23 +164,14 @@ def _beside(
         yield from beside.server_clock(around.served)
 
 
-# --- the report of a server, to which what lies beside is added here
+# --- the report of a server, to which this process adds what it knows
 
 
 def report_of(document: Any) -> Report:
-    """The report that a server has answered. Raises InvalidUsage: it is none, or of a later version."""
+    """Decode the report of a server. Raises InvalidUsage: it is none, or of a later version."""
     try:
-        if document["persist"] != "doctor" or document["version"] != VERSION:
-            raise InvalidUsage(
-                "the answer is no report of this version of the doctor: ask with the persist that made it"
-            )
-        known = {name: document[name] for name in ("persist", "version", "at", "pattern", "shards", "left_out")}
-        names = [one.name for one in fields(Diagnosis)]
-        found = [Diagnosis(**{name: one[name] for name in names}) for one in document["findings"]]
-        told = [getattr(one, name) for one in found for name in names if name != "shard"]
-        if not all(isinstance(one, (str, int, float, NoneType)) for one in told):
-            raise TypeError("a finding has another kind of value")
-        where = {one.name: document["location"][one.name] for one in fields(LocationTold)}
-        return Report(**known, location=LocationTold(**where), findings=found)
-    except (KeyError, TypeError) as error:
-        raise InvalidUsage(f"the answer is no report of the doctor: {error!r:.100}") from error
+        return convert(document, Report)
+    except ValidationError as error:
+        raise InvalidUsage(
+            f"the answer is no report of this version of the doctor: ask with the persist that made it ({error!s:.100})"
+        ) from error

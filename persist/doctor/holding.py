@@ -76,7 +76,7 @@ def _holders(seen: Seen, state: State) -> Iterator[_Holder]:
             _cursor_name(state, cursor), critical.since, f"it was registered {_registered(int(critical.registered))}",
             "a critical reader holds until it is moved or given up, whether anybody reads or not",
             "let its reader go on, or give it up: shard.critical_reader(NAME).expire()",
-            f"persist inspect cursors {seen.name}",
+            f"persist inspect holds {seen.name}",
         )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def _reader_remedy(seen: Seen, held: LeasedReader) -> str:
 
 
 def _reader_command(seen: Seen, held: LeasedReader) -> str:
-    return "persist gc --once" if _is_gone(seen, held) else f"persist inspect readers {seen.name}"
+    return "persist gc --once" if _is_gone(seen, held) else f"persist inspect holds {seen.name}"
 
 
 def gc_held(seen: Seen) -> Iterator[Diagnosis]:
@@ -179,7 +179,7 @@ def cursor_still(seen: Seen) -> Iterator[Diagnosis]:
             "the latest",
             cause=f"who reads by it has stopped; it was registered {_registered(int(critical.registered))}",
             remedy="start its reader again, or give it up: shard.critical_reader(NAME).expire()",
-            command=f"persist inspect cursors {seen.name}",
+            command=f"persist inspect holds {seen.name}",
         )
 
 
@@ -198,7 +198,7 @@ def many_holders(seen: Seen) -> Iterator[Diagnosis]:
                 f"the shard has {len(held):,} registered {what}s, and every commit carries what they do",
                 cause=f"a program opens {what}s, and does not close them: each stays until its lease ends",
                 remedy=f"keep one {what} open, or close each",
-                command=f"persist inspect {what}s {seen.name}",
+                command=f"persist inspect holds {seen.name}",
             )
 
 
@@ -217,7 +217,7 @@ def lease_lapses(seen: Seen) -> Iterator[Diagnosis]:
         f"{len(lapses)} leases have lapsed since {at(lapses[0].at_ms)}, {names.count(often)} of them of {often}",
         cause="their programs were killed, suspended, or cut off; or they open readers and writers and leave them",
         remedy="close what is opened, give longer leases (lease_ms), or look why those programs end",
-        command=f"persist inspect readers {seen.name}",
+        command=f"persist inspect holds {seen.name}",
     )
 
 

@@ -12,8 +12,8 @@ from persist.doctor.diagnosis import Diagnosis, diagnosis
 from persist.doctor.saying import is_or_are, many, some
 from persist.doctor.seen import Seen
 from persist.formats.store_errors import translated
-from persist.inspect.pieces import placed
-from persist.inspect.records import Findings
+from persist.inspect.documents import Findings
+from persist.inspect.part_list import placed
 from persist.inspect.states import Rechecked
 
 NOT_THERE = "is not there"  # what findings of an inspection say of a blob that is missing

@@ -14,15 +14,15 @@ from persist.doctor.diagnosis import Diagnosis, diagnosis
 from persist.doctor.limits import HOUR_MS, Limits
 from persist.doctor.saying import age, at, size
 from persist.formats.store_errors import translated
+from persist.inspect.documents import Finding
 from persist.inspect.looking import Look
-from persist.inspect.records import Finding
 
 SQLITE = "sqlite:///"
 BEAT_MS = 60_000  # a beat tells the minute
 
 
 def mispaired(found: list[Finding]) -> Iterator[Diagnosis]:
-    """What does not fit together, of a location as `location_told` tells it."""
+    """What does not fit together, of a location as `location_summary` tells it."""
     for one in found:
         if one.what.startswith("persist.json"):
             yield diagnosis(

@@ -1,35 +1,27 @@
-"""The JSON schema of a report, made of its records. `schema.json` beside this holds it, as published.
+"""The JSON Schema of a report, generated from its records. `schema.json` beside this is the published copy.
 
 `python -m persist.doctor.published` writes it anew. Within one version fields, and ids, are only added.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from persist.doctor.diagnosis import IDS, SEVERITIES
+from msgspec.json import schema_components
+
 from persist.doctor.examining import VERSION, Report
-from persist.inspect.published import DIALECT, object_schema
+from persist.inspect.json_schema import DIALECT, REFERENCE, to_text
 
 FILE = Path(__file__).with_name("schema.json")
 
 
 def schema() -> dict[str, Any]:
     """The schema of what `persist doctor --json` prints."""
-    definitions: dict[str, Any] = {}
-    made = object_schema(Report, definitions, inline=True)
-    made["properties"] |= {"persist": {"const": "doctor"}, "version": {"const": VERSION}}
-    definitions["Diagnosis"]["properties"] |= {"id": {"enum": list(IDS)}, "severity": {"enum": list(SEVERITIES)}}
+    [reference], definitions = schema_components([Report], ref_template=REFERENCE)
     title = f"persist doctor --json, version {VERSION}"
-    return {"$schema": DIALECT, "title": title, **made, "$defs": dict(sorted(definitions.items()))}
-
-
-def text() -> str:
-    """The file as it is published."""
-    return json.dumps(schema(), indent=1) + "\n"
+    return {"$schema": DIALECT, "title": title, **reference, "$defs": definitions}
 
 
 if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")
+    FILE.write_text(to_text(schema()), encoding="utf-8")

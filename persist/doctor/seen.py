@@ -16,9 +16,9 @@ from persist.core.state import Leased, LeasedReader, State
 from persist.core.state_diff import StateDiff
 from persist.doctor.limits import LOG_ENTRIES_READ_MAX, Limits
 from persist.formats.store_errors import translated
+from persist.inspect.documents import Findings
 from persist.inspect.log import first_live, walked
 from persist.inspect.looking import Look
-from persist.inspect.records import Findings
 from persist.inspect.states import newest
 
 

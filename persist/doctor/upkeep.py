@@ -25,8 +25,8 @@ from persist.doctor.limits import (
 from persist.doctor.saying import age, many, size
 from persist.doctor.seen import Seen
 from persist.formats.store_errors import translated_but_missing
-from persist.inspect.pieces import placed
-from persist.inspect.records import Findings
+from persist.inspect.documents import Findings
+from persist.inspect.part_list import placed
 
 NO_MAINTENANCE = "no maintenance runs, or it does not keep up"
 MAINTAIN = "persist compactor --gc --once"

@@ -1,25 +1,23 @@
-"""The attributes of a shard, and the tree in which the older ones lie. A node that cannot be read hides no other."""
+"""The attributes of a shard. A node of their index that cannot be read hides no other."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from persist.attributes.nodes import Index, Leaf, Node
 from persist.attributes.storage import ChunkReader, StaleIndex
-from persist.core.attribute import MARKS_FROM, AttributeKey, IndexChunk, attribute_key, is_core_key
+from persist.core.attribute import MARKS_FROM, AttributeKey, attribute_key, is_core_key
 from persist.core.errors import Corruption, InvalidUsage, Unavailable
 from persist.core.state import State
+from persist.inspect.documents import Document, Findings, JsonRecord
 from persist.inspect.looking import Look
-from persist.inspect.records import Document, Findings, Told
 from persist.inspect.states import Rechecked, newest
 
 HEIGHT_MAX = 32  # of a tree that makes sense
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeTold(Told):
+class AttributeRow(JsonRecord, frozen=True):
     """An attribute. `where` is `state` for a recent value, `index` for one that lies in the tree."""
 
     key: str
@@ -27,12 +25,11 @@ class AttributeTold(Told):
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class TreeTold(Told):
-    """The tree: its root node is `root_bytes` at `root_offset`, nothing live lies before `lowest`.
+class AttributeTree(JsonRecord, frozen=True):
+    """The index that holds the older attributes: its root node is `root_bytes` at `root_offset`.
 
-    `entries` counts attributes and marks in it; `recent` those that are still in the State, marks too. `bytes` are
-    those of chunks, of which `live_bytes` are of nodes that are reached.
+    Nothing live is before the offset `lowest`. `entries` counts the attributes and marks in it, `recent` those that are
+    still in the State. `bytes` are those of its chunks.
     """
 
     flushes: int
@@ -45,25 +42,6 @@ class TreeTold(Told):
     end: int
     chunks: int
     bytes: int
-    live_bytes: int
-    garbage_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TreeRow(Told):
-    """A level of the tree, or a chunk. `level` 1 is that of the leaves; of a chunk it is None, and `first` its offset.
-
-    Of a chunk `garbage_bytes` are of nodes that nothing reaches any more.
-    """
-
-    kind: str
-    level: int | None
-    key: str | None
-    first: int | None
-    nodes: int
-    entries: int
-    bytes: int
-    garbage_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +63,25 @@ def attributes_document(look: Look, name: str, lower: str | None, upper: str | N
     seen = newest(look, name)
     state = seen.known()
     rows = _attributes(look, state, start, end, seen.findings)
-    return Document("attributes", seen.findings, name, int(state.seqno), rows=rows)
+    return Document("attributes", seen.findings, name, int(state.seqno), _tree_of(state), rows)
 
 
 def _attributes(
     look: Look, state: State, lower: AttributeKey, upper: AttributeKey | None, findings: Findings
-) -> Iterator[AttributeTold]:
+) -> Iterator[AttributeRow]:
     """The recent ones cover those in the index; both ascend."""
     recent = iter(sorted((k, v) for k, v in state.attributes.items() if lower <= k and (upper is None or k < upper)))
     held = next(recent, None)
     for key, value in _indexed(look, state, lower, upper, findings):
         while held is not None and held[0] < key:
             if held[1] is not None:
-                yield AttributeTold(held[0], held[1], "state")
+                yield AttributeRow(held[0], held[1], "state")
             held = next(recent, None)
         if held is None or held[0] != key:
-            yield AttributeTold(key, value, "index")
+            yield AttributeRow(key, value, "index")
     while held is not None:
         if held[1] is not None:
-            yield AttributeTold(held[0], held[1], "state")
+            yield AttributeRow(held[0], held[1], "state")
         held = next(recent, None)
 
 
@@ -164,46 +142,17 @@ class _Walk:
         self._findings.note(f"the node of the attribute index at offset {offset} cannot be read: {why}")
 
 
-def tree_document(look: Look, name: str) -> Document:
-    """Levels, nodes, chunks and garbage of the tree. Every node is read once."""
-    seen = newest(look, name)
-    state = seen.known()
+def _tree_of(state: State) -> AttributeTree:
     root, chunks = state.attribute_root, state.attribute_chunks
-    firsts = sorted(chunks)
-    levels: dict[int, list[int]] = {}
-    live = {first: [0, 0, 0] for first in firsts}
-    for visit in visits(look, state, seen.findings):
-        entries = 0 if visit.node is None else len(visit.node)
-        at = bisect_right(firsts, visit.offset) - 1
-        for sums in (levels.setdefault(visit.level, [0, 0, 0]), live[firsts[at]] if at >= 0 else [0, 0, 0]):
-            for number, more in enumerate((1, entries, visit.length)):
-                sums[number] += more
-    rows = [_level(level, levels[level]) for level in sorted(levels, reverse=True)]
-    rows += [_chunk(first, chunks[first], live[first]) for first in firsts]
-    size = sum(chunk.length for chunk in chunks.values())
-    live_size = sum(sums[2] for sums in live.values())
-    about = TreeTold(
-        root.flushes,
-        root.height,
-        root.count,
-        len(state.attributes) + len(state.marks),
-        root.offset,
-        root.length,
-        root.lowest,
-        root.end,
-        len(chunks),
-        size,
-        live_size,
-        size - live_size,
+    return AttributeTree(
+        flushes=root.flushes,
+        height=root.height,
+        entries=root.count,
+        recent=len(state.attributes) + len(state.marks),
+        root_offset=root.offset,
+        root_bytes=root.length,
+        lowest=root.lowest,
+        end=root.end,
+        chunks=len(chunks),
+        bytes=sum(chunk.length for chunk in chunks.values()),
     )
-    return Document("attribute-tree", seen.findings, name, int(state.seqno), about, rows)
-
-
-def _level(level: int, sums: list[int]) -> TreeRow:
-    nodes, entries, size = sums
-    return TreeRow("level", level, None, None, nodes, entries, size, 0)
-
-
-def _chunk(first: int, chunk: IndexChunk, sums: list[int]) -> TreeRow:
-    nodes, entries, size = sums
-    return TreeRow("chunk", None, chunk.key, first, nodes, entries, size, chunk.length - size)

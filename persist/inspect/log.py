@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from persist.commit.versions import Cut
-from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch
 from persist.core.errors import Corruption, InvalidUsage, NotReadable, UnknownShard, UpgradeNeeded
 from persist.core.ids import SeqNo
 from persist.core.state_diff import MAPPINGS, SCALARS, StateDiff
 from persist.formats.store_errors import translated
+from persist.inspect.documents import VERSION, Document, Findings, Frontier, JsonRecord, instant
 from persist.inspect.looking import Look
-from persist.inspect.records import Document, Findings, Told, instant
 
 PAGE = 200  # entries that are read at once
 POLL_S = 0.5  # how often `--follow` looks for new ones
@@ -30,20 +29,18 @@ class Logged:
     wrong: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedBatch(Told):
+class LoggedBatch(JsonRecord, frozen=True):
     """A batch that a commit brought."""
 
-    lower: Antichain
-    upper: Antichain
-    since: Antichain
+    lower: Frontier
+    upper: Frontier
+    since: Frontier
     parts: int
     rows: int
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry(Told):
+class LogEntry(JsonRecord, frozen=True, kw_only=True):
     """A state diff. `bytes` are those of its entry; `kinds` are the parts of the State that changed.
 
     `operations` are what the commit history says of it. Of the trace, `added` batches came at its end, and `replaced`
@@ -52,6 +49,8 @@ class LogEntry(Told):
     take. Where it cannot be read `finding` says why, and what it would tell is empty.
     """
 
+    version: Literal[1] = VERSION
+    command: Literal["log"] = "log"
     shard: str
     seqno: int
     timestamp: str | None
@@ -90,7 +89,7 @@ def head_of(look: Look, name: str) -> int:
     with translated():
         head = look.consensus.head(name)
     if head is None:
-        raise UnknownShard(f"there is no shard {name!r} here; `persist inspect shards` lists them")
+        raise UnknownShard(f"there is no shard {name!r} here; `persist shards` lists them")
     return head.seqno
 
 
@@ -155,7 +154,7 @@ def _told(name: str, logged: Logged, gap: str | None) -> LogEntry:
         empty |= dict.fromkeys(("timestamp", "commit_id", "first", "rollup", "elsewhere"))
         return LogEntry(shard=name, seqno=logged.seqno, bytes=logged.size, replaces=0, gone=0, finding=finding, **empty)
     trace = change.trace
-    brought = [] if trace is None else [batch_told(batch) for batch in trace.batches]
+    brought = [] if trace is None else [logged_batch(batch) for batch in trace.batches]
     replaces = 0 if trace is None else trace.count
     return LogEntry(
         shard=name,
@@ -187,9 +186,10 @@ def operations_of(change: StateDiff) -> list[str]:
     return [] if held is None else [entry.operation for entry in held.entries]
 
 
-def batch_told(batch: HollowBatch) -> LoggedBatch:
+def logged_batch(batch: HollowBatch) -> LoggedBatch:
     desc = batch.desc
-    return LoggedBatch(desc.lower, desc.upper, desc.since, batch.part_count, batch.rows, batch.size)
+    frontiers = (desc.lower.to_json(), desc.upper.to_json(), desc.since.to_json())
+    return LoggedBatch(*frontiers, batch.part_count, batch.rows, batch.size)
 
 
 def first_live(look: Look, name: str) -> SeqNo:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -30,7 +29,7 @@ from persist.core.errors import Corruption, InvalidUsage, PersistError, ReadOnly
 from persist.core.ids import shard_id_of
 from persist.formats.state_frames import THIS_BUILD, Build, decode_binding
 from persist.formats.store_errors import translated
-from persist.inspect.records import Findings, Told
+from persist.inspect.documents import Findings, JsonRecord
 
 TWO_LOCATIONS = "the two stores belong to two locations"
 CACHE_BYTES_MAX = 16 * 1024 * 1024  # nodes of attribute indexes
@@ -226,8 +225,7 @@ def _wrong_marker(marker: Path) -> str | None:
     return None if version == MARKER_VERSION else f"{MARKER} is damaged: it tells no format"
 
 
-@dataclass(frozen=True, slots=True)
-class LocationTold(Told):
+class LocationSummary(JsonRecord, frozen=True):
     """A location: its id, its epoch, and its format version. None: that is not known."""
 
     id: str | None
@@ -235,7 +233,7 @@ class LocationTold(Told):
     format_version: int | None
 
 
-def location_told(look: Look, findings: Findings) -> LocationTold:
+def location_summary(look: Look, findings: Findings) -> LocationSummary:
     """What both stores tell of the location. What does not fit together is noted. Raises Unavailable."""
     findings.take(look.problems)
     version: int | None = None
@@ -263,7 +261,7 @@ def location_told(look: Look, findings: Findings) -> LocationTold:
         binding.location_id if binding is not None else None if named is None else named.decode("ascii", "replace")
     )
     epoch = binding.epoch if binding is not None else epochs[-1] if epochs else None
-    return LocationTold(location_id, epoch, version)
+    return LocationSummary(location_id, epoch, version)
 
 
 def _compare(look: Look, binding: Binding, epochs: list[int], findings: Findings) -> None:

@@ -6,7 +6,6 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,9 +17,9 @@ from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeN
 from persist.core.keys import belongs_to, is_bundle_key, is_part_key, shard_of
 from persist.core.state import State
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.inspect.documents import Document, Findings, JsonRecord, KeyShower
 from persist.inspect.looking import Look
-from persist.inspect.pieces import placed
-from persist.inspect.records import Document, Findings, KeyShower, Told
+from persist.inspect.part_list import placed
 from persist.inspect.states import named_shard, newest
 from persist.parts import DIFF, TIME, sound_schemas
 from persist.parts.files import Files, PartFile
@@ -30,8 +29,7 @@ SHOWN_MAX = 1_000  # updates of a part
 UNNAMED_BYTES_MAX = 64 * 1024 * 1024  # of a blob that no State names, which is read whole
 
 
-@dataclass(frozen=True, slots=True)
-class PartFileTold(Told):
+class PartFileSummary(JsonRecord, frozen=True):
     """A part's blob. `named`: whether the newest State names it; else nothing tells its checksums, and they are null.
 
     `whole`, `footer`: whether the checksum of all bytes, and that of the footer, hold. `shown`: its first updates as
@@ -53,8 +51,7 @@ class PartFileTold(Told):
     shown: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnStatistics(Told):
+class ColumnStatistics(JsonRecord, frozen=True):
     """What Parquet tells of a column of a row group. Values of columns are data: `least` and `greatest` are hashed."""
 
     column: str
@@ -64,8 +61,7 @@ class ColumnStatistics(Told):
     greatest: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroupTold(Told):
+class RowGroupSummary(JsonRecord, frozen=True):
     """A row group: its rows, its bytes in memory, and whether the checksums of its column chunks hold (None: none)."""
 
     row_group: int
@@ -106,7 +102,7 @@ def part_document(look: Look, key: str, keys: KeyShower, rows: int = 0) -> Docum
         findings.note(f"the blob {key} is not there", key)
         part, state = found
         nothing = (None, None, None, None)
-        about = PartFileTold(key, str(part.id), True, 0, part.rows, part.schema_id, [], *nothing, [])
+        about = PartFileSummary(key, str(part.id), True, 0, part.rows, part.schema_id, [], *nothing, [])
         return Document("part", findings, name, int(state.seqno), about)
     if found is None and rows:
         raise InvalidUsage(f"nothing names {key}, so that its updates cannot be shown")
@@ -153,7 +149,7 @@ def _as_named(
     except (Corruption, UpgradeNeeded) as error:
         findings.note(error.message, part.key)
     metadata = None if file is None else file.metadata
-    about = PartFileTold(
+    about = PartFileSummary(
         key=part.key or "",
         id=str(part.id),
         named=True,
@@ -234,7 +230,7 @@ def _holds_whole(look: Look, part: Part, size: int) -> bool:
     return checksum == part.checksum and size == part.size
 
 
-def _groups(look: Look, file: PartFile, findings: Findings, keys: KeyShower) -> Iterator[RowGroupTold]:
+def _groups(look: Look, file: PartFile, findings: Findings, keys: KeyShower) -> Iterator[RowGroupSummary]:
     part = file.part
     for number, group in enumerate(file.groups):
         chunks = [*group.chunks, *(() if group.twins is None else (group.twins,))]
@@ -251,7 +247,7 @@ def _groups(look: Look, file: PartFile, findings: Findings, keys: KeyShower) -> 
                     part.key,
                 )
                 sound = False
-        yield RowGroupTold(
+        yield RowGroupSummary(
             row_group=number,
             updates=group.rows,
             memory_bytes=group.nbytes,
@@ -293,7 +289,7 @@ def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findin
             metadata = pq.read_metadata(pa.BufferReader(look.blob.get(key)))
     except (pa.ArrowException, OSError, ValueError) as error:
         findings.note(f"the blob {key} is no Parquet file: {error}", key)
-    about = PartFileTold(
+    about = PartFileSummary(
         key=key,
         id=None,
         named=False,
@@ -311,5 +307,5 @@ def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findin
     for number in range(0 if metadata is None else metadata.num_row_groups):
         group = metadata.row_group(number)
         told = _statistics(metadata, number, keys)
-        rows.append(RowGroupTold(number, group.num_rows, None, None, None, group.num_columns, None, told))
+        rows.append(RowGroupSummary(number, group.num_rows, None, None, None, group.num_columns, None, told))
     return Document("part", findings, name, None, about, rows)

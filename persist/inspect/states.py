@@ -17,9 +17,9 @@ from persist.core.keys import belongs_to, is_rollup_key, rollup_seqno, shard_of
 from persist.core.record import replace
 from persist.core.state import State, blank_state
 from persist.formats.store_errors import translated
+from persist.inspect.documents import Findings, instant
 from persist.inspect.log import first_live, head_of, walked
 from persist.inspect.looking import Look
-from persist.inspect.records import Findings, instant
 
 TRIES = 4  # looks at a shard that moves on meanwhile
 
@@ -195,13 +195,6 @@ def named(look: Look, state: State) -> State:
         return state
     loans = {key: replace(loan, borrower=look.shown_name(loan.borrower)) for key, loan in state.loans.items()}
     return replace(state, loans=loans, borrowed={key: look.shown_name(owner) for key, owner in state.borrowed.items()})
-
-
-def both(look: Look, name: str, earlier: int, later: int) -> tuple[Seen, Seen]:
-    """The States of two versions. Raises InvalidUsage, NotReadable."""
-    if earlier > later:
-        raise InvalidUsage(f"v{earlier} is later than v{later}; give the earlier version first")
-    return at_version(look, name, earlier), at_version(look, name, later)
 
 
 def named_shard(look: Look, key: str) -> str | None:

@@ -1,11 +1,10 @@
-"""The whole State as JSON, piece by piece, and its outline."""
+"""The whole State as JSON in pieces, its summary, and what changed since an earlier version."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from persist.core.antichain import Antichain
@@ -17,9 +16,10 @@ from persist.core.record import Record
 from persist.core.shard_settings import history_text
 from persist.core.state import State
 from persist.core.trace import Trace
+from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
 from persist.inspect.looking import Look
-from persist.inspect.records import Document, KeyShower, Told, instant
-from persist.inspect.states import Seen, at_version, named, newest, version_at
+from persist.inspect.state_changes import StateChange, state_changes
+from persist.inspect.states import Seen, at_version, named, newest
 from persist.parts import newest as newest_schema
 from persist.parts import sound_schemas
 
@@ -28,8 +28,7 @@ SECRETS = frozenset({"opaque"})  # who knows it moves a hold
 _LARGE = (State, Trace, HollowBatch, Run)  # told piece by piece
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Told):
+class Column(JsonRecord, frozen=True):
     """A column of the current schema; `is_key`: rows are told apart by it."""
 
     name: str
@@ -37,17 +36,16 @@ class Column(Told):
     is_key: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Outline(Told):
-    """A State in short: its frontiers, and how many there are of everything. `bytes` are those of parts."""
+class StateSummary(JsonRecord, frozen=True):
+    """A State in short: its frontiers, and the counts of everything. `bytes` are those of parts."""
 
     shard_id: str
     incarnation: int
     phase: str
     timestamp: str | None
     commit_id: str | None
-    since: Antichain
-    upper: Antichain
+    since: Frontier
+    upper: Frontier
     history: str | None
     columns: list[Column]
     schemas: int
@@ -75,16 +73,16 @@ class Outline(Told):
     features: list[str]
 
 
-def outline_of(state: State) -> Outline:
+def summary_of(state: State) -> StateSummary:
     batches, settings = state.trace.batches, state.settings
-    return Outline(
+    return StateSummary(
         shard_id=str(state.shard_id),
         incarnation=state.incarnation,
         phase=phase_of(state).value,
         timestamp=instant(state.walltime_ms),
         commit_id=state.commit_id or None,
-        since=state.since,
-        upper=state.upper,
+        since=state.since.to_json(),
+        upper=state.upper.to_json(),
         history=history_text(settings.history_ms) if settings.version else None,
         columns=_columns(state),
         schemas=len(state.schemas),
@@ -123,35 +121,39 @@ def _columns(state: State) -> list[Column]:
 
 
 def state_document(
-    look: Look, name: str, at: int | None, at_ms: int | None, keys: KeyShower, *, whole: bool
+    look: Look, name: str, at: int | None, since: int | None, keys: KeyShower, *, whole: bool
 ) -> Document:
-    """The State of a version, or as of a wall clock, else the newest one. `whole`: all of it, else its outline alone.
+    """The State of a version, else the newest one, and what changed from the version `since` on.
 
-    Raises UnknownShard, InvalidUsage, NotReadable, Corruption (no State can be made).
+    `whole`: all of it, else its summary alone. Raises UnknownShard, InvalidUsage, NotReadable, Corruption (no State can
+    be made).
     """
-    if at is not None and at_ms is not None:
-        raise InvalidUsage("give a version or a timestamp, not both")
-    if at_ms is not None:
-        at = version_at(look, name, at_ms)
     seen: Seen = newest(look, name) if at is None else at_version(look, name, at)
     state = seen.known()
-    tree = (lambda: told(named(look, state), keys)) if whole else None
-    return Document("state", seen.findings, name, int(state.seqno), outline_of(state), tree=tree)
+    rows: list[StateChange] = []
+    if since is not None:
+        if since > state.seqno:
+            raise InvalidUsage(f"v{since} is later than v{state.seqno}; give the earlier version as --from")
+        before = at_version(look, name, since)
+        seen.findings.take(before.findings)
+        rows = state_changes(named(look, before.known()), named(look, state))
+    tree = (lambda: encode_state(named(look, state), keys)) if whole else None
+    return Document("state", seen.findings, name, int(state.seqno), summary_of(state), rows, tree)
 
 
-def told(value: Any, keys: KeyShower) -> Iterator[str]:
+def encode_state(value: Any, keys: KeyShower) -> Iterator[str]:
     """A record as JSON in pieces: its fields by name. Bytes are base64, but for keys of rows, and rows are left out."""
     if isinstance(value, _LARGE):
         yield "{"
         for number, name in enumerate(value.__struct_fields__):
             yield f"{', ' if number else ''}{json.dumps(name)}: "
-            yield from told(getattr(value, name), keys)
+            yield from encode_state(getattr(value, name), keys)
         yield "}"
     elif isinstance(value, (tuple, Batches)) and value and isinstance(value[0], (*_LARGE, Part)):
         yield "["
         for number, item in enumerate(value):
             yield ", " if number else ""
-            yield from told(item, keys)
+            yield from encode_state(item, keys)
         yield "]"
     else:
         yield json.dumps(shown(value, keys))

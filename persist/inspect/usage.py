@@ -30,11 +30,11 @@ from persist.core.keys import belongs_to, born_ms, is_bundle_key, shard_of
 from persist.core.loans import is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.inspect.listing import check_named, matching, prefix_of
+from persist.inspect.documents import Document, Findings, JsonRecord
 from persist.inspect.log import walked
-from persist.inspect.looking import LocationTold, Look, location_told
-from persist.inspect.pieces import listed_by
-from persist.inspect.records import Document, Findings, Told
+from persist.inspect.looking import LocationSummary, Look, location_summary
+from persist.inspect.part_list import listed_by
+from persist.inspect.shard_patterns import check_named, matching, prefix_of
 from persist.inspect.states import Rechecked, Seen, newest
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -42,22 +42,20 @@ _LOCATION = ("location-id", "copy-of")
 _FAMILY_CHARS = len(family_of(shard_id_of("any")))
 
 
-@dataclass(frozen=True, slots=True)
-class Room(Told):
+class Room(JsonRecord, frozen=True):
     """How many blobs, and their bytes."""
 
-    blobs: int = 0
-    bytes: int = 0
+    blobs: int
+    bytes: int
 
     def __add__(self, other: Room) -> Room:
         return Room(self.blobs + other.blobs, self.bytes + other.bytes)
 
 
-NOTHING = Room()
+NOTHING = Room(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBy(Told):
+class HeldBy(JsonRecord, frozen=True):
     """What a reader keeps from being deleted; what two readers hold counts for both."""
 
     reader: str
@@ -67,17 +65,15 @@ class HeldBy(Told):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Orphans(Told):
+class Orphans(JsonRecord, frozen=True):
     """Blobs that nothing names by their age: below an hour, below a day, older."""
 
-    hour: Room = NOTHING
-    day: Room = NOTHING
-    older: Room = NOTHING
+    hour: Room
+    day: Room
+    older: Room
 
 
-@dataclass(frozen=True, slots=True)
-class UsageTold(Told):
+class ShardUsage(JsonRecord, frozen=True):
     """What a shard takes, in all lives of its name. `total` is the sum of all kinds, and what a listing gives.
 
     `inline_bytes` are rows in the State. `borrowed` are blobs of other shards that it names; they count there.
@@ -102,8 +98,7 @@ class UsageTold(Told):
     log_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LocationUsage(Told):
+class LocationUsage(JsonRecord, frozen=True):
     """What the location takes besides shards, and in all. What is only known of the whole store is null for a pattern.
 
     `published` are journals, beats and catalogues. `of_no_shard` are blobs of shards of which there is no log, `other`
@@ -111,7 +106,7 @@ class LocationUsage(Told):
     is listed under no key. `listed` is what the listing gave: the sum of all.
     """
 
-    location: LocationTold
+    location: LocationSummary
     shards: int
     listed: Room
     of_shards: Room
@@ -142,11 +137,11 @@ def usage_document(look: Look, pattern: str | None) -> Document:
     what it is by then.
     """
     findings = Findings()
-    location = location_told(look, findings)
+    location = location_summary(look, findings)
     if pattern is not None and prefix_of(pattern) == pattern:
         check_named(look, pattern)
     names = {family_of(shard_id_of(name)): name for name in matching(look, pattern)}
-    found: dict[str, UsageTold] = {}
+    found: dict[str, ShardUsage] = {}
     rest = _Sums()
     whole = pattern is None and not look.prefixes
     if whole:
@@ -164,7 +159,7 @@ def usage_document(look: Look, pattern: str | None) -> Document:
     return Document("usage", findings, about=_location(look, location, rows, rest, whole), rows=rows)
 
 
-def _location(look: Look, location: LocationTold, rows: list[UsageTold], rest: _Sums, whole: bool) -> LocationUsage:
+def _location(look: Look, location: LocationSummary, rows: list[ShardUsage], rest: _Sums, whole: bool) -> LocationUsage:
     of_shards = sum((one.total for one in rows), NOTHING)
     beside = {kind: rest.of(kind) for kind in ("published", "bindings", "of_no_shard", "other")}
     unfinished: Room | None = None
@@ -195,7 +190,7 @@ def _kind(key: str) -> str:
     return "bindings" if key in _LOCATION or key.startswith(("epoch/", "offer/", "format/", "receipt")) else "other"
 
 
-def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings) -> UsageTold:
+def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings) -> ShardUsage:
     seen = newest(look, name)
     sums, gone, log_entries, log_bytes = _Sums(), dict[str, int](), 0, 0
     for logged in walked(look, name):
@@ -225,7 +220,7 @@ def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings) ->
     borrowed = _compared(look, seen, named, there)
     findings.take(seen.findings)
     orphans = Orphans(sums.of("orphan-hour"), sums.of("orphan-day"), sums.of("orphan-older"))
-    return UsageTold(
+    return ShardUsage(
         shard=name,
         total=sum(sums.rooms.values(), NOTHING),
         live=sums.of("live"),

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from persist.doctor.beside import Beside, served_by
 from persist.doctor.examining import examined
 from persist.doctor.limits import AGES, FREE, Limits, read_limits
-from persist.inspect.listing import prefix_of
 from persist.inspect.looking import look_into
+from persist.inspect.shard_patterns import prefix_of
 from rpc.auth import Principal
 from rpc.ending_tokens import tokens_seen
 from rpc.service import Service, principal_of, service_of

@@ -152,7 +152,7 @@ def test_commands_show_the_certificate_of_the_environment(
     assert main(["shards", "--prefix", "eu/", *there]) == 1
     monkeypatch.setenv("PERSIST_CERTIFICATE_FILE", place.etl)
     assert main(["shards", "--prefix", "eu/", *there]) == 0
-    assert main(["inspect", "shards", "eu/*", *there]) == 2
+    assert main(["inspect", "usage", "eu/*", *there]) == 2
     assert "the token 'etl' has no scope 'admin'" in capsys.readouterr().err
     monkeypatch.setenv("PERSIST_CERTIFICATE_FILE", str(place.directory / "missing.pem"))
     assert main(["shards", "--prefix", "eu/", *there]) == 1

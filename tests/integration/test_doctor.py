@@ -18,7 +18,8 @@ from persist.doctor import published
 from persist.doctor.diagnosis import IDS, SEVERITIES, diagnosis, ranked
 from persist.doctor.examining import OF_SHARD, Report, examined, report, report_of
 from persist.doctor.saying import age, at, many, size, some
-from persist.inspect.looking import LocationTold, look_at_directory
+from persist.inspect.json_schema import to_text
+from persist.inspect.looking import LocationSummary, look_at_directory
 from tests.support.ailments import AILMENTS, CALM, Ailment, examine, filled, made
 from tests.support.ailments import at as examined_at
 from tests.support.clocks import DAY_MS, HOUR_MS, World
@@ -149,13 +150,13 @@ def test_the_worst_comes_first() -> None:
 
 def test_a_report_tells_no_more_than_its_bound() -> None:
     found = [diagnosis("log-long", f"s{n}", "x", cause="x", remedy="x") for n in range(10_003)]
-    told = report(None, LocationTold(None, None, None), 1, found, 1)
+    told = report(None, LocationSummary(None, None, None), 1, found, 1)
     assert (len(told.findings), told.left_out) == (10_000, 3)
 
 
 def test_a_report_comes_back_from_its_json() -> None:
     found = [diagnosis("since-held", "a", "x", cause="y", remedy="z", command="persist shards")]
-    told = report("a*", LocationTold("l", 1, 5), 3, found, 1_760_000_000_000)
+    told = report("a*", LocationSummary("l", 1, 5), 3, found, 1_760_000_000_000)
     assert report_of(json.loads(told.text())) == told
     later = json.loads(told.text())
     later["more"] = later["findings"][0]["more"] = 1
@@ -170,14 +171,16 @@ def test_what_is_no_report_is_refused(document: object) -> None:
 
 def test_the_published_schema_is_that_of_the_records() -> None:
     jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
-    assert published.FILE.read_text(encoding="utf-8") == published.text(), "python -m persist.doctor.published"
+    assert published.FILE.read_text(encoding="utf-8") == to_text(published.schema()), (
+        "python -m persist.doctor.published"
+    )
 
 
 def test_the_schema_refuses_what_is_no_report() -> None:
-    told: Report = report(None, LocationTold(None, None, None), 0, [], 1)
+    told: Report = report(None, LocationSummary(None, None, None), 0, [], 1)
     document = json.loads(told.text())
     VALIDATOR.validate(document)
-    for wrong in ({"version": 2}, {"persist": "inspect"}, {"findings": [{"id": "x"}]}, {"more": 1}, {"shards": "1"}):
+    for wrong in ({"version": 2}, {"persist": "inspect"}, {"findings": [{"id": "x"}]}, {"shards": "1"}):
         with pytest.raises(jsonschema.ValidationError):
             VALIDATOR.validate({**document, **wrong})
 

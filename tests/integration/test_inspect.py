@@ -14,13 +14,13 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
-from persist.inspect import looking, published
-from persist.inspect.asking import ANSWERS
+from persist.inspect import json_schema, looking
+from persist.inspect.queries import ANSWERS
 from tests.support.inspected import COMMANDS, PART, FixedClock, copied
 
 GOLDEN = Path(__file__).parent / "inspected"
 SCHEMA = pa.schema([("id", pa.int64())])
-VALIDATOR = jsonschema.Draft202012Validator(json.loads(published.FILE.read_text(encoding="utf-8")))
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(json_schema.FILE.read_text(encoding="utf-8")))
 Ran = Callable[..., tuple[int, str]]
 
 
@@ -68,12 +68,12 @@ def test_every_command_has_a_golden_output() -> None:
 
 def test_the_published_schema_is_that_of_the_records() -> None:
     jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
-    assert published.FILE.read_text(encoding="utf-8") == published.text(), "python -m persist.inspect.published"
+    assert json_schema.FILE.read_text(encoding="utf-8") == json_schema.to_text(json_schema.schema())
 
 
 def test_the_schema_refuses_what_is_no_answer(ran: Ran) -> None:
-    document = json.loads(ran("batches", "tagged", "--json")[1])
-    for wrong in ({"version": 2}, {"rows": [{}]}, {"more": 1}, {"command": "state"}, {"findings": [{"what": "x"}]}):
+    document = json.loads(ran("parts", "tagged", "--json")[1])
+    for wrong in ({"version": 2}, {"rows": [{}]}, {"command": "state"}, {"findings": [{"what": "x"}]}):
         with pytest.raises(jsonschema.ValidationError):
             check({**document, **wrong})
 
@@ -119,10 +119,10 @@ def test_following_a_log_shows_what_comes_and_ends_at_the_last_version_that_was_
 
 
 def test_a_diff_names_what_changed(ran: Ran) -> None:
-    rows = json.loads(ran("diff", "orders", "v3", "v33", "--json")[1])["rows"]
+    rows = json.loads(ran("state", "orders", "--from", "v3", "--at", "v33", "--json")[1])["rows"]
     assert {"field": "upper", "words": "upper moved from 0 to 11"} in rows
     assert {"field": "critical_readers", "words": "1 cursor came: job at 8"} in rows
-    assert json.loads(ran("diff", "orders", "5", "5", "--json")[1])["rows"] == []
+    assert json.loads(ran("state", "orders", "--from", "5", "--at", "5", "--json")[1])["rows"] == []
 
 
 # --- a part

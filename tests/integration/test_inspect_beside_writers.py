@@ -11,14 +11,14 @@ import persist
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Part
 from persist.core.errors import Unavailable
-from persist.inspect.asking import Asked, inspected
 from persist.inspect.looking import Look, look_at_directory
-from persist.inspect.pieces import PartTold
+from persist.inspect.part_list import PartRow
+from persist.inspect.queries import Query, answer
 from persist.inspect.states import Rechecked, newest
 from tests.support.clones import Shards
 
 SCHEMA = pa.schema([("id", pa.int64())])
-WHATS = ("state", "log", "rollups", "batches", "runs", "parts", "usage", "attributes", "attribute-tree", "digest")
+WHATS = ("state", "log", "parts", "holds", "usage", "attributes", "digest")
 ROUNDS = 12
 
 
@@ -48,7 +48,7 @@ def test_a_look_beside_writers_and_collections_finds_no_damage(tmp_path: Path) -
         for _ in range(ROUNDS):
             for what in WHATS:
                 try:
-                    document = inspected(look, Asked(what, "orders", whole=True))
+                    document = answer(look, Query(what, "orders", whole=True))
                     assert list(document.pieces()) or what == "log"
                 except Unavailable:  # it has moved on too often meanwhile
                     continue
@@ -70,10 +70,10 @@ def test_parts_that_were_merged_and_collected_after_the_state_was_read_are_no_da
     shards = Shards()
     shards.create("a", inserts=4)
     look, before = looked_late(shards)
-    document = inspected(look, Asked("parts", "a"))
+    document = answer(look, Query("parts", "a"))
     shards.client.shard("a").optimize()
     shards.blob.delete([part.key or "" for part in before])
-    rows = [row for row in document.rows if isinstance(row, PartTold)]
+    rows = [row for row in document.rows if isinstance(row, PartRow)]
     assert [row.there for row in rows] == [False] * len(before)
     assert document.findings == []
 
@@ -82,7 +82,7 @@ def test_parts_that_the_newest_state_names_are_missing_however_far_the_shard_has
     shards = Shards()
     shards.create("a", inserts=2)
     look, before = looked_late(shards)
-    document = inspected(look, Asked("parts", "a"))
+    document = answer(look, Query("parts", "a"))
     shards.write("a")
     shards.blob.delete([before[0].key or ""])
     assert list(document.rows)

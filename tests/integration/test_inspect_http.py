@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from persist.cli.__main__ import main
-from persist.inspect.asking import OF_MANY, OF_ONE
+from persist.inspect.queries import OF_ONE
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
@@ -81,10 +81,10 @@ def test_a_server_tells_what_takes_room(here: Served, token: object, capsys: pyt
 def test_only_who_may_administer_is_answered(
     here: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [[what, "orders"] for what in OF_ONE if what != "diff"] + [[what] for what in OF_MANY] + [["part", PART]]
+    asked = [*([what, "orders"] for what in OF_ONE), ["usage"], ["part", PART], ["state", "orders", "--from", "1"]]
     for given, said in (("write", "has no scope 'admin'"), (None, "wants a token")):
         monkeypatch.setenv("PERSIST_TOKEN", "" if given is None else here.tokens[given])
-        for words in [*asked, ["diff", "orders", "1", "2"]]:
+        for words in asked:
             assert main(["inspect", *words, "--url", here.server.url]) == 2, words
             told = capsys.readouterr()
             assert said in told.err
@@ -96,14 +96,12 @@ def test_a_token_that_is_good_for_a_prefix_sees_no_other_shard(
 ) -> None:
     monkeypatch.setenv("PERSIST_TOKEN", here.tokens["eu"])
     at = ["--url", here.server.url]
-    assert main(["inspect", "shards", "eu/*", "--json", *at]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["eu/copies"]
     assert main(["inspect", "parts", "eu/copies", *at]) == 0
-    for what, name in (("shards", "name"), ("usage", "shard")):
+    for pattern in (["eu/*"], []):
         capsys.readouterr()
-        assert main(["inspect", what, "--json", *at]) == 0
-        assert [row[name] for row in json.loads(capsys.readouterr().out)["rows"]] == ["eu/copies"]
-    for words in (["shards", "*"], ["usage", "o*"], ["parts", "orders"], ["part", PART]):
+        assert main(["inspect", "usage", *pattern, "--json", *at]) == 0
+        assert [row["shard"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["eu/copies"]
+    for words in (["usage", "*"], ["usage", "o*"], ["parts", "orders"], ["part", PART]):
         assert main(["inspect", *words, *at]) == 2, words
         assert "the token 'eu'" in capsys.readouterr().err
 
@@ -114,13 +112,13 @@ def test_what_is_damaged_is_told_through_a_server_too(
     with served(tmp_path) as found:
         monkeypatch.setenv("PERSIST_TOKEN", found.tokens["admin"])
         flip(found.place / "blob" / ROLLUP, 100)
-        for words in (["state", "orders"], ["rollups", "orders", "--json"], ["shards", "--json"]):
+        for words in (["state", "orders"], ["usage", "--json"]):
             assert main(["inspect", *words, "--url", found.server.url]) == 1, words
         assert "DAMAGED orders: " in capsys.readouterr().out
 
 
 def test_a_server_counts_the_requests_under_one_name(here: Served, token: object) -> None:
-    assert main(["inspect", "tags", "orders", "--url", here.server.url]) == 0
+    assert main(["inspect", "holds", "orders", "--url", here.server.url]) == 0
     asked = urllib.request.Request(
         f"{here.server.url}/metrics", headers={"authorization": f"Bearer {here.tokens['admin']}"}
     )
@@ -190,5 +188,5 @@ def test_an_answer_that_is_none_is_told(
 ) -> None:
     with answering(body, status, length) as url:
         more = ["--json"] if form == "json" else []
-        assert main(["inspect", "batches", "orders", "--url", url, *more]) == 3
+        assert main(["inspect", "parts", "orders", "--url", url, *more]) == 3
     assert said in capsys.readouterr().err or form == "json"

@@ -14,7 +14,7 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
-from persist.inspect.asking import ANSWERS
+from persist.inspect.queries import ANSWERS
 from tests.support.answers import Answers
 from tests.support.disaster import free_port
 from tests.support.inspected import PART, ROLLUP, UNNAMED, copied, spoil_entry
@@ -76,19 +76,19 @@ def orphan(place: Path) -> str:
 
 def with_notes(place: Path) -> list[str]:
     (emptied(place) / "notes.txt").write_text("")
-    return at(place, "shards")
+    return at(place, "usage")
 
 
 def piped(place: Path) -> list[str]:
     (place / "consensus.db").unlink()
     os.mkfifo(place / "consensus.db")
-    return at(place, "shards")
+    return at(place, "usage")
 
 
 def truncated(place: Path) -> list[str]:
     (place / "consensus.db").rename(place / "consensus.db-wal")
     (place / "consensus.db").touch()
-    return at(place, "shards")
+    return at(place, "usage")
 
 
 def spoilt(place: Path) -> list[str]:
@@ -100,7 +100,7 @@ def spoilt(place: Path) -> list[str]:
 WRONG: dict[str, Callable[[Path], list[str]]] = {
     "a name that no shard can have": lambda p: at(p, "state", "a b"),
     "a name that is no shard": lambda p: at(p, "log", "nowhere"),
-    "a pattern with characters that no name has": lambda p: at(p, "shards", "a b*"),
+    "a pattern with characters that no name has": lambda p: at(p, "usage", "a b*"),
     "a pattern without `*`, `?` or `[` that is no shard": lambda p: at(p, "usage", "nowhere"),
     "a version that is no number, or 0": lambda p: at(p, "state", "orders", "--at", "vx"),
     "a version that is still to come": lambda p: at(p, "state", "orders", "--at", "35"),
@@ -111,7 +111,7 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
         p, "state", "orders", "--at", "3", "--timestamp", "2026-11-24T00:00:00Z"
     ),
     "`--from` that is later than `--to`": lambda p: at(p, "log", "orders", "--from", "5", "--to", "4"),
-    "a diff whose first version is the later one": lambda p: at(p, "diff", "orders", "5", "4"),
+    "changes whose first version is the later one": lambda p: at(p, "state", "orders", "--from", "5", "--at", "4"),
     "a part's key that is none": lambda p: at(p, "part", "abc"),
     "a part's key that is a bundle's": lambda p: at(p, "part", bundle(p)),
     "a part that is not there, and that nothing names": lambda p: at(p, "part", UNNAMED),
@@ -125,27 +125,27 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "`--as-of` that is not complete yet": lambda p: at(p, "digest", "orders", "--as-of", "11"),
     "`--as-of` that history has forgotten": lambda p: at(p, "digest", "thrown", "--as-of", "0"),
     "a digest of a shard that was dropped": lambda p: at(p, "digest", "gone"),
-    "`--dir` that is not there": lambda p: at(p / "nowhere", "shards"),
+    "`--dir` that is not there": lambda p: at(p / "nowhere", "usage"),
     "`--dir` without anything of persist": with_notes,
-    "`--dir` whose log, or blobs, are not there": lambda p: at(without(p, "consensus.db"), "shards"),
+    "`--dir` whose log, or blobs, are not there": lambda p: at(without(p, "consensus.db"), "usage"),
     "`--dir` whose log is no regular file, such as a pipe": piped,
     "`--dir` whose log is empty, beside a write-ahead log": truncated,
-    "`--dir` whose name is not UTF-8": lambda p: at(p / os.fsdecode(b"\xff"), "shards"),
-    "an argument of where the shards are that is empty": lambda p: ["shards", "--dir", ""],
-    "`--blob` without `--consensus`": lambda p: ["shards", "--blob", f"file://{p}/blob"],
+    "`--dir` whose name is not UTF-8": lambda p: at(p / os.fsdecode(b"\xff"), "usage"),
+    "an argument of where the shards are that is empty": lambda p: ["usage", "--dir", ""],
+    "`--blob` without `--consensus`": lambda p: ["usage", "--blob", f"file://{p}/blob"],
     "`--blob` of a kind that is not known": lambda p: [
-        "shards", "--blob", "ftp://host/a", "--consensus", f"sqlite:///{p}/consensus.db"
+        "usage", "--blob", "ftp://host/a", "--consensus", f"sqlite:///{p}/consensus.db"
     ],
-    "`--url` and `--dir`": lambda p: at(p, "shards", "--url", "http://127.0.0.1:1"),
-    "`--url` that is none": lambda p: ["shards", "--url", "host:8787"],
-    "`--url` with a user and a password": lambda p: ["shards", "--url", "http://user:secret@127.0.0.1:1"],
+    "`--url` and `--dir`": lambda p: at(p, "usage", "--url", "http://127.0.0.1:1"),
+    "`--url` that is none": lambda p: ["usage", "--url", "host:8787"],
+    "`--url` with a user and a password": lambda p: ["usage", "--url", "http://user:secret@127.0.0.1:1"],
     "`--ca-file` that cannot be read, or without a server": lambda p: [
-        "shards", "--url", "https://127.0.0.1:1", "--ca-file", f"{p}/nowhere"
+        "usage", "--url", "https://127.0.0.1:1", "--ca-file", f"{p}/nowhere"
     ],
-    "`--url` where nobody answers": lambda p: ["shards", "--url", f"http://127.0.0.1:{free_port()}"],
-    "`--url` of what is no server of persist": lambda p: ["shards", "--url", Answers(200, b"hello").url],
+    "`--url` where nobody answers": lambda p: ["usage", "--url", f"http://127.0.0.1:{free_port()}"],
+    "`--url` of what is no server of persist": lambda p: ["usage", "--url", Answers(200, b"hello").url],
     "`--url` that redirects to another place": lambda p: [
-        "shards", "--url", Answers(307, b"", location="http://127.0.0.1:1").url
+        "usage", "--url", Answers(307, b"", location="http://127.0.0.1:1").url
     ],
     "a State of which nothing can be made": spoilt,
 }  # fmt: skip
@@ -155,9 +155,9 @@ MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--at", "0")),
     ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--at", "-1")),
     ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--at", "9" * 30)),
-    ("a version that is no number, or 0", lambda p: at(p, "diff", "orders", "1.5", "2")),
+    ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--from", "1.5")),
     ("a version that is no number, or 0", lambda p: at(p, "log", "orders", "--from", "0")),
-    ("a version that is still to come", lambda p: at(p, "diff", "orders", "1", "35")),
+    ("a version that is still to come", lambda p: at(p, "state", "orders", "--from", "1", "--at", "35")),
     ("a version that is still to come", lambda p: at(p, "log", "orders", "--from", "35")),
     ("a version that the log does not have any more", lambda p: forgotten(p, "log", "orders", "--to", "2")),
     ("a timestamp without a zone", lambda p: at(p, "state", "orders", "--timestamp", "yesterday")),
@@ -165,12 +165,12 @@ MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("a part's key that is none", lambda p: at(p, "part", ROLLUP)),
     ("`--as-of` that is no time", lambda p: at(p, "digest", "orders", "--as-of", "9" * 30)),
     ("`--as-of` that is no time", lambda p: at(p, "digest", "orders", "--as-of=-1")),
-    ("`--dir` whose log, or blobs, are not there", lambda p: at(without(p, "blob"), "shards")),
-    ("`--url` that is none", lambda p: ["shards", "--url", "http://"]),
-    ("`--url` that is none", lambda p: ["shards", "--url", "http://[::1"]),
-    ("`--url` that is none", lambda p: ["shards", "--url", "http://127.0.0.1:8x/"]),
-    ("an argument of where the shards are that is empty", lambda p: ["shards", "--url", ""]),
-    ("`--ca-file` that cannot be read, or without a server", lambda p: at(p, "shards", "--ca-file", "x")),
+    ("`--dir` whose log, or blobs, are not there", lambda p: at(without(p, "blob"), "usage")),
+    ("`--url` that is none", lambda p: ["usage", "--url", "http://"]),
+    ("`--url` that is none", lambda p: ["usage", "--url", "http://[::1"]),
+    ("`--url` that is none", lambda p: ["usage", "--url", "http://127.0.0.1:8x/"]),
+    ("an argument of where the shards are that is empty", lambda p: ["usage", "--url", ""]),
+    ("`--ca-file` that cannot be read, or without a server", lambda p: at(p, "usage", "--ca-file", "x")),
 ]
 
 
@@ -196,7 +196,7 @@ def test_what_is_wrong_is_one_sentence_with_its_exit_code(
 
 
 def test_an_argument_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["rows", "orders"], ["state"], ["shards", "--more"]):
+    for words in (["rows", "orders"], ["state"], ["usage", "--more"]):
         with pytest.raises(SystemExit) as ended:
             main(["inspect", *words])
         assert ended.value.code == 2

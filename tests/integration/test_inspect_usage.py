@@ -16,9 +16,9 @@ from persist.commit.collector import Collector
 from persist.core.ids import PartId, ShardId, mint
 from persist.core.keys import FLUSHER, part_key
 from persist.core.state import Policy
-from persist.inspect.asking import Asked, inspected
 from persist.inspect.looking import Look, look_at_directory
-from persist.inspect.usage import DAY_MS, HOUR_MS, NOTHING, LocationUsage, Room, UsageTold
+from persist.inspect.queries import Query, answer
+from persist.inspect.usage import DAY_MS, HOUR_MS, NOTHING, LocationUsage, Room, ShardUsage
 from tests.support.clones import GC, ClockedIds
 from tests.support.inspected import copied
 from tests.support.location import TestClock, memory_location
@@ -43,7 +43,7 @@ class Place:
         self.client = Client(EmbeddedTransport(self.location))
         self.look = Look(self.blob, self.location.consensus, clock=self.clock)
 
-    def usage(self, pattern: str = "") -> tuple[LocationUsage, dict[str, UsageTold]]:
+    def usage(self, pattern: str = "") -> tuple[LocationUsage, dict[str, ShardUsage]]:
         """What is told, once it is found to agree with a listing."""
         return checked(self.look, pattern)
 
@@ -53,11 +53,11 @@ class Place:
             collector.run(name)
 
 
-def checked(look: Look, pattern: str = "") -> tuple[LocationUsage, dict[str, UsageTold]]:
-    document = inspected(look, Asked("usage", pattern))
+def checked(look: Look, pattern: str = "") -> tuple[LocationUsage, dict[str, ShardUsage]]:
+    document = answer(look, Query("usage", pattern))
     about, rows = document.about, list(document.rows)
     assert isinstance(about, LocationUsage)
-    told = {row.shard or "": row for row in rows if isinstance(row, UsageTold)}
+    told = {row.shard or "": row for row in rows if isinstance(row, ShardUsage)}
     assert document.findings == []
     for row in told.values():
         kinds = sum((getattr(row, kind) for kind in KINDS), NOTHING)

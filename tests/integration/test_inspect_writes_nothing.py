@@ -19,8 +19,8 @@ from consensus import ConsensusNotWritable
 from consensus.memory import MemoryConsensus
 from persist.cli.__main__ import main
 from persist.core.errors import ReadOnly
-from persist.inspect.asking import ANSWERS, Asked, inspected
 from persist.inspect.looking import Look
+from persist.inspect.queries import ANSWERS, Query, answer
 from tests.support.inspected import COMMANDS, copied, everything
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
@@ -104,7 +104,7 @@ def test_after_a_process_that_was_killed_nothing_is_changed(tmp_path: Path) -> N
         shutil.copytree(place, killed)
     before = everything(killed)
     assert {"consensus.db-wal", "consensus.db-shm"} <= before.keys()
-    for what in ("shards", "usage"):
+    for what in ("usage",):
         assert main(["inspect", what, "--dir", str(killed)]) == 0
     assert main(["inspect", "parts", "orders", "--dir", str(killed)]) == 0
     assert everything(killed) == before
@@ -138,8 +138,8 @@ def test_the_stores_of_a_look_refuse_every_write() -> None:
 def test_a_location_that_was_never_bound_is_not_bound() -> None:
     blob, consensus = MemoryBlob(), MemoryConsensus()
     look = Look(blob, consensus)
-    for what in ("shards", "usage"):
-        assert list(inspected(look, Asked(what)).pieces())
+    for what in ("usage",):
+        assert list(answer(look, Query(what)).pieces())
     assert list(blob.list("")) == []
     assert consensus.head("\x7fbinding") is None
 

@@ -284,7 +284,7 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
 
 
 OUTPUTS = [
-    "cat orders --format arrow", "cat orders", "inspect shards", "tail orders", "shards", "cat --help", "--help",
+    "cat orders --format arrow", "cat orders", "inspect usage", "tail orders", "shards", "cat --help", "--help",
 ]  # fmt: skip
 
 
@@ -326,7 +326,7 @@ def test_streams_that_were_closed_ended_in_a_trace(line: str, code: int) -> None
         (["import", "orders", "n\udcff.csv"], 1),
         (["export", "orders", "n\udcff.csv"], 1),
         (["cat", "orders", "--dir", "nu\udcff"], 1),
-        (["inspect", "shards", "--dir", "nu\udcff"], 2),
+        (["inspect", "usage", "--dir", "nu\udcff"], 2),
         (["doctor", "--dir", "nu\udcff"], 2),
     ],
 )

@@ -15,15 +15,15 @@ from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
-from persist.inspect.asking import ANSWERS, Asked, inspected
 from persist.inspect.looking import look_at_stores
+from persist.inspect.queries import ANSWERS, Query, answer
 from tests.services.postgres import Postgres
 from tests.services.process import free_ports
 from tests.support.inspected import everything
 
 pytestmark = pytest.mark.services
 SCHEMA = pa.schema([("id", pa.int64())])
-OF_ONE = sorted(ANSWERS.keys() - {"shards", "usage", "part", "diff"})
+OF_ONE = sorted(ANSWERS.keys() - {"usage", "part"})
 
 
 def filled(blob: str, consensus: str) -> None:
@@ -68,9 +68,9 @@ def test_a_postgres_role_with_select_sees_everything_and_nothing_is_written(
     url, owner = reader_url
     before = rows_of(owner), everything(blob)
     at = ["--blob", blob.as_uri(), "--consensus", url, "--json"]
-    for words in (["shards"], ["usage"], ["diff", "orders", "1", "2"], *([what, "orders"] for what in OF_ONE)):
+    for words in (["usage"], ["state", "orders", "--from", "1"], *([what, "orders"] for what in OF_ONE)):
         assert main(["inspect", *words, *at]) == 0, (words, capsys.readouterr().err)
-    assert json.loads(capsys.readouterr().out.splitlines()[0])["command"] == "shards"
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["command"] == "usage"
     assert (rows_of(owner), everything(blob)) == before
 
 
@@ -90,7 +90,7 @@ def test_no_table_is_made_in_a_postgres_database_without_one(
 ) -> None:
     url = postgres_server.create_database(f"bare_{free_ports(1)[0]}")
     blob.mkdir()
-    assert main(["inspect", "shards", "--blob", blob.as_uri(), "--consensus", url]) == 2
+    assert main(["inspect", "usage", "--blob", blob.as_uri(), "--consensus", url]) == 2
     assert "has no table consensus_log: nothing of persist is there" in capsys.readouterr().err
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT to_regclass('consensus_log')").fetchone() == (None,)
@@ -99,7 +99,7 @@ def test_no_table_is_made_in_a_postgres_database_without_one(
 def test_a_postgres_server_that_does_not_answer_is_unreachable(blob: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blob.mkdir()
     url = f"postgresql://a:b@127.0.0.1:{free_ports(1)[0]}/c"
-    assert main(["inspect", "shards", "--blob", blob.as_uri(), "--consensus", url]) == 3
+    assert main(["inspect", "usage", "--blob", blob.as_uri(), "--consensus", url]) == 3
     assert capsys.readouterr().out == ""
 
 
@@ -108,8 +108,8 @@ def test_nothing_is_written_to_etcd(etcd_url: str, blob: Path) -> None:
     look = look_at_stores(blob.as_uri(), etcd_url)
     before = {name: look.consensus.scan(name, 1, 100) for name in look.names()}
     revision = _revision(look.consensus)
-    for asked in (Asked("shards"), Asked("usage"), *(Asked(what, "orders") for what in OF_ONE)):
-        document = inspected(look, asked)
+    for asked in (Query("usage"), *(Query(what, "orders") for what in OF_ONE)):
+        document = answer(look, asked)
         assert list(document.pieces())
         assert document.findings == [], asked
     assert _revision(look.consensus) == revision, "each write of etcd has a revision"
@@ -122,8 +122,8 @@ def test_nothing_is_written_to_s3(s3_url: str, tmp_path: Path) -> None:
     filled(s3_url, consensus)
     look = look_at_stores(s3_url, consensus)
     before = list(look.blob.list(""))
-    for asked in (Asked("shards"), Asked("usage"), *(Asked(what, "orders") for what in OF_ONE)):
-        document = inspected(look, asked)
+    for asked in (Query("usage"), *(Query(what, "orders") for what in OF_ONE)):
+        document = answer(look, asked)
         assert list(document.pieces())
         assert document.findings == [], asked
     assert list(look.blob.list("")) == before

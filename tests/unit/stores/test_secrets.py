@@ -137,7 +137,7 @@ def test_what_is_no_argument_is_told_without_its_password(url: str, capsys: pyte
         ["verify", url],
         [url],
         ["inspect", "state", url],
-        ["inspect", "shards", url],
+        ["inspect", "usage", url],
         ["doctor", "--tokens", url],
     ):
         with suppress(SystemExit):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from persist.core import state_diff
@@ -13,55 +12,24 @@ from persist.core.keys import COMPACTOR
 from persist.core.phases import phase_of
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.state import State
-from persist.inspect.looking import Look
-from persist.inspect.records import Document, Told, instant
-from persist.inspect.states import both, named
+from persist.inspect.documents import JsonRecord, instant
 
 NAMED_MAX = 10  # of one kind that a sentence names
 
 
-@dataclass(frozen=True, slots=True)
-class Version(Told):
-    """A version of a shard, and when it was committed, by the committer's clock."""
-
-    seqno: int
-    timestamp: str | None
-    commit_id: str | None
-    since: Antichain
-    upper: Antichain
-
-
-@dataclass(frozen=True, slots=True)
-class Between(Told):
-    """The two versions that were compared."""
-
-    earlier: Version
-    later: Version
-
-
-@dataclass(frozen=True, slots=True)
-class Change(Told):
-    """A part of the State that changed, by its name in the code, and the sentence that says how."""
+class StateChange(JsonRecord, frozen=True):
+    """A field of the State that changed, by its name in the code, and a sentence that says how."""
 
     field: str
     words: str
 
 
-def diff_document(look: Look, name: str, earlier: int, later: int) -> Document:
-    """What changed from one version to a later one. Raises UnknownShard, InvalidUsage, NotReadable, Corruption."""
-    before, after = both(look, name, earlier, later)
-    old, new = before.known(), after.known()
-    before.findings.take(after.findings)
-    rows = [Change(field, words) for field, words in changes(named(look, old), named(look, new))]
-    return Document("diff", before.findings, name, int(new.seqno), Between(_version(old), _version(new)), rows)
+def state_changes(old: State, new: State) -> list[StateChange]:
+    """What changed from one State to a later one."""
+    return [StateChange(field, words) for field, words in _changes(old, new)]
 
 
-def _version(state: State) -> Version:
-    at = instant(state.walltime_ms)
-    return Version(int(state.seqno), at, state.commit_id or None, state.since, state.upper)
-
-
-def changes(old: State, new: State) -> Iterator[tuple[str, str]]:
+def _changes(old: State, new: State) -> Iterator[tuple[str, str]]:
     """Each change as the field of the State and a sentence."""
     if phase_of(old) != phase_of(new):
         yield "phase", f"the shard was {phase_of(old).value} and is {phase_of(new).value}"

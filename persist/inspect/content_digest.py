@@ -7,19 +7,16 @@ somebody who looks for two contents with one digest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pyarrow.compute as pc
 
 from blob import BlobNotFound
-from persist.core.antichain import Antichain
 from persist.core.drops import contents
 from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable, UnknownShard
 from persist.core.phases import dropped
 from persist.core.state import State, is_kept
 from persist.formats.store_errors import translated_but_missing
+from persist.inspect.documents import Document, Frontier, JsonRecord
 from persist.inspect.looking import Look
-from persist.inspect.records import Document, Told
 from persist.inspect.states import TRIES, Rechecked, newest
 from persist.parts import DIFF, PartReader, sound_schemas
 from persist.parts import newest as newest_schema
@@ -28,16 +25,15 @@ from persist.parts.digest import MODULUS, digest_of_rows
 MEMORY_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class DigestTold(Told):
+class ContentDigest(JsonRecord, frozen=True):
     """The contents as of a time (-1: before all times): `rows` of them, and their digest, 16 hex digits.
 
     None: a part cannot be read.
     """
 
     as_of: int
-    since: Antichain
-    upper: Antichain
+    since: Frontier
+    upper: Frontier
     rows: int | None
     digest: str | None
 
@@ -66,7 +62,8 @@ def digest_document(look: Look, name: str, as_of: int | None) -> Document:
                 raise Unavailable(f"shard {name!r} has moved on during each of {TRIES + 1} reads; ask again") from error
             seen.findings.note(f"a blob is not there: {error}")
         break
-    about = DigestTold(at, state.since, state.upper, rows, None if digest is None else f"{digest:016x}")
+    since, upper = state.since.to_json(), state.upper.to_json()
+    about = ContentDigest(at, since, upper, rows, None if digest is None else f"{digest:016x}")
     return Document("digest", seen.findings, name, int(state.seqno), about)
 
 

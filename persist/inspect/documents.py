@@ -1,35 +1,39 @@
-"""What every answer of an inspection is made of: records that tell themselves as JSON, findings, documents.
+"""The parts of every answer of an inspection: records that are JSON, findings, documents.
 
-A document is told piece by piece, and its rows are made while they are told. So one of very many rows takes little
-memory, and what is found to be wrong on the way comes last.
+A document is sent in pieces, and its rows are made meanwhile. So a document of many rows takes little memory, and the
+findings that its rows lead to come last.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, to_builtins
 
 from persist.client.wall_clock import INSTANT_MAX, instant_text
-from persist.core.antichain import Antichain
 
-VERSION = 1  # of what `--json` prints
+VERSION: Literal[1] = 1  # of what `--json` prints
 HASH_BYTES = 8
-FINDINGS_MAX = 10_000  # that one document tells; more are counted
+FINDINGS_MAX = 10_000  # in one document; more are counted
 
 
-class Told:
-    """A record: a frozen dataclass of whole numbers, texts, frontiers, and records, lists and objects of these."""
+Frontier = Annotated[list[int], Meta(max_length=1)]  # `[7]`, or `[]`: closed
+
+
+class JsonRecord(Struct, frozen=True):
+    """The base of all that an answer consists of. Later builds may add fields."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields by name; a frontier is `[7]` or `[]`."""
-        return {one.name: plain(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]
+        """Its fields by name."""
+        found: dict[str, Any] = to_builtins(self, str_keys=True)
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class Finding(Told):
+class Finding(JsonRecord, frozen=True):
     """Something that is damaged or missing. `key` is that of the blob (None: it is of no blob)."""
 
     shard: str | None
@@ -60,7 +64,8 @@ class Findings(list[Finding]):
             self._known.add(one)
             self.append(one)
 
-    def told(self) -> list[Finding]:
+    def listed(self) -> list[Finding]:
+        """All of them, and how many more there are."""
         more = [Finding(self.shard, f"and {self._beyond} more")] if self._beyond else []
         return [*self, *more]
 
@@ -76,8 +81,8 @@ class Document:
     findings: Findings
     shard: str | None = None
     seqno: int | None = None
-    about: Told | None = None
-    rows: Iterable[Told] = ()
+    about: JsonRecord | None = None
+    rows: Iterable[JsonRecord] = ()
     tree: Callable[[], Iterator[str]] | None = None
     lines: bool = False
 
@@ -85,7 +90,7 @@ class Document:
         """The document as JSON on one line, with its line feed; with `lines`, a line for each row."""
         if self.lines:
             for row in self.rows:
-                yield f"{json.dumps({'version': VERSION, 'command': self.command, **row.to_json()})}\n"
+                yield f"{json.dumps(row.to_json())}\n"
             return
         head = {"persist": "inspect", "version": VERSION, "command": self.command, "shard": self.shard}
         head |= {"seqno": self.seqno, "about": None if self.about is None else self.about.to_json()}
@@ -98,20 +103,7 @@ class Document:
         yield ', "rows": ['
         for number, row in enumerate(self.rows):
             yield f"{', ' if number else ''}{json.dumps(row.to_json())}"
-        yield f'], "findings": {json.dumps([one.to_json() for one in self.findings.told()])}}}\n'
-
-
-def plain(value: Any) -> Any:
-    """A value of a record as JSON."""
-    if isinstance(value, Antichain):
-        return value.to_json()
-    if isinstance(value, Told):
-        return value.to_json()
-    if isinstance(value, (tuple, list)):
-        return [plain(one) for one in value]
-    if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
-    return value
+        yield f'], "findings": {json.dumps([one.to_json() for one in self.findings.listed()])}}}\n'
 
 
 def instant(at_ms: int | None) -> str | None:

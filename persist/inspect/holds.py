@@ -1,0 +1,135 @@
+"""Who holds what of a shard: leased readers, critical readers, writers, claims, tags and loans.
+
+Leases are counted by the lease clock of the State, so the answer does not depend on when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from blob import BlobNotFound
+from persist.commit.lists import LoanLists
+from persist.core.errors import Corruption, UpgradeNeeded
+from persist.core.loans import Loan
+from persist.core.state import Leased, State
+from persist.inspect.documents import Document, Findings, Frontier, JsonRecord, KeyShower, instant
+from persist.inspect.looking import Look
+from persist.inspect.states import Rechecked, newest
+
+
+class Hold(JsonRecord, frozen=True, kw_only=True):
+    """One holder. `kind` is `reader`, `cursor` (a critical reader), `writer`, `claim`, `tag`, `lent` or `borrowed`.
+
+    `holder` is the purpose of a reader, the owner of a claim, the other shard of a loan. `since` is the frontier that
+    it holds, of a tag its time; a `point` holds that time alone. `seqno` is the version whose blobs a reader holds, or
+    after which a cursor was registered. A writer has appended `[lower, upper)` last. `lapses_in_s` counts from the
+    last version; below 0 the lease has lapsed. `until` null: a tag without end. `parts` are those that a claim reads,
+    or the blobs of a loan; `done` those that a claim has written, `done_bytes` their bytes, `resumes_at` the key from
+    which it continues. `key` is the blob that lists a loan; of what is borrowed the owner keeps the list.
+    """
+
+    kind: str
+    id: str
+    holder: str
+    since: Frontier | None = None
+    point: bool | None = None
+    seqno: int | None = None
+    lower: Frontier | None = None
+    upper: Frontier | None = None
+    begun: str | None = None
+    renewed: str | None = None
+    lease_s: float | None = None
+    lapses_in_s: float | None = None
+    until: str | None = None
+    by_policy: bool | None = None
+    parts: int | None = None
+    done: int | None = None
+    done_bytes: int | None = None
+    resumes_at: str | None = None
+    key: str | None = None
+
+
+def holds_document(look: Look, name: str, keys: KeyShower) -> Document:
+    """Every holder of a shard. The list of each loan is read."""
+    seen = newest(look, name)
+    state = seen.known()
+    rows = [*_leases(state, keys), *_tags(state), *_loans(look, state, seen.findings)]
+    return Document("holds", seen.findings, name, int(state.seqno), rows=rows)
+
+
+def _leases(state: State, keys: KeyShower) -> Iterator[Hold]:
+    for reader_id, reader in sorted(state.leased_readers.items()):
+        yield Hold(
+            kind="reader",
+            id=str(reader_id),
+            holder=reader.purpose,
+            since=reader.since.to_json(),
+            point=reader.point,
+            seqno=int(reader.seqno),
+            **_lease(state, reader),
+        )
+    for cursor_id, cursor in sorted(state.critical_readers.items()):
+        since, registered = cursor.since.to_json(), int(cursor.registered)
+        yield Hold(kind="cursor", id=str(cursor_id), holder=cursor.purpose, since=since, seqno=registered)
+    for writer_id, writer in sorted(state.writers.items()):
+        interval: dict[str, Any] = {}
+        if writer.token is not None:
+            interval = {"lower": writer.lower.to_json(), "upper": writer.upper.to_json()}
+        yield Hold(kind="writer", id=str(writer_id), holder="", **interval, **_lease(state, writer))
+    for key, claim in sorted(state.claims.items()):
+        yield Hold(
+            kind="claim",
+            id=key,
+            holder=claim.owner,
+            since=claim.since.to_json(),
+            parts=len(claim.inputs),
+            done=len(claim.done),
+            done_bytes=sum(part.size for part in claim.done),
+            resumes_at=keys(claim.resume_key) if claim.done else None,
+            **_lease(state, claim),
+        )
+
+
+def _lease(state: State, held: Leased) -> dict[str, Any]:
+    return {
+        "renewed": instant(held.heartbeat_ms),
+        "lease_s": held.lease_ms / 1000,
+        "lapses_in_s": round((held.lapses_ms - state.lease_now_ms) / 1000, 3),
+    }
+
+
+def _tags(state: State) -> Iterator[Hold]:
+    for name, tag in sorted(state.tags.items()):
+        until = instant(tag.until_ms)
+        yield Hold(kind="tag", id=name, holder="", since=[tag.time], until=until, by_policy=tag.laddered)
+
+
+def _loans(look: Look, state: State, findings: Findings) -> Iterator[Hold]:
+    for loan_id, loan in sorted(state.loans.items()):
+        if _check_list(look, state, loan, findings):
+            yield Hold(
+                kind="lent",
+                id=str(loan_id),
+                holder=look.shown_name(loan.borrower),
+                begun=instant(loan.begun_ms),
+                parts=loan.keys,
+                key=loan.list_key,
+            )
+    for loan_id, owner in sorted(state.borrowed.items()):
+        yield Hold(kind="borrowed", id=str(loan_id), holder=look.shown_name(owner))
+
+
+def _check_list(look: Look, state: State, loan: Loan, findings: Findings) -> bool:
+    """Note what is wrong with the list of a loan. False: the loan has ended meanwhile."""
+    try:
+        held = len(LoanLists(look.blob).keys(loan.list_key))
+        if held != loan.keys:
+            findings.note(f"list {loan.list_key} has {held} blobs, not {loan.keys}", loan.list_key)
+    except BlobNotFound:
+        if not Rechecked(look, state).is_named(loan.list_key):
+            return False
+        findings.note(f"the blob {loan.list_key} is not there", loan.list_key)
+    except (Corruption, UpgradeNeeded) as error:
+        findings.note(error.message, loan.list_key)
+    return True

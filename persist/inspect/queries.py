@@ -1,0 +1,98 @@
+"""The questions of an inspection, under the same names on the command line and over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from persist.client.wall_clock import instant_ms, read_instant
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
+from persist.inspect.content_digest import digest_document
+from persist.inspect.documents import Document, KeyShower
+from persist.inspect.holds import holds_document
+from persist.inspect.indexed import attributes_document
+from persist.inspect.log import Span, log_document
+from persist.inspect.looking import Look
+from persist.inspect.part_file import SHOWN_MAX, part_document
+from persist.inspect.part_list import parts_document
+from persist.inspect.states import seqno_of, version_at
+from persist.inspect.tree import state_document
+from persist.inspect.usage import usage_document
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One question, with its options as texts; "": not given. `name` is the shard, a pattern, or the key of a part.
+
+    `keys`: keys of rows are shown. `rows`: so many updates of a part are shown. `whole`: the whole State, not its
+    summary alone. `follow`: a log from a version that may be still to come.
+    """
+
+    what: str
+    name: str = ""
+    at: str = ""
+    timestamp: str = ""
+    first: str = ""
+    last: str = ""
+    as_of: str = ""
+    lower: str = ""
+    upper: str = ""
+    keys: bool = False
+    rows: int = 0
+    whole: bool = False
+    follow: bool = False
+
+
+def answer(look: Look, query: Query) -> Document:
+    """Answer a question. Raises InvalidUsage (UnknownShard among them), NotReadable, Unavailable, Corruption.
+
+    Corruption: nothing can be shown at all. All else that is wrong is a finding.
+    """
+    if query.what not in ANSWERS:
+        raise InvalidUsage(f"{query.what!r:.60} cannot be inspected; give one of {', '.join(ANSWERS)}")
+    if query.what == "part" and not query.name:
+        raise InvalidUsage("give the key of a part; `persist inspect parts NAME` lists them")
+    if query.what in OF_ONE:
+        check_shard_name(query.name)
+    if not 0 <= query.rows <= SHOWN_MAX:
+        raise InvalidUsage(f"rows is {query.rows}; it must be from 0 to {SHOWN_MAX}")
+    return ANSWERS[query.what](look, query)
+
+
+def _state(look: Look, query: Query) -> Document:
+    at, since = (seqno_of(text) if text else None for text in (query.at, query.first))
+    if query.timestamp:
+        if at is not None:
+            raise InvalidUsage("give a version or a timestamp, not both")
+        at = version_at(look, query.name, instant_ms("timestamp", read_instant("timestamp", query.timestamp)))
+    return state_document(look, query.name, at, since, KeyShower(query.keys), whole=query.whole)
+
+
+def span_of(query: Query) -> Span:
+    """The versions that are asked for. Raises InvalidUsage."""
+    span = Span(*(seqno_of(text) if text else None for text in (query.first, query.last)))
+    span.check()
+    return span
+
+
+def _time(text: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        raise InvalidUsage(f"as-of is {text!r:.60}; it must be a time, such as 416")
+    return int(text)
+
+
+ANSWERS: Mapping[str, Callable[[Look, Query], Document]] = {
+    "state": _state,
+    "log": lambda look, query: log_document(look, query.name, span_of(query), waits=query.follow),
+    "parts": lambda look, query: parts_document(look, query.name, KeyShower(query.keys)),
+    "part": lambda look, query: part_document(look, query.name, KeyShower(query.keys), query.rows),
+    "holds": lambda look, query: holds_document(look, query.name, KeyShower(query.keys)),
+    "attributes": lambda look, query: attributes_document(look, query.name, query.lower or None, query.upper or None),
+    "usage": lambda look, query: usage_document(look, query.name or None),
+    "digest": lambda look, query: digest_document(look, query.name, _time(query.as_of)),
+}
+OF_LOCATION = ("usage", "part")  # the name is a pattern, which may be left out, or the key of a part
+OF_ONE = tuple(what for what in ANSWERS if what not in OF_LOCATION)
