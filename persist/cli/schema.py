@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from persist.cli.where import add_client_arguments, client_of
 from persist.codecs.alterations import read_changes
-from persist.codecs.json_rows import plain
+from persist.codecs.json_rows import plain, signed_zero
 from persist.core.errors import InvalidUsage
 
 VERBS = ("show", "add", "rename", "drop", "move", "widen", "allow-nulls", "alter")
@@ -64,6 +64,6 @@ def _wanted(arguments: argparse.Namespace) -> Any:
 
 def _json(what: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=signed_zero)
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"{what} is not valid JSON (a text stands in double quotes): {error}") from None

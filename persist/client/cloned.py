@@ -7,9 +7,10 @@ from datetime import datetime
 
 from persist.client.arguments import checked
 from persist.client.changes import Named
+from persist.client.restore import Restoring
 from persist.client.rewriting import check_complete
 from persist.client.shard import HandleSettings, Shard
-from persist.client.transport import Transport
+from persist.client.transport import OneShard, Transport
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import check_shard_name
 from persist.core.phases import dropped
@@ -60,8 +61,9 @@ def _readable(transport: Transport, settings: HandleSettings, asked: Asked) -> i
             raise InvalidUsage(f"shard {name!r} has no tag {asked.tag!r:.300}; `persist tag {name}` shows them")
         as_of = tags[asked.tag].time
     assert as_of is not None
-    time = Named.of("as_of", as_of, transport, name, (0.0, settings.read.retry_s)).time
-    check_complete(name, time, view, "cloned")
-    assert time is not None
-    found.snapshot(time).close()
-    return time
+    to = Named.of("as_of", as_of, transport, name, (0.0, settings.read.retry_s))
+    check_complete(name, to.time, view, "cloned")
+    assert to.time is not None
+    found.snapshot(to.time).close()
+    Restoring.of(OneShard(transport, view.shard_id), name, to, settings.write, settings.read).check()
+    return to.time

@@ -24,6 +24,7 @@ from persist.core.ids import Token
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import current_schema
+from persist.parts.constrained import check_rows
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,24 @@ class Restoring(Rewriting):
         return self._settled(
             as_of, token, lambda: self._tried(as_of, token, retries), lambda done: self._told(as_of, done)
         )
+
+    def check(self) -> None:
+        """Raise what refuses the rows that a restore would write; nothing is written."""
+        as_of = self.to.time
+        assert as_of is not None
+        asked = Asked(wait_s=0.0, purpose=self.purpose)
+        with between(self.transport, self.name, as_of, None, asked, self.read) as found:
+            try:
+                schema = current_schema(found.held.view.schemas)[1]
+                gained = GainedKeys(schema) if schema.details.unique else None
+                back = replace(found, start=found.end, end=as_of).splits(1, None)[0]
+                rows = self._writable(as_of, back.read(self.transport))
+                for table in rows if gained is None else gained.of(rows):
+                    check_rows(schema.conform(table, 0), schema)
+                if gained is not None:
+                    gained.check(Contents(schema, replace(found.held, as_of=as_of), as_of), are_changed=True)
+            finally:
+                found.held.lease.close()
 
     def _tried(self, as_of: int, token: Token | None, retries: int) -> Restored:
         check_complete(self.name, as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))

@@ -431,7 +431,7 @@ def body_json(data: bytes, spend: Spend | None = None, *, is_exact: bool = False
     """
     if spend is not None:
         spend(objects_bytes(data))
-    numbers = EXACT_NUMBERS if is_exact else {"parse_float": _finite, "parse_int": _signed}
+    numbers = EXACT_NUMBERS if is_exact else {"parse_float": _finite, "parse_int": signed_zero}
     try:
         return json.loads(data, object_pairs_hook=named_once, parse_constant=_no_json, **numbers)
     except (ValueError, RecursionError) as error:
@@ -443,7 +443,8 @@ def rows_of_json(given: list[Any], schema: pa.Schema, spend: Spend | None = None
     return read_ndjson(b"\n".join(map(encode, given)), schema, len(given), spend, has_minus_zero=True)
 
 
-def _signed(text: str) -> int | float:
+def signed_zero(text: str) -> int | float:
+    """A whole number of JSON; `-0` is a float, which keeps its sign. Raises ValueError: it is too long."""
     return -0.0 if text == "-0" else int(text)
 
 

@@ -16,10 +16,14 @@ from datetime import datetime
 from blob import Blob, BlobNotFound, BlobStat
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
+from persist.client.changes import Named
 from persist.client.connect import Client
 from persist.client.cutting import check_at_once
 from persist.client.embedded import EmbeddedTransport
+from persist.client.past import HandleSettings
+from persist.client.restore import Restoring
 from persist.client.rewriting import check_open
+from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backing_up import Progress, Told
@@ -28,7 +32,15 @@ from persist.copies.carried import Renaming
 from persist.copies.copying import Copying
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core.cloning import without_feed, without_policy
-from persist.core.errors import Conflict, Corruption, InvalidUsage, NotReadable, UnknownShard, UpgradeNeeded
+from persist.core.errors import (
+    Conflict,
+    ConstraintViolated,
+    Corruption,
+    InvalidUsage,
+    NotReadable,
+    UnknownShard,
+    UpgradeNeeded,
+)
 from persist.core.ids import check_shard_name
 from persist.core.record import replace
 from persist.core.state import State
@@ -183,7 +195,7 @@ class _Restoring:
         return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
 
     def check_at(self, wanted: Sequence[ShardBackup]) -> None:
-        """Raises NotReadable or UpperMismatch where a shard of the backup cannot go back so far."""
+        """Raises NotReadable, UpperMismatch or ConstraintViolated where a shard of the backup cannot go back so far."""
         if self._at is None:
             return
         with opened(self._store, self._backup, [shard.name for shard in wanted]) as location:
@@ -201,6 +213,8 @@ class _Restoring:
             raise NotReadable(first.message + others, **{**first.details, "shards": list(refused)[:NAMED_MAX]})
 
     def _check_goes_back(self, client: Client, name: str) -> None:
+        """Raises also ConstraintViolated: a constraint was set later, which rows of that time break."""
+        assert self._at is not None
         client.shard(name).snapshot(self._at).close()
         view = client.transport.view(name, ViewRequest(with_batches=False))
         check_open(name, view, "restored to an earlier time")
@@ -212,6 +226,13 @@ class _Restoring:
                 as_of=[(view.upper.element or 0) - 1],
                 since=view.upper.to_json(),
             )
+        one, settings = OneShard(client.transport, view.shard_id), HandleSettings()
+        to = Named.of("as_of", self._at, one, name, (0.0, settings.read.retry_s))
+        try:
+            Restoring.of(one, name, to, settings.write, settings.read).check()
+        except ConstraintViolated as error:
+            message = f"shard {name!r} of the backup cannot have its rows of that time: {error.message}"
+            raise ConstraintViolated(message, **error.details) from error
 
     def restored(self, shard: ShardBackup, pool: ThreadPoolExecutor) -> ShardRestored:
         """Bring one shard back."""

@@ -31,7 +31,7 @@ from persist.copies.checking import checked_backup
 from persist.copies.pruning import Kept, prune
 from persist.copies.restoring import Choice, ShardRestored, chosen, restore
 from persist.copies.verify import How, verified
-from persist.core.errors import Conflict, Corruption, NotReadable, PersistError, UpperMismatch
+from persist.core.errors import Conflict, ConstraintViolated, Corruption, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
 from persist.core.keys import is_bundle_key
 from persist.core.record import replace
@@ -519,6 +519,25 @@ def test_a_shard_that_is_younger_than_the_time_is_named_and_may_be_left_out(
     with pytest.raises(NotReadable) as alone:
         restore(found, chosen(found, at, None), other.location, Choice(names=("young",), at=at, at_once=1))
     assert refused.value.message.startswith(alone.value.message), "and tells that others can be named"
+
+
+def test_a_time_whose_rows_break_a_constraint_that_was_set_later_restores_nothing(
+    world: World, machine: Machine, kept: Counting
+) -> None:
+    """It was refused after the shard was there, with the contents of the backup."""
+    shard = filled(machine, "orders", 4)
+    world.pass_ms(10_000)
+    at = shown_instant(world.true_ms)
+    world.pass_ms(10_000)
+    shard.delete(where="id >= 0")
+    shard.set_constraints(checks={"none": "id < 0"})
+    made(machine, kept)
+    found = store(machine, kept)
+    _, other = elsewhere(world)
+    with pytest.raises(ConstraintViolated, match="'orders'") as refused:
+        restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
+    assert refused.value.details["constraint"] == "none"
+    assert list(other.location.all_names()) == []
 
 
 def test_what_would_take_rows_away_waits(world: World, machine: Machine, kept: Counting) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from blob import BlobStat, open_blob
@@ -21,6 +23,7 @@ from persist.copies.verify import How, verified
 from persist.core import commands as c
 from persist.core.errors import (
     Conflict,
+    ConstraintViolated,
     Corruption,
     Expired,
     Indeterminate,
@@ -209,6 +212,27 @@ def test_an_earlier_time_and_a_tag(shards: Shards) -> None:
 
 
 # --- what is refused, and leaves nothing
+
+
+CONSTRAINTS: list[dict[str, Any]] = [{"unique": True}, {"not_null": ["v"]}, {"checks": {"small": "v < 5"}}]
+
+
+@pytest.mark.parametrize("later", CONSTRAINTS, ids=str)
+def test_a_time_whose_rows_break_a_constraint_that_was_set_later_makes_no_clone(
+    shards: Shards, later: dict[str, Any]
+) -> None:
+    """It was refused after the clone was there, with the contents of now."""
+    shards.client.create_shard("h", pa.schema([("k", pa.string()), ("v", pa.int64())]), ["k"], history="7d")
+    shard = shards.client.shard("h")
+    shard.insert([{"k": "x", "v": 7}, {"k": "x", "v": None}])
+    shard.delete(where="k = 'x'")
+    shard.insert([{"k": "y", "v": 1}])
+    shard.set_constraints(**later)
+    with pytest.raises(ConstraintViolated):
+        shards.client.clone("h", "h2", as_of=0)
+    assert "h2" not in shards.names()
+    assert not shards.state("h").loans
+    assert shards.client.clone("h", "h2", as_of=1).count() == 0
 
 
 @pytest.mark.parametrize(
