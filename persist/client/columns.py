@@ -6,7 +6,9 @@ by numbers: those of both shards are the same where one was made with the schema
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +62,14 @@ def taken_name(shard: Shard, before: int, known: ShardSchema) -> tuple[str, str]
     """
     named = sound_schemas(shard.view().schemas).get(before, known)
     return next((one for one in moved_names(named, known, named.arrow.names) if one[0] in known.id_of), None)
+
+
+def own_handle(shard: Shard) -> Shard:
+    """Another handle of the shard, which knows what that one knows now. What one of them learns the other does not."""
+    with shard._lock:
+        made = copy(shard)
+    made._lock, made._idle_writers = threading.Lock(), []
+    return made
 
 
 def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSchema] | None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import check_numbers, checked
-from persist.client.columns import ShardSchema, known_by, taken_name
+from persist.client.columns import ShardSchema, known_by, own_handle, taken_name
 from persist.client.pinned import Pinned
 from persist.client.shard import Shard
 from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
@@ -87,6 +87,7 @@ class Ingester(Stepping):
         self._bindings = bindings
         self._source = source
         self._shard = shard
+        self._own = own_handle(shard)  # which learns of constraints; that of the caller learns nothing here
         self._settings = settings or IngestSettings()
         self._columns = known_by(shard)  # by whose names the source gives records
         self._writer = shard.open_writer(purpose=f"ingesting by {bindings.shard.name}"[:256])
@@ -146,11 +147,11 @@ class Ingester(Stepping):
             except SchemaMismatch:  # constraints got stricter: the records are looked at by them
                 if left == 1:
                     raise
-                self._shard.refresh_schema()
+                self._own.refresh_schema()
 
     def _columns_now(self) -> tuple[int, ShardSchema]:
-        """The columns as the handle knows them. Raises InvalidUsage: the source names one as another is called now."""
-        number, known = known_by(self._shard)
+        """The columns as a handle knows them. Raises InvalidUsage: the source names one as another is called now."""
+        number, known = max(map(known_by, (self._shard, self._own)), key=lambda one: one[0])
         if number != self._columns[0]:
             taken = taken_name(self._shard, self._columns[0], known)
             if taken is not None:

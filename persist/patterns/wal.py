@@ -23,6 +23,7 @@ from persist.client.columns import (
     current_schema,
     evolve,
     known_by,
+    own_handle,
     same,
     with_constraints_of,
     without_constraints,
@@ -220,15 +221,16 @@ class Replica(Stepping):
     def __init__(self, log: Shard, table: Shard) -> None:
         """It goes on from where `table` stands, which `Replica.open` has made.
 
+        It follows changes of columns by handles of its own: those that are given learn nothing.
         Raises: InvalidUsage (the table has another key, or columns that the log never had, or these are no shards).
         """
         checked("log", log, Shard)
         checked("table", table, Shard)
-        self.log = log
-        self.table = table
-        self._place_in(Life.of(log), table.refresh_schema())
-        self._writer = table.open_writer(purpose=f"replica of {log.name}"[:256])
-        self._fed = FeedPosition(table)
+        self.log = own_handle(log)
+        self.table = own_handle(table)
+        self._place_in(Life.of(self.log), self.table.refresh_schema())
+        self._writer = self.table.open_writer(purpose=f"replica of {log.name}"[:256])
+        self._fed = FeedPosition(self.table)
 
     @classmethod
     def open(cls, client: Client, log: str, table: str, *, history: timedelta | str | None = None) -> Self:

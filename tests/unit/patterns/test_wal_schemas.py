@@ -133,6 +133,21 @@ def test_rows_that_were_read_before_a_rival_followed_are_written_by_number(clien
     check_equal(log, client.shard("table"))
 
 
+def test_the_handles_of_the_caller_learn_nothing(client: Client) -> None:
+    """Rows that their caller gives by the names that he knows would be taken for those of other columns."""
+    client.create_shard("table", COLUMNS, ["id"])
+    log, table = client.shard("log"), client.shard("table")
+    known = [log.schema, table.schema]
+    replica = Replica(log, table)
+    client.shard("log").alter(*SWAP)
+    client.shard("log").insert([{"id": 1, "a": 10, "b": 20}])
+    replica.step()
+    check_equal(client.shard("log"), client.shard("table"))
+    assert [log.schema, table.schema] == known
+    log.insert([{"id": 2, "a": 1, "b": 2}])
+    assert client.shard("log").get(2) == [{"id": 2, "b": 1, "a": 2}]
+
+
 def test_constraints_of_the_log_are_not_asked_again_and_those_of_the_table_stay(client: Client) -> None:
     log, replica = client.shard("log"), Replica.open(client, "log", "table")
     front = FrontEnd(log, "front")
