@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from persist.core.state import initial_state
 from persist.core.transitions import Context, step
 from persist.core.transitions.context import Verdict
 from persist.parts.altering import DropColumn, RenameColumn
+from tests.support.clocks import World
 from tests.support.location import memory_location
 
 COLUMNS = pa.schema([("id", pa.int64()), ("made", pa.timestamp("us")), ("seen", pa.timestamp("us"))])
@@ -115,3 +117,26 @@ def test_a_shard_without_settings_gets_none_by_a_change_of_its_columns(shard: Sh
     context = Context(0, location.settings.policy, verdict=Verdict(settings=0))
     following, _ = step(old, c.EvolveSchema(1, after), context)
     assert (following.schema_id, following.settings) == (2, NO_SETTINGS)
+
+
+@pytest.mark.parametrize("kind", [c.RetractAged, c.RegisterReader])
+def test_rows_that_were_looked_for_before_a_swap_stay(monkeypatch: pytest.MonkeyPatch, kind: type[c.Command]) -> None:
+    """The settings have another version by then, whose policy goes by a column of the same name."""
+    client = World().machine().client
+    shard = client.create_shard("s", COLUMNS, ["id"], history="7d")
+    other = client.shard("s")
+    old, new = datetime(2020, 1, 1), datetime(2100, 1, 1)  # noqa: DTZ001
+    shard.insert([{"id": 1, "made": old, "seen": new}, {"id": 2, "made": new, "seen": old}])
+    shard.retain(POLICY, confirm=True)
+
+    def swap() -> None:
+        other.retain(None)
+        other.alter(*SWAP)
+        other.retain(POLICY, confirm=True)
+
+    before_sending(monkeypatch, kind, swap)
+    with pytest.raises(Conflict):
+        shard.run_retention()
+    assert shard.count() == 2
+    assert shard.run_retention().why == ("column",)
+    assert [row["id"] for row in other.snapshot().to_arrow().to_pylist()] == [1]
