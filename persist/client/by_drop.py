@@ -10,7 +10,7 @@ from persist.client.past import HandleSettings
 from persist.client.snapshot import holding
 from persist.client.transport import OneShard
 from persist.client.truncate import DROP, Dropping, Truncated
-from persist.core.drops import check_droppable
+from persist.core.drops import check_droppable, check_not_erasing
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.retention_plan import Due
 from persist.core.state import State
@@ -44,7 +44,9 @@ def _counted(dropping: Dropping, cut: int) -> Truncated:
 def refused_drop(transport: OneShard, name: str, cut: int) -> str | None:
     """Why a drop before the cut is refused now, as far as a view tells; None: it is not."""
     view = transport.view(name, ViewRequest())
-    return _refusal(lambda: check_droppable(name, view.batches, view.drops, cut))
+    return _refusal(lambda: check_not_erasing(name, view.upper, view.retracting)) or _refusal(
+        lambda: check_droppable(name, view.batches, view.drops, cut)
+    )
 
 
 def is_refused(state: State, cut: int) -> bool:

@@ -168,10 +168,10 @@ class Past(Timeable):
         Returns: what was taken away: see `Truncated`.
         Raises: UpperMismatch (somebody else took rows away meanwhile, or the shard is closed, or no time is left:
             nothing was changed), InvalidUsage (no such time, or it lies beyond the upper, or a row was there over 2**32
-            times; of a drop: a retraction was written at the cut or later, an erasure is pending, or too many drops
-            wait), Conflict (the drop of this token was withdrawn before it became effective), NotReadable (the time
-            before the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable
-            or Overloaded (it did not happen), Indeterminate (it may have happened: repeat it).
+            times; of a drop: a retraction was written at the cut or later, an erasure of rows is pending, or too many
+            drops wait), Conflict (the drop of this token was withdrawn before it became effective), NotReadable (the
+            time before the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable or Overloaded (it did not
+            happen), Indeterminate (it may have happened: repeat it).
         """
         if before is None:
             raise InvalidUsage("before is None; it must be a time, or a wall clock with its zone")

@@ -29,7 +29,7 @@ from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.drops import begins, check_droppable, clipped, contents, floor_at, until
+from persist.core.drops import begins, check_droppable, check_not_erasing, clipped, contents, floor_at, until
 from persist.core.errors import Conflict, InvalidUsage, PersistError, UnknownShard, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
@@ -295,6 +295,7 @@ class Dropping(Rewriting):
         """As `_counting`, where the rows are held already. Gives the hold back."""
         try:
             view, count = held.view, Count()
+            check_not_erasing(self.name, view.upper, view.retracting)
             check_droppable(self.name, view.batches, view.drops, before)
             _, reader = part_reader(self.transport, view, self.read)
             going = until(contents(runs_of(view), view.drops, view.upper.element or 0), before)

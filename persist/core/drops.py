@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.record import Record, replace
@@ -74,6 +75,22 @@ def known_rows(parts: Iterable[Part]) -> int:
 def begins(part: Part) -> int:
     """The time before which the part has no update that shows."""
     return part.time_min if part.clip is None else max(part.clip, part.time_min)
+
+
+def check_not_erasing(name: str, upper: Antichain, retracting: Sequence[Run], erasures: Sequence[str] = ()) -> None:
+    """Raises InvalidUsage where the next time retracts erased rows: a drop at that time takes them away as well.
+
+    `erasures` are the ids of those that are pending, as far as they are known.
+    """
+    if retracting:
+        least = (upper.element or 0) + 1
+        which = f", {erasures[0]}," if erasures else ""
+        raise InvalidUsage(
+            f"shard {name!r} has a pending erasure{which} which retracts rows at time {upper}, with the next commit of "
+            f"its writer; truncate after that commit, before {least} or a later time",
+            erasures=list(erasures),
+            least=least,
+        )
 
 
 def check_droppable(name: str, batches: Iterable[HollowBatch], drops: Sequence[RowDrop], cut: int) -> None:

@@ -438,8 +438,22 @@ def test_a_truncation_and_an_erasure_wait_one_at_a_time(shard: Shard) -> None:
             shard.truncate(2, force=force)
         assert refused.value.kind == "invalid_usage"
         assert refused.value.details == {"erasures": [asked.id], "least": 5}
+    with pytest.raises(InvalidUsage) as unfit:
+        shard.truncate(2, dry_run=True)
+    assert unfit.value.details["least"] == 5, "a dry run tells what the truncation would come to"
     append(shard, 4)
     assert (ids(shard), shard.erased(asked.id).removed) == ([1, 2, 4], None)
+
+
+def test_an_erasure_without_rows_and_a_truncation_wait_together(shard: Shard) -> None:
+    """The one retracts nothing that the other takes, whichever comes first."""
+    assert (shard.erase().phase, shard.truncate(1, dry_run=True).removed) == ("pending", 1)
+    assert shard.truncate(1).pending
+    assert (shard.erase(keys=[99]).phase, shard.truncate(2, dry_run=True).removed) == ("pending", 1)
+    assert shard.truncate(2).pending
+    append(shard, 4)
+    assert ids(shard) == [2, 3, 4]
+    assert {one.phase for one in shard.erasures().values()} == {"retracted"}
 
 
 def test_the_age_of_an_erasure_is_shown_while_no_writer_comes(world: World, machine: Machine, shard: Shard) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, Run, batch_of
-from persist.core.drops import RowDrop, begins, check_droppable, clipped, floor_at, known_rows
+from persist.core.drops import RowDrop, begins, check_droppable, check_not_erasing, clipped, floor_at, known_rows
 from persist.core.entries import with_changes
 from persist.core.erasing import pending_erasures, pending_runs
 from persist.core.errors import InvalidUsage, NotReadable
@@ -41,22 +41,10 @@ def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
             as_of=[cut - 1],
             since=state.since.to_json(),
         )
-    _check_not_erasing(state)
+    pending = pending_erasures(state)
+    check_not_erasing(state.name, state.upper, pending_runs(pending), sorted(pending))
     check_droppable(state.name, state.trace.batches, state.drops, cut)
     return any(begins(part) < cut and part.time_max >= floor for part in state.trace.parts())
-
-
-def _check_not_erasing(state: State) -> None:
-    """Raises InvalidUsage where the next time retracts erased rows: a drop at that time takes them away as well."""
-    pending = pending_erasures(state)
-    if pending_runs(pending):
-        least = (state.upper.element or 0) + 1
-        raise InvalidUsage(
-            f"shard {state.name!r} has a pending erasure, {min(pending)}, which retracts rows at time {state.upper}, "
-            f"with the next commit of its writer; truncate after that commit, before {least} or a later time",
-            erasures=sorted(pending),
-            least=least,
-        )
 
 
 def pending_drop(state: State) -> RowDrop | None:
