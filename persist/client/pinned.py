@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from persist.core.errors import InvalidUsage
-from persist.parts import ShardSchema
 from persist.parts.evolution import called_by, newest
+from persist.parts.schema import ShardSchema
 
 
 @dataclass(frozen=True)

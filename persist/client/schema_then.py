@@ -7,7 +7,7 @@ from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.errors import Unavailable
 from persist.core.view import ShardView
-from persist.parts import sound_schemas
+from persist.parts.evolution import sound_schemas
 from persist.parts.then import schema_at
 
 TRIES_MAX = 10  # where somebody is asked who has not seen yet what the view shows

@@ -13,7 +13,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -50,7 +50,7 @@ class Details:
 
     ids: tuple[int, ...] = ()
     next_id: int = 0
-    defaults: tuple[tuple[int, bytes], ...] = field(default=())
+    defaults: tuple[tuple[int, bytes], ...] = dataclasses.field(default=())
     unique: bool = False
     checks: tuple[Check, ...] = ()
     not_null: tuple[int, ...] = ()

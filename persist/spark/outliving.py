@@ -133,10 +133,10 @@ class _Kept:
 
     def _opened(self) -> Held:
         target, settings = self._target, self._target.connection.handles.read
-        transport = OneShard(executors.transport(target.connection), self._shard)
+        shard = OneShard(executors.transport(target.connection), self._shard)
         with (
             forgotten(target, self._at),
-            holding(transport, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
+            holding(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
         ):
             return held
 
