@@ -13,6 +13,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+import dataclasses
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
