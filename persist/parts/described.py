@@ -9,11 +9,11 @@ there were ids.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-import dataclasses
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
