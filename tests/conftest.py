@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,8 @@ MEMORY = Path("/dev/shm")  # a file system in memory, where no commit of a test 
 MEMORY_BYTES_MIN = 4 * 1024**3
 
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
-    os.environ["TMPDIR"] = str(MEMORY)  # before anything asks where temporary files are; child processes inherit it
+    os.environ["TMPDIR"] = str(MEMORY)  # child processes inherit it
+    tempfile.tempdir = None  # pytest has asked already
     os.environ.setdefault("SPARK_LOCAL_DIRS", str(MEMORY))
 
 # Spark starts its Python workers with these; without them it takes whatever `python3` the machine has.

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.examples import size
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -137,7 +138,7 @@ def test_sigterm_between_ready_and_listening_is_not_swallowed(tmp_path: Path) ->
 
 
 def test_sigterm_at_any_point_of_the_start_ends_a_server_and_its_children(tmp_path: Path) -> None:
-    for number in range(6):
+    for number in range(size(2, 6)):
         command = [*SERVE, "--dir", f"{tmp_path}/x"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         time.sleep(0.5 * number)

@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -51,13 +52,17 @@ def run(*arguments: str) -> int:
 class Place:
     """A home with two shards, and a copy of its blob store."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, made: Path | None = None) -> None:
+        """A new one, or one that is copied from the root of another: then it is the same location."""
         self.root = root
-        for name in ("home", "copy"):
-            (root / name).mkdir(parents=True)
         self.blob, self.consensus = f"file://{root}/home/blob", f"sqlite:///{root}/home/log.db"
         self.copy, self.fresh = f"file://{root}/copy/blob", f"sqlite:///{root}/new.db"
         self.index = str(root / "regions.json")
+        if made is not None:
+            shutil.copytree(made, root, dirs_exist_ok=True)
+            return
+        for name in ("home", "copy"):
+            (root / name).mkdir(parents=True)
         assert main(["regions", "set", "eu", "--write", "http://127.0.0.1:9", "--index", self.index]) == 0
         with persist.connect(blob=self.blob, consensus=self.consensus, collect=False) as client:
             for name in NAMES:
@@ -110,9 +115,14 @@ class Place:
         return Place(self.root / "other")
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Place(tmp_path_factory.mktemp("template")).root
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(template: Path, tmp_path: Path) -> Place:
+    return Place(tmp_path, template)
 
 
 def ids(blob: str, consensus: str) -> list[int]:

@@ -116,18 +116,10 @@ def row(number: int, time: int) -> dict[str, int]:
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"where": ""}, 400, "where is empty"),
-    ({"where": "id ="}, 400, "where it should have a literal"),
     ({"where": "nome = 1"}, 400, "where names 'nome'"),
-    ({"where": "id = 1.5"}, 400, "cannot compare column 'id'"),
-    ({"where": "id > 1e400"}, 400, "larger than any double"),
-    ({"where": "id > 1e-400"}, 400, "would become 0"),
     ({"columns": "nome"}, 400, "no column 'nome'"),
-    ({"columns": "id,id"}, 400, "named twice"),
     ({"start_key": "x"}, 400, "start_key: 'x' is no int64"),
     ({"start_key": "[1"}, 400, "parameter start_key is not valid JSON"),
-    ({"end_key": "[]"}, 400, "end_key has 0 values"),
-    ({"end_key": '[{"id": 1}]'}, 400, "a key has none such"),
-    ({"key_prefix": '[1, "eA==", 3]'}, 400, "key_prefix has 3 values"),
     ({"key_prefix": '[1, "?"]'}, 400, "bytes are written in base64"),
     ({"key": "1"}, 400, "key has 1 values; it needs one for each of id, raw"),
     ({"wher": "id = 1"}, 400, "there is no parameter 'wher' here"),
@@ -246,11 +238,8 @@ def test_cat_prints_the_rows_as_http_writes_them(directory: str, capfdbinary: py
     ("arguments", "sentence"),
     [
         (["--where", "nome = 1"], "where names 'nome'"),
-        (["--columns", "nome"], "no column 'nome'"),
         (["--columns", ","], "--columns names none"),
-        (["--limit", "-1"], "limit is -1"),
         (["--as-of", "yesterday"], "--as-of is 'yesterday'"),
-        (["--as-of", "99"], "complete before"),
     ],
 )
 def test_cat_refuses_in_one_line(

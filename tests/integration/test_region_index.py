@@ -7,7 +7,6 @@ import fcntl
 import http.server
 import json
 import os
-import re
 import threading
 import urllib.error
 import urllib.request
@@ -40,10 +39,8 @@ from persist.regions.index import (
     write_index,
 )
 from persist.regions.promoting import moved_home
-from tests.integration import test_region_servers, test_regions
 from tests.integration.test_regions import WRITES
 from tests.support.location import TestClock
-from tests.support.pages import page
 from tests.support.server import Server
 from tests.support.two_regions import SCHEMA, TwoCentres
 
@@ -514,46 +511,3 @@ def test_a_change_that_fails_leaves_nothing_beside_the_index(
     assert capsys.readouterr().err.endswith("cannot be written: No space left on device\n")
     assert path.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["regions.json", "regions.json.lock"]
-
-
-ROWS = {
-    "any write, or move of a frontier, to a read-only server or client":
-        "test_a_write_is_refused_with_the_address_of_home",
-    "`serve --read-only` with `--consensus`, or with `--dir` and `--blob`":
-        "test_what_is_wrong_is_told_in_a_sentence",
-    "`--of` or `--home` without `--read-only`":
-        "test_what_is_wrong_is_told_in_a_sentence",
-    "a region that is not 1 to 32 of `a-z 0-9 -`, or `--region`, `--of`, `--home` or `--index` that is empty":
-        "test_what_is_wrong_is_told_in_a_sentence",
-    "a store that is not there, or has no location":
-        "test_what_is_wrong_is_told_in_a_sentence",
-    "`replicate` to a store that has something else, or is of another location":
-        "test_stores_that_do_not_belong_together_are_refused",
-    "`replicate` to a copy that has become a home (a later epoch)":
-        "test_a_copy_that_went_on_by_itself_is_left_alone",
-    "`--every`, `--whole`, `--keep`, `--rate` or `--at-once` that makes no sense":
-        "test_settings_that_make_no_sense_are_refused",
-    "a region that the index does not have, or without a server for that":
-        "test_a_region_that_is_not_in_the_index_is_refused_by_name",
-    "`regions set` of a region that would have no server, or with no option":
-        "test_what_is_wrong_with_the_command_is_a_sentence",
-    "making a shard of another region at this home":
-        "test_a_shard_is_made_at_its_home_only",
-    "an index that is none, or of a server's URL that is none, or has a password":
-        "test_a_file_that_is_none_is_refused",
-    "an index that was changed by hand":
-        "test_a_file_that_is_none_is_refused",
-    "`regions set` with an epoch that is above that of the home which it names, and which answers":
-        "test_an_index_is_not_set_ahead_of_the_home_that_it_names",
-    "an index of a later version":
-        "test_a_file_that_is_none_is_refused",
-    "`read_only` with a server's URL, or with a consensus location":
-        "test_what_is_wrong_with_read_only_is_refused",
-}  # fmt: skip
-
-
-def test_every_row_of_the_page_has_its_test() -> None:
-    rows = re.findall(r"^\| (.+?) \| `\w+` \|.*\|$", page("docs/regions.md").partition("## What is refused")[2], re.M)
-    assert rows == list(ROWS)
-    there = [name for module in (test_regions, test_region_servers) for name in vars(module)] + list(globals())
-    assert {name for name in ROWS.values() if name not in there} == set()

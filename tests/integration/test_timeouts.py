@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_a_host_that_never_answers_is_told_alike(silent: str) -> None:
 def test_a_server_that_was_stopped_before_anybody_connected_is_told_alike(tmp_path: Path) -> None:
     with Server(tmp_path / "d") as server:
         server.process.send_signal(signal.SIGSTOP)
-        error = within(lambda: persist.connect(server.url), WAIT_S)
+        error = within(lambda: persist.connect(server.url, connect_s=0.5), WAIT_S)
         server.process.send_signal(signal.SIGCONT)
         assert isinstance(error, persist.Unavailable)
         assert server.url in str(error)
@@ -122,7 +123,8 @@ def test_calls_to_a_server_that_was_stopped_end_in_time_and_say_what_is_true(tmp
             hasty.shards,
             lambda: hasty.shard("orders"),
         ]
-        told = [type(within(read, WAIT_S)).__name__ for read in reads]
+        with ThreadPoolExecutor(len(reads)) as pool:
+            told = [type(error).__name__ for error in pool.map(lambda read: within(read, WAIT_S), reads)]
         writes: list[Callable[[], object]] = [
             lambda: short.insert([{"id": 1}], token=token),
             lambda: writer.insert([{"id": 2}]),

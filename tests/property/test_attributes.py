@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,6 +137,7 @@ def test_garbage_is_bounded(seed: int, batch: int) -> None:
         assert indexed.span <= bytes_bound(indexed, BATCH_MAX)
 
 
+@pytest.mark.proof
 def test_without_compaction_it_is_not() -> None:
     *_, indexed = long_history(1, BATCH_MAX, 1_400, compact=False)
     assert indexed.span > 2 * bytes_bound(indexed, BATCH_MAX)

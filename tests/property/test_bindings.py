@@ -8,7 +8,7 @@ from tests.support.bound import Minters
 from tests.support.examples import seeds
 
 STEPS = 40
-SEEDS = range(4)
+SEEDS = range(2)
 PROOF_SEEDS = seeds(26)
 
 

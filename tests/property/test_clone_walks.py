@@ -204,7 +204,7 @@ SCENES = {
 }
 
 
-@pytest.mark.parametrize("scene", dict.fromkeys(SCENES.values()))
+@pytest.mark.parametrize("scene", thinned(dict.fromkeys(SCENES.values()), 2))
 def test_nothing_is_lost_in_a_scene(scene: Callable[[], None]) -> None:
     scene()
 

@@ -37,7 +37,7 @@ from tests.support.examples import examples
 from tests.support.location import memory_location
 from tests.support.server import url_of
 
-FEW = examples(0.6, of_a_proof=500)
+FEW = examples(0.4, of_a_proof=500)
 _numbers = itertools.count()
 
 

@@ -119,7 +119,7 @@ def _sums(updates: list[Row]) -> Counter[tuple[str, int]]:
     return sums
 
 
-@examples(5, of_a_proof=300)
+@examples(2, of_a_proof=300)
 @given(st.booleans(), st.lists(STEPS, min_size=1, max_size=12))
 @example(False, [("insert", [("k0", 0, 0, 1), ("k0", 0, 0, -1)])])
 def test_every_readable_time_reads_as_the_model_says(inline: bool, steps: list[tuple[str, object]]) -> None:

@@ -20,7 +20,7 @@ from tests.simulation.breaking import every
 from tests.simulation.failover import run
 from tests.simulation.oracle_errors import Violation
 
-FEW, SEEDS = 12, 40
+FEW, SEEDS = 8, 40
 HAPPENED = ("told of lost history", "told of swapped stores", "regress", "swap", "maintain", "listen")
 
 

@@ -18,7 +18,7 @@ from tests.simulation.world import FAULTS
 from tests.support import naive_reader
 from tests.support.examples import is_whole, seeds, size, thinned
 
-FEW = range(10)
+FEW = range(7)
 MANY = [range(80)]  # `python -m tests.simulation 0:20000` runs more
 COPIED = range(CLONES_FROM, CLONES_FROM + size(2, 40))
 FED = range(INGESTED.start, INGESTED.start + size(2, 40))
@@ -170,10 +170,10 @@ def test_every_broken_build_has_a_seed_to_begin_with() -> None:
     assert MUTATIONS.keys() - RARE <= remembered().keys() <= MUTATIONS.keys()
 
 
-@pytest.mark.parametrize("mutation", sorted(MUTATIONS))
-def test_every_broken_build_breaks_something_that_is_there(mutation: str) -> None:
-    with mutated(mutation):
-        pass
+def test_every_broken_build_breaks_something_that_is_there() -> None:
+    for mutation in MUTATIONS:
+        with mutated(mutation):
+            pass
 
 
 def test_a_run_whose_shards_verify_finds_fault_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,19 +185,12 @@ def test_a_run_whose_shards_verify_finds_fault_with_is_refused(monkeypatch: pyte
 
 @pytest.mark.parametrize("seed", thinned([1, 2, 3], 3))
 def test_a_run_is_a_function_of_its_seed(seed: int) -> None:
-    """Also in another process, with other hash seeds."""
+    """Also in another process, with another hash seed."""
     program = f"from tests.simulation.runner import Plan, run_plan; print(run_plan(Plan.of({seed})).digest)"
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": hashes},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hashes in ("1", "2")
-    ]
-    assert told[0] == told[1]
-    assert run_plan(Plan.of(seed)).digest.encode() == told[0].strip()
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": "2"}, capture_output=True, check=True
+    )
+    assert run_plan(Plan.of(seed)).digest.encode() == elsewhere.stdout.strip()
 
 
 def test_the_command_of_a_plan_replays_it() -> None:

@@ -22,7 +22,7 @@ from persist.core.record import replace
 from persist.parts import PartReader, ShardSchema, consolidate, decode_inline, encode_inline, encode_key, encode_parquet
 from persist.parts import files as files_module
 from persist.parts.codec import decode_footer
-from tests.support.examples import examples
+from tests.support.examples import examples, size
 from tests.unit.parts.strategies import ALL, KEYED, CountingIds, Shard, arrays, updates
 
 PART = PartId("p" + "0" * 32)
@@ -139,14 +139,17 @@ def damaged() -> tuple[ShardSchema, pa.Table]:
     return schema, consolidate([schema.conform(table, 0)], schema)
 
 
+STEP = size(7, 1)  # bytes from one that is damaged to the next
+
+
 def flips(data: bytes) -> Iterator[bytes]:
-    for position in range(len(data)):
+    for position in range(0, len(data), STEP):
         for bit in (0x01, 0x80):
             yield data[:position] + bytes([data[position] ^ bit]) + data[position + 1 :]
 
 
 def cuts(data: bytes) -> Iterator[bytes]:
-    for position in range(len(data)):
+    for position in range(0, len(data), STEP):
         yield data[:position]
         yield data[:position] + data[position + 1 :]
 
@@ -191,7 +194,7 @@ def test_a_pruned_read_of_damaged_bytes_is_right_or_corrupt(
             assert read(data).equals(right)
         except Corruption:
             found += 1
-    assert found >= part.footer_size
+    assert found >= part.footer_size // STEP
 
 
 def test_a_part_that_is_gone_is_not_corrupt() -> None:
