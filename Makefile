@@ -136,8 +136,9 @@ types: $(DEV) ## mypy, strict
 imports: $(DEV) ## who may import whom
 	@$(VENV)/bin/lint-imports
 
-docs: $(DEV) ## write what is generated from the code: docs/python.md, docs/scopes.md, persist/aio/__init__.pyi
+docs: $(DEV) ## write what is generated from the code: pages of docs, and persist/aio/__init__.pyi
 	@$(PY) -m tests.support.api_page
+	@$(PY) -m tests.support.settings_page
 	@$(PY) -m tests.support.aio_stub
 	@$(PY) -m tests.support.scopes_page
 

@@ -15,6 +15,8 @@ from starlette.types import Receive
 from persist.codecs.allowance import BodyTooLarge
 from persist.core.errors import Unavailable
 
+BODY_MEMORY_BYTES = 256 * 1024  # a body with more is in a temporary file until it is whole
+
 if TYPE_CHECKING:
     from rpc.work import Work
 
@@ -33,7 +35,7 @@ class Body:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._memory_max = work.limits.body_memory_bytes
+        self._memory_max = BODY_MEMORY_BYTES
         self._held = 0  # bytes in memory
         self._spooled = 0  # bytes in the file
         self._worked = 0  # bytes of the file that were read to be worked on

@@ -1,6 +1,6 @@
 """What connections may take of a server: how many there are, whose, how much they send, and how long they take.
 
-All times are kept by one sweep over the connections, once in `sweep_s`, not by a timer for each request. A body, or an
+All times are kept by one sweep over the connections, once in `SWEEP_S`, not by a timer for each request. A body, or an
 answer, has a least speed and a grace: each second that it is slower than that counts, and what comes faster makes good.
 
 A process can stand still for long: it was stopped, or its machine was. What its clients sent and took meanwhile it has
@@ -20,6 +20,10 @@ from persist.formats.exposition import COUNTER, Family, Labelled
 from rpc.settings import Limits
 
 REFUSED_MAX = 256  # connections beyond the limits that are still told so; more are closed at once
+ADDRESS_PERCENT = 75  # of the connections, that one address may have (IPv6: one /64 network)
+TOKEN_PERCENT = 75  # of the connections, that one token may have
+ANSWERS_BYTES_MAX = 128 * 1024 * 1024  # of all answers that clients have not taken yet
+SWEEP_S = 1.0  # how often connections are looked at
 QUIET_S = 1.0  # a connection that has done nothing for so long makes room for a new one where there is none
 CROWDED = 0.9  # of the connections that may be open: from then on the sweep looks for such
 LOOKED_AT_MAX = 2_000  # connections in one turn of the event loop
@@ -62,7 +66,8 @@ class Bounds:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.connections_max = limits.connections_max
-        self.address_max = limits.address_connections_max
+        self.address_max = max(1, limits.connections_max * ADDRESS_PERCENT // 100)
+        self._token_max = max(1, limits.connections_max * TOKEN_PERCENT // 100)
         self.now = 0.0  # seconds that have counted, as of the last sweep or the last new connection
         self.head_bytes = 0  # of requests whose headers are not complete
         self.cut: Counter[str] = Counter()  # connections closed, or refused, by why
@@ -90,7 +95,7 @@ class Bounds:
         self._pass(loop)
         if not self._is_sweeping:
             self._is_sweeping, self._swept = True, self.now
-            loop.call_later(self.limits.sweep_s, self._sweep, loop, [])
+            loop.call_later(SWEEP_S, self._sweep, loop, [])
         address = network_of(host)
         error: PersistError | None = None
         if self._addresses[address] >= self.address_max:
@@ -124,11 +129,10 @@ class Bounds:
         """From now on the connection is this token's. Raises Overloaded: it has too many."""
         if connection.owner == owner or connection not in self._open:
             return
-        if self._owners[owner] >= self.limits.token_connections_max:
+        if self._owners[owner] >= self._token_max:
             self.cut["token"] += 1
-            most = self.limits.token_connections_max
             raise Overloaded(
-                f"the token {owner!r} has {most} connections here, which is the most; close some",
+                f"the token {owner!r} has {self._token_max} connections here, which is the most; close some",
                 retry_after_s=RETRY_AFTER_S,
             )
         if connection.owner is not None:
@@ -148,21 +152,17 @@ class Bounds:
         while self._quiet:
             connection = self._quiet.pop()
             since = connection.quiet_since()
-            if connection in self._open and since is not None and self.now - since >= self._quiet_s:
+            if connection in self._open and since is not None and self.now - since >= QUIET_S:
                 self.cut["quiet"] += 1
                 connection.end()
                 self.leave(connection)
                 return True
         return False
 
-    @property
-    def _quiet_s(self) -> float:
-        return min(QUIET_S, self.limits.idle_s)
-
     def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let time go on, but not by what went by while this process stood still."""
         looked = loop.time()
-        self.now += min(looked - self._looked, self.limits.sweep_s * SWEEPS_PASSED_MAX)
+        self.now += min(looked - self._looked, SWEEP_S * SWEEPS_PASSED_MAX)
         self._looked = looked
 
     def _sweep(
@@ -180,7 +180,7 @@ class Bounds:
         for connection in rest[-LOOKED_AT_MAX:]:
             if connection in self._open:
                 held += connection.look(self.now, passed_s)
-                if held > self.limits.answers_bytes_max:
+                if held > ANSWERS_BYTES_MAX:
                     self.cut["answers"] += 1
                     held -= connection.look(self.now, 0.0)
                     connection.end()
@@ -189,7 +189,7 @@ class Bounds:
             loop.call_soon(self._sweep, loop, rest, passed_s, held)
             return
         self._find_quiet()
-        loop.call_later(self.limits.sweep_s, self._sweep, loop, [])
+        loop.call_later(SWEEP_S, self._sweep, loop, [])
 
     def _find_quiet(self) -> None:
         """Whom to end first where there is no room: who has shown no token, and of these who is quiet the longest."""

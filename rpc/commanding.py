@@ -18,23 +18,25 @@ from rpc.admitting import admit, check_room, check_takes_away, settle
 from rpc.audited import DID, of_command, upper_of
 from rpc.auth import Principal
 from rpc.items import decoded
-from rpc.settings import Limits
 from rpc.token_figures import label_of
 from rpc.token_leases import ABOUT
+
+COMMAND_BYTES_MAX = 16 * 1024 * 1024  # body of one command
+READ_COMMAND_BYTES_MAX = 64 * 1024  # of one by a token that may only read
 
 if TYPE_CHECKING:
     from rpc.service import Service
 
 
-def bytes_max_of(principal: Principal, name: str, limits: Limits) -> int:
+def bytes_max_of(principal: Principal, name: str) -> int:
     """How long a command on this shard may be. Raises Forbidden, InvalidUsage, before any of it is taken in.
 
     What it is, and which scope it needs, is known only once it is read. No command of a reader is long.
     """
     principal.require_shard(check_shard_name(name))
     if principal.scopes <= {c.READ}:
-        return min(limits.read_command_bytes_max, limits.command_bytes_max)
-    return limits.command_bytes_max
+        return min(READ_COMMAND_BYTES_MAX, COMMAND_BYTES_MAX)
+    return COMMAND_BYTES_MAX
 
 
 async def answer(

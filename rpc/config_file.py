@@ -1,7 +1,6 @@
-"""The file of `persist serve --config`: TOML, of which every name, type and range is checked before anything starts.
+"""Loads the settings of `persist serve`: options before the file of `--config`, before variables, before defaults.
 
-What it says is put in the place of the environment's variables of the same meaning. So options come before the file,
-the file before the environment, and that before the defaults. Processes that the server starts find it there as well.
+The file is TOML. Every name, type and range is checked before anything starts.
 """
 
 from __future__ import annotations
@@ -9,134 +8,137 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from blob import without_secrets
 from persist.core.errors import InvalidUsage
-from persist.regions.fencing import FENCE_S_MAX
-from rpc.levers import LEVER_PREFIX, LEVERS
-from rpc.settings import (
-    DEFAULT_DIRECTORY,
-    LIMIT_PREFIX,
-    SHUTDOWN_S_MAX,
-    VARIABLES_OF_OTHERS,
-    Limits,
-    ServerSettings,
-)
+from rpc.settings import DEFAULT_DIRECTORY, PREFIXES, SETTINGS, ServerSettings, Setting, Value, server_settings, shown
 
 FILE_BYTES_MAX = 1 << 20
-PREFIX = "PERSIST_"
 STORES = ("directory", "blob", "consensus")
 CLOSE = 0.75  # how alike two names are, of which one may be meant for the other
-LIMIT_END = 1 << 50
-
-# Of whole numbers, `[least, most]`. What else a setting has to be is checked with all the others.
-RANGES = {
-    "port": (0, 65_535),
-    "maintenance_metrics_port": (0, 65_535),
-    "self_fence": (0, int(FENCE_S_MAX)),
-    "publish_every": (0, 3_600),
-    "presigned_s": (1, 600),
-    "shutdown_s": (1, SHUTDOWN_S_MAX),
-}
-SECRET = ("maintenance_token", "index_token", "home_token")  # a variable of each gives it
-NOT_SETTINGS = ("limits", "policy", *SECRET)
+CLOSE_VARIABLES = 0.85
+# Variables that other parts of persist read; so they are no misspelt settings.
+VARIABLES_OF_OTHERS = frozenset(("PERSIST_URL", "PERSIST_TOKEN"))
+OPTION, FILE, ENVIRONMENT = "an option", "the file", "the environment"
+_TABLES = {table: {one.name: one for one in SETTINGS if one.table == table} for table in PREFIXES}
+_VARIABLES = {one.variable: one for one in SETTINGS}
+_BOOLS = {"0": False, "1": True, "false": False, "true": True}
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What a key of the file takes. `kind` is int, float, bool or str; numbers lie in `[least, most]`."""
+@dataclass(frozen=True)
+class Loaded:
+    """The settings, and where each that is no default comes from."""
 
-    variable: str
-    kind: type
-    least: float = 0
-    most: float = 0
-
-    def refusal(self, value: object) -> str | None:
-        """What is wrong with a value, and what is allowed; None: nothing."""
-        if type(value) is not self.kind and not (self.kind is float and type(value) is int):
-            return f"is {_kind_of(value)} and must be {_NAMES[self.kind]}{self._range()}"
-        if self.kind is str and not value:
-            return "is empty: give a value, or leave it out"
-        if self.kind in (int, float) and not self.least <= value <= self.most:  # type: ignore[operator]
-            return f"is {value} and must be in [{self.least}, {self.most}]"
-        return None
-
-    def _range(self) -> str:
-        return f" in [{self.least}, {self.most}]" if self.kind in (int, float) else ""
+    settings: ServerSettings
+    sources: Mapping[Setting, str]
 
 
-_NAMES: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+def load(options: Mapping[str, Value], environment: Mapping[str, str], path: str | None = None) -> Loaded:
+    """The settings of these options (by field of `ServerSettings`), variables, and file. They are not checked together.
 
+    The file's location takes the place of that of the environment. An option for one of the two stores takes the place
+    of that one alone, and `--dir` of both.
 
-def keys() -> dict[str, dict[str, Key]]:
-    """All keys that a file may have, by table. "" is what stands before the first table."""
-    kinds: dict[str, type] = {"int": int, "float": float, "bool": bool}
-    plain: dict[str, Key] = {}
-    levers = {lever.name: Key(LEVER_PREFIX + lever.name.upper(), int, lever.least, lever.most) for lever in LEVERS}
-    for setting in fields(ServerSettings):
-        if setting.name in NOT_SETTINGS or setting.name in levers:
-            continue
-        kind = kinds.get(str(setting.type), str)
-        plain[setting.name] = Key(PREFIX + setting.name.upper(), kind, *RANGES.get(setting.name, ()))
-    limits = {}
-    for limit in fields(Limits):
-        kind = kinds[str(limit.type)]
-        most = 100 if limit.name.endswith("_percent") else LIMIT_END - 1
-        limits[limit.name] = Key(LIMIT_PREFIX + limit.name.upper(), kind, 1 if kind is int else 1e-6, most)
-    return {"": plain, "limits": limits, "levers": levers}
-
-
-def read_config(path: str) -> dict[str, str]:
-    """The variables of the environment that mean what the file says.
-
-    Raises InvalidUsage with the file, its line and the key: it cannot be read, is no TOML, or has what is not allowed.
+    Raises InvalidUsage naming the variable, or the file with its line and key: it cannot be read, or is not allowed.
     """
+    given = {_TABLES[""].get(name) or _TABLES["levers"][name]: value for name, value in options.items()}
+    of_file, of_environment = {} if path is None else read_file(path), read_environment(environment)
+    if any(setting.name in STORES for setting in of_file):
+        of_environment = _without_stores(of_environment, STORES)
+    replaced = {setting.name for setting in given if setting.name in STORES}
+    if replaced:
+        gone = STORES if "directory" in replaced else ("directory",)
+        of_file, of_environment = _without_stores(of_file, gone), _without_stores(of_environment, gone)
+    values: dict[Setting, Value] = {}
+    origins: dict[Setting, str] = {}
+    for source, of_source in ((ENVIRONMENT, of_environment), (FILE, of_file), (OPTION, given)):
+        values.update(of_source)
+        origins.update(dict.fromkeys(of_source, source))
+    return Loaded(server_settings(values), origins)
+
+
+def _without_stores(values: Mapping[Setting, Value], names: tuple[str, ...]) -> dict[Setting, Value]:
+    return {setting: value for setting, value in values.items() if setting.name not in names}
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[Setting, Value]:
+    """What variables say: PERSIST_PORT, PERSIST_LIMIT_SNAPSHOTS_MAX, PERSIST_LEVER_LINGER_MS, …
+
+    Raises InvalidUsage naming a variable that cannot be read, and one of a limit or a lever that does not exist.
+    """
+    values: dict[Setting, Value] = {}
+    for name, text in environment.items():
+        setting = _VARIABLES.get(name)
+        if setting is not None:
+            values[setting] = _parsed(setting, text)
+            continue
+        for table, prefix in PREFIXES.items():
+            if table and name.startswith(prefix):
+                meant = get_close_matches(name, [one for one in _VARIABLES if one.startswith(prefix)], 1, CLOSE)
+                said = f" (did you mean {meant[0]}?)" if meant else ""
+                raise InvalidUsage(f"nothing reads the variable {name}{said}; docs/settings.md names them all")
+    return values
+
+
+def _parsed(setting: Setting, text: str) -> Value:
+    value: Value = text
+    if setting.kind is bool:
+        value = _BOOLS.get(text.lower(), text)
+    elif setting.kind is int and re.fullmatch(r"[0-9]{1,16}", text):
+        value = int(text)
+    elif setting.kind is float and re.fullmatch(r"[0-9]{1,16}(\.[0-9]{1,6})?", text):
+        value = float(text)
+    if (refusal := setting.refusal(value)) is not None:
+        raise InvalidUsage(f"the variable {setting.variable} {refusal}")
+    return value
+
+
+def read_file(path: str) -> dict[Setting, Value]:
+    """What a file says. Raises InvalidUsage with the file, its line and the key: it has what is not allowed."""
     text = _text_of(path)
     try:
-        found = tomllib.loads(text)
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidUsage(f"{path} is no TOML: {error}") from error
     except RecursionError as error:
         raise InvalidUsage(f"{path} is nested too deeply") from error
     except ValueError as error:  # a number of thousands of digits, which Python does not read
         raise InvalidUsage(f"{path} has a value that cannot be read: {error}") from error
-    known = keys()
     tables: dict[str, dict[str, object]] = {"": {}}
-    for name, value in found.items():
-        if (not isinstance(value, dict) or name in known[""]) and name not in known:
+    for name, value in content.items():
+        if (not isinstance(value, dict) or name in _TABLES[""]) and name not in _TABLES:
             tables[""][name] = value
         else:
-            if name not in known or not name:
-                raise _refused(path, text, "", name, f"is no table that it may have{_nearest(name, known)}")
+            if name not in _TABLES or not name:
+                raise _refused(path, text, "", name, f"is no table that it may have{_nearest(name, _TABLES)}")
             if not isinstance(value, dict):
-                raise _refused(path, text, "", name, f"is {_kind_of(value)} and must be a table")
+                raise _refused(path, text, "", name, f"is {shown(value)} and must be a table")
             tables[name] = value
-    variables: dict[str, str] = {}
-    for table, values in tables.items():
-        for name, value in values.items():
-            variables[_variable(path, text, known, table, name, value)] = _written(value)
-    return variables
+    values: dict[Setting, Value] = {}
+    for table, of_table in tables.items():
+        for name, value in of_table.items():
+            setting, refusal = _TABLES[table].get(name), None
+            if setting is None or setting.is_secret:
+                refusal = _why_unknown(table, name, setting)
+            elif setting.kind is str and value == "":
+                refusal = "is empty: give a value, or leave it out"
+            else:
+                refusal = setting.refusal(value)
+            if setting is None or refusal is not None:
+                raise _refused(path, text, table, name, str(refusal))
+            values[setting] = value
+    return values
 
 
-def _variable(
-    path: str, text: str, known: Mapping[str, Mapping[str, Key]], table: str, name: str, value: object
-) -> str:
-    """The variable that a key stands for. Raises InvalidUsage: there is no such key, or the value is not allowed."""
-    key = known[table].get(name)
-    if key is None:
-        if name in SECRET and not table:
-            said = f"is a secret: give it by the variable {PREFIX}{name.upper()}"
-        else:
-            elsewhere = next((other for other, of in known.items() if name in of), None)
-            where = "" if elsewhere is None else f"; it belongs to {_table(elsewhere)}"
-            said = f"is no setting of {_table(table)}{where or _nearest(name, known[table])}"
-        raise _refused(path, text, table, name, said)
-    if (refusal := key.refusal(value)) is not None:
-        raise _refused(path, text, table, name, refusal)
-    return key.variable
+def _why_unknown(table: str, name: str, secret: Setting | None) -> str:
+    if secret is not None:
+        return f"is a secret: give it by the variable {secret.variable}"
+    elsewhere = next((other for other, of in _TABLES.items() if name in of), None)
+    where = "" if elsewhere is None else f"; it belongs to {_table(elsewhere)}"
+    return f"is no setting of {_table(table)}{where or _nearest(name, _TABLES[table])}"
 
 
 def _table(name: str) -> str:
@@ -157,9 +159,9 @@ def _text_of(path: str) -> str:
 
 
 def _refused(path: str, text: str, table: str, name: str, said: str) -> InvalidUsage:
-    shown = f"{table}.{name}" if table else name
+    key = f"{table}.{name}" if table else name
     line = _line_of(text, table, name)
-    return InvalidUsage(f"{path}{f', line {line}' if line else ''}: {shown} {said}")
+    return InvalidUsage(f"{path}{f', line {line}' if line else ''}: {key} {said}")
 
 
 def _line_of(text: str, table: str, name: str) -> int | None:
@@ -176,77 +178,44 @@ def _line_of(text: str, table: str, name: str) -> int | None:
     return None
 
 
-def _kind_of(value: object) -> str:
-    shown = repr(value) if len(repr(value)) <= 60 else f"{str(value)[:57]}..."
-    return shown.lower() if isinstance(value, bool) else shown
-
-
-def _written(value: object) -> str:
-    """A value as a variable of the environment has it."""
-    if isinstance(value, bool):
-        return str(int(value))
-    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, [one for one in known if one], 1, CLOSE)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def put_into(environment: MutableMapping[str, str], variables: Mapping[str, str]) -> None:
-    """What a file says takes the place of what the environment says. A location takes that of another one."""
-    stores = {f"{PREFIX}{name.upper()}" for name in STORES}
-    if stores & variables.keys():
-        for name in stores:
-            environment.pop(name, None)
-    environment.update(variables)
-
-
 def misspelt(environment: Iterable[str]) -> list[tuple[str, str]]:
     """The variables `PERSIST_…` that nothing reads, each with one that it may have been meant for."""
-    known = {key.variable for table in keys().values() for key in table.values()} | VARIABLES_OF_OTHERS
-    known |= {f"{PREFIX}{name.upper()}" for name in SECRET}
-    found = []
-    for name in environment:
-        if name.startswith(PREFIX) and name not in known and (close := get_close_matches(name, known, 1, 0.85)):
-            found.append((name, close[0]))
-    return sorted(found)
+    known = {*_VARIABLES, *VARIABLES_OF_OTHERS}
+    return sorted(
+        (name, close[0])
+        for name in environment
+        if name.startswith(PREFIXES[""]) and name not in known
+        if (close := get_close_matches(name, known, 1, CLOSE_VARIABLES))
+    )
 
 
-def in_force(
-    settings: ServerSettings, options: Container[str], config: Container[str], environment: Container[str]
-) -> Iterator[str]:
-    """A line for each setting: what it is, and where that comes from. Together they are such a file again.
-
-    `options` are the settings that options gave, `config` the variables that the file stands for.
-    """
-    for table, of in keys().items():
+def in_force(loaded: Loaded) -> Iterator[str]:
+    """A line for each setting: what it is, and where that comes from. Together they are such a file again."""
+    settings = loaded.settings
+    for table, of_table in _TABLES.items():
         if table:
             yield f"\n[{table}]"
-        for name, key in of.items():
-            source = "default"
-            if name in options and not table:
-                source = "an option"
-            elif key.variable in config:
-                source = "the file"
-            elif key.variable in environment:
-                source = "the environment"
-            value = _value_of(settings, table, name)
-            if not table and name == "directory" and not (settings.directory or settings.blob or settings.consensus):
+        for name, setting in of_table.items():
+            if setting.is_secret:
+                continue
+            value = setting.value_in(settings)
+            if name == "directory" and not (settings.directory or settings.blob or settings.consensus):
                 value = DEFAULT_DIRECTORY
+            if name in STORES and isinstance(value, str):
+                value = without_secrets(value)
+            source = loaded.sources.get(setting, "default")
             yield f"# {name} is not set" if value in (None, "") else f"{name} = {_toml(value)}  # {source}"
-    for name in SECRET:
-        yield f"# {name}: {'set' if getattr(settings, name) else 'not set'}"
+    for setting in SETTINGS:
+        if setting.is_secret:
+            yield f"# {setting.name}: {'set' if setting.value_in(settings) else 'not set'}"
 
 
-def _value_of(settings: ServerSettings, table: str, name: str) -> object:
-    if table == "limits":
-        return getattr(settings.limits, name)
-    value = getattr(settings if hasattr(settings, name) else settings.policy, name)
-    return without_secrets(value) if table == "" and name in STORES and value else value
-
-
-def _toml(value: object) -> str:
+def _toml(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, str) else str(value)

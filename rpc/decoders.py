@@ -24,7 +24,10 @@ from persist.codecs.allowance import Allowance, BodyTooLarge
 from persist.core.errors import Overloaded
 from rpc.decoder_process import DONE, FRAME_BYTES_MAX, HEAD, LENGTH, REFUSED, ROWS, TOO_LARGE
 from rpc.settings import Limits
-from rpc.slots import CALLER, RETRY_AFTER_S, SharedSlots
+from rpc.slots import CALLER, RETRY_AFTER_S, SharedSlots, share
+
+DECODE_S_MAX = 30.0  # longest time that a process takes for one body
+DECODES_QUEUED_MAX = 8  # Parquet bodies that wait for a process
 
 
 class Decoders:
@@ -32,8 +35,8 @@ class Decoders:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        most = limits.decoders_max + limits.decodes_queued_max
-        self._waiting = SharedSlots(most, "many Parquet bodies to decode", limits.share(most))
+        most = limits.decoders_max + DECODES_QUEUED_MAX
+        self._waiting = SharedSlots(most, "many Parquet bodies to decode", share(most))
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
         self._busy: Counter[str] = Counter()  # processes that work, by caller
@@ -72,7 +75,7 @@ class Decoders:
         with self._waiting:
             caller = CALLER.get()
             with self._freed:
-                end_s = time.monotonic() + self._limits.decode_s_max
+                end_s = time.monotonic() + DECODE_S_MAX
                 while not self._takes(caller):
                     left_s = end_s - time.monotonic()
                     if left_s <= 0:
@@ -99,7 +102,7 @@ class Decoders:
     def _takes(self, caller: str) -> bool:
         """Take a process for this caller, unless none is free, or it has its share of them."""
         most = self._limits.decoders_max
-        has_enough = bool(caller) and self._busy[caller] >= self._limits.share(most)
+        has_enough = bool(caller) and self._busy[caller] >= share(most)
         if has_enough or self._busy.total() >= most:
             return False
         self._busy[caller] += 1
@@ -128,7 +131,7 @@ class _Process:
     def frames(self, data: bytes) -> Iterator[bytes]:
         """Ask for the rows of a file: pieces of one Arrow stream. Raises ValueError, BodyTooLarge."""
         self.is_good = False
-        end_s = time.monotonic() + self._limits.decode_s_max
+        end_s = time.monotonic() + DECODE_S_MAX
         with contextlib.suppress(BrokenPipeError):  # it has ended: its answer, or none, tells
             self._send(LENGTH.pack(len(data)), end_s)
             self._send(data, end_s)
@@ -174,7 +177,7 @@ class _Process:
         poll.register(pipe, event)
         if not poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
             raise BodyTooLarge(
-                f"the Parquet file takes more than {self._limits.decode_s_max:g} seconds to decode; send less at once",
+                f"the Parquet file takes more than {DECODE_S_MAX:g} seconds to decode; send less at once",
                 bytes_max=self._limits.decoded_bytes_max,
             )
 

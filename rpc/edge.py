@@ -39,6 +39,7 @@ from rpc.slots import CALLER
 from rpc.token_figures import label_of
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"}) | console.PATHS
+REFUSAL_PAUSE_S = 1.0  # for so long a request beyond a quota a second waits for its refusal
 REQUEST_ID_HEADER = b"x-request-id"
 LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -166,7 +167,7 @@ class Edge:
                 if self._pausing < limits.connections_max:  # as many as there are, and some that have been closed
                     self._pausing += 1
                     try:
-                        await asyncio.sleep(limits.refusal_pause_s)
+                        await asyncio.sleep(REFUSAL_PAUSE_S)
                     finally:
                         self._pausing -= 1
                 raise
@@ -201,7 +202,7 @@ class Edge:
         self, name: str, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         principal: Principal = scope["persist.principal"]
-        bytes_max = bytes_max_of(principal, name, self._service.limits)
+        bytes_max = bytes_max_of(principal, name)
         check_declared(headers.get(b"content-length", b""), bytes_max)
         caller = said(principal, Headers(scope=scope))
         body = Body(self._service.work)

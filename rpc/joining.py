@@ -30,6 +30,15 @@ CONNECTION = "persist.connection"
 LINGER_S = 1.0  # after a refusal: a client that still sends would otherwise lose the answer
 DISCARDED_BYTES_MAX = 1024 * 1024  # of what it sends then
 JOINED_BYTES_MAX = 64 * 1024
+IDLE_S = 120.0  # a connection without a request
+REQUEST_LINE_BYTES_MAX = 32 * 1024
+HEADERS_BYTES_MAX = 64 * 1024  # of one request, with its request line
+HEADERS_MAX = 128  # of one request
+HEADS_BYTES_MAX = 32 * 1024 * 1024  # of all requests whose headers are not complete
+PIPELINED_MAX = 64  # requests of one connection that wait for the answer before them
+BODY_BYTES_PER_S_MIN = 8 * 1024
+BODY_GRACE_S = 20.0  # for so long a body may come slower than that
+ANSWER_BYTES_PER_S_MIN = 8 * 1024  # a client may take an answer slower for `slow_reader_s`
 NOTHING, HEAD, BODY = range(3)  # what of a request is coming in
 
 
@@ -100,22 +109,22 @@ class JoiningProtocol(HttpToolsProtocol):
     # What the parser calls. What they raise ends the parsing, and uvicorn calls `send_400_response`.
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= self._limits.pipelined_max:
+        if len(self.pipeline) >= PIPELINED_MAX:
             self._refuse(Overloaded("too many requests wait on this connection: read the answers first"))
         super().on_message_begin()
         self._part, self._since = HEAD, self._bounds.now
-        self._head_left = self._limits.headers_bytes_max
+        self._head_left = HEADERS_BYTES_MAX
         self._url = []
 
     def on_url(self, url: bytes) -> None:
         self._url.append(url)
         self._head_left -= len(url)
-        if self._limits.headers_bytes_max - self._head_left > self._limits.request_line_bytes_max:
+        if HEADERS_BYTES_MAX - self._head_left > REQUEST_LINE_BYTES_MAX:
             self._refuse(self._line_too_long())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_left -= len(name) + len(value) + 4
-        if self._head_left < 0 or len(self.headers) >= self._limits.headers_max:
+        if self._head_left < 0 or len(self.headers) >= HEADERS_MAX:
             self._refuse(self._headers_too_large())
         super().on_header(name, value)
 
@@ -176,7 +185,7 @@ class JoiningProtocol(HttpToolsProtocol):
             moved, self._taken = self.transport.written - pending - self._taken, self.transport.written - pending
             self._going = self._going or Pace()
             limits = self._limits
-            if self._going.is_too_slow(moved, passed_s, limits.answer_bytes_per_s_min, limits.slow_reader_s):
+            if self._going.is_too_slow(moved, passed_s, ANSWER_BYTES_PER_S_MIN, limits.slow_reader_s):
                 self._cut("answer")
                 return 0
         elif self._going is not None or self.transport.written != self._taken:
@@ -196,22 +205,22 @@ class JoiningProtocol(HttpToolsProtocol):
             if self._part != BODY or self.flow.read_paused:  # else it is we who do not take it
                 return None
             self._coming = self._coming or Pace()
-            slow = self._coming.is_too_slow(received, passed_s, limits.body_bytes_per_s_min, limits.body_grace_s)
+            slow = self._coming.is_too_slow(received, passed_s, BODY_BYTES_PER_S_MIN, BODY_GRACE_S)
             return "body" if slow else None
         if self._part == HEAD:
             return "head" if since_s > limits.headers_s else None
-        return "idle" if since_s > limits.idle_s else None
+        return "idle" if since_s > IDLE_S else None
 
     def _cut(self, why: str) -> None:
         self._bounds.cut[why] += 1
         if why == "head":
             self._answer(TooSlow(f"the headers did not come within {self._limits.headers_s:g} s; send them at once"))
         elif why == "body" and self._is_answering:
-            least, grace_s = self._limits.body_bytes_per_s_min, self._limits.body_grace_s
+            least, grace_s = BODY_BYTES_PER_S_MIN, BODY_GRACE_S
             self._answer(TooSlow(f"the body came slower than {least} bytes a second for {grace_s:g} s; send it faster"))
         else:
             if why == "answer" and self._is_answering:
-                least, grace_s = self._limits.answer_bytes_per_s_min, self._limits.slow_reader_s
+                least, grace_s = ANSWER_BYTES_PER_S_MIN, self._limits.slow_reader_s
                 text = f"the client took the answer slower than {least} bytes a second for {grace_s:g} s; it can resume"
                 self.cycle.scope[TOLD] = Unavailable(text)  # type: ignore[literal-required]  # for the log alone
             self.end()
@@ -222,15 +231,14 @@ class JoiningProtocol(HttpToolsProtocol):
 
     def _check_unframed(self, received: int) -> None:
         """After a read: bound what the parser has taken in and has told nobody of, which it keeps."""
-        limits = self._limits
         if self._part == HEAD:
             self._held += received
             self._bounds.head_bytes += received
-            if self._bounds.head_bytes > limits.heads_bytes_max:
+            if self._bounds.head_bytes > HEADS_BYTES_MAX:
                 self._bounds.cut["heads"] += 1
                 self._answer(Overloaded("the server has too many requests half received; send them at once"))
                 return
-        if self._unframed > limits.headers_bytes_max:
+        if self._unframed > HEADERS_BYTES_MAX:
             self._bounds.cut["long"] += 1
             self._answer(self._headers_too_large())
 
@@ -244,12 +252,10 @@ class JoiningProtocol(HttpToolsProtocol):
         raise _Refused  # not the error: its frames, and what was read, would stay with this connection
 
     def _line_too_long(self) -> PersistError:
-        return RequestLineTooLong(
-            f"the URL is longer than {self._limits.request_line_bytes_max} bytes; send it in a body"
-        )
+        return RequestLineTooLong(f"the URL is longer than {REQUEST_LINE_BYTES_MAX} bytes; send it in a body")
 
     def _headers_too_large(self) -> PersistError:
-        count, nbytes = self._limits.headers_max, self._limits.headers_bytes_max
+        count, nbytes = HEADERS_MAX, HEADERS_BYTES_MAX
         return HeadersTooLarge(f"there are more than {count} headers, or more than {nbytes} bytes of them; send fewer")
 
     def _answer(self, error: PersistError) -> None:

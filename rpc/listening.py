@@ -29,11 +29,11 @@ from persist.core.view import Seen
 from persist.parts import EVERYTHING, Selection, current_schema
 from rpc.leases import LEASE_MS, Hold, Leases
 from rpc.listen_frames import EVENTS, HEARTBEAT_S, Source, frame, heartbeat, sse
-from rpc.settings import Limits
 from rpc.slots import Turns
 from rpc.watching import Watcher, is_past
 from rpc.work import Work
 
+LISTEN_MEMORY_BYTES = 16 * 1024 * 1024  # what a listener takes for one event
 SHARED_ROWS_MAX = 20_000  # a step with more updates is made for each listener by itself
 SHARED_STEP_BYTES_MAX = 32 * 1024 * 1024  # so is one with more bytes
 SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that come a little later
@@ -49,14 +49,14 @@ _Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the form, and t
 class Listeners:
     """All listen streams of one server."""
 
-    def __init__(self, transport: Transport, location: Location, work: Work, watcher: Watcher, limits: Limits) -> None:
+    def __init__(self, transport: Transport, location: Location, work: Work, watcher: Watcher) -> None:
         self._transport = transport
         self._location = location
         self._work = work
         self._watcher = watcher
         self._settings = ReadSettings(
             lease_ms=LEASE_MS,
-            memory_bytes=limits.listen_memory_bytes,
+            memory_bytes=LISTEN_MEMORY_BYTES,
             bound=replace(location.versions.bound.in_pieces(), kept_max=KEPT_MAX),
         )
         self._shared: OrderedDict[_Key, asyncio.Future[_Step | None]] = OrderedDict()

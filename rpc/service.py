@@ -40,10 +40,10 @@ from rpc.quota_file import quota_file_of
 from rpc.quotas import Quotas
 from rpc.readiness import Readiness
 from rpc.settings import ServerSettings
-from rpc.slots import Slots, Turns
+from rpc.slots import Slots, Turns, share
 from rpc.tally import Tally
 from rpc.token_leases import TokenLeases
-from rpc.watching import Watcher
+from rpc.watching import WAITS_MAX, Watcher
 from rpc.work import Work
 
 T = TypeVar("T")
@@ -53,6 +53,12 @@ THIN_RETRY_S = 15.0  # how long the server retries for a thin client before it a
 THIN_WRITERS_IDLE_MAX = 1_000
 SCHEMAS_MAX = 10_000
 SHARD_IDS_MAX = 200_000
+WAIT_S_MAX = 60.0  # longest wait of one request
+STREAMS_SHARE_PERCENT = 75  # of listen streams, that one caller may have
+SNAPSHOT_MEMORY_BYTES = 32 * 1024 * 1024  # what a snapshot that is streamed holds while it consolidates
+METRIC_SHARDS_MAX = 1_000  # shards with gauges of their own
+TOKEN_SHARD_LEASES_MAX = 1_000  # leased readers of one token on one shard, at this server
+TOKEN_LEASES_MAX = 20_000  # leased readers of one token on all shards, at this server
 
 
 class Service:
@@ -74,29 +80,28 @@ class Service:
         self.tally = Tally(location)
         self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.tally)
         self.audit = Audit(settings.tokens_file is not None)
-        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self._families)
+        self.metrics = Metrics(location, self._pools, METRIC_SHARDS_MAX, self._families)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(
                 retry_s=THIN_RETRY_S,
-                memory_bytes=settings.limits.snapshot_memory_bytes,
+                memory_bytes=SNAPSHOT_MEMORY_BYTES,
                 bound=location.versions.bound.in_pieces(),
             ),
         )
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
-        self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
+        self.listening = Listeners(self.transport, location, self.work, self.watcher)
         self.decoders = Decoders(settings.limits)
         limits = settings.limits
         snapshots, listeners = limits.snapshots_max, limits.listeners_max
-        self.snapshots = Slots(snapshots, "many snapshots under way", limits.share(snapshots))
-        self.listeners = Slots(listeners, "many listeners", limits.share(listeners, limits.streams_share_percent))
+        self.snapshots = Slots(snapshots, "many snapshots under way", share(snapshots))
+        self.listeners = Slots(listeners, "many listeners", share(listeners, STREAMS_SHARE_PERCENT))
         if settings.tokens_file is not None:
             self.tokens = Tokens(
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
             )
-            most = (limits.token_shard_leases_max, limits.token_leases_max)
-            self.leases = TokenLeases(*most, now_s=location.clock.monotonic)
+            self.leases = TokenLeases(TOKEN_SHARD_LEASES_MAX, TOKEN_LEASES_MAX, now_s=location.clock.monotonic)
 
     def _pools(self) -> dict[str, tuple[int, int]]:
         """What is in use at this moment of all that has a limit, and the limits, for /metrics."""
@@ -115,8 +120,8 @@ class Service:
         return {
             **{name: (slot.taken, slot.most) for name, slot in slots.items()},
             "connections": (self.bounds.connections, self.bounds.connections_max),
-            "waits": (self.watcher.waiting, limits.waits_max),
-            "lead_threads": (min(work.leads, limits.lead_threads), limits.lead_threads),
+            "waits": (self.watcher.waiting, WAITS_MAX),
+            "lead_threads": (min(work.leads, work.lead_threads), work.lead_threads),
             "io_threads": (min(work.io_queued.taken, limits.io_threads), limits.io_threads),
         }
 

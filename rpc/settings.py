@@ -1,181 +1,233 @@
-"""Settings of the service, and the only reader of its environment variables (`PERSIST_*`)."""
+"""Settings of the service: one definition of each, from which options, variables, files and docs/settings.md follow."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from typing import Any
 
 from persist.client.trust import Trust
 from persist.commit.publishing import EVERY_S_MAX
 from persist.commit.system import Clock
 from persist.copies.verify import samples_of
+from persist.core import record
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
-from persist.regions.fencing import check_fence
+from persist.regions.fencing import FENCE_S_MAX, check_fence
 from persist.regions.index import IndexFile, IndexUrl, open_index
 from persist.regions.opening import check_region
-from rpc.levers import BY_NAME, LEVER_PREFIX, LEVERS, Lever, check_levers, policy_with
 from rpc.tls import TlsFiles, context_of
 
 DEFAULT_DIRECTORY = "persist-data"
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8787
 TOKEN_CHARS_MIN = 32
 PRESIGNED_S_MAX = 600  # SECURITY.md promises it
-LIMIT_PREFIX = "PERSIST_LIMIT_"
-# Variables that other parts of persist read; so they are no misspelt settings.
-VARIABLES_OF_OTHERS = frozenset(f"PERSIST_{name}" for name in ("URL", "TOKEN"))
-_FILES_OF_TLS = ("tls_certificate", "tls_key", "tls_client_ca", "ca_file", "certificate_file")
-SHUTDOWN_S_MAX = 3_600
-
-
+PREFIXES = {"": "PERSIST_", "limits": "PERSIST_LIMIT_", "levers": "PERSIST_LEVER_"}  # of variables, by table
+_FILES = ("tls_certificate", "tls_key", "tls_client_ca", "ca_file", "certificate_file", "tokens_file", "quotas")
+_METADATA = "persist.setting"  # the key of a field's metadata that holds its `Setting`
+_LIMIT_MOST = (1 << 50) - 1
+_DAY_S = 24 * 3600
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: what it is called in a file, by a variable and as an option, and what it may be.
+
+    `kind` is int, float, bool or str; numbers are in `[least, most]`. `flag` is the option with what it takes, such as
+    `--tokens FILE`. A secret is given by its variable alone. What `is_of_policy` is a field of `Policy`.
+    """
+
+    name: str
+    kind: type
+    default: Value
+    text: str
+    least: float = 0
+    most: float = 0
+    table: str = ""
+    flag: str | None = None
+    is_secret: bool = False
+    is_of_policy: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The variable of the environment."""
+        return PREFIXES[self.table] + self.name.upper()
+
+    @property
+    def key(self) -> str:
+        """Its name with its table."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+    def refusal(self, value: object) -> str | None:
+        """What is wrong with a value, and what is allowed; None: nothing."""
+        if type(value) is not self.kind and not (self.kind is float and type(value) is int):
+            return f"is {shown(value)} and must be {_KINDS[self.kind]}{self._range()}"
+        if self.kind in (int, float) and not self.least <= value <= self.most:  # type: ignore[operator]
+            return f"is {value} and must be{self._range()}"
+        return None
+
+    def value_in(self, settings: ServerSettings) -> Value:
+        """What these settings have for it."""
+        owner: object = settings
+        if self.table == "limits":
+            owner = settings.limits
+        elif self.is_of_policy:
+            owner = settings.policy
+        value: Value = getattr(owner, self.name)
+        return value
+
+    def _range(self) -> str:
+        return f" in [{self.least:g}, {self.most}]" if self.kind in (int, float) else ""
+
+
+_KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def shown(value: object) -> str:
+    """A value as a message has it."""
+    text = repr(value) if len(repr(value)) <= 60 else f"{str(value)[:57]}..."
+    return text.lower() if isinstance(value, bool) else text
+
+
+def _setting(
+    default: Value, text: str, least: float = 0, most: float = 0, *, is_shown: bool = True, **more: Any
+) -> Any:
+    """The default of a field, with what else is known of the setting. One without a default is a text."""
+    kind = str if default is None else type(default)
+    made = Setting("", kind, default, text, least, most, **more)
+    return field(default=default, repr=is_shown and not made.is_secret, metadata={_METADATA: made})
+
+
+def _limit(default: int | float, text: str) -> Any:
+    return _setting(default, text, 1 if isinstance(default, int) else 1e-6, _LIMIT_MOST, table="limits")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server takes on at once, and how long it waits for a client. See docs/operations.md."""
+    """What one server takes on at once, and how long it waits for a client. See docs/settings.md."""
 
-    connections_max: int = 20_000  # open connections; fewer where the system lets a process open fewer files
-    address_connections_max: int = 15_000  # of them, of one address (IPv6: of one /64 network)
-    token_connections_max: int = 15_000  # of them, of one token
-    idle_s: float = 120.0  # a connection without a request
-    request_line_bytes_max: int = 32 * KIB
-    headers_bytes_max: int = 64 * KIB  # of one request, with its request line
-    headers_max: int = 128  # of one request
-    headers_s: float = 20.0  # from a request's first byte to the end of its headers
-    heads_bytes_max: int = 32 * MIB  # of all requests whose headers are not complete
-    pipelined_max: int = 64  # requests of one connection that wait for the answer before them
-    body_grace_s: float = 20.0  # for so long a body may come slower than this:
-    body_bytes_per_s_min: int = 8 * KIB
-    slow_reader_s: float = 60.0  # for so long a client may take an answer slower than this; it can resume
-    answer_bytes_per_s_min: int = 8 * KIB
-    answers_bytes_max: int = 128 * MIB  # of all answers that clients have not taken yet
-    sweep_s: float = 1.0  # how often connections are looked at for the times above
-    share_percent: int = 50  # of snapshots, bodies, commands and work, that one token or address may have
-    streams_share_percent: int = 75  # of listen streams
-    io_share_percent: int = 25  # of io_threads: each that works keeps the event loop waiting, too
-    refusal_pause_s: float = 1.0  # for so long who is beyond a quota a second waits for the refusal
-    commands_max: int = 10_000  # commands queued or being committed
-    command_bytes_max: int = 16 * MIB  # body of one command
-    read_command_bytes_max: int = 64 * KIB  # of one by a token that may only read
-    rows_bytes_max: int = 64 * MIB  # body of one insert, append, compare-and-append
-    rows_max: int = 5_000_000  # rows of one such body
-    blob_bytes_max: int = 256 * MIB  # one part through the server's routes for blobs
-    body_memory_bytes: int = 256 * KIB  # a body with more lies in a temporary file until it is whole
-    bodies_bytes_max: int = 64 * MIB  # all bodies in memory that are being received
-    spool_bytes_max: int = 4 * GIB  # all bodies in temporary files
-    worked_bytes_max: int = 128 * MIB  # of those, in memory to be worked on; others wait
-    decoded_bytes_max: int = 144 * MIB  # what the rows of one body take once they are decoded
-    decoding_bytes_max: int = 192 * MIB  # what all those take that are worked on, besides the bodies and small ones
-    decoders_max: int = 2  # processes that decode Parquet bodies
-    decoder_memory_bytes: int = 256 * MIB  # what each of them takes for a body
-    decode_s_max: float = 30.0  # longest time that it takes for one
-    decodes_queued_max: int = 8  # Parquet bodies that wait for such a process
-    downloads_bytes_max: int = 64 * MIB  # of parts that are sent; others wait
-    download_piece_bytes: int = 4 * MIB  # as which one is read
-    waits_max: int = 20_000  # requests that wait for a shard to move
-    listeners_max: int = 20_000  # listen streams
-    snapshots_max: int = 8  # snapshots that are streamed through the server
-    snapshot_memory_bytes: int = 32 * MIB  # what each of them holds while it consolidates
-    listen_memory_bytes: int = 16 * MIB  # what a listener takes for one event
-    wait_s_max: float = 60.0  # longest wait of one request
-    lead_threads: int = 16  # commits under way, one a shard
-    io_threads: int = 32  # store reads, parts, rows
-    io_queue_max: int = 2_000  # work that waits for such a thread
-    metric_shards_max: int = 1_000  # shards with gauges of their own
-    token_shard_leases_max: int = 1_000  # leased readers of one token on one shard, at this server
-    token_leases_max: int = 20_000  # leased readers of one token on all shards, at this server
-
-    def check(self) -> None:
-        """Raises InvalidUsage naming the limit that is wrong."""
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if not 0 < value < 1 << 50:
-                raise InvalidUsage(f"the limit {limit.name} is {value}; it must be more than 0, and below 2^50")
-        if self.decoded_bytes_max > self.decoding_bytes_max:
-            one, most = self.decoded_bytes_max, self.decoding_bytes_max
-            raise InvalidUsage(f"the limit decoded_bytes_max is {one}; it must be at most decoding_bytes_max, {most}")
-        for name in ("share_percent", "streams_share_percent", "io_share_percent"):
-            if getattr(self, name) > 100:
-                raise InvalidUsage(f"the limit {name} is {getattr(self, name)}; it must be in [1, 100]")
-
-    def share(self, most: int, percent: int | None = None) -> int:
-        """How much of `most` one caller may have: always something."""
-        return max(1, most * (self.share_percent if percent is None else percent) // 100)
+    connections_max: int = _limit(
+        20_000,
+        "open connections, and 512 fewer than `ulimit -n`, which a server raises as far as it may",
+    )
+    headers_s: float = _limit(20.0, "from the first byte of a request to the end of its headers")
+    slow_reader_s: float = _limit(60.0, "for so long a client may take an answer slower than 8 KiB/s; it can resume")
+    commands_max: int = _limit(10_000, "commands that are queued or being committed")
+    rows_bytes_max: int = _limit(64 * MIB, "body of one post of rows")
+    rows_max: int = _limit(5_000_000, "rows of one such body")
+    blob_bytes_max: int = _limit(256 * MIB, "one part sent through the server; writers make parts of 64 MiB")
+    bodies_bytes_max: int = _limit(64 * MIB, "all bodies in memory while they are received")
+    spool_bytes_max: int = _limit(
+        4 * GIB, "all bodies in temporary files (`TMPDIR` says where; not a file system in memory)"
+    )
+    decoded_bytes_max: int = _limit(
+        144 * MIB,
+        "what the rows of one body take once they are decoded ([how](operations.md#what-rows-decode-to)); all "
+        "bodies together a third more",
+    )
+    decoders_max: int = _limit(2, "processes that decode Parquet bodies")
+    decoder_memory_bytes: int = _limit(256 * MIB, "what each of them takes, besides the server, for a body")
+    listeners_max: int = _limit(20_000, "listen streams")
+    snapshots_max: int = _limit(8, "snapshots streamed through the server, of 32 MiB each")
+    io_threads: int = _limit(32, "threads that read stores, parts and rows; half as many commits run at once")
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where the shards are and how the server listens. `port` 0 takes a free one."""
+    """Where the shards are and how the server listens."""
 
-    directory: str | None = None
-    blob: str | None = field(default=None, repr=False)
-    consensus: str | None = field(default=None, repr=False)  # which may hold a password
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
-    tokens_file: str | None = None
-    quotas: str | None = None  # the file of quotas
-    tls_certificate: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None  # who signs certificates of clients, by which they need no token
-    insecure: bool = False
-    maintenance: bool = True
-    maintenance_metrics_port: int = 0  # at which maintenance of its own tells /metrics; 0: nowhere
-    maintenance_token: str | None = field(default=None, repr=False)  # by which maintenance of its own is known
-    history: str = DEFAULT_HISTORY  # what new shards keep: `7d`, or by names `7d,eu/=30d,tmp/=none`
-    read_only: bool = False  # a copy of another location's blob store is served, and nothing is written
-    region: str = ""  # the name of the region in which this server is
-    of: str = ""  # the region that is home to what a read-only server shows
-    index: str = ""  # the index of regions, of which clients are told: a file, or the URL of a server that tells it
-    index_token: str | None = field(default=None, repr=False)  # by which it is asked for there
-    self_fence: int = 0  # seconds after which a home that cannot look whether another has taken over stops writing
-    home: str = ""  # URLs of servers there, with commas: answers to who would write name them
-    home_token: str | None = field(default=None, repr=False)  # by which holds are taken there
-    holds: bool = True  # whether what readers need here is held at home
-    ca_file: str | None = None  # whom to trust, of the servers that this one asks: at home, and for the index
-    certificate_file: str | None = None  # with its key: the certificate by which these know this server
-    publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
-    verify_sample: str = "1%"  # of the parts, that its own maintenance looks at once a day; 0: none
-    presigned_s: int = 600
-    shutdown_s: int = 30
-    linger_ms: int = 0  # for which a commit waits for more commands
-    part_mib: int = 128  # as large as its own maintenance makes parts, about
-    access_log: bool = False
-    traces: bool = False  # whether spans are sent by OpenTelemetry
+    directory: str | None = _setting(None, "where the shards are: a directory (`persist-data`)")
+    blob: str | None = _setting(None, "or the URL of a blob store", is_shown=False)
+    consensus: str | None = _setting(None, "with the URL of a consensus store", is_shown=False)
+    host: str = _setting("127.0.0.1", "address to listen on", flag="--host HOST")
+    port: int = _setting(8787, "port; 0 takes a free one. The URL is the first line", 0, 65_535, flag="--port PORT")
+    tokens_file: str | None = _setting(None, "file of hashed bearer tokens; see docs/http.md", flag="--tokens FILE")
+    quotas: str | None = _setting(
+        None, "file that says how much each token may use; it is read again when it changes", flag="--quotas FILE"
+    )
+    tls_certificate: str | None = _setting(None, "PEM file; needs a key", flag="--tls-certificate FILE")
+    tls_key: str | None = _setting(None, "PEM file; needs a certificate", flag="--tls-key FILE")
+    tls_client_ca: str | None = _setting(
+        None, "PEM file of who signs the certificates of clients; they need no token", flag="--tls-client-ca FILE"
+    )
+    insecure: bool = _setting(False, "listen beyond loopback without tokens", flag="--insecure")
+    maintenance: bool = _setting(True, "run compaction and garbage collection", flag="--no-maintenance")
+    maintenance_metrics_port: int = _setting(
+        0,
+        "where the server's own maintenance has /metrics (127.0.0.1 only); 0: nowhere",
+        0,
+        65_535,
+        flag="--maintenance-metrics-port PORT",
+    )
+    maintenance_token: str | None = _setting(None, "by which its own maintenance is known", is_secret=True)
+    history: str = _setting(
+        DEFAULT_HISTORY,
+        "what new shards keep readable: `7d`, `none`, `forever`, or by prefix `7d,tmp/=none`",
+        flag="--history AGE",
+    )
+    read_only: bool = _setting(False, "serve a copy of another location's blob store", flag="--read-only")
+    region: str = _setting("", "the region in which this server is", flag="--region NAME")
+    of: str = _setting("", "with `read_only`: the region that is home to the copy", flag="--of NAME")
+    index: str = _setting(
+        "", "the index of regions: a file, or the URL of another server that has it", flag="--index FILE"
+    )
+    index_token: str | None = _setting(None, "by which that server is asked", is_secret=True)
+    self_fence: int = _setting(
+        0,
+        "stop writing after so many seconds in which nothing said who is home; 0: never",
+        0,
+        int(FENCE_S_MAX),
+        flag="--self-fence S",
+    )
+    home: str = _setting(
+        "", "with `read_only`: URLs of servers there, named to clients that would write", flag="--home URLS"
+    )
+    home_token: str | None = _setting(None, "by which holds are taken there", is_secret=True)
+    holds: bool = _setting(True, "hold at `home` what readers here still need", flag="--no-holds")
+    ca_file: str | None = _setting(
+        None, "PEM file of whom to trust, of the servers of `home` and `index`", flag="--ca-file FILE"
+    )
+    certificate_file: str | None = _setting(None, "PEM file with the certificate and key that these servers are shown")
+    publish_every: int = _setting(
+        5, "seconds between [publications](copies.md#what-the-blob-store-alone-tells); 0: none", 0, int(EVERY_S_MAX)
+    )
+    verify_sample: str = _setting(
+        "1%", "of the parts, that its own maintenance [verifies](verify.md#samples) once a day; 0: none"
+    )
+    presigned_s: int = _setting(
+        600, "how long presigned URLs are good, at most as long as the token or certificate", 1, PRESIGNED_S_MAX
+    )
+    shutdown_s: int = _setting(30, "how long it answers what it has accepted, once it is stopped", 1, 3_600)
+    linger_ms: int = _setting(0, "more: fewer, larger commits; every insert waits so long", 0, 1_000, table="levers")
+    part_mib: int = _setting(128, "more: fewer blobs; a merge rewrites more, in more memory", 1, 1_024, table="levers")
+    access_log: bool = _setting(False, "a JSON line for each request", flag="--access-log")
+    traces: bool = _setting(False, "send spans by OTLP, as `OTEL_*` variables say", flag="--traces")
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
 
     def check(self) -> None:
         """Raises InvalidUsage naming the setting that is wrong."""
         self._check_region()
-        self.limits.check()
-        check_levers({lever.name: self.lever(lever) for lever in LEVERS})
-        for name in (*_FILES_OF_TLS, "tokens_file", "quotas"):
-            if getattr(self, name) == "":  # a variable that another program left empty: nobody meant to go without
+        for setting in SETTINGS:
+            value = setting.value_in(self)
+            if value is not None and (refusal := setting.refusal(value)) is not None:
+                raise InvalidUsage(f"{setting.key} {refusal}")
+        for name, most in (("inline_part_bytes_max", "inline_shard_bytes_max"), ("rollup_least", "rollup_every")):
+            value, bound = getattr(self.policy, name), getattr(self.policy, most)
+            if value > bound:
+                raise InvalidUsage(f"levers.{name} is {value}; it must be at most {most}, {bound}")
+        for name in _FILES:
+            if getattr(self, name) == "":  # an empty variable of another program
                 raise InvalidUsage(f"{name} is empty: name a file, or leave the option or variable out")
         if not self.read_only and bool(self.blob) != bool(self.consensus):
             raise InvalidUsage("give both a blob and a consensus location, or a directory, or none of them")
         if self.directory and self.blob:
             raise InvalidUsage("give either a directory, or a blob and a consensus location, not both")
-        if not 0 <= self.port < 65536:
-            raise InvalidUsage(f"port is {self.port}; it must be in [0, 65535]")
-        if not 0 <= self.maintenance_metrics_port < 65536:
-            port = self.maintenance_metrics_port
-            raise InvalidUsage(f"maintenance_metrics_port is {port}; it must be in [0, 65535]")
         if self.maintenance_token is not None and len(self.maintenance_token) < TOKEN_CHARS_MIN:
             raise InvalidUsage(f"the maintenance token is shorter than {TOKEN_CHARS_MIN} characters")
-        if not 0 <= self.publish_every <= EVERY_S_MAX:
-            raise InvalidUsage(f"publish_every is {self.publish_every}; it must be in [0, {EVERY_S_MAX:.0f}] seconds")
-        if not 1 <= self.presigned_s <= PRESIGNED_S_MAX:
-            raise InvalidUsage(f"presigned_s is {self.presigned_s}; it must be in [1, {PRESIGNED_S_MAX}] seconds")
-        if not 1 <= self.shutdown_s <= SHUTDOWN_S_MAX:
-            raise InvalidUsage(f"shutdown_s is {self.shutdown_s}; it must be in [1, {SHUTDOWN_S_MAX}] seconds")
         HistoryDefaults(self.history)
         if self.verify_sample.strip() != "0":
             samples_of(self.verify_sample)
@@ -192,11 +244,6 @@ class ServerSettings:
                 f"without tokens the server listens on loopback only, not on {self.host}; "
                 "give --tokens FILE (or --insecure, if everybody who reaches it may do everything)"
             )
-
-    def lever(self, lever: Lever) -> int:
-        """What one of the levers is set to."""
-        found: int = getattr(self.policy if lever.of_policy else self, lever.name)
-        return found
 
     @property
     def in_memory(self) -> bool:
@@ -251,74 +298,48 @@ def is_local(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, object]:
-    """The settings that `PERSIST_*` variables give, by the field of ServerSettings: PERSIST_PORT, PERSIST_DIRECTORY, …
-
-    Each of the limits has one, too: PERSIST_LIMIT_SNAPSHOTS_MAX, …, and each of the levers: PERSIST_LEVER_LINGER_MS, ….
-    Raises InvalidUsage naming a variable that cannot be read.
-    """
-    environment = os.environ if environment is None else environment
-    found: dict[str, object] = {}
-    for setting in fields(ServerSettings):
-        if setting.name in ("limits", "policy") or setting.name in BY_NAME:
-            continue
-        name = f"PERSIST_{setting.name.upper()}"
-        if name in environment:
-            found[setting.name] = _read(name, environment[name], str(setting.type))
-    given = {name: text for name, text in environment.items() if name.startswith(LIMIT_PREFIX)}
-    if given:
-        found["limits"] = _limits(given)
-    return found | _levers({name: text for name, text in environment.items() if name.startswith(LEVER_PREFIX)})
+def _settings() -> tuple[Setting, ...]:
+    of_fields = [
+        replace(one.metadata[_METADATA], name=one.name)
+        for owner in (ServerSettings, Limits)
+        for one in fields(owner)
+        if _METADATA in one.metadata
+    ]
+    defaults = Policy()
+    of_policy = [
+        Setting(name, int, getattr(defaults, name), text, least, most, "levers", is_of_policy=True)
+        for name, least, most, text in _POLICY_LEVERS
+    ]
+    return tuple(sorted([*of_fields, *of_policy], key=lambda setting: list(PREFIXES).index(setting.table)))
 
 
-def _levers(given: Mapping[str, str]) -> dict[str, object]:
-    """The settings that variables of levers give: PERSIST_LEVER_ROLLUP_BYTES, …"""
-    values: dict[str, int] = {}
-    for name, text in given.items():
-        lever = name.removeprefix(LEVER_PREFIX).lower()
-        if lever not in BY_NAME:
-            meant = _meant(name, (LEVER_PREFIX + known.upper() for known in BY_NAME))
-            raise InvalidUsage(f"there is no lever for the variable {name}{meant}; docs/levers.md names them")
-        if not re.fullmatch(r"[0-9]{1,16}", text):
-            least, most = BY_NAME[lever].least, BY_NAME[lever].most
-            raise InvalidUsage(f"the variable {name} is {text!r}; it must be a whole number in [{least}, {most}]")
-        values[lever] = int(text)
-    found: dict[str, object] = {name: value for name, value in values.items() if not BY_NAME[name].of_policy}
-    if len(found) < len(values):
-        found["policy"] = policy_with(Policy(), values)
-    return found
+_POLICY_LEVERS = (
+    ("inline_part_bytes_max", 0, MIB, "more: fewer blobs; a larger log, and a larger State"),
+    ("inline_shard_bytes_max", 0, 8 * MIB, "more: fewer merges into blobs; a larger State, which opening reads"),
+    ("inline_batches", 4, 256, "more: fewer merges; reads look at more batches"),
+    ("batches_max", 256, 100_000, "more: writers go on for longer without maintenance; reads get slower"),
+    ("plain_parts_max", 64, 16_384, "more: fewer bundles to read; a larger State"),
+    ("bundle_parts_max", 64, 16_384, "more: fewer bundles; each read of one takes longer"),
+    ("rollup_every", 32, 65_536, "more: fewer rollups; opening reads so many state diffs"),
+    ("rollup_least", 1, 1_024, "more: fewer rollups after bursts; a longer log"),
+    ("rollup_bytes", 64 * KIB, 64 * MIB, "more: fewer rollups; opening reads so many bytes of state diffs"),
+    ("rollup_gone", 1, 10_000, "more: fewer rollups and collections; more blobs wait to be deleted"),
+    ("attributes_flush_at", 100, 10_000, "more: fewer writes of the index of attributes; a larger State"),
+    ("outcomes_flush_at", 100, 10_000, "more: fewer blobs of outcomes of tokens; a larger State"),
+    ("entries_flush_at", 16, 4_096, "more: fewer blobs of the commit history; a larger State"),
+)
+SETTINGS = _settings()
+"""All settings of a server, those of one table together."""
 
 
-def _limits(given: Mapping[str, str]) -> Limits:
-    """The limits that variables give: PERSIST_LIMIT_SNAPSHOTS_MAX, …"""
-    kinds = {f"{LIMIT_PREFIX}{limit.name.upper()}": limit for limit in fields(Limits)}
-    values: dict[str, float] = {}
-    for name, text in given.items():
-        if name not in kinds:
-            meant = _meant(name, kinds)
-            raise InvalidUsage(f"there is no limit for the variable {name}{meant}; docs/operations.md names them")
-        limit = kinds[name]
-        pattern = r"[0-9]{1,16}" if limit.type == "int" else r"[0-9]{1,16}(\.[0-9]{1,6})?"
-        if not re.fullmatch(pattern, text):
-            wanted = "a whole number" if limit.type == "int" else "a number"
-            raise InvalidUsage(f"the variable {name} is {text!r}; it must be {wanted}")
-        values[limit.name] = int(text) if limit.type == "int" else float(text)
-    return replace(Limits(), **values)  # type: ignore[arg-type]
+def server_settings(values: Mapping[Setting, Value]) -> ServerSettings:
+    """The settings with these values, and the defaults of the others. They are not checked."""
+    plain = {setting.name: value for setting, value in values.items() if _owner_of(setting) == ""}
+    limits = {setting.name: value for setting, value in values.items() if _owner_of(setting) == "limits"}
+    policy = {setting.name: value for setting, value in values.items() if _owner_of(setting) == "policy"}
+    made: dict[str, Any] = {**plain, "limits": Limits(**limits)}  # type: ignore[arg-type]
+    return ServerSettings(**made, policy=record.replace(Policy(), **policy))
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not known: the known one that is most like it."""
-    close = get_close_matches(name, list(known), 1, 0.85)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def _read(name: str, text: str, kind: str) -> object:
-    if kind == "int":
-        if not text.isdecimal():
-            raise InvalidUsage(f"the variable {name} is {text!r}; it must be a whole number")
-        return int(text)
-    if kind == "bool":
-        if text.lower() not in ("0", "1", "true", "false"):
-            raise InvalidUsage(f"the variable {name} is {text!r}; it must be 0 or 1")
-        return text.lower() in ("1", "true")
-    return text
+def _owner_of(setting: Setting) -> str:
+    return "policy" if setting.is_of_policy else "limits" if setting.table == "limits" else ""

@@ -16,9 +16,15 @@ from contextvars import ContextVar
 from persist.core.errors import Overloaded
 
 RETRY_AFTER_S = 0.1
+SHARE_PERCENT = 50  # of what is bounded, that one token or address may have
 CALLER: ContextVar[str] = ContextVar("persist.caller", default="")
 """For whom the current task works: a token, or without tokens an address. Empty: the server, or this machine's own
 processes where nobody has a token; for these there is no share, only the whole."""
+
+
+def share(most: int, percent: int = SHARE_PERCENT) -> int:
+    """How much of `most` one caller may have: always something."""
+    return max(1, most * percent // 100)
 
 
 class Slots:

@@ -19,6 +19,7 @@ from persist.core.view import ViewRequest
 from rpc.slots import CALLER
 from rpc.work import Work
 
+WAITS_MAX = 20_000  # requests that wait for a shard to move
 POLLS_PER_S_WITH_PUSH = 2.0  # of all watched shards together: a safety net under a push channel
 POLLS_PER_S_WITHOUT_PUSH = 500.0
 

@@ -20,9 +20,14 @@ from persist.core.errors import Unavailable
 from persist.core.recorded import NOBODY, Caller
 from persist.core.transitions.context import SOUND, Verdict
 from rpc.settings import Limits
-from rpc.slots import SharedSlots, Slots, Turns
+from rpc.slots import SharedSlots, Slots, Turns, share
 
 T = TypeVar("T")
+IO_QUEUE_MAX = 2_000  # work that waits for a thread
+IO_SHARE_PERCENT = 25  # of these threads for one caller: each that works keeps the event loop waiting, too
+WORKED_BYTES_MAX = 128 * 1024 * 1024  # of bodies that are whole, in memory to be worked on; others wait
+DECODING_PERCENT = 133  # of what one body may decode to: what all those take that are worked on
+DOWNLOADS_BYTES_MAX = 64 * 1024 * 1024  # of parts that are sent; others wait
 
 
 class Work:
@@ -33,24 +38,25 @@ class Work:
 
     def __init__(self, limits: Limits, linger_s: float = 0.0) -> None:
         self._linger_s = linger_s
-        self._leads = ThreadPoolExecutor(limits.lead_threads, thread_name_prefix="persist-commit")
+        self.lead_threads = max(1, limits.io_threads // 2)
+        self._leads = ThreadPoolExecutor(self.lead_threads, thread_name_prefix="persist-commit")
         self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
         self._answers: _Answers | None = None
         self.leads = 0  # commits that are queued or run now
         self._counting = threading.Lock()
         self.limits = limits
-        share = limits.share
-        self.io_queued = Slots(limits.io_queue_max, "much work queued", share(limits.io_queue_max))
+        self.io_queued = Slots(IO_QUEUE_MAX, "much work queued", share(IO_QUEUE_MAX))
         # What all may have of the threads, the queue bounds.
-        self._io_turns = Turns(limits.io_queue_max, share(limits.io_threads, limits.io_share_percent))
+        self._io_turns = Turns(IO_QUEUE_MAX, share(limits.io_threads, IO_SHARE_PERCENT))
         self.commands = Slots(limits.commands_max, "many commands queued", share(limits.commands_max))
         self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies", share(limits.bodies_bytes_max))
         self.spooled = Slots(limits.spool_bytes_max, "many large request bodies", share(limits.spool_bytes_max))
-        self.worked = Turns(limits.worked_bytes_max, share(limits.worked_bytes_max))
+        self.worked = Turns(WORKED_BYTES_MAX, share(WORKED_BYTES_MAX))
         # Each has room for one whole body: its rows are counted bit by bit, and would never fit else.
-        most = max(share(limits.decoding_bytes_max), limits.decoded_bytes_max)
-        self.decoded = SharedSlots(limits.decoding_bytes_max, "many rows to work on", most)
-        self.downloads = Turns(limits.downloads_bytes_max, share(limits.downloads_bytes_max))
+        decoding = limits.decoded_bytes_max * DECODING_PERCENT // 100
+        most = max(share(decoding), limits.decoded_bytes_max)
+        self.decoded = SharedSlots(decoding, "many rows to work on", most)
+        self.downloads = Turns(DOWNLOADS_BYTES_MAX, share(DOWNLOADS_BYTES_MAX))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work on another thread, as a part of this request. Overloaded when too much is queued.

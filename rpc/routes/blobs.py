@@ -24,6 +24,7 @@ from rpc.service import Service, principal_of, service_of
 from rpc.streaming import HeldStream
 
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"])
+DOWNLOAD_PIECE_BYTES = 4 * 1024 * 1024  # as which a part is read and sent
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})\Z")
 _OCTETS = "application/octet-stream"
 
@@ -56,7 +57,7 @@ async def get(
     async with AsyncExitStack() as held:
         try:
             start, length = span or (0, await service.work.run(_size, service, key))
-            piece = min(length, service.limits.download_piece_bytes)
+            piece = min(length, DOWNLOAD_PIECE_BYTES)
             if span is not None and piece < length and await service.work.run(_size, service, key) < start + length:
                 raise BlobNotFound(f"blob {key} ends before byte {start + length}")
             await held.enter_async_context(service.work.downloads.turn(piece))
@@ -139,7 +140,7 @@ async def _pieces(service: Service, key: str, span: tuple[int, int], first: byte
     yield first
     del first
     while at < ends:
-        size = min(ends - at, service.limits.download_piece_bytes)
+        size = min(ends - at, DOWNLOAD_PIECE_BYTES)
         yield await service.work.run(_get, service, key, at, size)
         at += size
 

@@ -19,7 +19,7 @@ from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
 from rpc.routes.parameters import IF_MATCH, Frontier, caller_of, frontier, version_of
-from rpc.service import service_of, shard_of
+from rpc.service import WAIT_S_MAX, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
 SETTINGS_BYTES_MAX = 64 * 1024
@@ -44,7 +44,7 @@ async def time_at(
     """`frontier`: every time before it was complete; it is the same for ever. `as_of` is the latest of them."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     when = read_instant("parameter timestamp", timestamp)
-    wait_s = min(wait, service.limits.wait_s_max)
+    wait_s = min(wait, WAIT_S_MAX)
     found = await service.work.run(partial(resolved, service.transport, name, when, wait_s, wait_s))
     upper = found.upper.element
     as_of = {} if upper is None or upper == 0 else {"as_of": upper - 1}

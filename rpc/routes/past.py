@@ -22,7 +22,7 @@ from persist.core.ids import check_shard_name
 from rpc.routes.parameters import AsOf, Format, IdempotencyToken, token_of
 from rpc.routes.rows import streamed, timestamp_header
 from rpc.routes.worked import worked
-from rpc.service import Service, principal_of, service_of, shard_of
+from rpc.service import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
 
@@ -54,7 +54,7 @@ async def changes(
     service, name = service_of(request), check_shard_name(shard_of(request))
     for read in {name, name if other is None else check_shard_name(other)}:
         principal_of(request).require(READ, read)
-    chosen, wait_s = rows.format_of(request.headers.get("accept"), form), min(wait, service.limits.wait_s_max)
+    chosen, wait_s = rows.format_of(request.headers.get("accept"), form), min(wait, WAIT_S_MAX)
 
     def opening() -> Changes:
         shard, later = _shard(service, name), None if other is None else _shard(service, other)

@@ -40,7 +40,7 @@ from rpc.routes.parameters import (
     rows_body,
     token_of,
 )
-from rpc.service import Service, principal_of, service_of, shard_of
+from rpc.service import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream, Stepped
 
 router = APIRouter(prefix="/v1/shards", tags=["rows"])
@@ -162,7 +162,7 @@ async def snapshot(
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
     chosen = rows.format_of(request.headers.get("accept"), form)
-    wait_s = min(wait, service.limits.wait_s_max)
+    wait_s = min(wait, WAIT_S_MAX)
 
     def headers(opened: Snapshot) -> dict[str, str]:
         return {"persist-as-of": str(opened.as_of), **timestamp_header("persist-timestamp", opened.timestamp)}
@@ -183,7 +183,7 @@ async def count(
 ) -> Response:
     """The sum of `__diff`: each row counts as often as it is there. `columns` does not matter, but must be true."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    wait_s = min(wait, service.limits.wait_s_max)
+    wait_s = min(wait, WAIT_S_MAX)
 
     def told() -> dict[str, int]:
         shard = _shard(service, name)

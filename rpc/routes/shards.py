@@ -25,12 +25,14 @@ from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from persist.parts.constraints import Constraining
+from rpc import commanding
 from rpc.audited import MANY
 from rpc.commanding import answer
 from rpc.items import decoded
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
-from rpc.service import Service, principal_of, service_of, shard_of
+from rpc.service import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.tally import held_by
+from rpc.watching import WAITS_MAX
 
 router = APIRouter(prefix="/v1", tags=["shards"])
 NAMES_MAX = 1_000
@@ -218,8 +220,8 @@ async def view(  # noqa: PLR0913 - a query parameter each
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     from_time = frontier(lower, "lower")
-    wait_s = min(timeout, service.limits.wait_s_max)
-    if service.watcher.waiting >= service.limits.waits_max:
+    wait_s = min(timeout, WAIT_S_MAX)
+    if service.watcher.waiting >= WAITS_MAX:
         wait_s = 0.0
     wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, with_service_times=service_times)
     state = await service.watcher.state(name, wanted)
@@ -253,7 +255,7 @@ async def drop(
 @router.post("/shards/{name}/commands", summary="One command of the protocol", openapi_extra=_COMMAND_BODY)
 async def commands(request: Request) -> Response:
     service = service_of(request)
-    async with service.body(request, service.limits.command_bytes_max) as data:
+    async with service.body(request, commanding.COMMAND_BYTES_MAX) as data:
         asks = (principal_of(request), data, caller_of(request), request.scope)
         done = await answer(service, shard_of(request), *asks)
         return Response(done, media_type=RECORD)
@@ -263,7 +265,7 @@ async def commands(request: Request) -> Response:
 async def receipts(request: Request) -> Response:
     """The parts with receipts, by which a later commit through this server believes them. Changes nothing."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    async with service.body(request, service.limits.command_bytes_max) as data:
+    async with service.body(request, commanding.COMMAND_BYTES_MAX) as data:
         with service.allowance() as allowed:
             runs = await decoded(service.work, data, partial(decode_staged, bad=InvalidUsage), allowed)
             found = await service.work.run(service.location.machine(name).receipted, runs)

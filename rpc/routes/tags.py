@@ -18,7 +18,7 @@ from persist.core.errors import NotReadable
 from persist.core.ids import check_shard_name
 from persist.core.tags import Tag, check_tag_name
 from rpc.routes.parameters import At, caller_of
-from rpc.service import Service, service_of, shard_of
+from rpc.service import WAIT_S_MAX, Service, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
 
@@ -50,7 +50,7 @@ async def put(
     """A tag that is there keeps its time, and gets this `keep`. 409 where it is at another time."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     asking = AsCaller(service.transport, caller_of(request))
-    wait_s = service.limits.wait_s_max
+    wait_s = WAIT_S_MAX
     found = await service.work.run(partial(_set, asking, name, check_tag_name(tag), at, keep_ms(keep), wait_s))
     return _json(_shown(found))
 

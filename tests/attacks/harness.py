@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib
 import json
 import os
 import select
@@ -15,37 +16,52 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rpc.auth import mint
+from tests.support.forked import Forked
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
 MEMORY_BYTES_MAX = 512 * 1024 * 1024  # what a server may have under any attack
 LOW = {
     "connections_max": 200,
-    "address_connections_max": 120,
-    "token_connections_max": 110,
     "headers_s": 1.0,
-    "body_grace_s": 1.0,
     "slow_reader_s": 1.0,
-    "sweep_s": 0.05,
-    "heads_bytes_max": 2 << 20,
     "blob_bytes_max": 8 << 20,
     "rows_bytes_max": 4 << 20,
     "spool_bytes_max": 32 << 20,
     "bodies_bytes_max": 8 << 20,
     "decoded_bytes_max": 8 << 20,
-    "decoding_bytes_max": 12 << 20,
     "decoder_memory_bytes": 64 << 20,
 }
 """Limits by which attacks are cheap."""
+LOW_CONSTANTS = {
+    "rpc.bounds.ADDRESS_PERCENT": 60,
+    "rpc.bounds.TOKEN_PERCENT": 55,
+    "rpc.bounds.SWEEP_S": 0.05,
+    "rpc.joining.BODY_GRACE_S": 1.0,
+    "rpc.joining.HEADS_BYTES_MAX": 2 << 20,
+    "rpc.edge.REFUSAL_PAUSE_S": 0.2,
+    "rpc.work.DECODING_PERCENT": 150,
+}
+"""Bounds of the code, as low as these limits are."""
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}, {"name": "text", "type": "string"}]}
 EVIL_SHARD, GOOD_SHARD = "evil/orders", "good/orders"
 EVIL_ADDRESS = "127.0.0.2"  # any of 127.0.0.0/8 is this machine
 ROUNDS = 2  # that others must have done while an attack is under way
 Attack = Callable[["House", "Evil"], None]
+
+
+def set_constants(constants: dict[str, float]) -> None:
+    """In the process of a server: set constants of modules, by `module.NAME`."""
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        loaded = importlib.import_module(module)
+        assert hasattr(loaded, constant), name
+        setattr(loaded, constant, value)
 
 
 class House:
@@ -80,8 +96,10 @@ class House:
         given = {
             f"PERSIST_LIMIT_{name.upper()}": str(value) for name, value in (LOW if limits is None else limits).items()
         }
+        constants = LOW_CONSTANTS if limits is None else {}
         asking = ["--tokens", str(tokens)] if wants_tokens else []
-        self.server = Server(directory / "data", *asking, *arguments, environment=given)
+        begin = partial(Forked, before=partial(set_constants, constants))
+        self.server = Server(directory / "data", *asking, *arguments, environment=given, begin=begin)
         self.port = self.server.port
         self._good: Good | None = None
         for shard in (EVIL_SHARD, GOOD_SHARD):

@@ -12,7 +12,7 @@ import pytest
 
 from rpc.quota_file import RATES
 from tests.attacks import harness
-from tests.attacks.harness import LOW, Evil, House
+from tests.attacks.harness import Evil, House
 from tests.support.waiting import wait_until
 
 RECORD = {"content-type": "application/vnd.persist.record"}
@@ -51,7 +51,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
     directory: Path = tmp_path_factory.mktemp("storms")
     quotas = directory / "quotas.json"
     quotas.write_text("{}")
-    with harness.house(directory, {**LOW, "refusal_pause_s": 0.2}, arguments=("--quotas", str(quotas))) as found:
+    with harness.house(directory, arguments=("--quotas", str(quotas))) as found:
         yield Limited(found, quotas)
 
 

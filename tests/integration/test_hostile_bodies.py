@@ -31,6 +31,8 @@ from persist.core.transitions.naming import DIFF_MAX
 from persist.formats.records import encoded
 from persist.parts import ShardSchema, encode_inline
 from persist.parts.sizes import column_bytes
+from rpc import decoders as decoders_module
+from rpc import work as work_module
 from rpc.app import create_app
 from rpc.decoders import Decoders
 from rpc.settings import Limits, ServerSettings
@@ -46,7 +48,7 @@ from tests.support.waiting import WAIT_S, wait_until
 KIB, MIB = 1024, 1024 * 1024
 DECODED = 5 * MIB
 KEPT_BYTES_MAX = 96 * MIB  # of a server, when nothing is under way: of many small pieces, some stay
-LIMITS = Limits(decoded_bytes_max=DECODED, decoding_bytes_max=2 * DECODED)
+LIMITS = Limits(decoded_bytes_max=DECODED)
 ARROW, PARQUET, NDJSON, CSV = bodies.MEDIA_TYPES.values()
 SCHEMA = pa.schema(
     [
@@ -149,8 +151,9 @@ def test_a_process_that_decodes_parquet_takes_no_more_than_it_may(tmp_path: Path
     assert not process.is_alive
 
 
-def test_a_file_that_takes_too_long_to_decode_is_given_up() -> None:
-    decoders = Decoders(Limits(decode_s_max=0.0, decoders_max=1))
+def test_a_file_that_takes_too_long_to_decode_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders_module, "DECODE_S_MAX", 0.0)
+    decoders = Decoders(Limits(decoders_max=1))
     with pytest.raises((BodyTooLarge, Overloaded), match=r"seconds to decode|decodes many"):
         decoders.rows(file(pa.table({"id": [1]})), Allowance())
     assert decoders._idle == []
@@ -169,9 +172,10 @@ def test_what_all_rows_take_is_bounded_and_small_ones_are_never_kept_out() -> No
     assert total.taken == 0
 
 
-def test_one_caller_cannot_have_all_that_rows_may_take() -> None:
+def test_one_caller_cannot_have_all_that_rows_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """But one whole body always fits, bit by bit."""
-    decoded = Work(Limits(decoded_bytes_max=DECODED, decoding_bytes_max=DECODED * 3 // 2)).decoded
+    monkeypatch.setattr(work_module, "DECODING_PERCENT", 150)
+    decoded = Work(Limits(decoded_bytes_max=DECODED)).decoded
     piece = DECODED // 4
 
     def spend(caller: str, pieces: int) -> Allowance:
@@ -190,8 +194,9 @@ def test_one_caller_cannot_have_all_that_rows_may_take() -> None:
     assert copy_context().run(spend, "other", 4).spent == DECODED
 
 
-def test_one_caller_cannot_have_all_processes_that_decode() -> None:
-    decoders = Decoders(Limits(decoders_max=2, decode_s_max=0.001))
+def test_one_caller_cannot_have_all_processes_that_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders_module, "DECODE_S_MAX", 0.001)
+    decoders = Decoders(Limits(decoders_max=2))
 
     def decoded(caller: str) -> None:
         CALLER.set(caller)

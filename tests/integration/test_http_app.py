@@ -22,6 +22,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
 from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.core.keys import part_key
+from rpc import commanding
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
 from tests.support.asking import typed
@@ -31,7 +32,7 @@ FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}, {"name": "am
 DEEP = b'{"fields": [{"name": "id", "type": "int8", "key": true}, {"name": "v", "type": "%sint8%s"}]}'
 RENAMED = [pa.schema([("name", pa.string()), ("amount", pa.int64())]).serialize().to_pybytes(), ["name"]]
 RETYPED = [pa.schema([("id", pa.string()), ("amount", pa.string())]).serialize().to_pybytes(), ["id"]]
-LIMITS = Limits(command_bytes_max=10_000, rows_bytes_max=20_000, blob_bytes_max=20_000, rows_max=100)
+LIMITS = Limits(rows_bytes_max=20_000, blob_bytes_max=20_000, rows_max=100)
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ def location() -> Iterator[Location]:
 
 
 @pytest.fixture
-def http(location: Location) -> Iterator[TestClient]:
+def http(location: Location, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.setattr(commanding, "COMMAND_BYTES_MAX", 10_000)
     app = create_app(location, ServerSettings(limits=LIMITS))
     with typed(TestClient(app, base_url="http://127.0.0.1")) as client:
         client.put("/v1/shards/orders", json=FIELDS)

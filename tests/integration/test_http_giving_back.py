@@ -13,12 +13,13 @@ import pytest
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
+from rpc import commanding
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
 from tests.support.location import memory_location
 from tests.support.waiting import WAIT_S
 
-LIMITS = Limits(snapshots_max=1, listeners_max=1, bodies_bytes_max=130, rows_bytes_max=90, command_bytes_max=90)
+LIMITS = Limits(snapshots_max=1, listeners_max=1, bodies_bytes_max=130, rows_bytes_max=90)
 SCHEMA = pa.schema([("id", pa.string())])
 POOLS = ("commands", "body_bytes", "listeners", "snapshots", "waits")
 TIMES = 4  # more often than there are slots
@@ -184,8 +185,14 @@ COMMAND = b'{"command": "advance_upper", "upper": [1]}                    '
     ],
 )
 def test_a_body_gives_its_bytes_back(
-    location: Location, target: str, body: bytes, how: dict[str, Any], status: int | None
+    location: Location,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    body: bytes,
+    how: dict[str, Any],
+    status: int | None,
 ) -> None:
+    monkeypatch.setattr(commanding, "COMMAND_BYTES_MAX", 90)
     Client(EmbeddedTransport(location)).create_shard("open", SCHEMA, ["id"])
 
     async def act(stage: Scene) -> None:

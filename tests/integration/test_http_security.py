@@ -30,10 +30,11 @@ from persist.core.ids import PartId, ReaderId, Token, WriterId, shard_id_of
 from persist.core.keys import part_key
 from persist.formats.http_messages import Staged
 from persist.formats.records import encoded
+from rpc import service
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.joining import CONNECTION
-from rpc.settings import Limits, ServerSettings
+from rpc.settings import ServerSettings
 from rpc.tls import Peer
 from tests.support.asking import typed
 from tests.support.location import InlineBackground, memory_location
@@ -429,9 +430,10 @@ def test_an_upper_where_no_clock_counts_needs_the_word_force(http: TestClient, t
     assert http.get(path, headers=manager).json()["upper"] == [2**63 - 1]
 
 
-def test_a_token_takes_so_many_leases_and_no_more(tokens: Tokens) -> None:
+def test_a_token_takes_so_many_leases_and_no_more(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "TOKEN_SHARD_LEASES_MAX", 2)
     location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    settings = ServerSettings(tokens_file=str(tokens.path), limits=Limits(token_shard_leases_max=2))
+    settings = ServerSettings(tokens_file=str(tokens.path))
     with TestClient(create_app(location, settings)) as http:
         http.put("/v1/shards/eu/orders", json=FIELDS, headers=tokens.header("admin"))
 

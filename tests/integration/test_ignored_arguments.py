@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 import pytest
 
@@ -11,6 +12,8 @@ from persist.client.cut import Cut
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
 from rpc.cli import serve
+from rpc.config_file import load
+from rpc.settings import ServerSettings
 
 
 def arguments(*given: str) -> argparse.Namespace:
@@ -19,13 +22,17 @@ def arguments(*given: str) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+def settings_of(*given: str) -> ServerSettings:
+    return load(serve.given_by(arguments(*given)), os.environ).settings
+
+
 def test_serve_keeps_as_much_history_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert serve.settings_of(arguments("--history", "30d")).history == "30d"
+    assert settings_of("--history", "30d").history == "30d"
     monkeypatch.setenv("PERSIST_HISTORY", "3d")
-    assert serve.settings_of(arguments()).history == "3d"
-    assert serve.settings_of(arguments("--history", "none")).history == "none"
+    assert settings_of().history == "3d"
+    assert settings_of("--history", "none").history == "none"
     with pytest.raises(InvalidUsage):
-        serve.settings_of(arguments("--history", "rubbish")).check()
+        settings_of("--history", "rubbish").check()
 
 
 @pytest.mark.parametrize("left_out", ["crc", "v", "location", "epoch", "taken_ms", "kind", "shards"])

@@ -22,7 +22,7 @@ from rpc.app import create_app
 from rpc.auth import mint
 from rpc.changed_files import LOOK_AGAIN_S
 from rpc.quota_file import COUNTS, RATES
-from rpc.settings import Limits, ServerSettings
+from rpc.settings import ServerSettings
 from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}]}
@@ -69,8 +69,7 @@ class House:
         self.path.write_text("{}")
         self.clock = Clock()
         self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground(), clock=self.clock)
-        limits = Limits(refusal_pause_s=0.001)
-        settings = ServerSettings(tokens_file=str(tokens), quotas=str(self.path), limits=limits)
+        settings = ServerSettings(tokens_file=str(tokens), quotas=str(self.path))
         self.client = TestClient(create_app(self.location, settings))
 
     def says(self, **rules: Any) -> None:

@@ -20,7 +20,8 @@ from persist.commit.location import Location
 from persist.copies.verify import Sample, samples_of
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.exposition import exposition
-from rpc.settings import ServerSettings, from_environment
+from rpc.config_file import load
+from rpc.settings import ServerSettings
 from tests.support.damaged import Damaged, healthy, opened
 from tests.support.location import TestClock
 from tests.support.monitored import maintenance, series
@@ -191,11 +192,9 @@ def test_the_variable_says_it_for_servers_and_their_maintenance(
 ) -> None:
     assert ServerSettings().verify_sample == "1%"
     for text in ("0", "5%"):
-        given: dict[str, Any] = from_environment({"PERSIST_VERIFY_SAMPLE": text})
-        ServerSettings(**given).check()
-    wrong: dict[str, Any] = from_environment({"PERSIST_VERIFY_SAMPLE": "often"})
+        load({}, {"PERSIST_VERIFY_SAMPLE": text}).settings.check()
     with pytest.raises(InvalidUsage, match="a sample of 'often' is none"):
-        ServerSettings(**wrong).check()
+        load({}, {"PERSIST_VERIFY_SAMPLE": "often"}).settings.check()
     monkeypatch.setenv("PERSIST_VERIFY_SAMPLE", "often")
     assert main(["compactor", "--dir", str(place.root), "--once"]) == 1
     assert "a sample of 'often' is none" in capsys.readouterr().err

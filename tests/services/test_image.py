@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from rpc.settings import Limits, from_environment
+from rpc.config_file import load
 from tests.support.dockerfile import Build, Stage, interpreter, is_ignored, stages
 from tests.support.pages import ROOT
 from tests.support.waiting import WAIT_S
@@ -146,8 +146,7 @@ def test_the_command_of_the_page_keeps_bodies_within_the_memory_that_it_gives_to
     page = (ROOT / "docs" / "deployment.md").read_text()
     size = re.search(r"docker run .*--tmpfs /tmp:size=(\d+)m ", page)
     assert size is not None
-    limits = from_environment(dict(re.findall(r" -e (PERSIST_LIMIT_\w+)=(\d+)", page)))["limits"]
-    assert isinstance(limits, Limits)
+    limits = load({}, dict(re.findall(r" -e (PERSIST_LIMIT_\w+)=(\d+)", page))).settings.limits
     assert limits.blob_bytes_max < limits.spool_bytes_max < int(size[1]) * 2**20
 
 

@@ -28,8 +28,7 @@ token ID --scope SCOPE` mints [tokens](http.md#tokens).
 
 - **`read` holds its own leases only.** A lease keeps history from being forgotten while it lasts. It never
   moves the shard's since or upper, neither by a command, nor by `listen`, nor when it ends. One token may
-  hold 1,000 leases on a shard and 20,000 in all at one server (`token_shard_leases_max`,
-  `token_leases_max`). The next one is refused (429, `overloaded`).
+  hold 1,000 leases on a shard and 20,000 in all at one server. The next one is refused (429, `overloaded`).
 - **`write` appends.** Its rows move the upper. It closes no shard: an append up to `[]` needs `manage`. Its
   readers move their own holds, as those of `read` do, and since stays.
 - **`manage` moves what cannot be moved back.** A reader with this scope moves since as it goes on, if nothing

@@ -20,10 +20,10 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import WriterId
 from persist.core.state import Policy
 from rpc.cli import serve
-from rpc.config_file import RANGES, in_force, keys, misspelt, put_into, read_config
-from rpc.levers import LEVERS
-from rpc.settings import Limits, ServerSettings, from_environment
+from rpc.config_file import ENVIRONMENT, FILE, OPTION, Loaded, in_force, load, misspelt, read_file
+from rpc.settings import SETTINGS, Limits, ServerSettings, Setting, server_settings
 from rpc.work import Work
+from tests.support import settings_page
 from tests.support.location import memory_location
 from tests.support.shard import numbered
 
@@ -63,7 +63,7 @@ BAD = {
     "[host]\na = 1": r"line 1: host is .* and must be a text",
     'home_token = "x"': r"line 1: home_token is a secret: give it by the variable PERSIST_HOME_TOKEN",
     "[limits]\nrows_max = 0": r"line 2: limits.rows_max is 0 and must be in \[1, ",
-    "[limits]\nshare_percent = 101": r"line 2: limits.share_percent is 101 and must be in \[1, 100\]",
+    "[limits]\nshare_percent = 1": r"line 2: limits.share_percent is no setting of \[limits\]",
     '[limits]\nheaders_s = "soon"': r"line 2: limits.headers_s is 'soon' and must be a number in",
     "[limits]\nheaders_s = nan": r"line 2: limits.headers_s is nan and must be in",
     "[limits]\nsnapshot_max = 1": r"line 2: limits.snapshot_max is no setting of .*; did you mean snapshots_max\?",
@@ -72,11 +72,19 @@ BAD = {
     "port = 1\nport = 2\n": r"is no TOML: .*\(at line 2",
     "port 1": r"is no TOML: .*\(at line 1",
 }
+NUMBERS = [one for one in SETTINGS if one.kind is int]
 BAD |= {
-    f"[levers]\n{lever.name} = {value}": rf"line 2: levers.{lever.name} is {value} and must be in \[{lever.least}, "
-    for lever in LEVERS
-    for value in (lever.least - 1, lever.most + 1)
+    f"[{one.table}]\n{one.name} = {value}"
+    if one.table
+    else f"{one.name} = {value}": rf"{one.key} is {value} and must be"
+    for one in NUMBERS
+    for value in (int(one.least) - 1, int(one.most) + 1)
 }
+
+
+def named(name: str) -> Setting:
+    [setting] = [one for one in SETTINGS if one.name == name]
+    return setting
 
 
 def written(directory: Path, text: str) -> str:
@@ -86,7 +94,7 @@ def written(directory: Path, text: str) -> str:
 
 
 def test_what_a_file_says_is_what_variables_say(tmp_path: Path) -> None:
-    settings = ServerSettings(**from_environment(read_config(written(tmp_path, GOOD))))  # type: ignore[arg-type]
+    settings = load({}, {}, written(tmp_path, GOOD)).settings
     assert settings == ServerSettings(
         host="0.0.0.0",
         port=9000,
@@ -103,7 +111,7 @@ def test_what_a_file_says_is_what_variables_say(tmp_path: Path) -> None:
 def test_what_is_not_allowed_is_refused_with_file_line_and_key(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(InvalidUsage) as refused:
-        read_config(path)
+        read_file(path)
     assert str(refused.value).startswith(path)
     assert re.search(BAD[text], str(refused.value)), str(refused.value)
 
@@ -116,27 +124,26 @@ def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes | None, said: st
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(InvalidUsage, match=said):
-        read_config(str(path))
+        read_file(str(path))
 
 
 def test_every_setting_but_secrets_can_stand_in_a_file_and_is_read_back(tmp_path: Path) -> None:
-    shown = "\n".join(in_force(ServerSettings(), (), (), ()))
-    assert read_config(written(tmp_path, shown)).keys() == {
-        key.variable for table, of in keys().items() for name, key in of.items() if f"# {name} is not set" not in shown
-    }
+    shown = "\n".join(in_force(Loaded(ServerSettings(), {})))
+    known = {one for one in SETTINGS if not one.is_secret and f"# {one.name} is not set" not in shown}
+    assert read_file(written(tmp_path, shown)).keys() == known
 
 
-def test_a_file_comes_before_the_environment_and_its_location_takes_the_place_of_another() -> None:
+def test_a_file_comes_before_the_environment_and_its_location_takes_the_place_of_another(tmp_path: Path) -> None:
     environment = {"PERSIST_PORT": "1", "PERSIST_DIRECTORY": "d", "OTHER": "x"}
-    put_into(environment, {"PERSIST_PORT": "2"})
-    assert environment == {"PERSIST_PORT": "2", "PERSIST_DIRECTORY": "d", "OTHER": "x"}
-    put_into(environment, {"PERSIST_BLOB": "mem:", "PERSIST_CONSENSUS": "mem:"})
-    assert environment == {"PERSIST_PORT": "2", "PERSIST_BLOB": "mem:", "PERSIST_CONSENSUS": "mem:", "OTHER": "x"}
+    assert load({}, environment, written(tmp_path, "port = 2")).settings == ServerSettings(port=2, directory="d")
+    settings = load({}, environment, written(tmp_path, 'blob = "mem:"\nconsensus = "mem:"')).settings
+    assert settings == ServerSettings(port=1, blob="mem:", consensus="mem:")
 
 
 def test_each_line_of_what_is_in_force_says_where_it_comes_from() -> None:
     settings = ServerSettings(port=1, host="h", history="1d", blob="s3://key:secret@bucket/x", home_token="t" * 40)
-    lines = list(in_force(settings, {"port"}, {"PERSIST_HOST"}, {"PERSIST_HOST", "PERSIST_HISTORY"}))
+    sources = {named("port"): OPTION, named("host"): FILE, named("history"): ENVIRONMENT}
+    lines = list(in_force(Loaded(settings, sources)))
     assert 'host = "h"  # the file' in lines
     assert {"port = 1  # an option", 'history = "1d"  # the environment', "shutdown_s = 30  # default"} <= set(lines)
     assert "# home_token: set" in lines
@@ -157,20 +164,20 @@ def test_a_misspelt_variable_is_told_with_the_nearest_name() -> None:
     ("variables", "said"),
     [
         ({"PERSIST_LEVER_LINGER": "1"}, r"PERSIST_LEVER_LINGER \(did you mean PERSIST_LEVER_LINGER_MS\?\); docs/"),
-        ({"PERSIST_LEVER_NONE": "1"}, "no lever for the variable PERSIST_LEVER_NONE; docs/levers.md"),
-        ({"PERSIST_LEVER_LINGER_MS": "-1"}, r"PERSIST_LEVER_LINGER_MS is '-1'; .* in \[0, 1000\]"),
-        ({"PERSIST_LIMIT_SNAPSHOT_MAX": "1"}, r"\(did you mean PERSIST_LIMIT_SNAPSHOTS_MAX\?\); docs/operations.md"),
+        ({"PERSIST_LEVER_NONE": "1"}, "nothing reads the variable PERSIST_LEVER_NONE.*; docs/settings.md"),
+        ({"PERSIST_LEVER_LINGER_MS": "-1"}, r"PERSIST_LEVER_LINGER_MS is '-1' and must be .* in \[0, 1000\]"),
+        ({"PERSIST_LIMIT_SNAPSHOT_MAX": "1"}, r"\(did you mean PERSIST_LIMIT_SNAPSHOTS_MAX\?\); docs/settings.md"),
     ],
 )
 def test_a_variable_of_a_lever_or_limit_that_cannot_be_read_is_named(variables: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidUsage, match=said):
-        from_environment(variables)
+        load({}, variables)
 
 
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (Policy(rollup_every=8, rollup_least=8), r"rollup_every is 8; it must be in \[32, "),
+        (Policy(rollup_every=8, rollup_least=8), r"rollup_every is 8 and must be in \[32, "),
         (Policy(rollup_every=40, rollup_least=50), "rollup_least is 50; it must be at most rollup_every, 40"),
         (Policy(inline_shard_bytes_max=1_000), "inline_part_bytes_max is 65536; it must be at most inline_shard"),
     ],
@@ -222,13 +229,10 @@ def test_check_shows_the_default_directory_and_tells_of_a_misspelt_variable(
     assert shown[-1] == "# nothing reads the variable PERSIST_PROT: did you mean PERSIST_PORT?"
 
 
-@pytest.mark.parametrize("name", RANGES)
-def test_a_file_takes_the_same_numbers_as_an_option_or_a_variable(name: str) -> None:
-    """What a number of a file has to lie in is what the settings themselves are checked for."""
-    most = int(RANGES[name][1])
-    replace(ServerSettings(), **{name: most}).check()  # type: ignore[arg-type]
-    with pytest.raises(InvalidUsage, match=name):
-        replace(ServerSettings(), **{name: most + 1}).check()  # type: ignore[arg-type]
+@pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.key)
+def test_settings_of_a_program_have_the_ranges_of_a_file(setting: Setting) -> None:
+    with pytest.raises(InvalidUsage, match=setting.name):
+        server_settings({setting: int(setting.most) + 1}).check()
 
 
 def test_a_server_that_lingers_commits_together_what_comes_meanwhile() -> None:
@@ -248,8 +252,5 @@ def test_a_server_that_lingers_commits_together_what_comes_meanwhile() -> None:
         assert machine.state().seqno == before + 1
 
 
-def test_the_table_of_levers_in_the_docs_is_that_of_the_code() -> None:
-    text = Path("docs/levers.md").read_text()
-    for lever in LEVERS:
-        default = ServerSettings().lever(lever)
-        assert f"| `{lever.name}` | {default:,} | {lever.least:,} to {lever.most:,} | {lever.trades} |" in text
+def test_the_page_of_settings_is_that_of_the_code() -> None:
+    assert settings_page.PAGE.read_text() == settings_page.page(), "run `make docs`"

@@ -189,7 +189,7 @@ def test_time_in_which_the_server_stood_still_counts_for_nobody(why: str) -> Non
         assert isinstance(loop, Skewed)
         config = uvicorn.Config(waiting, log_config=None, lifespan="off")
         config.load()
-        bounds = Bounds(Limits(sweep_s=1.0))
+        bounds = Bounds(Limits())
         connection = JoiningProtocol(config=config, server_state=ServerState(), app_state={}, bounds=bounds)
         transport = kind()
         connection.connection_made(transport)

@@ -42,7 +42,7 @@ async def listeners(location: Location, limits: Limits | None = None) -> AsyncIt
     limits = limits or Limits()
     work = Work(limits)
     watcher = Watcher(location, work)
-    found = Listeners(EmbeddedTransport(location), location, work, watcher, limits)
+    found = Listeners(EmbeddedTransport(location), location, work, watcher)
     try:
         yield found, work, watcher
     finally:
@@ -134,13 +134,14 @@ def test_listeners_and_waits_go_on_where_more_shards_are_watched_than_machines_a
 def test_a_step_of_wide_rows_comes_in_bounded_events(step_bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps were cut by rows only: a few hundred wide ones took gigabytes."""
     monkeypatch.setattr(listening_module, "SHARED_STEP_BYTES_MAX", step_bytes_max)
+    monkeypatch.setattr(listening_module, "LISTEN_MEMORY_BYTES", 11 * WIDE // 5)
 
     async def scenario() -> None:
         location = memory_location(small_merges=False)
         shard = shard_of(location)
         for number in range(4):
             shard.compare_and_append([{"id": f"{number}{wide(number)}"}], number, number + 1)
-        async with listeners(location, replace(Limits(), listen_memory_bytes=11 * WIDE // 5)) as (listening, _, _):
+        async with listeners(location) as (listening, _, _):
             found = [event async for event in events(listening, Antichain(4))]
         assert [times for times, _ in found] == [[0, 2], [2, 4]]
         assert [[text[0] for text in texts] for _, texts in found] == [["0", "1"], ["2", "3"]]

@@ -19,8 +19,9 @@ from persist.core import commands as c
 from persist.formats.exposition import COUNTER, Family, Spread, exposition, figures
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
+from rpc import service
 from rpc.app import create_app
-from rpc.settings import Limits, ServerSettings
+from rpc.settings import ServerSettings
 from rpc.token_figures import TOKENS_MAX, TokenFigures
 from tests.support.asking import typed
 from tests.support.location import InlineBackground
@@ -35,11 +36,11 @@ def location(blob: MemoryBlob | CachedBlob | None = None, machines_max: int = 20
 
 
 @pytest.fixture
-def http() -> Iterator[TestClient]:
-    settings = ServerSettings(limits=Limits(metric_shards_max=3))
+def http(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.setattr(service, "METRIC_SHARDS_MAX", 3)
     with (
         closing(location()) as opened,
-        typed(TestClient(create_app(opened, settings), base_url="http://127.0.0.1")) as client,
+        typed(TestClient(create_app(opened, ServerSettings()), base_url="http://127.0.0.1")) as client,
     ):
         yield client
 

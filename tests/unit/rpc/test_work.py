@@ -14,6 +14,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Overloaded
 from persist.core.view import ViewRequest
+from rpc import work as work_module
 from rpc.settings import Limits
 from rpc.watching import Watcher
 from rpc.work import Work, _Answers
@@ -43,9 +44,11 @@ def test_a_cancelled_caller_takes_nobody_with_it() -> None:
     location.close()
 
 
-def test_work_beyond_the_limit_is_refused_at_once() -> None:
+def test_work_beyond_the_limit_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_module, "IO_QUEUE_MAX", 1)
+
     async def scene() -> None:
-        work = Work(Limits(io_queue_max=1))
+        work = Work(Limits())
         first = asyncio.ensure_future(work.run(lambda: 7))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
