@@ -273,6 +273,7 @@ class Editing(Rewriting):
                 question=self.question,
                 attributes=self.attributes,
                 drops=drops,
+                cut=self.plan.cut,
             ),
             token,
         )

@@ -27,7 +27,8 @@ from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
-from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, Unavailable
+from persist.core.drops import pending_drop
+from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, Unavailable, UpperMismatch
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.recorded import Caller
@@ -58,20 +59,26 @@ class Insert:
         rows = conformed(self.rows, schema, None)
         keyed = key_schema(schema)
         those = _with_added_keys(rows, keyed, schema) if schema.details.unique else NONE
-        return _Insert(schema, those, [str(digest_of_rows(rows))], keyed=keyed, rows=rows)
+        return _Insert(schema, those, [str(digest_of_rows(rows))], keyed=keyed, rows=rows, cuts=[])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Insert(Bound):
     keyed: ShardSchema
     rows: pa.Table
+    cuts: list[int]  # the last one is that by which what was worked out last goes
+
+    @property
+    def cut(self) -> int:
+        return self.cuts[-1] if self.cuts else 0
 
     @property
     def may_crowd(self) -> bool:
         return False  # it looks for itself: what it takes away need not be there
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        met = Contents(contents.schema, contents.held, contents.time, meets_pending=True)
+        met, cut = contents.for_next_commit(retracts=_retract(self.rows))
+        self.cuts[:] = [cut]
         check_keys(self.rows, self.those, met)
         yield self.rows.drop_columns([TIME])
 
@@ -152,14 +159,12 @@ class CheckedWriter(WriteHandle):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        changes, lower = as_attribute_updates(attributes), frontier(expected_upper)
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        interval = frontier(expected_upper), frontier(new_upper)
 
         def write(rows: Updates, schema: ShardSchema) -> c.Appended:
-            if schema.details.unique:
-                self._look_up(rows, lower, lower)
-            return WriteHandle.compare_and_append(
-                self, rows, expected_upper, new_upper, token=token, attributes=changes, info=info
-            )
+            cut = self._look_up(rows, interval[0], interval[0]) if schema.details.unique else 0
+            return self._appended(self._comparing(rows, interval, changes, cut, digests=token is not None), token, said)
 
         return self._by_schema(updates, write, token)
 
@@ -173,12 +178,12 @@ class CheckedWriter(WriteHandle):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        changes, since, until = as_attribute_updates(attributes), frontier(lower), frontier(upper)
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        interval = frontier(lower), frontier(upper)
 
         def write(rows: Updates, schema: ShardSchema) -> c.Appended:
-            if schema.details.unique:
-                self._look_up(rows, since, until)
-            return WriteHandle.append(self, rows, lower, upper, token=token, attributes=changes, info=info)
+            cut = self._look_up(rows, *interval) if schema.details.unique else 0
+            return self._appended(self._appending(rows, interval, changes, cut, digests=token is not None), token, said)
 
         return self._by_schema(updates, write, token)
 
@@ -194,7 +199,8 @@ class CheckedWriter(WriteHandle):
         given = conformed(updates, schema, None)
         check_rows(given, schema)
         if schema.details.unique:
-            self._look_until(lambda view: self._check_unique(given, schema_id, schema, view))
+            retracts = _retract(given)
+            self._look_until(lambda view: self._check_unique(given, schema_id, schema, view, retracts=retracts))
 
     def judged(self, updates: Updates, act: Callable[[Updates], _T]) -> _T:
         """What `act` makes of rows; where it refuses them by what is known of the shard here, by the shard as of now.
@@ -236,7 +242,8 @@ class CheckedWriter(WriteHandle):
     def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T], token: Token | None) -> _T:
         """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile.
 
-        Raises TokenReused where rows are refused, and a write with the token has landed.
+        So it is where a pending truncation, by which keys were looked up, was withdrawn meanwhile. Raises TokenReused
+        where rows are refused, and a write with the token has landed.
         """
         with unless_landed(self, token):
             updates = gathered(updates)
@@ -250,6 +257,9 @@ class CheckedWriter(WriteHandle):
                     if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
                         raise
                     updates = self._as_of_now(updates)
+                except UpperMismatch as error:
+                    if tries == SCHEMAS_MAX or "withdrawn" not in error.details:
+                        raise
         raise AssertionError("the last try returns or raises")
 
     def _as_of_now(self, updates: Updates) -> Updates:
@@ -279,68 +289,80 @@ class CheckedWriter(WriteHandle):
         done = inserting.run(token)
         return c.Appended(done.lower, done.upper)
 
-    def _look_up(self, rows: Updates, lower: Antichain, until: Antichain) -> None:
+    def _look_up(self, rows: Updates, lower: Antichain, until: Antichain) -> int:
         """Raise ConstraintViolated where keys of the rows, which would land now, would have more than one row.
 
-        They land where the shard's upper is `lower`, or lies between it and `until`. Otherwise the commit tells what is
-        so: they have landed already, or never will.
+        Returns the cut of the pending truncation by which that is so, as `CompareAndAppend` says. They land where the
+        shard's upper is `lower`, or lies between it and `until`. Otherwise the commit tells what is so: they have
+        landed already, or never will.
         """
 
         def read(rows: Updates) -> tuple[int, ShardSchema, pa.Table]:
             schema_id, schema = self.schema_of(rows)
             return schema_id, schema, conformed(rows, schema, lower.element or 0)
 
-        def look(view: ShardView) -> bool:
+        def look(view: ShardView) -> int | None:
             start = view.upper.element
             if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
-                return True
+                return 0
             if not current_schema(view.schemas)[1].details.unique:  # it was given up
-                return True
+                return 0
             schema_id, schema, given = self.judged(rows, read)
             to_come = given.filter(pc.greater_equal(given.column(TIME), start))
-            return self._check_unique(to_come, schema_id, schema, view)
+            return self._check_unique(to_come, schema_id, schema, view, retracts=_retract(given))
 
-        self._look_until(look)
+        return self._look_until(look)
 
-    def _look_until(self, look: Callable[[ShardView], bool]) -> None:
-        """Look at keys in views of the shard until one is not overtaken. Raises Unavailable: all were."""
+    def _look_until(self, look: Callable[[ShardView], int | None]) -> int:
+        """Look at keys in views of the shard until one is not overtaken (None). Raises Unavailable: all were."""
         for _ in range(LOOKS_MAX):
-            if look(self._transport.view(self._name, ViewRequest(with_batches=False))):
-                return
+            cut = look(self._transport.view(self._name, ViewRequest(with_batches=False)))
+            if cut is not None:
+                return cut
         raise Unavailable(
-            f"pending erasures of shard {self._name!r} became effective during each of {LOOKS_MAX} look-ups of its "
+            f"what was pending in shard {self._name!r} became effective during each of {LOOKS_MAX} look-ups of its "
             "unique keys; nothing was written: retry"
         )
 
-    def _check_unique(self, given: pa.Table, schema_id: int, schema: ShardSchema, view: ShardView) -> bool:
+    def _check_unique(
+        self, given: pa.Table, schema_id: int, schema: ShardSchema, view: ShardView, *, retracts: bool
+    ) -> int | None:
         """Raise ConstraintViolated where keys of the rows, which land at the upper of the view, have another one then.
 
-        The rows are by a schema that the shard may have had before: what is there is read by that of now. False: an
-        erasure that was pending has become effective since the view: look anew.
+        The rows are by a schema that the shard may have had before: what is there is read by that of now. `retracts`
+        and the result are as `Contents.for_next_commit` says. None: what was pending has become effective since the
+        view: look anew.
         """
         start = view.upper.element
         if start is None:
-            return True
+            return 0
         if start == 0:
             check_keys(given, _with_added_keys(given, key_schema(schema), schema), Contents(schema, None, -1))
-            return True
+            return 0
         try:
             with holding(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
                 try:
-                    if view.erasing and held.view.upper != view.upper:
-                        return False
+                    waits = view.erasing or pending_drop(view.drops, view.upper) is not None
+                    if waits and held.view.upper != view.upper:
+                        return None
                     schemas = sound_schemas(held.view.schemas)
                     current = newest(schemas)[1]
                     rows = Migration(schemas.get(schema_id, schema), current).rows(given)
                     those = _with_added_keys(rows, key_schema(current), current)
-                    check_keys(rows, those, Contents(current, held, start - 1, meets_pending=True))
+                    met, cut = Contents(current, held, start - 1).for_next_commit(retracts=retracts)
+                    check_keys(rows, those, met)
+                    return cut
                 finally:
                     held.lease.close()
         except NotReadable:  # an erasure forgets history when it becomes effective
             if self._transport.view(self._name, ViewRequest(with_batches=False)).upper == view.upper:
                 raise
-            return False
-        return True
+            return None
+
+
+def _retract(rows: pa.Table) -> bool:
+    """Whether one of the rows is taken away, so that a pending truncation is withdrawn by them."""
+    return pc.any(pc.less(rows.column(DIFF), 0)).as_py() is True
 
 
 def _asked(schema: ShardSchema) -> object:

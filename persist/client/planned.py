@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Protocol
 
@@ -12,6 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.snapshot import Held, kept, part_reader
+from persist.core.antichain import Antichain
+from persist.core.batch import Run
+from persist.core.drops import pending_drop
 from persist.core.view import ShardView
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, current_schema
 from persist.parts.constrained import UNIQUE, counted, violation
@@ -27,20 +30,31 @@ from persist.parts.unique import KEYS_SHOWN_MAX, crowded, keys_shown
 class Contents:
     """What a plan reads: a shard as of a time. `held` None: nothing was ever written to it.
 
-    `meets_pending`: `rows` are those that the rows of the next commit meet, which makes what is pending effective.
+    `following`: `rows` are read from these runs, as of this time, and not from those of `held`.
     """
 
     schema: ShardSchema
     held: Held | None
     time: int
-    meets_pending: bool = False
+    following: tuple[tuple[Run, ...], int] | None = None
+
+    def for_next_commit(self, *, retracts: bool) -> tuple[Contents, int]:
+        """What the rows of the next commit meet, which makes what is pending effective; and the cut of a truncation.
+
+        `retracts`: that commit takes rows away, so that a pending truncation is withdrawn. A cut of 0: there is none.
+        """
+        if self.held is None or self.held.view.upper != Antichain(self.time + 1):
+            return self, 0
+        waiting = None if retracts else pending_drop(self.held.view.drops, self.held.view.upper)
+        cut = 0 if waiting is None else waiting.cut
+        return replace(self, following=self.held.with_pending(cut)), cut
 
     def rows(self, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
         """The rows of a key range in key order, with `__diff`. `keeps` is as `PartReader` says. Raises as a read."""
         if self.held is None:
             return
         _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
-        runs, time = self.held.with_pending() if self.meets_pending else (self.held.runs, self.time)
+        runs, time = self.following or (self.held.runs, self.time)
         yield from kept(reader.read_range(runs, as_of=time, key_range=key_range), self.held.lease)
 
     def changes(self, after: int, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
@@ -125,6 +139,11 @@ class Bound(ABC):
     def source_names(self) -> Sequence[str]:
         """Columns of a source which may have others than the shard has."""
         return ()
+
+    @property
+    def cut(self) -> int:
+        """The pending truncation by which what was worked out last goes, as `CompareAndAppend` says; 0: none."""
+        return 0
 
     @abstractmethod
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
@@ -237,6 +256,11 @@ class Binding:
         self._plan = plan
         self._known = known
         self._found: tuple[int, Bound] | None = None
+
+    @property
+    def cut(self) -> int:
+        """As `Bound.cut`, of the plan as it was bound last."""
+        return 0 if self._found is None else self._found[1].cut
 
     def to(self, view: ShardView) -> Bound:
         """The plan for this view. Raises InvalidUsage where it does not fit, or a name means another column by now."""

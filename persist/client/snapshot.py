@@ -32,7 +32,7 @@ from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.drops import contents
+from persist.core.drops import clipped, contents
 from persist.core.errors import (
     Corruption,
     Expired,
@@ -201,13 +201,14 @@ class Held:
         runs = (run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
         return contents(runs, self.view.drops, self.as_of)
 
-    def with_pending(self) -> tuple[tuple[Run, ...], int]:
+    def with_pending(self, cut: int = 0) -> tuple[tuple[Run, ...], int]:
         """The runs that the rows of the next commit meet, and the time to read them as of.
 
-        Where `as_of` is the latest complete time, what pending erasures take away at the next one is taken away.
+        Where `as_of` is the latest complete time, what pending erasures take away at the next one is taken away, and
+        the rows before `cut`, as by a pending truncation.
         """
         retracting = self.view.retracting if self.view.upper == Antichain(self.as_of + 1) else ()
-        return (*self.runs, *retracting), self.as_of + bool(retracting)
+        return (*clipped(self.runs, cut), *retracting), self.as_of + bool(retracting)
 
     def split(
         self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...] | None, where: str | None = None

@@ -22,6 +22,7 @@ from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
+from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, Expired, InvalidUsage
@@ -130,8 +131,7 @@ class WriteHandle(Timeable):
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        runs = self._parts(updates, lower.element, self._inline_bytes_max, digests=token is not None)
-        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, runs, changes), token, said)
+        return self._appended(self._comparing(updates, (lower, upper), changes, digests=token is not None), token, said)
 
     def append(
         self,
@@ -150,10 +150,35 @@ class WriteHandle(Timeable):
         Raises: UpperMismatch (the shard's upper lies before `lower`, or with attributes is not `lower`), and what
             `insert` raises, with the same meaning of `token`.
         """
-        since, until = frontier(lower), frontier(upper)
+        interval = frontier(lower), frontier(upper)
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        runs = self._parts(updates, since.element, self._inline_bytes_max, digests=token is not None)
-        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token, said)
+        return self._appended(self._appending(updates, interval, changes, digests=token is not None), token, said)
+
+    def _comparing(
+        self,
+        updates: Updates,
+        interval: tuple[Antichain, Antichain],
+        attributes: tuple[AttributeUpdate, ...],
+        cut: int = 0,
+        *,
+        digests: bool,
+    ) -> Callable[[WriterId, Token], c.CompareAndAppend]:
+        """What `compare_and_append` commits, whose rows are staged here. `cut` as the command says."""
+        runs = self._parts(updates, interval[0].element, self._inline_bytes_max, digests=digests)
+        return lambda writer, its: c.CompareAndAppend(writer, its, *interval, runs, attributes, cut=cut)
+
+    def _appending(
+        self,
+        updates: Updates,
+        interval: tuple[Antichain, Antichain],
+        attributes: tuple[AttributeUpdate, ...],
+        cut: int = 0,
+        *,
+        digests: bool,
+    ) -> Callable[[WriterId, Token], c.Append]:
+        """As `_comparing`, of `append`."""
+        runs = self._parts(updates, interval[0].element, self._inline_bytes_max, digests=digests)
+        return lambda writer, its: c.Append(writer, its, *interval, runs, attributes, cut=cut)
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         """Change attributes as `updates` say, without rows, all or nothing.

@@ -152,7 +152,9 @@ class ExpireWriter(WriterCommand, frozen=True):
 class CompareAndAppend(WriteCommand, frozen=True):
     """Append a batch `[expected_upper, new_upper)` iff the shard's upper is `expected_upper`. -> Appended
 
-    All times of the rows lie in the interval. Linearises all writers. UpperMismatch carries the actual upper.
+    All times of the rows lie in the interval. Linearises all writers. UpperMismatch carries the actual upper. `cut`:
+    unique keys were looked up as a pending truncation before that time leaves them; UpperMismatch where it was
+    withdrawn.
     """
 
     writer: _Writer
@@ -162,6 +164,7 @@ class CompareAndAppend(WriteCommand, frozen=True):
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
     digest: _Digest = b""
+    cut: int = 0
 
 
 class Append(WriteCommand, frozen=True):
@@ -169,6 +172,7 @@ class Append(WriteCommand, frozen=True):
 
     For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the shard's upper
     (a gap), or an insert took a time of it. With attributes it happens as a whole: the shard's upper has to be `lower`.
+    `cut` as for CompareAndAppend.
     """
 
     writer: _Writer
@@ -178,6 +182,7 @@ class Append(WriteCommand, frozen=True):
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
     digest: _Digest = b""
+    cut: int = 0
 
 
 class Insert(WriteCommand, frozen=True):

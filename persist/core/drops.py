@@ -31,6 +31,12 @@ def floor_at(drops: Sequence[RowDrop], time: int) -> int:
     return max((drop.cut for drop in drops if drop.at <= time), default=0)
 
 
+def pending_drop(drops: Sequence[RowDrop], upper: Antichain) -> RowDrop | None:
+    """The drop that becomes effective at the next time, once a writer completes it; None: none waits."""
+    last = drops[-1] if drops else None
+    return last if last is not None and upper.less_equal(last.at) else None
+
+
 def contents(runs: Iterable[Run], drops: Sequence[RowDrop], as_of: int) -> tuple[Run, ...]:
     """The runs from which the contents as of a time are read: without what was dropped by then."""
     return clipped(runs, floor_at(drops, as_of))

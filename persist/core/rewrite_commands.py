@@ -86,7 +86,9 @@ class Editing(Rewrite, frozen=True, kw_only=True):
 
 
 class Edit(Editing, frozen=True, kw_only=True):
-    """See `Editing`. -> Appended"""
+    """See `Editing`; `cut` as for CompareAndAppend. -> Appended"""
+
+    cut: int = 0
 
 
 class Reshape(Editing, frozen=True, kw_only=True):

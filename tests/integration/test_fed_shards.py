@@ -282,6 +282,50 @@ def test_a_unique_key_that_is_to_be_erased_may_be_written_anew(
         fed.append([{"id": 2, "v": "newer"}], 2, 3)
 
 
+@pytest.mark.parametrize("write", WRITES, ids=["append", "replica", "compare_and_append", "insert"])
+def test_a_unique_key_that_a_pending_truncation_takes_away_may_be_written_anew(
+    machine: Machine, write: Callable[[Shard, list[dict[str, Any]]], Any]
+) -> None:
+    """It was refused until the owner of the feed completed another time, which he could not with that key."""
+    fed = machine.client.create_shard("keyed", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"], unique=True)
+    fed.append([{"id": key, "v": "old"} for key in (1, 2)], 0, 1)
+    assert fed.truncate(1).pending
+    new = [{"id": 1, "v": "new"}] if write is WRITES[-1] else [{"id": 1, "v": "new", "__time": 1}]
+    retracts = [*new, {**new[0], "id": 2, "v": "old", "__diff": -1}]
+    for refused in ([new[0], {**new[0], "v": "twice"}], retracts):  # by a retraction the truncation is withdrawn
+        with pytest.raises(ConstraintViolated):
+            write(fed, refused)
+    write(fed, new)
+    assert [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()] == [(1, "new")]
+    assert not fed.broken_constraints()
+    with pytest.raises(ConstraintViolated):
+        fed.append([{"id": 1, "v": "newer"}], 2, 3)
+
+
+@pytest.mark.parametrize("write", [WRITES[0], *WRITES[2:]], ids=["append", "compare_and_append", "insert"])
+def test_a_truncation_that_is_withdrawn_after_keys_were_looked_up(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, write: Callable[[Shard, list[dict[str, Any]]], Any]
+) -> None:
+    """The row that it would have taken away stays. So the key is looked up anew, and refused."""
+    fed = machine.client.create_shard("keyed", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"], unique=True)
+    fed.append([{"id": key, "v": "old"} for key in (1, 2)], 0, 1)
+    assert fed.truncate(1).pending
+    withdraws, real = [True], inserting.check_keys
+
+    def check_keys(*args: Any) -> None:
+        real(*args)
+        if withdraws:
+            withdraws.clear()
+            machine.shard("keyed").erase(keys=[2])
+
+    monkeypatch.setattr(inserting, "check_keys", check_keys)
+    with pytest.raises(ConstraintViolated):
+        write(fed, [{"id": 1, "v": "new"}])
+    write(fed, [{"id": 2, "v": "new"}])
+    found = [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()]
+    assert (found, fed.broken_constraints()) == ([(1, "old"), (2, "new")], [])
+
+
 def test_a_look_at_keys_that_an_append_overtakes_is_taken_anew(
     monkeypatch: pytest.MonkeyPatch, machine: Machine
 ) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, Run, batch_of
-from persist.core.drops import RowDrop, begins, check_droppable, check_not_erasing, clipped, floor_at, known_rows
+from persist.core.drops import begins, check_droppable, check_not_erasing, clipped, floor_at, known_rows, pending_drop
 from persist.core.entries import with_changes
 from persist.core.erasing import pending_erasures, pending_runs
-from persist.core.errors import InvalidUsage, NotReadable
+from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.record import replace
 from persist.core.row_policy import KeptCut
 from persist.core.state import State, cut_times, earliest_readable, is_kept
@@ -41,21 +41,15 @@ def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
             as_of=[cut - 1],
             since=state.since.to_json(),
         )
-    pending = pending_erasures(state)
-    check_not_erasing(state.name, state.upper, pending_runs(pending), sorted(pending))
+    erasures = pending_erasures(state)
+    check_not_erasing(state.name, state.upper, pending_runs(erasures), sorted(erasures))
     check_droppable(state.name, state.trace.batches, state.drops, cut)
     return any(begins(part) < cut and part.time_max >= floor for part in state.trace.parts())
 
 
-def pending_drop(state: State) -> RowDrop | None:
-    """The drop that becomes effective at the next time, once a writer completes it; None: none waits."""
-    last = state.drops[-1] if state.drops else None
-    return last if last is not None and state.upper.less_equal(last.at) else None
-
-
 def without_pending(state: State) -> State:
     """The State without the drop that waits, as if nobody had asked for it: nothing shows it yet."""
-    waiting = pending_drop(state)
+    waiting = pending_drop(state.drops, state.upper)
     if waiting is None:
         return state
     truncations = tuple(one for one in state.truncations if one.at != waiting.at or one.before != waiting.cut)
@@ -68,6 +62,19 @@ def without_undue(state: State, runs: Iterable[Run]) -> State:
     These may be rows from before its cut, which would be there less than no times.
     """
     return without_pending(state) if any(part.diff_min < 0 for run in runs for part in run.parts) else state
+
+
+def check_not_withdrawn(state: State, cut: int) -> None:
+    """Raises UpperMismatch where a drop before `cut` was withdrawn, by which unique keys were looked up. 0: by none."""
+    if dropped_before(state) < cut:
+        raise UpperMismatch(
+            f"a truncation of shard {state.name!r} before {cut} was withdrawn since unique keys were looked up; "
+            "nothing was written: look them up anew",
+            expected=state.upper.to_json(),
+            actual=state.upper.to_json(),
+            stays=False,
+            withdrawn=cut,
+        )
 
 
 def without_cuts(state: State, cut: int) -> Mapping[int, KeptCut]:

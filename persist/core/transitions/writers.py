@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, Part, Run, batch_of, diff_sum_of
-from persist.core.drops import RowDrop, clipped
+from persist.core.drops import RowDrop, clipped, pending_drop
 from persist.core.entries import with_changes
 from persist.core.erasing import erased_at, pending_erasures, pending_runs
 from persist.core.erasure import Erasure
@@ -19,8 +19,8 @@ from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.dropping import (
+    check_not_withdrawn,
     drops_rows,
-    pending_drop,
     without_cuts,
     without_pending,
     without_undue,
@@ -76,6 +76,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     _check_times(command.runs, lower, upper)
     check_staged(state, command.runs, context)
     check_upper(state, lower)
+    check_not_withdrawn(state, command.cut)
     check_near(state, upper)
     state = with_updates(state, command.attributes, context)
     result = c.Appended(lower, upper)
@@ -110,6 +111,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
+    check_not_withdrawn(state, command.cut)
     check_near(state, upper)
     state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
     runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
@@ -215,7 +217,9 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     waits = state.retention.appended and command.expected_upper.is_empty
     if drops:
         state = _dropped(state, cut, time, context)
-    if waits or not (drops or (pending_drop(state) is not None and not command.expected_upper.is_empty)):
+    if waits or not (
+        drops or (pending_drop(state.drops, state.upper) is not None and not command.expected_upper.is_empty)
+    ):
         result = c.Appended(state.upper, state.upper)  # it is remembered: a try that comes late is not to drop more
         return _recorded(state, command, result, context), result
     result = c.Appended(state.upper, Antichain(time + 1))
@@ -240,6 +244,8 @@ def edit(state: State, command: c.Edit | c.Reshape, context: Context) -> tuple[S
     time = state.upper.element
     if time is None or time > TIME_MAX:
         raise no_time_left(state)
+    if isinstance(command, c.Edit):
+        check_not_withdrawn(state, command.cut)
     if not (command.drops and command.expected_upper.is_empty):
         check_upper(state, command.expected_upper)
         if command.as_of != time - 1:
