@@ -18,6 +18,8 @@ def key_of(evil: Evil, number: int) -> str:
     return f"/v1/blobs/{shard}/w{'0' * 32}/p{number:032x}.parquet"
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_stalled_bodies(house: House) -> None:
     """They were waited for, for ever."""
 
@@ -45,6 +47,8 @@ def test_a_slow_body_is_told_what_was_wrong(house: House) -> None:
     house.withstands(attack)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_stalled_parts(house: House) -> None:
     """Two of 512 MiB filled what there was for all bodies, and stayed."""
 

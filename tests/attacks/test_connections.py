@@ -46,6 +46,8 @@ def test_endless_headers(house: House) -> None:
     house.withstands(attack)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_endless_trailers(house: House) -> None:
     def attack(_: House, evil: Evil) -> None:
         path = f"/v1/shards/{evil.shard}/insert"
@@ -72,6 +74,8 @@ def test_half_requests(house: House) -> None:
     house.withstands(attack)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_many_large_halves_of_requests(house: House) -> None:
     """None of them is too long by itself."""
 
@@ -129,6 +133,8 @@ def test_idle_connections_beyond_the_limit(house: House) -> None:
     house.withstands(attack, refusals=True)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_far_more_connections_than_the_server_can_tell_so(house: House) -> None:
     def attack(_: House, evil: Evil) -> None:
         opened = [evil.connect() for _ in range(120 + 256 + 20)]
@@ -148,6 +154,8 @@ def test_thousands_of_requests_on_one_connection(house: House) -> None:
     house.withstands(attack)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_answers_that_nobody_takes(house: House) -> None:
     def attack(_: House, evil: Evil) -> None:
         opened = [evil.connect(receives=4096) for _ in range(20)]
@@ -160,6 +168,8 @@ def test_answers_that_nobody_takes(house: House) -> None:
     house.withstands(attack)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_a_server_that_was_stopped_does_not_take_it_out_on_its_clients(house: House) -> None:
     """The time for which it stood still counted against them: a stream was cut off, and an answer never came."""
 

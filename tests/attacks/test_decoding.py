@@ -67,6 +67,8 @@ def posted(evil: Evil, bodies: Sequence[Body], count: int = CALLERS) -> list[int
     return told
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_bodies_that_become_large(house: House) -> None:
     """37 kB took 1.3 GB, and 32 such at once were allowed."""
 
@@ -109,6 +111,8 @@ def _empty_things() -> list[tuple[str, str, str, bytes]]:
     ]
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_commands_and_json_of_many_empty_things(house: House) -> None:
     """Four commands of 16 MiB took 4 GB, and the event loop stood still for 9 s; a reader did so by JSON."""
     bodies = _empty_things()
@@ -154,6 +158,8 @@ def _staged(house: House, rows: pa.Table, number: int, monkeypatch: pytest.Monke
     return c.Insert(writer, Token(f"i{number:032x}"), (Run((part,)),))
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_parts_that_become_large(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of 3,632 bytes took 2 GiB when it was committed. Of one beyond 1 MiB only times are read then."""
     count, chance = 250_000, random.Random(1)

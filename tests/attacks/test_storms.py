@@ -55,6 +55,8 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
         yield Limited(found, quotas)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_small_requests_one_behind_the_other(limited: Limited) -> None:
     limited.says(requests_per_s=10)
 
@@ -80,6 +82,8 @@ def test_a_storm_of_inserts(limited: Limited) -> None:
     limited.house.withstands(attack)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_many_shards(limited: Limited) -> None:
     """800 were made in eight seconds."""
     limited.says(shards=20)

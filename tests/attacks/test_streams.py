@@ -23,6 +23,8 @@ def asking(
     return opened
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_stalled_snapshots(house: House) -> None:
     """Eight of one token for reading kept all others from theirs, and were never cut off."""
 
@@ -54,6 +56,8 @@ def test_stalled_listeners(house: House) -> None:
     house.withstands(attack)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_parts_that_nobody_takes(house: House) -> None:
     """Each was in memory as a whole."""
 
@@ -69,6 +73,8 @@ def test_parts_that_nobody_takes(house: House) -> None:
     house.withstands(attack)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_hundreds_of_requests_of_one_token_at_once(house: House) -> None:
     """The rest of a token's work waits for its own, not that of others."""
 

@@ -87,7 +87,7 @@ def _race_in_process(task: tuple[str, int, int]) -> list[Win]:
 
 def race_processes(url: str, writers: int, wins_each: int) -> list[Win]:
     """`writers` processes, each with a store of its own."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     with context.Pool(writers) as pool:
         done = pool.map(_race_in_process, [(url, writer, wins_each) for writer in range(writers)], chunksize=1)
         pool.close()

@@ -18,13 +18,14 @@ from tests.support.waiting import WAIT_S
 SIZES = {"empty": b"", "one": b"\0", "small": b"some bytes", "large": bytes(range(256)) * 4096}
 
 
-@pytest.mark.parametrize("data", SIZES.values(), ids=SIZES)
-def test_bytes_come_back(blob: Blob, data: bytes) -> None:
-    blob.put("a/b.parquet", data)
-    assert blob.get("a/b.parquet") == data
-    found = blob.stat("a/b.parquet")
-    assert found is not None
-    assert (found.key, found.size) == ("a/b.parquet", len(data))
+def test_bytes_come_back(blob: Blob) -> None:
+    for name, data in SIZES.items():
+        key = f"a/{name}.parquet"
+        blob.put(key, data)
+        assert blob.get(key) == data
+        found = blob.stat(key)
+        assert found is not None
+        assert (found.key, found.size) == (key, len(data))
 
 
 def test_a_memoryview_is_as_good_as_bytes(blob: Blob) -> None:
@@ -59,27 +60,27 @@ def test_a_retried_put_is_fine(blob: Blob) -> None:
     assert blob.get("k") == b"same"
 
 
-@pytest.mark.parametrize(("start", "length"), [(0, 10), (0, 1), (3, 4), (9, 1), (0, 0), (10, 0)])
-def test_a_range_is_exact(blob: Blob, start: int, length: int) -> None:
+def test_a_range_is_exact(blob: Blob) -> None:
     blob.put("k", b"0123456789")
-    assert blob.get_range("k", start, length) == b"0123456789"[start : start + length]
+    for start, length in [(0, 10), (0, 1), (3, 4), (9, 1), (0, 0), (10, 0)]:
+        assert blob.get_range("k", start, length) == b"0123456789"[start : start + length]
 
 
-@pytest.mark.parametrize(("start", "length"), [(0, 11), (9, 2), (10, 1), (50, 5), (11, 0)])
-def test_a_range_past_the_end_is_never_cut_short(blob: Blob, start: int, length: int) -> None:
+def test_a_range_past_the_end_is_never_cut_short(blob: Blob) -> None:
+    for number, (start, length) in enumerate([(0, 11), (9, 2), (10, 1), (50, 5), (11, 0)]):
+        blob.put(f"k{number}", b"0123456789")
+        with pytest.raises(BlobNotFound):
+            blob.get_range(f"k{number}", start, length)
+        blob.get(f"k{number}")
+        with pytest.raises(BlobNotFound):
+            blob.get_range(f"k{number}", start, length)
+
+
+def test_a_senseless_range_is_refused(blob: Blob) -> None:
     blob.put("k", b"0123456789")
-    with pytest.raises(BlobNotFound):
-        blob.get_range("k", start, length)
-    blob.get("k")
-    with pytest.raises(BlobNotFound):
-        blob.get_range("k", start, length)
-
-
-@pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, -1)])
-def test_a_senseless_range_is_refused(blob: Blob, start: int, length: int) -> None:
-    blob.put("k", b"0123456789")
-    with pytest.raises(BlobMisconfigured, match="range"):
-        blob.get_range("k", start, length)
+    for start, length in [(-1, 1), (0, -1)]:
+        with pytest.raises(BlobMisconfigured):
+            blob.get_range("k", start, length)
 
 
 def test_delete_takes_any_number_and_misses_nothing(blob: Blob) -> None:
@@ -141,25 +142,26 @@ def test_times_are_those_of_the_writing(blob: Blob) -> None:
     assert abs(next(iter(blob.list("k"))).modified_ms - found.modified_ms) < 1_000
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/a", "a/", "a//b", ".", "a/../b", "./a", "a b", "a\n", "ümlaut", "a~b", "x" * 201, "a/" * 300 + "a"]
-)
-def test_a_bad_key_is_refused(blob: Blob, key: str) -> None:
-    for call in (
-        lambda: blob.put(key, b""),
-        lambda: blob.get(key),
-        lambda: blob.get_range(key, 0, 1),
-        lambda: blob.stat(key),
-        lambda: blob.delete(["fine", key]),
-    ):
+BAD_KEYS = ["", "/a", "a/", "a//b", ".", "a/../b", "./a", "a b", "a\n", "ümlaut", "a~b", "x" * 201, "a/" * 300 + "a"]
+
+
+def test_a_bad_key_is_refused(blob: Blob) -> None:
+    for key in BAD_KEYS:
+        for call in (
+            lambda key=key: blob.put(key, b""),
+            lambda key=key: blob.get(key),
+            lambda key=key: blob.get_range(key, 0, 1),
+            lambda key=key: blob.stat(key),
+            lambda key=key: blob.delete(["fine", key]),
+        ):
+            with pytest.raises(BlobMisconfigured):
+                call()
+
+
+def test_a_bad_prefix_is_refused(blob: Blob) -> None:
+    for prefix in ("/", "a//", "../", "a/../", "ümlaut", "a b"):
         with pytest.raises(BlobMisconfigured):
-            call()
-
-
-@pytest.mark.parametrize("prefix", ["/", "a//", "../", "a/../", "ümlaut", "a b"])
-def test_a_bad_prefix_is_refused(blob: Blob, prefix: str) -> None:
-    with pytest.raises(BlobMisconfigured):
-        list(blob.list(prefix))
+            list(blob.list(prefix))
 
 
 def test_the_longest_key_works(blob: Blob) -> None:

@@ -18,11 +18,12 @@ from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.core.errors import Corruption, InvalidUsage
+from tests.support.examples import size
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
 INSERTS = 70
 PAGE = 4096
-DAMAGES = 120
+DAMAGES = size(40, 120)
 IMPATIENT = HandleSettings(write=WriteSettings(retry_s=0.5), read=ReadSettings(retry_s=0.5))
 
 

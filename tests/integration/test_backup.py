@@ -323,7 +323,7 @@ def every(kept: Counting, part: str) -> list[str]:
 
 
 @pytest.mark.parametrize("part", [".state", ".list", ".parquet", ".bundle", ".nodes", ".outcomes", ".entries"])
-@pytest.mark.parametrize("damage", ["flip", "short", "gone"])
+@pytest.mark.parametrize("damage", thinned(["flip", "short", "gone"], 3))
 def test_damage_is_found_and_nothing_of_the_shard_is_restored(
     world: World, machine: Machine, kept: Counting, part: str, damage: str
 ) -> None:

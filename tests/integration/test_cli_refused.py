@@ -16,6 +16,7 @@ import pytest
 import persist
 from persist.cli.commands import parser_of
 from persist.core.errors import PersistError
+from tests.support.examples import thinned
 from tests.support.pages import page
 from tests.support.typed import KINDS, Place, place_of
 
@@ -102,7 +103,7 @@ TABLE = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=thinned(KINDS, 2))
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with place_of(request.param, tmp_path_factory.mktemp(request.param)) as found:
         with found.client() as client:

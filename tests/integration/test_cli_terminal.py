@@ -19,6 +19,7 @@ import pytest
 
 import persist
 from persist.cli.commands import COMMANDS
+from tests.support.examples import thinned
 from tests.support.forked import Forked
 from tests.support.shells import environment
 from tests.support.typed import KINDS, place_of
@@ -133,7 +134,7 @@ def test_bytes_are_not_written_to_a_terminal(directory: Path) -> None:
     assert (out, "redirect it" in err) == ("", True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, 2))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_tail_follows_until_it_is_told_to_end(kind: str, number: signal.Signals, tmp_path: Path) -> None:
     with place_of(kind, tmp_path) as place, place.client() as client:
@@ -206,7 +207,7 @@ def script_of(shell: str, directory: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, 2))
 def test_bash_completes_commands_options_values_files_and_names_of_shards(kind: str, tmp_path: Path) -> None:
     with place_of(kind, tmp_path) as place, place.client() as client:
         for name in ("orders", "orders-old", "eu/people"):

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from tests.support.examples import size
 from tests.support.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROCESSES = 4
-STRIKES = 4  # a kill, then a stop, and so on
+STRIKES = size(2, 4)  # a kill, then a stop, and so on
 STEP = 2  # rows that the others write after each
 LOOKS_MAX = 2_000  # for who has the turn; then any process will do
 WRITE_LOCKS = 120, 3  # bytes of the index of SQLite's log: who has one writes, or makes the index

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.examples import size
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
@@ -68,6 +70,8 @@ def test_maintenance_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     closed(parent)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_maintenance_ends_with_a_parent_that_is_gone_before_it_can_look(tmp_path: Path) -> None:
     """The parent ends at once; its child has not even begun to import anything."""
     with Server(tmp_path / "x"):
@@ -79,6 +83,8 @@ def test_maintenance_ends_with_a_parent_that_is_gone_before_it_can_look(tmp_path
     closed(parent)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_maintenance_of_a_server_that_is_killed_as_soon_as_it_is_up_ends_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "persist.cli", "serve", "--dir", f"{tmp_path}/x", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -137,6 +143,8 @@ def test_sigterm_between_ready_and_listening_is_not_swallowed(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, b"ended\n"), done.stderr.decode()
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_sigterm_at_any_point_of_the_start_ends_a_server_and_its_children(tmp_path: Path) -> None:
     for number in range(size(2, 6)):
         command = [*SERVE, "--dir", f"{tmp_path}/x"]
@@ -147,6 +155,8 @@ def test_sigterm_at_any_point_of_the_start_ends_a_server_and_its_children(tmp_pa
         assert process.returncode in (0, -signal.SIGTERM), said
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_impatient_signals_do_not_leave_maintenance_behind(tmp_path: Path) -> None:
     """The second signal killed a server that was still ending its children."""
     process = subprocess.Popen([*SERVE, "--dir", f"{tmp_path}/x"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -23,6 +23,7 @@ from rpc.settings import ServerSettings
 from tests.integration.test_http_app import ipc
 from tests.integration.test_maintenance_http import served
 from tests.support.asking import typed
+from tests.support.examples import thinned
 from tests.support.location import memory_location
 
 ID = pa.field("id", pa.int64(), nullable=False)
@@ -155,7 +156,7 @@ def pipelined(shard: Shard, rows: Any) -> None:
         writer.append(rows)
 
 
-@pytest.mark.parametrize("form", CONTAINERS)
+@pytest.mark.parametrize("form", thinned(CONTAINERS, 2))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", LOOSENED)
 def test_what_a_handle_knows_refuses_no_rows_that_the_shard_takes(

@@ -19,6 +19,7 @@ import persist
 from persist.bindings import Bindings
 from persist.patterns.routed_read import read_routed
 from persist.patterns.routes import Routes
+from tests.support.examples import thinned
 from tests.support.waiting import WAIT_S, wait_until
 
 KILLS = 1
@@ -231,7 +232,7 @@ def route(root: Path, seed: int, kills: int) -> None:
 STORIES = [ingest, replicate, route]
 
 
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("story", thinned(STORIES, 3))
 def test_what_killed_processes_have_written_is_there_once(
     story: Callable[[Path, int, int], None], tmp_path: Path
 ) -> None:

@@ -103,6 +103,8 @@ def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> No
     assert re.match(r"\d+\.\d+", persist.__version__)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_a_typed_program_passes_strict_mypy_and_a_wrong_one_does_not(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         """

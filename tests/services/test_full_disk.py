@@ -86,6 +86,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_the_collector_frees_space_on_a_full_disk(full: Path) -> None:
     """It did not start: its probe writes, and SQLite wanted room for its index."""
     before = len(list((full / "blob").rglob("*.parquet")))
@@ -147,6 +149,8 @@ def test_a_disk_that_cannot_be_written_is_read_without_holds(state: str, request
             assert refused.value.is_unwritable
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_a_server_reads_a_full_disk(full: Path) -> None:
     with Server(full) as server:
         counted = json.loads(urllib.request.urlopen(f"{server.url}/v1/shards/orders/count").read())
@@ -175,6 +179,8 @@ def test_a_read_that_holds_goes_on_when_the_disk_gets_full(location: Path) -> No
         assert ids(snapshot.to_arrow()) == ROWS
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_a_full_disk_is_read_as_far_as_nothing_has_to_be_written(full: Path) -> None:
     listed = command("shards", "--dir", str(full))
     assert (listed.returncode, "orders" in listed.stdout) == (0, True), listed.stderr

@@ -21,6 +21,7 @@ from persist.commit.location import check_there
 from persist.core.errors import PersistError
 from persist.regions.index import check_server
 from rpc.settings import ServerSettings
+from tests.support.examples import thinned
 
 SECRET = "hunter2"
 SCHEMES = ["persist", "file", "s3", "gs", "abfs", "hdfs", "sqlite", "postgresql", "postgres", "etcd", "http", "ftp"]
@@ -114,7 +115,7 @@ def test_there_are_commands_that_take_urls() -> None:
     }
 
 
-@pytest.mark.parametrize("taken", ARGUMENTS, ids=lambda taken: " ".join(taken[0]) + taken[1])
+@pytest.mark.parametrize("taken", thinned(ARGUMENTS, 4), ids=lambda taken: " ".join(taken[0]) + taken[1])
 def test_no_command_tells_a_password(
     taken: Taken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
