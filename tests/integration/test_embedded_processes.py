@@ -126,6 +126,8 @@ class Processes:
         self.go_on(list(self.running))
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_all_go_on_and_what_was_acknowledged_is_there_exactly_once(tmp_path: Path) -> None:
     processes, chosen = Processes(tmp_path), random.Random(21)
     with persist.connect(processes.url) as client:

@@ -19,7 +19,6 @@ import persist
 from persist.bindings import Bindings
 from persist.patterns.routed_read import read_routed
 from persist.patterns.routes import Routes
-from tests.support.examples import thinned
 from tests.support.waiting import WAIT_S, wait_until
 
 KILLS = 1
@@ -232,7 +231,9 @@ def route(root: Path, seed: int, kills: int) -> None:
 STORIES = [ingest, replicate, route]
 
 
-@pytest.mark.parametrize("story", thinned(STORIES, 3))
+@pytest.mark.smoke
+@pytest.mark.proof
+@pytest.mark.parametrize("story", STORIES)
 def test_what_killed_processes_have_written_is_there_once(
     story: Callable[[Path, int, int], None], tmp_path: Path
 ) -> None:
