@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
+import codecs
+import io
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,13 +16,14 @@ from persist.client.server_url import normal
 from persist.client.trust import Trust
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
+from persist.http_client.answers import Broken, Reply
+from persist.http_client.calls import error_of
+from persist.http_client.connections import NotSent, Pool, tls_of
 from persist.inspect.queries import OF_LOCATION, Query
-from persist.regions.asking import opener_for
 
 ANSWER_S = 60.0  # that a server may be silent
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # that is shown as a table; JSON is passed on as it comes
 LINE_BYTES_MAX = 16 * 1024 * 1024
-PROBLEM_BYTES_MAX = 1024 * 1024
 PIECE_BYTES = 1024 * 1024
 END_BYTES = 64  # of a document, in which its end is looked for
 _BEGINS = re.compile(rb'\s*\{\s*"persist"\s*:\s*"inspect"')
@@ -40,10 +40,11 @@ class Server:
 
     def __init__(self, url: str, token: str | None, trust: Trust | None = None) -> None:
         check_url(url)
-        self._urls = tuple(dict.fromkeys(map(normal, url.split(","))))
-        self._url = self._urls[0]
+        urls = tuple(dict.fromkeys(map(normal, url.split(","))))
+        tls = tls_of(urls, trust)
+        self._pools = {one: Pool(one, connect_s=ANSWER_S, tls=tls) for one in urls}
+        self._url = urls[0]
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._opener = opener_for(self._urls, trust)
 
     @property
     def url(self) -> str:
@@ -56,30 +57,59 @@ class Server:
 
     def document(self, path: str, silent_s: float) -> Any:
         """The JSON at a path; the server may be silent for so long. Raises as `ask` does."""
-        with self._opened(path, silent_s) as answer:
+        with closing(self._opened(path, silent_s)) as answer:
             try:
                 data = answer.read(DOCUMENT_BYTES_MAX + 1)
                 if len(data) > DOCUMENT_BYTES_MAX:
                     raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; ask for fewer shards")
                 return json.loads(data)
-            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+            except (Broken, ValueError, RecursionError) as error:
                 raise Unavailable(
                     f"{self._url} does not answer as a server of persist, or its answer was cut off"
                 ) from error
 
-    def _opened(self, path: str, silent_s: float) -> Any:
-        for url in self._urls:
+    def _opened(self, path: str, silent_s: float) -> io.BufferedReader:
+        failed: Exception | None = None
+        for url, pool in self._pools.items():
             self._url = url
-            request = urllib.request.Request(url + path, headers=self._headers)
+            streamed = pool.stream(path, self._headers, silent_s)
             try:
-                return self._opener.open(request, timeout=silent_s)
-            except urllib.error.HTTPError as error:
-                with error:
-                    raise _refusal(error, url) from error
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                if url == self._urls[-1]:
-                    raise Unavailable(f"{url} does not answer: {_said(error)}") from error
-        raise AssertionError("the last one answers or raises")
+                reply, pieces = streamed.__enter__()
+            except (NotSent, Broken, InvalidUsage) as error:  # or its certificate is not trusted
+                failed = error
+                continue
+            body = _Body(streamed, pieces)
+            if reply.status >= 300:
+                with closing(body):
+                    raise _refusal(reply, url)
+            return io.BufferedReader(body, PIECE_BYTES)
+        raise Unavailable(f"{self._url} does not answer: {failed}") from failed
+
+
+class _Body(io.RawIOBase):
+    """The body of an answer, read as it comes. Closing it, or forgetting it, closes the connection."""
+
+    def __init__(self, streamed: AbstractContextManager[object], pieces: Iterator[bytes]) -> None:
+        self._streamed = streamed
+        self._pieces = pieces
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises Broken: the answer was cut off."""
+        if not self._left:
+            self._left = memoryview(next(self._pieces, b""))
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._streamed.__exit__(None, None, None)
+        super().close()
 
 
 def path_of(query: Query) -> str:
@@ -100,7 +130,7 @@ def path_of(query: Query) -> str:
 class Far:
     """An answer of a server, read as it comes."""
 
-    def __init__(self, answer: Any, what: str, url: str) -> None:
+    def __init__(self, answer: io.BufferedReader, what: str, url: str) -> None:
         self._answer = answer
         self._what = what
         self._url = url
@@ -128,14 +158,14 @@ class Far:
         if self._what == "log":
             yield from self._lines()
             return
-        start, end = b"", b""
+        start, end, decoder = b"", b"", codecs.getincrementaldecoder("utf-8")("replace")
         while piece := self._taken(self._answer.read, PIECE_BYTES):
             if not start and not _BEGINS.match(start := piece):
                 raise self._foreign()
             if _CONTROL.search(piece):
                 raise self._foreign()
             end = (end + piece)[-END_BYTES:]
-            yield piece.decode("utf-8", "replace")
+            yield decoder.decode(piece)
         if not end.endswith(b"]}\n"):
             raise self._cut()
         if not _ENDS_HEALTHY.search(end):
@@ -166,7 +196,7 @@ class Far:
         try:
             data: bytes = read(most)
             return data
-        except (OSError, http.client.HTTPException) as error:
+        except Broken as error:
             raise self._cut() from error
 
     def _foreign(self) -> Unavailable:
@@ -210,21 +240,11 @@ def _is_entry(found: Any) -> bool:
     return isinstance(found, dict) and type(found.get("seqno")) is int and "finding" in found
 
 
-def _refusal(error: urllib.error.HTTPError, url: str) -> PersistError:
+def _refusal(reply: Reply, url: str) -> PersistError:
     """What the server says is wrong."""
-    if 300 <= error.code < 400:
-        return Unavailable(
-            f"{url} redirects to another place, where nobody is asked: give the URL of the server itself"
-        )
-    try:
-        told = json.loads(error.read(PROBLEM_BYTES_MAX))
-        if isinstance(told, dict) and isinstance(told.get("kind"), str):
-            return error_from_json(told)
-    except (OSError, ValueError, RecursionError, http.client.HTTPException):
-        pass
-    return Unavailable(f"{url} does not answer as a server of persist: {error}")
-
-
-def _said(error: Exception) -> str:
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    return " ".join(f"{cause}".split())[:200] or type(cause).__name__
+    if reply.status < 400:
+        return Unavailable(f"{url} redirects to another place, which is not asked: give the URL of the server itself")
+    error = error_of(url, reply, safe=True)
+    if type(error) is PersistError and reply.status < 500:
+        return Unavailable(f"{url} does not answer as a server of persist: HTTP error {reply.status}")
+    return error

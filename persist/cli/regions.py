@@ -12,7 +12,7 @@ from typing import Any
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import trust_of, where_of
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
-from persist.regions.asking import ANSWER_S, asked, opener_for
+from persist.regions.asking import ANSWER_S, RegionServer
 from persist.regions.changing import change_index
 from persist.regions.index import FETCH_S, Entry, Index, read_index, urls_of
 from persist.regions.letting_go import held_by_regions, let_go
@@ -133,7 +133,8 @@ def _check(arguments: argparse.Namespace) -> int:
 def _asked(url: str, arguments: argparse.Namespace, timeout_s: float = ANSWER_S) -> tuple[dict[str, Any], str]:
     """What a server tells of its region; else what went wrong."""
     try:
-        return asked(url, arguments.token, timeout_s, opener_for([url], trust_of(arguments))), ""
+        with closing(RegionServer(url, arguments.token, trust_of(arguments))) as server:
+            return server.ask(timeout_s), ""
     except Unavailable as error:
         return {}, error.message
 

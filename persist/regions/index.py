@@ -23,7 +23,7 @@ from persist.client.regular_file import read_bounded
 from persist.client.trust import Trust
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
-from persist.regions.asking import asked, opener_for
+from persist.regions.asking import RegionServer
 from persist.regions.opening import check_region
 
 VERSION = 1
@@ -215,8 +215,7 @@ class IndexUrl:
         self.index = Index()
         self.failed = "it was not fetched yet"
         self._url = url
-        self._token = token
-        self._opener = opener_for([url], trust)
+        self._server = RegionServer(url, token, trust)
         self._clock = clock
         self._lock = threading.Lock()
         self._due_s = clock.monotonic()
@@ -249,7 +248,7 @@ class IndexUrl:
 
     def _asked(self) -> tuple[Index, str]:
         """The index that the server tells, and why that is not the one of now."""
-        answer = asked(self._url, self._token, FETCH_S, self._opener)
+        answer = self._server.ask(FETCH_S)
         told = answer.get("index")
         try:
             if not isinstance(told, dict):

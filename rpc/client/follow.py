@@ -8,9 +8,9 @@ from urllib.parse import quote
 from persist.client.listen import ListenEvent
 from persist.core.antichain import Antichain
 from persist.core.errors import Unavailable
-from rpc.client.answers import Broken
-from rpc.client.calls import HttpCalls, error_of
-from rpc.client.connections import NotSent
+from persist.http_client.answers import Broken
+from persist.http_client.calls import HttpCalls, error_of
+from persist.http_client.connections import NotSent
 from rpc.listen_frames import FRAMES, HEARTBEAT_S, Frame, frames
 
 SILENCE_S = 3 * HEARTBEAT_S  # after so long without even a heartbeat the server counts as gone

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from typing import cast
+from urllib.parse import urlsplit
 
 import msgspec
-import urllib3
 
 from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound, BlobStat, BlobUnavailable
 from blob.interface import check_key, check_range
 from persist.client import deadlines
-from persist.core.errors import Conflict, PersistError
+from persist.core.errors import Conflict, InvalidUsage, PersistError
+from persist.http_client.answers import Broken, Reply, TimedOut
+from persist.http_client.calls import Call, HttpCalls, decoded_json
+from persist.http_client.connections import ANSWER_BYTES_MAX, ERROR_BYTES_MAX, NotSent, Pool, tls_of
 from rpc.blob_errors import BlobMissing
-from rpc.client.answers import Reply
-from rpc.client.calls import Call, HttpCalls, decoded_json
-from rpc.client.connections import ANSWER_BYTES_MAX, ERROR_BYTES_MAX
 
 PRESIGNED_CONNECT_S = 5.0
 PRESIGNED_READ_S = 120.0
@@ -24,7 +22,6 @@ SLOW_BYTES_PER_S = 256 * 1024  # a blob has so much longer than another call tha
 BLOB_BYTES_MAX = 2 * 1024**3  # of a blob whose size is not known before: no server takes one that is near
 BLOB_BYTES_UNTOLD = 64 * 1024 * 1024  # of a blob whose size is not known before
 PRESIGNED_TRIES_MAX = 4
-PIECE_BYTES = 1024**2  # of an answer of the store, at a time
 
 
 class _Presigned(msgspec.Struct):
@@ -42,7 +39,7 @@ class HttpBlob(Blob):
         self._calls = calls
         self._url = url
         self._presigned = presigned
-        self._direct = urllib3.PoolManager() if presigned else None
+        self._pools: dict[str, Pool] = {}  # of the hosts of presigned URLs
 
     @property
     def url(self) -> str:
@@ -96,8 +93,8 @@ class HttpBlob(Blob):
             raise BlobUnavailable(str(error)) from error
 
     def close(self) -> None:
-        if self._direct is not None:
-            self._direct.clear()
+        for pool in self._pools.values():
+            pool.close()
 
     def _call(
         self,
@@ -124,20 +121,20 @@ class HttpBlob(Blob):
         signed = self._signed(key)
         if signed is None or signed.get is None:
             return None
-        status, data = self._sent("GET", signed.get, key, None, headers, bytes_max)
-        if status in (404, 416):
+        reply = self._sent("GET", signed.get, key, headers=headers, bytes_max=bytes_max)
+        if reply.status in (404, 416):
             raise BlobNotFound(f"there is no blob {key} with these bytes")
         # Any other refusal, or a redirection, means that the store does not take the URL.
-        return data if status < 300 else None
+        return reply.data if reply.status < 300 else None
 
     def _put_straight(self, key: str, data: bytes | memoryview) -> bool:
         """Whether the blob lies there now. The store keeps the key from being written twice: see `Blob.presign_put`."""
         signed = self._signed(key)
         if signed is None or signed.put is None:
             return False
-        status, _ = self._sent("PUT", signed.put, key, data, signed.put_headers)
-        if status != 412:
-            return status < 300
+        reply = self._sent("PUT", signed.put, key, body=data, headers=signed.put_headers)
+        if reply.status != 412:
+            return reply.status < 300
         if self.get(key) != bytes(data):
             raise BlobExists(f"blob {key} exists with other bytes; keys are single-use")
         return True
@@ -152,64 +149,41 @@ class HttpBlob(Blob):
         method: str,
         url: str,
         key: str,
-        body: bytes | memoryview | None,
-        headers: dict[str, str] | None,
+        *,
+        body: bytes | memoryview | None = None,
+        headers: dict[str, str] | None = None,
         bytes_max: int = ERROR_BYTES_MAX,
-    ) -> tuple[int, bytes]:
+    ) -> Reply:
         """What the store says, after some tries: neither 429 nor 5xx, and no 409 of a put that meets another."""
-        assert self._direct is not None
+        known = len(body) if body is not None else bytes_max
+        nbytes = known if known < BLOB_BYTES_MAX else BLOB_BYTES_UNTOLD
         for left in reversed(range(PRESIGNED_TRIES_MAX)):
-            timeout = _timeout(key)
-            ends_s = time.monotonic() + deadlines.at_most(PRESIGNED_READ_S + BLOB_BYTES_UNTOLD / SLOW_BYTES_PER_S)
+            timeout_s = deadlines.at_most(PRESIGNED_READ_S + nbytes / SLOW_BYTES_PER_S)
+            if timeout_s <= 0:
+                raise BlobUnavailable(f"blob {key}: the store was not asked: no time is left")
             try:
-                response = self._direct.request(
-                    method,
-                    url,
-                    body=cast(bytes, body),
-                    headers=headers,
-                    retries=False,
-                    redirect=False,
-                    preload_content=False,
-                    timeout=timeout,
-                )
-                most = bytes_max if response.status < 300 else ERROR_BYTES_MAX
-                data = _body(response, most, ends_s, key)
-            except urllib3.exceptions.HTTPError as error:
-                if left and not deadlines.has_passed():
+                parts = urlsplit(url)
+                path = f"{parts.path}?{parts.query}"
+                reply = self._pool(url).request(method, path, headers or {}, body, timeout_s, bytes_max)
+            except (NotSent, Broken, InvalidUsage, ValueError) as error:
+                if left and not isinstance(error, TimedOut) and not deadlines.has_passed():
                     continue
-                raise BlobUnavailable(f"blob {key}: the store did not answer ({error.__class__.__name__})") from None
-            races = method == "PUT" and response.status in (404, 409)  # 404: Ceph's word for it
-            if response.status < 500 and response.status != 429 and not races:
-                return response.status, data
+                # Without its cause, which may quote the URL: whoever has it needs no token.
+                raise BlobUnavailable(f"blob {key}: the store did not answer as it should: {error}") from None
+            races = method == "PUT" and reply.status in (404, 409)  # 404: Ceph's word for it
+            if reply.status < 500 and reply.status != 429 and not races:
+                return reply
         raise BlobUnavailable(f"blob {key}: the store keeps failing")
 
-
-def _timeout(key: str) -> urllib3.Timeout:
-    """How long one try may take to connect, and for each answer: no longer than the call under way. BlobUnavailable."""
-    left_s = deadlines.at_most(PRESIGNED_READ_S)
-    if left_s <= 0:
-        raise BlobUnavailable(f"blob {key}: the store was not asked: no time is left")
-    return urllib3.Timeout(connect=min(PRESIGNED_CONNECT_S, left_s), read=left_s)
-
-
-def _body(response: urllib3.BaseHTTPResponse, bytes_max: int, ends_s: float, key: str) -> bytes:
-    """The body of an answer. Raises BlobUnavailable: it has more bytes than that, or is not whole in time."""
-    pieces, size = [], 0
-    try:
-        while piece := response.read1(PIECE_BYTES):
-            size += len(piece)
-            if size > bytes_max:
-                raise BlobUnavailable(
-                    f"blob {key}: the store sends more than the {bytes_max} bytes of what was asked for"
-                )
-            if time.monotonic() > ends_s:
-                raise BlobUnavailable(f"blob {key}: the store sends too slowly")
-            pieces.append(piece)
-    except BaseException:
-        response.close()
-        raise
-    response.release_conn()
-    return b"".join(pieces)
+    def _pool(self, url: str) -> Pool:
+        """Connections to the host of a presigned URL. Raises InvalidUsage, ValueError: it is no URL."""
+        parts = urlsplit(url)
+        host = f"{parts.scheme}://{parts.netloc}"
+        pool = self._pools.get(host)
+        if pool is None:
+            pool = Pool(host, connect_s=PRESIGNED_CONNECT_S, tls=tls_of([host], None), probes=False)
+            pool = self._pools.setdefault(host, pool)
+        return pool
 
 
 def _shard(key: str) -> str:

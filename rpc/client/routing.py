@@ -11,8 +11,8 @@ from typing import Any
 from persist.client.connect import Connection
 from persist.commit.system import SystemClock
 from persist.core.errors import InvalidUsage, UnknownShard
+from persist.http_client.calls import Call, calls_of, decoded_json
 from persist.regions.index import region_of
-from rpc.client.calls import Call, calls_of, decoded_json
 
 _REGIONS = Call("GET", "/v1/regions")
 

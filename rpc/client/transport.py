@@ -42,9 +42,9 @@ from persist.formats.http_messages import (
     decode_view,
 )
 from persist.formats.records import encoded
+from persist.http_client.answers import Reply
+from persist.http_client.calls import Call, HttpCalls, calls_of, decoded_json
 from persist.regions.replica import Home, ReadOnlyBlob
-from rpc.client.answers import Reply
-from rpc.client.calls import Call, HttpCalls, calls_of, decoded_json
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
 from rpc.client.named_store import opened_here

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from persist.core.errors import Conflict, Unavailable
-from persist.regions.asking import asked, presence
+from persist.regions.asking import RegionServer, presence
 from persist.regions.promoting import OldHome
 from tests.integration.test_http_security import certificate
 
@@ -59,8 +59,8 @@ ANSWERS: list[tuple[bytes, str]] = [
     (http("403 Forbidden"), "it answers with HTTP 403"),
     (http("500 Internal Server Error"), "it answers with HTTP 500"),
     (http("503 Service Unavailable"), "it answers with HTTP 503"),
-    (b"220 smtp ready\r\n\r\n", "it answers, and not as HTTP: 220 smtp ready"),
-    (b"", "it answers, and not as HTTP: Remote end closed connection"),
+    (b"220 smtp ready\r\n\r\n", "it answers, and not as HTTP: the answer is not HTTP"),
+    (b"", "it answers, and not as HTTP: the server closed the connection"),
 ]
 
 
@@ -111,15 +111,15 @@ def test_no_answer_in_time_is_silence_and_is_told() -> None:
 
 
 ASKED: list[tuple[bytes, str]] = [
-    (b"220 smtp ready\r\n\r\n", "does not answer: 220 smtp ready"),
+    (b"220 smtp ready\r\n\r\n", "does not answer: the answer is not HTTP"),
     (http("200 OK").replace(b"{}", b"[]"), "does not answer as a server of persist"),
     (http("200 OK").replace(b"{}", b"{["), "does not answer"),
-    (http("403 Forbidden"), "HTTP Error 403"),
+    (http("403 Forbidden"), "HTTP error 403"),
 ]
 
 
 @pytest.mark.parametrize(("says", "why"), ASKED, ids=[why for _, why in ASKED])
 def test_what_is_no_answer_of_a_server_is_one_kind_of_error(says: bytes, why: str) -> None:
     with somebody(says) as port, pytest.raises(Unavailable) as failed:
-        asked(f"http://127.0.0.1:{port}")
+        RegionServer(f"http://127.0.0.1:{port}").ask()
     assert why in failed.value.message

@@ -13,7 +13,7 @@ import pytest
 import persist
 from persist.client.connect import Client
 from persist.core.antichain import Antichain
-from rpc.client.servers import rendezvous
+from persist.http_client.servers import rendezvous
 from rpc.client.transport import HttpTransport
 from tests.services.fault_proxy import FaultProxy
 from tests.support.server import Server

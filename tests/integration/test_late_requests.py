@@ -37,9 +37,9 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.state import SchemaRecord
+from persist.http_client.calls import HttpCalls
+from persist.http_client.servers import Servers
 from persist.parts import ShardSchema
-from rpc.client.calls import HttpCalls
-from rpc.client.servers import Servers
 from rpc.client.transport import HttpTransport
 from tests.support.answering import CLOSE, Answering
 from tests.support.late import LateTransport

@@ -25,8 +25,7 @@ from persist.cli.__main__ import main
 from persist.client.far import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import changing
-from persist.regions import index as index_module
-from persist.regions.asking import asked, presence
+from persist.regions.asking import RegionServer, presence
 from persist.regions.index import (
     Entry,
     Index,
@@ -203,7 +202,7 @@ def test_an_index_of_the_same_size_and_second_is_another_one(tmp_path: Path) -> 
 def test_an_index_that_its_server_cannot_read_now_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """That server goes on with its last good one. A home that counts on it does not know who is home now."""
     answer = {"index": index_json(Index({"eu": Entry(("http://eu:1",))})), "index_failed": "it is gone"}
-    monkeypatch.setattr(index_module, "asked", lambda url, token, timeout_s, opener: answer)
+    monkeypatch.setattr(RegionServer, "ask", lambda self, timeout_s: answer)
     index = IndexUrl("http://us:1", None, TestClock())
     with pytest.raises(Unavailable, match="has only an older index of regions: it is gone"):
         index.fetch()
@@ -223,7 +222,7 @@ def test_a_redirect_does_not_get_the_token(status: int, monkeypatch: pytest.Monk
         with pytest.raises(Unavailable, match="redirects elsewhere"):
             index.fetch()
         with pytest.raises(Unavailable, match="redirects elsewhere"):
-            asked(server.url, "pt_secret")
+            RegionServer(server.url, "pt_secret").ask()
         assert not presence(server.url).is_silent, "who redirects is there"
         assert server.tokens == ["Bearer pt_secret", "Bearer pt_secret", None]
         assert elsewhere.tokens == []
@@ -241,8 +240,10 @@ class Listening:
                 self.send_response(status)
                 if location:
                     self.send_header("location", location)
+                body = b'{"region": "us", "index": {}}' if status == 200 else b""
+                self.send_header("content-length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(b'{"region": "us", "index": {}}' if status == 200 else b"")
+                self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -98,7 +98,7 @@ def served(location: Location) -> Iterator[str]:
 def test_one_trace_goes_from_the_client_over_the_server_to_the_stores(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rpc.client.calls.open_tracer", lambda: traced.tracer)
+    monkeypatch.setattr("persist.http_client.calls.open_tracer", lambda: traced.tracer)
     with closing(traced.location()) as location, served(location) as url, persist.connect(url, traces=True) as client:
         shard = client.create_shard("orders", SCHEMA, key=["id"])
         shard.insert([{"id": 0}])

@@ -28,9 +28,9 @@ from persist.commit.system import SystemClock
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, Overloaded, Unavailable
+from persist.http_client.calls import Call, HttpCalls
+from persist.http_client.servers import Servers
 from rpc.app import create_app
-from rpc.client.calls import Call, HttpCalls
-from rpc.client.servers import Servers
 from tests.support.answering import Answering, answer
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.client import answers
-from rpc.client.answers import Answer, Broken, Reply
+from persist.http_client import answers
+from persist.http_client.answers import Answer, Broken, Reply
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"

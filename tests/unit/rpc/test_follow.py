@@ -16,9 +16,9 @@ from persist.core.errors import NotReadable, Unavailable
 from persist.core.ids import SeqNo, shard_id_of
 from persist.core.view import Seen
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
-from rpc.client.calls import HttpCalls
+from persist.http_client.calls import HttpCalls
+from persist.http_client.servers import Servers, rendezvous
 from rpc.client.follow import follow
-from rpc.client.servers import Servers, rendezvous
 from rpc.listen_frames import FRAMES, HEADER_BYTES_MAX, Source, frame, frames, heartbeat
 from tests.support.answering import CLOSE, Answering, answer, chunked
 from tests.support.location import TestClock

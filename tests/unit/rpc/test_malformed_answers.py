@@ -13,9 +13,9 @@ from blob import BlobUnavailable
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.core.state import Policy
 from persist.formats.http_messages import PROBLEM_JSON, PROTOCOL_VERSION
-from rpc.client.calls import Call, HttpCalls
+from persist.http_client.calls import Call, HttpCalls
+from persist.http_client.servers import Servers
 from rpc.client.http_blob import HttpBlob
-from rpc.client.servers import Servers
 from rpc.client.transport import HttpTransport
 from tests.support.answering import Answering, answer
 from tests.support.location import AscendingIds, TestClock

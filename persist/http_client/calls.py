@@ -22,9 +22,9 @@ from persist.commit.system import Clock, OwnProcess, SystemIds
 from persist.commit.tracing import TRACEPARENT, Tracer, open_tracer
 from persist.core.errors import Corruption, Indeterminate, NotComplete, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
-from rpc.client.answers import Broken, Reply
-from rpc.client.connections import ANSWER_BYTES_MAX, NotSent, Pool
-from rpc.client.servers import Servers
+from persist.http_client.answers import Broken, Reply
+from persist.http_client.connections import ANSWER_BYTES_MAX, NotSent, Pool, tls_of
+from persist.http_client.servers import Servers
 
 T = TypeVar("T")
 REQUEST_ID_HEADER = "x-request-id"
@@ -79,7 +79,7 @@ class HttpCalls:
         self.received = 0  # bytes of answers
         self.tracer: Tracer | None = None
         self._timeout_s = timeout_s
-        self._tls = (trust or Trust()).context() if _is_secure(servers) else None
+        self._tls = tls_of(servers.urls, trust)
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._pools = {url: Pool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
 
@@ -209,10 +209,6 @@ def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
     )
     calls.tracer = open_tracer() if connection.traces else None
     return calls
-
-
-def _is_secure(servers: Servers) -> bool:
-    return any(url.startswith("https") for url in servers.urls)
 
 
 def decoded_json(reply: Reply, kind: type[T]) -> T:

@@ -18,6 +18,10 @@ class Broken(Exception):
     """The connection ended, nothing came in time, or no HTTP came, after the request had begun to go out."""
 
 
+class TimedOut(Broken):
+    """Nothing, or not all, came in time."""
+
+
 class Reply:
     """Status, headers (lower-case names) and body."""
 

@@ -13,11 +13,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
+from persist.client.trust import Trust
 from persist.core.errors import InvalidUsage
-from rpc.client.answers import Answer, Broken, Reply
+from persist.http_client.answers import Answer, Broken, Reply, TimedOut
 
 IDLE_MAX = 256  # connections kept open to one server; more are opened and closed again
 RECEIVE_BYTES = 256 * 1024
@@ -35,10 +36,19 @@ class NotSent(Exception):
     """The server was not reached; nothing was asked of it."""
 
 
-class Pool:
-    """Connections to one server. Thread-safe; a connection serves one request at a time."""
+def tls_of(urls: Iterable[str], trust: Trust | None) -> ssl.SSLContext | None:
+    """What certificates are checked with; None: none of the servers speaks TLS. Raises InvalidUsage: a bad PEM file."""
+    is_secure = any(url.lower().startswith("https:") for url in urls)
+    return (trust or Trust()).context() if is_secure else None
 
-    def __init__(self, url: str, *, connect_s: float, tls: ssl.SSLContext | None) -> None:
+
+class Pool:
+    """Connections to one server. Thread-safe; a connection serves one request at a time.
+
+    `probes`: a server that takes long to answer is asked whether it is there, as servers of persist can be.
+    """
+
+    def __init__(self, url: str, *, connect_s: float, tls: ssl.SSLContext | None, probes: bool = True) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -47,6 +57,7 @@ class Pool:
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         self._closed = False
+        self._probes = probes
         self._host_line = f"host: {parts.netloc}\r\n"
 
     def request(
@@ -60,13 +71,13 @@ class Pool:
     ) -> Reply:
         """One request and its whole answer, within `timeout_s`, whose body has at most `bytes_max` bytes.
 
-        Raises NotSent, InvalidUsage, and Broken: also where the answer is longer.
+        Raises NotSent, InvalidUsage, TimedOut, and Broken: also where the answer is longer.
         """
         head = self._head(method, path, headers, body)
         connection = self._take(timeout_s)
         try:
             connection.send(head, body, timeout_s)
-            connection.wait(self._is_there)
+            connection.wait(self._is_there if self._probes else None)
             reply = connection.answer(method == "HEAD", bytes_max)
         except BaseException:
             connection.close()
@@ -176,15 +187,18 @@ class _Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def wait(self, is_there: Callable[[float], bool]) -> None:
-        """Wait for the answer to begin, asking ever less often whether the server is still there. Raises Broken."""
+    def wait(self, is_there: Callable[[float], bool] | None) -> None:
+        """Wait for the answer to begin, asking ever less often whether the server is still there. Raises Broken.
+
+        `is_there` None: only wait.
+        """
         # Of a request that has little time, enough is left to ask another server.
-        pause = min(PROBE_AFTER_S, self._left() / PROBES_PER_WAIT)
+        pause = self._left() if is_there is None else min(PROBE_AFTER_S, self._left() / PROBES_PER_WAIT)
         while not self._poll.poll(max(min(pause, self._left()), 0) * 1000):
             left = self._left()
             if left <= 0:
-                raise Broken("no answer came in time")
-            if not is_there(min(PROBE_S, left / PROBES_PER_WAIT)):
+                raise TimedOut("no answer came in time")
+            if is_there is not None and not is_there(min(PROBE_S, left / PROBES_PER_WAIT)):
                 raise Broken("the server hangs")
             pause *= 2
 
@@ -248,6 +262,8 @@ class _Connection:
             if self.ends is not None:
                 self._socket.settimeout(max(self._left(), LEAST_WAIT_S))
             return self._socket.recv(RECEIVE_BYTES)
+        except TimeoutError as error:
+            raise TimedOut("nothing came in time") from error
         except OSError as error:
             raise Broken(type(error).__name__) from error
 
