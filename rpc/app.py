@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import ModuleType
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -20,40 +19,14 @@ from rpc import errors
 from rpc.doors import allowed
 from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
-from rpc.routes import (
-    blobs,
-    columns,
-    console,
-    constraints,
-    cuts,
-    doctor,
-    erasures,
-    health,
-    history,
-    inspect,
-    listen,
-    maintenance,
-    past,
-    regions,
-    retention,
-    rows,
-    shards,
-    tags,
-    traces,
-    verbs,
-)
-from rpc.routes import location as locations
+from rpc.routes import health
 from rpc.routes.parameters import only_known
+from rpc.routes.table import ROUTERS
 from rpc.service import Service
 from rpc.settings import ServerSettings
 
 _log = logging.getLogger("persist.rpc")
 DESCRIPTION = "Durable, definite time-varying collections. Errors are application/problem+json (RFC 9457)."
-
-
-def _checks(module: ModuleType) -> list[Any]:
-    """What is checked before every route of a module."""
-    return [Depends(allowed)] if module is health else [Depends(allowed), Depends(only_known)]
 
 
 class _App(FastAPI):
@@ -106,28 +79,7 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
     app.state.service = service
     app.edge = Edge(super(_App, app).__call__, service)
     errors.install(app)
-    for module in (
-        health,
-        locations,
-        shards,
-        columns,
-        cuts,
-        history,
-        past,
-        verbs,
-        tags,
-        constraints,
-        regions,
-        retention,
-        erasures,
-        maintenance,
-        inspect,
-        doctor,
-        rows,
-        listen,
-        traces,
-        blobs,
-        console,
-    ):
-        app.include_router(module.router, dependencies=_checks(module))
+    for router in ROUTERS:
+        checks = [Depends(allowed)] if router is health.router else [Depends(allowed), Depends(only_known)]
+        app.include_router(router, dependencies=checks)
     return app

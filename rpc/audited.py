@@ -1,4 +1,6 @@
-"""Which requests and commands have a line in the audit, and what it says of them. Never rows, nor keys.
+"""What a line of the audit says of a request, and which commands have one. Never rows, nor keys.
+
+Which requests have one is in the table of routes.
 
 It has names of tags, cursors and shards, and what policies and schemas say. Leases have no lines.
 """
@@ -12,6 +14,7 @@ from urllib.parse import parse_qsl
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.record import Record, asdict
+from rpc.route import ROUTE, Route
 
 VALUE_CHARS_MAX = 500
 # The parameters of requests that a line has. No other one: predicates, keys and attributes have values of rows.
@@ -54,42 +57,10 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.HandOver: "hand over",
     c.TakeBack: "take back",
 }
-# The verbs that write rows. What takes rows away by a condition has it in its body, which may have values of rows.
-WRITES = ("insert", "upsert", "overwrite", "replace-where", "update", "merge", "delete", "append", "compare-and-append")
 _TOLD = (
     "force", "since", "upper", "reader", "purpose", "tag", "name", "time", "until_ms", "expected_version", "history_ms",
     "mark_every_ms", "rows", "before", "as_of", "erasure", "reason", "tags", "part", "source", "epoch",
 )  # fmt: skip
-
-# Requests that have a line, by method and verb: what they are called, and whether it has their bodies, in which are no
-# rows.
-OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
-    ("PUT", ""): ("create", True),
-    ("DELETE", ""): ("drop", False),
-    ("POST", "downgrade-since"): (MOVE_CURSOR, False),
-    ("POST", "forget"): ("forget history", False),
-    ("PUT", "settings"): ("settings", True),
-    ("POST", "schema"): ("evolve schema", True),
-    ("PUT", "retention"): ("retention", True),
-    ("PUT", "constraints"): ("set constraints", True),
-    ("POST", "retention"): ("run retention", False),
-    ("PUT", "tags"): ("set tag", False),
-    ("DELETE", "tags"): ("remove tag", False),
-    ("POST", "restore"): ("restore", False),
-    ("POST", "truncate"): ("truncate", False),
-    **{("POST", verb): (verb, False) for verb in WRITES},
-    ("POST", "erasures"): ("erase", False),
-    ("POST", "advance-upper"): (MOVE_UPPER, False),
-    ("POST", "optimize"): ("optimize", False),
-    ("POST", "vacuum"): ("vacuum", False),
-    ("POST", "/v1/clones"): ("clone", True),
-    ("POST", "/v1/truncate"): ("truncate", True),
-    ("POST", "/v1/shards:delete"): ("drop", True),
-}
-
-
-# Verbs that say by a parameter up to where the shard is to be complete.
-_UPPERS = {"advance-upper": "upper", "append": "upper", "compare-and-append": "new_upper"}
 
 
 def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, dict[str, Any]] | None:
@@ -97,24 +68,16 @@ def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, d
     if DID in scope:
         found: tuple[str, dict[str, Any]] | None = scope[DID]
         return found
-    verb = "" if shard is None else shard[1].partition("/")[0]
-    known = of_request(scope["method"], verb, scope["path"], scope["query_string"], is_shard=shard is not None)
-    if known is None:
+    route: Route | None = scope[ROUTE]
+    if route is None or route.audit is None:
         return None
-    what, tells_body = known
-    detail = of_query("" if shard is None else shard[1], scope["query_string"])
-    if tells_body and (body := scope.get(BODY)) is not None:
+    query = scope["query_string"]
+    detail = of_query("" if shard is None else shard[1], query)
+    if route.closes_by and dict(parse_qsl(query.decode("latin-1"))).get(route.closes_by) in ("[]", "closed"):
+        return CLOSE, detail
+    if route.audits_body and (body := scope.get(BODY)) is not None:
         detail["body"] = body.decode("utf-8", "replace")
-    return what, detail
-
-
-def of_request(method: str, verb: str, path: str, query: bytes, *, is_shard: bool = True) -> tuple[str, bool] | None:
-    """What a request is called, and whether the line has its body; None: it has no line."""
-    if method == "POST" and verb in _UPPERS:
-        given = dict(parse_qsl(query.decode("latin-1"))).get(_UPPERS[verb])
-        if given in ("[]", "closed"):
-            return CLOSE, False
-    return OF_REQUESTS.get((method, verb or ("" if is_shard else path)))
+    return route.audit, detail
 
 
 def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:

@@ -1,7 +1,7 @@
 """The outermost layer of every request: its id, who asks, the shard in its path, its errors, counters and log line.
 
-A plain ASGI layer. The hot paths (one command, a post of rows) are answered right here, without FastAPI's routing and
-validation.
+A plain ASGI layer. Plain requests for the hot routes (one command, a post of rows) go straight to their handlers,
+without FastAPI's routing and validation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,33 +19,28 @@ from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
 from persist.commit.tracing import TRACEPARENT, Span
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unauthorized
-from persist.formats.http_messages import RECORD
 from rpc import browsers, paths
 from rpc.audit import Entry
 from rpc.audited import MANY, did
 from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal, has_token
-from rpc.bodies import Body, check_declared
 from rpc.bounds import network_of
-from rpc.commanding import answer, bytes_max_of
+from rpc.doors import check_scopes
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import CONNECTION, REFUSED, peer_in
 from rpc.quotas import CHARGED, QuotaFull
+from rpc.route import ROUTE, SHARD, Route
 from rpc.routes import console
-from rpc.routes.rows import POSTING, post_directly
-from rpc.saying import said
+from rpc.routes.table import TABLE
 from rpc.service import Service
 from rpc.slots import CALLER
 from rpc.token_figures import label_of
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"}) | console.PATHS
+OPEN_PATHS = console.PATHS | {route.path for route in TABLE.routes if route.scopes is None}
 REFUSAL_PAUSE_S = 1.0  # for so long a request beyond a quota a second waits for its refusal
 REQUEST_ID_HEADER = b"x-request-id"
 LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-WRITING = frozenset(
-    ("insert", "append", "compare-and-append", "upsert", "overwrite", "replace-where", "update", "merge", "put-blob")
-)
-_VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json", "console"}
+METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 _log = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
 
@@ -78,7 +72,9 @@ class Edge:
         request_id = self._request_id(headers)
         begin_request(request_id)
         scope["persist.received"] = sent = 0
+        scope["persist.service"] = self._service
         shard = paths.resolve(scope)  # type: ignore[arg-type]
+        scope[ROUTE] = route = TABLE.find(scope["method"], _pattern(scope, shard))
         verb = _verb(scope, shard)
         status, answered = 0, False
 
@@ -109,12 +105,8 @@ class Edge:
             scope["persist.principal"] = principal = self._principal(scope, headers)
             self._check_page(scope, headers, principal)
             CALLER.set(self._caller(scope, principal))
-            await self._admit(scope, principal, None if shard is None else shard[0], verb)
-            if verb == "commands" and scope["method"] == "POST":
-                assert shard is not None
-                await self._command(shard[0], scope, headers, receive, answering)
-            elif not await self._post(verb, scope, receive, answering):
-                await self._app(scope, _counting(scope, receive), answering)
+            await self._admit(scope, principal, writes=route is not None and route.writes)
+            await self._respond(route, scope, _counting(scope, receive), answering)
         except ClientDisconnect:
             status = status or CLIENT_GONE
         except Exception as raised:
@@ -138,6 +130,17 @@ class Edge:
             if TOLD in scope:  # its frames know the request, and its body, which would stay until garbage is collected
                 scope.pop(TOLD).__traceback__ = None
 
+    async def _respond(self, route: Route | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """By the handler of the route itself where the request is a plain one, else by FastAPI."""
+        arguments = None if route is None else route.arguments(scope["query_string"])
+        if route is None or arguments is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        check_scopes(route, request)
+        response = await route.handler(request, **arguments)
+        await response(scope, receive, send)
+
     def _told(
         self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool
     ) -> None:
@@ -155,14 +158,14 @@ class Edge:
         if self._service.settings.access_log:
             _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
 
-    async def _admit(self, scope: Scope, principal: Principal, shard: str | None, verb: str) -> None:
+    async def _admit(self, scope: Scope, principal: Principal, *, writes: bool) -> None:
         """Raises QuotaFull, Forbidden. Who asks or writes too much is told after a pause: what is next waits, too."""
         quotas, limits = self._service.quotas, self._service.limits
         if quotas.look():
             _log.info("another file of quotas was read")
         if scope["path"] not in OPEN_PATHS:
             try:
-                quotas.request(principal, writes=verb in WRITING)
+                quotas.request(principal, writes=writes)
             except QuotaFull:
                 if self._pausing < limits.connections_max:  # as many as there are, and some that have been closed
                     self._pausing += 1
@@ -186,43 +189,6 @@ class Edge:
         audit.note(
             Entry(label_of(principal), what, name, status, address, request_id, detail, tuple(scope.get(MANY, ())))
         )
-
-    async def _post(self, verb: str, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Answer a post of rows; False: this is none, or one that the routes have to look at."""
-        if verb not in POSTING or scope["method"] != "POST":
-            return False
-        receive = _counting(scope, receive)
-        answer = await post_directly(self._service, verb, Request(scope, receive))
-        if answer is None:
-            return False
-        await answer(scope, receive, send)
-        return True
-
-    async def _command(
-        self, name: str, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
-    ) -> None:
-        principal: Principal = scope["persist.principal"]
-        bytes_max = bytes_max_of(principal, name)
-        check_declared(headers.get(b"content-length", b""), bytes_max)
-        caller = said(principal, Headers(scope=scope))
-        body = Body(self._service.work)
-        try:
-            data = await body.read(receive, bytes_max)
-            scope["persist.received"] = len(data)
-            result = await answer(self._service, name, principal, data, caller, scope)
-        finally:
-            body.release()
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [
-                    (b"content-type", RECORD.encode()),
-                    (b"content-length", str(len(result)).encode()),
-                ],
-            }
-        )
-        await send({"type": "http.response.body", "body": result})
 
     def _principal(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:
         if self._service.tokens is not None:
@@ -334,26 +300,19 @@ def _log_failure(error: Exception | None, fields: dict[str, object]) -> None:
     _log.error("request failed", exc_info=bug, extra={**fields, "kind": _kind(error), "reason": reason[:REASON_MAX]})
 
 
+def _pattern(scope: Scope, shard: tuple[str, str] | None) -> str:
+    """The path of a request as the table of routes has it."""
+    if shard is None:
+        return str(scope["path"])
+    return f"{SHARD}/{shard[1]}" if shard[1] else SHARD
+
+
 def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
     """What a request is counted as; one of few, whatever is asked for."""
-    method = scope["method"] if scope["method"] in ("GET", "HEAD", "PUT", "POST", "DELETE") else "OTHER"
-    if shard is not None:
-        return shard[1].partition("/")[0] or f"{method.lower()}-shard"
-    path = scope["path"]
-    if path.startswith("/v1/blobs/"):
-        return f"{method.lower()}-blob"
-    if path.startswith("/v1/inspect/"):
-        return "inspect"
-    if path in (
-        "/v1/location",
-        "/v1/regions",
-        "/v1/shards",
-        "/v1/cuts",
-        "/v1/truncate",
-        "/v1/shards:delete",
-        "/v1/doctor",
-        "/v1/activity",
-    ):
-        return str(path.rpartition("/")[2])
-    name = "console" if path in console.PATHS else path[1:]
-    return name if name in _VERBS_OF_PATHS else "other"
+    route: Route | None = scope[ROUTE]
+    if route is not None:
+        return route.label
+    if shard is None:
+        return "other"
+    method = scope["method"] if scope["method"] in METHODS else "OTHER"
+    return shard[1].partition("/")[0] or f"{method.lower()}-shard"

@@ -1,8 +1,8 @@
 """Shard names in paths. A name may hold one slash, so what a path means is decided here, once.
 
 After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and a name is before it; the rest is the name.
-After the verbs tags and erasures the name of one of them may come, after inspect what to look at, and after retention
-the word run.
+After the verbs of `OF_ONE` comes a name of one thing, and `PAIRS` are verbs of two words. All of them follow from the
+table of routes.
 `eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard that is itself
 called `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
 """
@@ -12,44 +12,16 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
-PREFIX = "/v1/shards/"
-VERBS = frozenset(
-    {
-        "commands",
-        "insert",
-        "append",
-        "compare-and-append",
-        "snapshot",
-        "count",
-        "listen",
-        "trace",
-        "advance-upper",
-        "downgrade-since",
-        "receipts",
-        "time-at",
-        "timestamp-of",
-        "settings",
-        "history",
-        "forget",
-        "changes",
-        "restore",
-        "truncate",
-        "upsert",
-        "delete",
-        "update",
-        "replace-where",
-        "overwrite",
-        "merge",
-        "tags",
-        "constraints",
-        "retention",
-        "schema",
-        "erasures",
-        "optimize",
-        "vacuum",
-    }
-)
-OF_ONE = ("tags", "erasures", "inspect")  # after these a name may come, of one of them, or of what is looked at
+from rpc.route import SHARD
+from rpc.routes.table import TABLE
+
+PREFIX = SHARD.removesuffix("{name}")
+_BELOW = [
+    route.path.removeprefix(SHARD + "/").split("/") for route in TABLE.routes if route.path.startswith(SHARD + "/")
+]
+VERBS = frozenset(verb for verb, *more in _BELOW if not more)
+OF_ONE = frozenset(verb for verb, *more in _BELOW if more and more[0].startswith("{"))
+PAIRS = frozenset((verb, more[0]) for verb, *more in _BELOW if more and not more[0].startswith("{"))
 # What the router sees instead of the name's slash. No name holds it.
 _JOINT = ":"
 
@@ -60,11 +32,8 @@ def split(raw: str) -> tuple[str, str] | None:
         return None
     segments = raw[len(PREFIX) :].split("/")
     verb = ""
-    if len(segments) > 2 and segments[-2] in OF_ONE:
+    if len(segments) > 2 and (segments[-2] in OF_ONE or tuple(segments[-2:]) in PAIRS):
         verb = "/".join(segments[-2:])
-        del segments[-2:]
-    elif len(segments) > 2 and segments[-2:] == ["retention", "run"]:
-        verb = "retention/run"
         del segments[-2:]
     elif len(segments) > 1 and segments[-1] in VERBS:
         verb = segments.pop()

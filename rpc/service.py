@@ -293,7 +293,7 @@ class ShardIds:
 
 
 def service_of(request: Request) -> Service:
-    found: Any = request.app.state.service
+    found: Any = request.scope["persist.service"]
     assert isinstance(found, Service)
     return found
 

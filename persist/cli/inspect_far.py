@@ -17,7 +17,6 @@ from persist.client.trust import Trust
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
 from persist.http_client.answers import Broken, Reply
-from persist.http_client.calls import error_of
 from persist.http_client.connections import NotSent, Pool, tls_of
 from persist.inspect.queries import OF_LOCATION, Query
 
@@ -244,7 +243,7 @@ def _refusal(reply: Reply, url: str) -> PersistError:
     """What the server says is wrong."""
     if reply.status < 400:
         return Unavailable(f"{url} redirects to another place, which is not asked: give the URL of the server itself")
-    error = error_of(url, reply, safe=True)
-    if type(error) is PersistError and reply.status < 500:
-        return Unavailable(f"{url} does not answer as a server of persist: HTTP error {reply.status}")
-    return error
+    told = _parsed(reply.data)
+    if isinstance(told, dict) and isinstance(told.get("kind"), str):
+        return error_from_json(told)
+    return Unavailable(f"{url} does not answer as a server of persist: HTTP error {reply.status}")

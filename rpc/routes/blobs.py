@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import JSONResponse, Response
 
 from blob import BlobExists, BlobNotFound
-from persist.core.commands import MAINTAIN, WRITE
+from persist.core.commands import MAINTAIN, READ, WRITE
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unauthorized
 from persist.core.ids import ShardId
 from persist.core.keys import belongs_to, is_bundle_key, is_of_maintenance, is_part_key
@@ -20,16 +20,25 @@ from persist.formats.store_errors import translated
 from rpc.auth import Principal
 from rpc.blob_errors import BlobMissing
 from rpc.errors import problem
+from rpc.route import Router
 from rpc.service import Service, principal_of, service_of
 from rpc.streaming import HeldStream
 
-router = APIRouter(prefix="/v1/blobs", tags=["blobs"])
+router = Router(prefix="/v1/blobs", tags=["blobs"])
 DOWNLOAD_PIECE_BYTES = 4 * 1024 * 1024  # as which a part is read and sent
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})\Z")
 _OCTETS = "application/octet-stream"
 
 
-@router.put("/{key:path}", summary="Write a part, all or nothing", status_code=204, response_class=Response)
+@router.on(
+    "PUT",
+    "/{key:path}",
+    (WRITE, MAINTAIN),
+    writes=True,
+    summary="Write a part, all or nothing",
+    status_code=204,
+    response_class=Response,
+)
 async def put(request: Request, key: str) -> Response:
     """Keys are write-once: writing the same bytes again is fine, other bytes are refused."""
     service = await _checked(request, key, is_part_key(key))
@@ -43,7 +52,7 @@ async def put(request: Request, key: str) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/{key:path}", summary="Read a part, or a range of it", response_class=Response)
+@router.on("GET", "/{key:path}", (READ,), summary="Read a part, or a range of it", response_class=Response)
 async def get(
     request: Request,
     key: str,
@@ -72,7 +81,7 @@ async def get(
         return HeldStream(rest, held.pop_all(), media_type=_OCTETS, headers=headers, status=status)
 
 
-@router.head("/{key:path}", summary="Size and time of a part", response_class=Response)
+@router.on("HEAD", "/{key:path}", (READ,), summary="Size and time of a part", response_class=Response)
 async def head(request: Request, key: str) -> Response:
     service = await _checked(request, key, is_part_key(key) or is_bundle_key(key))
     found = await service.work.run(_stat, service, key)

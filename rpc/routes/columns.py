@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from persist.client.shard import Shard
 from persist.codecs.alterations import EXAMPLE, read_changes
 from persist.codecs.schemas import write_schema
+from persist.core.commands import MANAGE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
 from persist.parts.altering import Change
+from rpc.route import Router
 from rpc.routes.parameters import asking_for
 from rpc.service import service_of, shard_of
 
-router = APIRouter(prefix="/v1/shards", tags=["shards"])
+router = Router(prefix="/v1/shards", tags=["shards"])
 BODY_BYTES_MAX = 1024 * 1024
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -28,7 +30,15 @@ _BODY: dict[str, Any] = {
 }
 
 
-@router.post("/{name}/schema", summary="Change the columns of a shard, by one commit", openapi_extra=_BODY)
+@router.on(
+    "POST",
+    "/{name}/schema",
+    (MANAGE,),
+    audit="evolve schema",
+    audits_body=True,
+    summary="Change the columns of a shard, by one commit",
+    openapi_extra=_BODY,
+)
 async def alter(request: Request) -> Response:
     """The changes are made one after the other, all or none. `fields` are the columns as of then."""
     service, name = service_of(request), check_shard_name(shard_of(request))

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from rpc.console.files import PAGE, POLICY, ConsoleFile, console_files
+from rpc.route import Router
 
-router = APIRouter(tags=["console"], include_in_schema=False)
+router = Router(tags=["console"], include_in_schema=False)
 HOME = "/console"
 _FILES = console_files()
 PATHS = frozenset({HOME, HOME + "/", *(f"{HOME}/{name}" for name in _FILES)})
 """Every path that is served here."""
 
 
-@router.get(HOME)
+@router.on("GET", HOME, None)
 async def page(request: Request) -> Response:
     return _sent(request, _FILES[PAGE])
 
 
-@router.get(HOME + "/")
+@router.on("GET", HOME + "/", None)
 async def with_slash() -> Response:
     """To the page, by an address that a proxy may serve below a path: files are asked for beside the page."""
     return Response(status_code=307, headers={"location": f"..{HOME}", "content-security-policy": POLICY.decode()})
 
 
-@router.get(HOME + "/{file}")
+@router.on("GET", HOME + "/{file}", None)
 async def file(request: Request, file: str) -> Response:
     found = _FILES.get(file)
     if found is None:

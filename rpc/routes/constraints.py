@@ -6,19 +6,21 @@ import json
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from persist.client.connect import Client
 from persist.client.transport import AsCaller
+from persist.core.commands import MANAGE, READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.parts import ShardSchema
 from persist.parts.constraints import constraints_json
+from rpc.route import Router
 from rpc.routes.parameters import caller_of
 from rpc.service import service_of, shard_of
 
-router = APIRouter(prefix="/v1/shards", tags=["shards"])
+router = Router(prefix="/v1/shards", tags=["shards"])
 BODY_BYTES_MAX = 1024 * 1024  # of 64 checks, each of them as long as it may be
 KINDS = ("unique", "not_null", "checks")
 _EXAMPLE = {"unique": True, "not_null": ["amount"], "checks": {"positive": "amount > 0"}}
@@ -30,14 +32,22 @@ _BODY: dict[str, Any] = {
 }
 
 
-@router.get("/{name}/constraints", summary="What a shard asks of its rows beside their types")
+@router.on("GET", "/{name}/constraints", (READ,), summary="What a shard asks of its rows beside their types")
 async def constraints(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     shard = await service.work.run(Client(service.transport, service.handles).shard, name)
     return _json(shard.schema)
 
 
-@router.put("/{name}/constraints", summary="Change the constraints of a shard", openapi_extra=_BODY)
+@router.on(
+    "PUT",
+    "/{name}/constraints",
+    (MANAGE,),
+    audit="set constraints",
+    audits_body=True,
+    summary="Change the constraints of a shard",
+    openapi_extra=_BODY,
+)
 async def change(request: Request) -> Response:
     """What is left out stays. 400 where what the shard holds breaks them: nothing is changed then."""
     service, name = service_of(request), check_shard_name(shard_of(request))

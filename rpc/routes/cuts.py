@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.arguments import names
@@ -19,10 +19,11 @@ from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from rpc.audited import MANY
 from rpc.auth import Principal
+from rpc.route import Router
 from rpc.routes.parameters import asking_for
 from rpc.service import principal_of, service_of
 
-router = APIRouter(prefix="/v1", tags=["history"])
+router = Router(prefix="/v1", tags=["history"])
 _KNOWN = ("shards", "prefix", "at", "cursors")
 
 
@@ -35,8 +36,12 @@ _ASKED = _body({"prefix": "eu/", "at": "2030-01-01T12:00:00Z"})
 _CUT = _body({"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upper", "shards": {"orders": [7]}, "crc": 0})
 
 
-@router.post(
-    "/cuts", summary="A frontier for each of many shards, by which they can be truncated", openapi_extra=_ASKED
+@router.on(
+    "POST",
+    "/cuts",
+    (READ,),
+    summary="A frontier for each of many shards, by which they can be truncated",
+    openapi_extra=_ASKED,
 )
 async def cut(request: Request) -> Response:
     """Changes nothing. Give `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
@@ -50,7 +55,15 @@ async def cut(request: Request) -> Response:
     return Response(found.to_json(), media_type="application/json")
 
 
-@router.post("/truncate", summary="Truncate every shard of a cut", openapi_extra=_CUT)
+@router.on(
+    "POST",
+    "/truncate",
+    (WRITE,),
+    audit="truncate",
+    audits_body=True,
+    summary="Truncate every shard of a cut",
+    openapi_extra=_CUT,
+)
 async def truncate_all(
     request: Request,
     dry_run: Annotated[bool, Query(description="Tell how many rows would go, and change nothing.")] = False,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
+from persist.core.commands import ADMIN
 from persist.doctor.beside import Beside, served_by
 from persist.doctor.examining import examined
 from persist.doctor.limits import AGES, FREE, Limits, read_limits
@@ -15,9 +16,10 @@ from persist.inspect.looking import look_into
 from persist.inspect.shard_patterns import prefix_of
 from rpc.auth import Principal
 from rpc.ending_tokens import tokens_seen
+from rpc.route import Router
 from rpc.service import Service, principal_of, service_of
 
-router = APIRouter(prefix="/v1", tags=["doctor"])
+router = Router(prefix="/v1", tags=["doctor"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def _limits(
     return _Limits(held, behind, token_age, free)
 
 
-@router.get("/doctor", summary="What is wrong with the location and its shards, why, and what helps")
+@router.on("GET", "/doctor", (ADMIN,), summary="What is wrong with the location and its shards, why, and what helps")
 async def doctor(
     request: Request,
     limits: Annotated[_Limits, Depends(_limits)],

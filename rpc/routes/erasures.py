@@ -6,7 +6,7 @@ import json
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.erase import ErasureStatus, statuses
@@ -14,16 +14,18 @@ from persist.client.erased_before import erased_before
 from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX
+from persist.core.commands import ADMIN
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.formats.http_messages import named_once
 from persist.parts.decimal_text import EXACT_NUMBERS
 from persist.parts.given import keys_of_json
+from rpc.route import Router
 from rpc.routes.parameters import IdempotencyToken, token_of
 from rpc.routes.worked import worked_with_body
 from rpc.service import Service, service_of, shard_of
 
-router = APIRouter(prefix="/v1/shards", tags=["history"])
+router = Router(prefix="/v1/shards", tags=["history"])
 BODY_BYTES_MAX = 1024 * 1024
 FIELDS = ("keys", "where", "gone", "deadline", "reason", "tags", "force")
 _BODY: dict[str, Any] = {
@@ -39,7 +41,15 @@ _BODY: dict[str, Any] = {
 }
 
 
-@router.post("/{name}/erasures", summary="Take rows away for good", openapi_extra=_BODY)
+@router.on(
+    "POST",
+    "/{name}/erasures",
+    (ADMIN,),
+    audit="erase",
+    frees=True,
+    summary="Take rows away for good",
+    openapi_extra=_BODY,
+)
 async def erase(request: Request, token: IdempotencyToken = None) -> Response:
     """`keys` or `where` say which; `gone`: what was retracted or truncated before. The answer has its `id`.
 
@@ -55,7 +65,12 @@ async def erase(request: Request, token: IdempotencyToken = None) -> Response:
     return await worked_with_body(request, BODY_BYTES_MAX, work)
 
 
-@router.get("/{name}/erasures", summary="How far erasures are, or what still shows rows that were gone before a time")
+@router.on(
+    "GET",
+    "/{name}/erasures",
+    (ADMIN,),
+    summary="How far erasures are, or what still shows rows that were gone before a time",
+)
 async def erasures(
     request: Request,
     before: Annotated[
@@ -69,7 +84,9 @@ async def erasures(
     return _json({"erasures": [status.to_json() for status in found.values()]})
 
 
-@router.get("/{name}/erasures/{erasure}", summary="How far one erasure is: the receipt, once nothing is left")
+@router.on(
+    "GET", "/{name}/erasures/{erasure}", (ADMIN,), summary="How far one erasure is: the receipt, once nothing is left"
+)
 async def one(request: Request, erasure: str) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     found = (await _statuses(service, name)).get(erasure)

@@ -5,25 +5,26 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from persist.core.commands import ADMIN
+from persist.core.commands import ADMIN, READ
 from persist.core.errors import Overloaded, PersistError, Unavailable
 from rpc.auth import Principal
 from rpc.metrics import CONTENT_TYPE
+from rpc.route import Router
 from rpc.service import principal_of, service_of
 
-router = APIRouter(tags=["health"])
+router = Router(tags=["health"])
 _log = logging.getLogger("persist.rpc")
 
 
-@router.get("/healthz", summary="The process answers")
+@router.on("GET", "/healthz", None, summary="The process answers")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", summary="Both stores answer", responses={503: {"description": "A store does not"}})
+@router.on("GET", "/readyz", None, summary="Both stores answer", responses={503: {"description": "A store does not"}})
 async def readyz(request: Request) -> dict[str, Any]:
     """Where there are tokens, only `admin` on all shards is told where the stores are, and what is wrong with one.
 
@@ -50,7 +51,7 @@ def _tells_all(principal: Principal) -> bool:
     return ADMIN in principal.scopes and principal.is_unlimited
 
 
-@router.get("/metrics", summary="Counters in Prometheus' text format", response_class=Response)
+@router.on("GET", "/metrics", (READ,), summary="Counters in Prometheus' text format", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Of shards that the token does not see there is nothing. A token for some shards sees of tokens itself alone."""
     service, principal = service_of(request), principal_of(request)

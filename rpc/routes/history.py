@@ -6,22 +6,24 @@ import json
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.telling import entry_json, entry_shown, read_place
 from persist.client.wall_clock import instant_text, read_instant, resolved
 from persist.core import commands as c
+from persist.core.commands import MANAGE, READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.recorded import PAGE_MAX
 from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
+from rpc.route import Router
 from rpc.routes.parameters import IF_MATCH, Frontier, caller_of, frontier, version_of
 from rpc.service import WAIT_S_MAX, service_of, shard_of
 
-router = APIRouter(prefix="/v1/shards", tags=["history"])
+router = Router(prefix="/v1/shards", tags=["history"])
 SETTINGS_BYTES_MAX = 64 * 1024
 
 _SETTINGS_BODY: dict[str, Any] = {
@@ -35,7 +37,7 @@ _SETTINGS_BODY: dict[str, Any] = {
 }
 
 
-@router.get("/{name}/time-at", summary="Which times were complete by a wall clock")
+@router.on("GET", "/{name}/time-at", (READ,), summary="Which times were complete by a wall clock")
 async def time_at(
     request: Request,
     timestamp: Annotated[str, Query(description="With its zone (RFC 3339).", max_length=64)],
@@ -51,7 +53,7 @@ async def time_at(
     return _json({"frontier": found.upper.to_json(), **as_of, "timestamp": instant_text(found.at_ms)})
 
 
-@router.get("/{name}/timestamp-of", summary="From which wall clock on a time is shown")
+@router.on("GET", "/{name}/timestamp-of", (READ,), summary="From which wall clock on a time is shown")
 async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> Response:
     """`timestamp` is null where that is not known."""
     service, name = service_of(request), check_shard_name(shard_of(request))
@@ -60,7 +62,7 @@ async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> R
     return _json({"time": time, "timestamp": None if found.at_ms is None else instant_text(found.at_ms)})
 
 
-@router.get("/{name}/settings", summary="The settings of a shard")
+@router.on("GET", "/{name}/settings", (READ,), summary="The settings of a shard")
 async def settings(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     found = await service.apply(name, c.ReadShardSettings())
@@ -68,7 +70,15 @@ async def settings(request: Request) -> Response:
     return _settings(found.settings)
 
 
-@router.put("/{name}/settings", summary="Change the settings of a shard", openapi_extra=_SETTINGS_BODY)
+@router.on(
+    "PUT",
+    "/{name}/settings",
+    (MANAGE,),
+    audit="settings",
+    audits_body=True,
+    summary="Change the settings of a shard",
+    openapi_extra=_SETTINGS_BODY,
+)
 async def configure(request: Request) -> Response:
     """What is left out has its default. 409 where the settings have another version than If-Match says."""
     service, name = service_of(request), check_shard_name(shard_of(request))
@@ -83,14 +93,22 @@ async def configure(request: Request) -> Response:
     return _settings(found.settings)
 
 
-@router.post("/{name}/forget", summary="Let history before a time be forgotten now, as far as readers allow")
+@router.on(
+    "POST",
+    "/{name}/forget",
+    (MANAGE,),
+    audit="forget history",
+    summary="Let history before a time be forgotten now, as far as readers allow",
+)
 async def forget(request: Request, before: Frontier) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     command = c.ForgetHistory(frontier(before, "before"))
     return _json(result_to_json(await service.apply(name, command, caller_of(request))))
 
 
-@router.get("/{name}/history", summary="What was done to a shard: an entry for each command that changed it")
+@router.on(
+    "GET", "/{name}/history", (READ,), summary="What was done to a shard: an entry for each command that changed it"
+)
 async def history(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX, description="At most so many entries.")] = 100,

@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
+from persist.core.commands import ADMIN
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.keys import shard_of as shard_of_key
@@ -19,16 +20,17 @@ from persist.inspect.part_file import SHOWN_MAX
 from persist.inspect.queries import OF_LOCATION, OF_ONE
 from persist.inspect.shard_patterns import prefix_of
 from rpc.auth import Principal
+from rpc.route import Router
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream, Stepped
 
-router = APIRouter(prefix="/v1", tags=["inspect"])
+router = Router(prefix="/v1", tags=["inspect"])
 PIECE_CHARS = 256 * 1024  # that are sent together
 
 _Keys = Annotated[bool, Query(description="Show keys of rows, which are data; else hashes of them.")]
 
 
-@router.get("/inspect/{what}", summary="The shards of a location and what takes room, or one part")
+@router.on("GET", "/inspect/{what}", (ADMIN,), summary="The shards of a location and what takes room, or one part")
 async def of_location(
     request: Request,
     what: str,
@@ -77,7 +79,12 @@ def _within(  # noqa: PLR0913 - a query parameter each
     return _Within(at, timestamp, first, last, as_of, lower, upper)
 
 
-@router.get("/shards/{name}/inspect/{what}", summary="One shard: its State, log, parts, holders, attributes, contents")
+@router.on(
+    "GET",
+    "/shards/{name}/inspect/{what}",
+    (ADMIN,),
+    summary="One shard: its State, log, parts, holders, attributes, contents",
+)
 async def of_shard(
     request: Request,
     what: str,

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.connect import Client
@@ -25,11 +25,12 @@ from persist.parts import EVERYTHING, Selection
 from rpc.doors import still_allowed
 from rpc.errors import status_of
 from rpc.listen_frames import EVENTS, FRAMES, ID_LENGTH_MAX, sse_error
+from rpc.route import Router
 from rpc.routes.parameters import After, Selecting, frontier, on_shard, read_seen
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream
 
-router = APIRouter(prefix="/v1/shards", tags=["listen"])
+router = Router(prefix="/v1/shards", tags=["listen"])
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -58,8 +59,13 @@ class _Place:
     shard: ShardId | None = None
 
 
-@router.get(
-    "/{name}/listen", summary="Every update after a time, as it comes", response_class=Response, responses=_RESPONSES
+@router.on(
+    "GET",
+    "/{name}/listen",
+    (READ,),
+    summary="Every update after a time, as it comes",
+    response_class=Response,
+    responses=_RESPONSES,
 )
 async def listen(
     request: Request,
@@ -100,7 +106,7 @@ async def listen(
         _check_shard(name, start, hold.shard)
         frames = service.listening.stream(name, hold, start.frontier, frontier(until, "until"), form, selection)
         return HeldStream(
-            with_error(await held.enter_async_context(aclosing(frames)), form, still_allowed(request, (READ,))),
+            with_error(await held.enter_async_context(aclosing(frames)), form, still_allowed(request)),
             held.pop_all(),
             media_type=form,
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **told},

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
+from persist.core.commands import READ
 from persist.core.record import asdict
 from persist.formats.http_messages import PROTOCOL_VERSION
+from rpc.route import Router
 from rpc.service import service_of
 
-router = APIRouter(prefix="/v1", tags=["location"])
+router = Router(prefix="/v1", tags=["location"])
 
 
-@router.get("/location", summary="Where blobs are, and the inline limits")
+@router.on("GET", "/location", (READ,), summary="Where blobs are, and the inline limits")
 async def location(request: Request) -> dict[str, Any]:
     """`blob.url` is without secrets. A client that opens it and finds `blob.proof` may use the store itself.
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from persist.client.maintaining import OPTIMIZE, VACUUM
+from persist.core.commands import MAINTAIN
 from persist.core.ids import check_shard_name
+from rpc.route import Router
 from rpc.service import service_of, shard_of
 
-router = APIRouter(prefix="/v1/shards", tags=["maintenance"])
+router = Router(prefix="/v1/shards", tags=["maintenance"])
 
 
-@router.post("/{name}/optimize", summary="Merge now what is worth it")
+@router.on("POST", "/{name}/optimize", (MAINTAIN,), audit="optimize", summary="Merge now what is worth it")
 async def optimize(request: Request) -> Response:
     """A few merges, by this server; no row is changed. Ask again while `more` is true."""
     return await _maintained(request, OPTIMIZE)
 
 
-@router.post("/{name}/vacuum", summary="Delete now what nobody can read any more")
+@router.on("POST", "/{name}/vacuum", (MAINTAIN,), audit="vacuum", summary="Delete now what nobody can read any more")
 async def vacuum(request: Request) -> Response:
     """Blobs and entries of the log; nothing that history keeps, or a reader holds. Ask again while `more` is true."""
     return await _maintained(request, VACUUM)

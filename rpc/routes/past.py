@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from persist.client.arguments import columns_of, read_attributes
@@ -16,15 +16,16 @@ from persist.client.shard import Shard
 from persist.client.truncate import RETRACT, mode_of
 from persist.client.wall_clock import read_point
 from persist.codecs import rows
-from persist.core.commands import READ
+from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from rpc.route import Router
 from rpc.routes.parameters import AsOf, Format, IdempotencyToken, token_of
 from rpc.routes.rows import streamed, timestamp_header
 from rpc.routes.worked import worked
 from rpc.service import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 
-router = APIRouter(prefix="/v1/shards", tags=["history"])
+router = Router(prefix="/v1/shards", tags=["history"])
 
 
 def _points(
@@ -37,7 +38,9 @@ def _points(
 Points = Annotated[tuple[int | datetime, int | datetime | None], Depends(_points)]
 
 
-@router.get("/{name}/changes", summary="What was added and removed between two times", response_class=Response)
+@router.on(
+    "GET", "/{name}/changes", (READ,), summary="What was added and removed between two times", response_class=Response
+)
 async def changes(
     request: Request,
     points: Points,
@@ -63,7 +66,9 @@ async def changes(
     return await streamed(service, opening, _headers, chosen)
 
 
-@router.post("/{name}/restore", summary="Make the contents again what they were at a time")
+@router.on(
+    "POST", "/{name}/restore", (WRITE,), audit="restore", summary="Make the contents again what they were at a time"
+)
 async def restore(
     request: Request,
     as_of: AsOf,
@@ -88,7 +93,13 @@ async def restore(
     return await worked(request, lambda shard: shard.restore(as_of, token=given, retries=retries, attributes=changes))
 
 
-@router.post("/{name}/truncate", summary="Take away what was there before a time and still is")
+@router.on(
+    "POST",
+    "/{name}/truncate",
+    (WRITE,),
+    audit="truncate",
+    summary="Take away what was there before a time and still is",
+)
 async def truncate(  # noqa: PLR0913 - a query parameter each
     request: Request,
     before: Annotated[str, Query(description="A time, or a wall clock with its zone (RFC 3339).", max_length=64)],

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from persist.client.wall_clock import instant_text
+from persist.core.commands import READ
 from persist.regions.index import index_json
 from persist.regions.replica import Replica
 from rpc.auth import Principal
+from rpc.route import Router
 from rpc.service import principal_of, service_of
 
-router = APIRouter(prefix="/v1", tags=["location"])
+router = Router(prefix="/v1", tags=["location"])
 SHARDS_TOLD_MAX = 1_000
 
 
-@router.get("/regions", summary="Which region this is, and how far behind home it is")
+@router.on("GET", "/regions", (READ,), summary="Which region this is, and how far behind home it is")
 async def regions(request: Request) -> dict[str, Any]:
     """`role` is `home`, or `copy` for a server that only reads.
 

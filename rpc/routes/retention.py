@@ -6,18 +6,20 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.retaining import Asked, RowRetention, read_policy, read_retention, run_retention, set_policy
 from persist.client.transport import OneShard
+from persist.core.commands import MAINTAIN, MANAGE, READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.row_policy import RowPolicy
+from rpc.route import Router
 from rpc.routes.parameters import IF_MATCH, asking_for, version_of
 from rpc.service import service_of, shard_of
 
-router = APIRouter(prefix="/v1/shards", tags=["history"])
+router = Router(prefix="/v1/shards", tags=["history"])
 BODY_BYTES_MAX = 64 * 1024
 _T = TypeVar("_T")
 _EXAMPLE = {"age": "90d", "bytes": "500GiB", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "120d"}
@@ -30,14 +32,22 @@ _BODY: dict[str, Any] = {
 }
 
 
-@router.get("/{name}/retention", summary="Which rows a shard keeps, and what holds its policy back")
+@router.on("GET", "/{name}/retention", (READ,), summary="Which rows a shard keeps, and what holds its policy back")
 async def show(request: Request) -> Response:
     """`policy` is null where all rows are kept. `held_by` has a sentence for everything that holds it back."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     return _shown(await _with_shard(request, lambda shard: read_retention(shard, name, service.handles.read.retry_s)))
 
 
-@router.put("/{name}/retention", summary="Say which rows a shard keeps", openapi_extra=_BODY)
+@router.on(
+    "PUT",
+    "/{name}/retention",
+    (MANAGE,),
+    audit="retention",
+    audits_body=True,
+    summary="Say which rows a shard keeps",
+    openapi_extra=_BODY,
+)
 async def configure(
     request: Request,
     confirm: Annotated[bool, Query(description="Also if more than half of the rows go at once.")] = False,
@@ -50,7 +60,13 @@ async def configure(
         return _shown(await _with_shard(request, lambda shard: set_policy(shard, name, policy, service.handles, asked)))
 
 
-@router.post("/{name}/retention/run", summary="Do now what the policy of rows asks for")
+@router.on(
+    "POST",
+    "/{name}/retention/run",
+    (MANAGE, MAINTAIN),
+    audit="run retention",
+    summary="Do now what the policy of rows asks for",
+)
 async def run(
     request: Request,
     dry_run: Annotated[bool, Query(description="Only tell what would go, by the cuts that were taken.")] = False,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
-from urllib.parse import parse_qsl
 
 import pyarrow as pa
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.connect import Client
@@ -22,11 +21,12 @@ from persist.client.snapshot import Snapshot, Tagged
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.codecs import rows
 from persist.core import commands as c
+from persist.core.commands import READ, WRITE
 from persist.core.ids import check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc.commanding import check_upper
-from rpc.doors import check_door
 from rpc.posting import Kind, Posted, post
+from rpc.route import Router
 from rpc.routes.parameters import (
     AsOfOrTag,
     Format,
@@ -43,21 +43,34 @@ from rpc.routes.parameters import (
 from rpc.service import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream, Stepped
 
-router = APIRouter(prefix="/v1/shards", tags=["rows"])
+router = Router(prefix="/v1/shards", tags=["rows"])
 R = TypeVar("R", bound=Rows)
 
 _ROWS_BODY = rows_body("Rows. A column `__time` gives times, a column `__diff` multiplicities (1 unless given).")
 
 
-@router.post(
-    "/{name}/insert", summary="Append rows at the next time, which the service picks", openapi_extra=_ROWS_BODY
+@router.on(
+    "POST",
+    "/{name}/insert",
+    (WRITE,),
+    audit="insert",
+    writes=True,
+    direct=True,
+    summary="Append rows at the next time, which the service picks",
+    openapi_extra=_ROWS_BODY,
 )
 async def insert(request: Request, form: Format = None, token: IdempotencyToken = None) -> Response:
-    return await _posted(service_of(request), request, (form, token), _INSERT)
+    return await _posted(request, form, token, _INSERT)
 
 
-@router.post(
+@router.on(
+    "POST",
     "/{name}/append",
+    (WRITE,),
+    audit="append",
+    closes_by="upper",
+    writes=True,
+    direct=True,
     summary="Append definite rows of which the shard may have the beginning already",
     openapi_extra=_ROWS_BODY,
 )
@@ -68,11 +81,17 @@ async def append(
     form: Format = None,
     token: IdempotencyToken = None,
 ) -> Response:
-    return await _posted(service_of(request), request, (form, token), _append(request, lower, upper))
+    return await _posted(request, form, token, _append(request, lower, upper))
 
 
-@router.post(
+@router.on(
+    "POST",
     "/{name}/compare-and-append",
+    (WRITE,),
+    audit="compare-and-append",
+    closes_by="new_upper",
+    writes=True,
+    direct=True,
     summary="Append rows iff the shard's upper is the expected one",
     openapi_extra=_ROWS_BODY,
 )
@@ -84,25 +103,7 @@ async def compare_and_append(
     token: IdempotencyToken = None,
 ) -> Response:
     kind = _compare_and_append(request, expected_upper, new_upper)
-    return await _posted(service_of(request), request, (form, token), kind)
-
-
-async def post_directly(service: Service, verb: str, request: Request) -> Response | None:
-    """The answer to a post of rows by a verb of POSTING, without the routes above. None: they have to look at it.
-
-    They say what the parameters are. What has others, or such as they might refuse, is theirs.
-    """
-    required, kind_of = _DIRECT[verb]
-    given = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    found = dict(given)
-    known = {*required, "format", "token"}
-    if len(found) < len(given) or not found.keys() <= known or not found.keys() >= set(required):
-        return None
-    if any(not 0 < len(text) <= PLAIN_CHARS_MAX for text in found.values()):
-        return None
-    check_door(principal_of(request), f"POST /v1/shards/{{name}}/{verb}", shard_of(request))
-    kind = kind_of(request, *(found[name] for name in required))
-    return await _posted(service, request, (found.get("format"), found.get("token")), kind)
+    return await _posted(request, form, token, kind)
 
 
 _INSERT = Kind(None, lambda writer, token, runs: c.Insert(writer, token, runs))
@@ -120,18 +121,8 @@ def _compare_and_append(request: Request, expected_upper: str, new_upper: str) -
     return Kind(lower.element, lambda writer, token, runs: c.CompareAndAppend(writer, token, lower, upper, runs))
 
 
-PLAIN_CHARS_MAX = 32  # of a parameter that needs no other look: none of those that are known has a lower bound
-_DIRECT: Mapping[str, tuple[tuple[str, ...], Callable[..., Kind]]] = {
-    "insert": ((), lambda _: _INSERT),
-    "append": (("lower", "upper"), _append),
-    "compare-and-append": (("expected_upper", "new_upper"), _compare_and_append),
-}
-POSTING = frozenset(_DIRECT)
-
-
-async def _posted(service: Service, request: Request, said: tuple[str | None, str | None], kind: Kind) -> Response:
-    """`said`: the parameters format and token."""
-    (form, token), name = said, check_shard_name(shard_of(request))
+async def _posted(request: Request, form: str | None, token: str | None, kind: Kind) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
     chosen = rows.format_of(request.headers.get("content-type"), form)
     posted = Posted(name, chosen, kind, token_of(request, token), caller_of(request), principal_of(request))
     result = await post(service, request, posted)
@@ -146,7 +137,13 @@ _COUNT: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/{name}/snapshot", summary="The exact contents as of a time, with multiplicities", response_class=Response)
+@router.on(
+    "GET",
+    "/{name}/snapshot",
+    (READ,),
+    summary="The exact contents as of a time, with multiplicities",
+    response_class=Response,
+)
 async def snapshot(
     request: Request,
     as_of: AsOfOrTag,
@@ -174,7 +171,7 @@ async def snapshot(
     return await streamed(service, opening, headers, chosen, expand)
 
 
-@router.get("/{name}/count", summary="How many rows there are as of a time", responses=_COUNT)
+@router.on("GET", "/{name}/count", (READ,), summary="How many rows there are as of a time", responses=_COUNT)
 async def count(
     request: Request,
     as_of: AsOfOrTag,

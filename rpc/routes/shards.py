@@ -6,7 +6,7 @@ import json
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.arguments import names as listed
@@ -15,7 +15,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import AsCaller
 from persist.codecs.schemas import read_schema, write_schema
 from persist.core import commands as c
-from persist.core.commands import ADMIN, WRITE
+from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
@@ -26,15 +26,16 @@ from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_
 from persist.formats.records import encoded
 from persist.parts.constraints import Constraining
 from rpc import commanding
-from rpc.audited import MANY
-from rpc.commanding import answer
+from rpc.audited import MANY, MOVE_CURSOR, MOVE_UPPER
+from rpc.commanding import answer, bytes_max_of
 from rpc.items import decoded
+from rpc.route import BY_COMMAND, Router
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
 from rpc.service import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.tally import held_by
 from rpc.watching import WAITS_MAX
 
-router = APIRouter(prefix="/v1", tags=["shards"])
+router = Router(prefix="/v1", tags=["shards"])
 NAMES_MAX = 1_000
 SCHEMA_BYTES_MAX = 4 * 1024 * 1024
 CLONE_BYTES_MAX = 4 * 1024
@@ -94,7 +95,7 @@ _COMMAND_BODY = {
 }
 
 
-@router.get("/shards", summary="Names of shards, ascending, without dropped ones")
+@router.on("GET", "/shards", (READ,), summary="Names of shards, ascending, without dropped ones")
 async def names(
     request: Request,
     prefix: Annotated[str, Query(max_length=260)] = "",
@@ -114,7 +115,15 @@ async def names(
     return {"shards": found, "more": len(found) == limit}
 
 
-@router.post("/shards:delete", summary="Drop many shards, by a list or a prefix", openapi_extra=_DELETE_BODY)
+@router.on(
+    "POST",
+    "/shards:delete",
+    (ADMIN,),
+    audit="drop",
+    audits_body=True,
+    summary="Drop many shards, by a list or a prefix",
+    openapi_extra=_DELETE_BODY,
+)
 async def delete_many(request: Request) -> Response:
     """`shards` or `prefix`; without `confirm`, the number of them, it only tells which. An outcome for each."""
     service, principal = service_of(request), principal_of(request)
@@ -140,7 +149,15 @@ def _chosen(wanted: Any) -> Chosen:
     return chosen
 
 
-@router.put("/shards/{name}", summary="Create a shard, unless it exists with this schema", openapi_extra=_CREATE_BODY)
+@router.on(
+    "PUT",
+    "/shards/{name}",
+    (WRITE,),
+    audit="create",
+    audits_body=True,
+    summary="Create a shard, unless it exists with this schema",
+    openapi_extra=_CREATE_BODY,
+)
 async def create(
     request: Request,
     follows: Annotated[
@@ -174,8 +191,12 @@ def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
     return record, ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
 
 
-@router.post(
+@router.on(
+    "POST",
     "/clones",
+    (WRITE,),
+    audit="clone",
+    audits_body=True,
     summary="Make a shard with the contents of another one, as of now; no row is copied",
     openapi_extra=_CLONE_BODY,
 )
@@ -208,7 +229,9 @@ def _cloned(wanted: Any) -> tuple[str, str, bool]:
     return source, name, keep_policies
 
 
-@router.get("/shards/{name}", summary="Frontiers and schemas; waits for a time to be complete if asked to")
+@router.on(
+    "GET", "/shards/{name}", (READ,), summary="Frontiers and schemas; waits for a time to be complete if asked to"
+)
 async def view(  # noqa: PLR0913 - a query parameter each
     request: Request,
     past: Annotated[int | None, Query(ge=0, description="Wait until this time is complete.")] = None,
@@ -245,23 +268,41 @@ def _view(request: Request, view: ShardView) -> Response:
     return _json({**view_to_json(view), "fields": write_schema(view.schemas)})
 
 
-@router.delete("/shards/{name}", summary="Close a shard for good; maintenance then deletes its data")
+@router.on(
+    "DELETE",
+    "/shards/{name}",
+    (ADMIN,),
+    audit="drop",
+    summary="Close a shard for good; maintenance then deletes its data",
+)
 async def drop(
     request: Request, force: Annotated[bool, Query(description="Also if readers hold it.")] = False
 ) -> Response:
     return await _command(request, c.Drop(force))
 
 
-@router.post("/shards/{name}/commands", summary="One command of the protocol", openapi_extra=_COMMAND_BODY)
+@router.on(
+    "POST",
+    "/shards/{name}/commands",
+    BY_COMMAND,
+    direct=True,
+    summary="One command of the protocol",
+    openapi_extra=_COMMAND_BODY,
+)
 async def commands(request: Request) -> Response:
-    service = service_of(request)
-    async with service.body(request, commanding.COMMAND_BYTES_MAX) as data:
-        asks = (principal_of(request), data, caller_of(request), request.scope)
-        done = await answer(service, shard_of(request), *asks)
+    service, name, principal = service_of(request), shard_of(request), principal_of(request)
+    async with service.body(request, bytes_max_of(principal, name)) as data:
+        done = await answer(service, name, principal, data, caller_of(request), request.scope)
         return Response(done, media_type=RECORD)
 
 
-@router.post("/shards/{name}/receipts", summary="Compare staged parts with their rows", openapi_extra=_COMMAND_BODY)
+@router.on(
+    "POST",
+    "/shards/{name}/receipts",
+    (WRITE, MAINTAIN),
+    summary="Compare staged parts with their rows",
+    openapi_extra=_COMMAND_BODY,
+)
 async def receipts(request: Request) -> Response:
     """The parts with receipts, by which a later commit through this server believes them. Changes nothing."""
     service, name = service_of(request), check_shard_name(shard_of(request))
@@ -272,7 +313,14 @@ async def receipts(request: Request) -> Response:
         return Response(encoded(Staged(found)), media_type=RECORD)
 
 
-@router.post("/shards/{name}/advance-upper", summary="Declare every time before `upper` complete, without rows")
+@router.on(
+    "POST",
+    "/shards/{name}/advance-upper",
+    (MANAGE,),
+    audit=MOVE_UPPER,
+    closes_by="upper",
+    summary="Declare every time before `upper` complete, without rows",
+)
 async def advance_upper(
     request: Request,
     upper: Frontier,
@@ -281,7 +329,13 @@ async def advance_upper(
     return await _command(request, c.AdvanceUpper(frontier(upper, "upper"), force=force))
 
 
-@router.post("/shards/{name}/downgrade-since", summary="Let history before `since` be forgotten")
+@router.on(
+    "POST",
+    "/shards/{name}/downgrade-since",
+    (MANAGE,),
+    audit=MOVE_CURSOR,
+    summary="Let history before `since` be forgotten",
+)
 async def downgrade_since(
     request: Request,
     since: Frontier,

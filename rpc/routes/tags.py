@@ -7,30 +7,32 @@ from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.tags import ShardTag, keep_ms, set_tag
 from persist.client.transport import AsCaller, Transport
 from persist.client.wall_clock import as_of_at, instant_ms, instant_text, resolved
 from persist.core import commands as c
+from persist.core.commands import MANAGE, READ
 from persist.core.errors import NotReadable
 from persist.core.ids import check_shard_name
 from persist.core.tags import Tag, check_tag_name
+from rpc.route import Router
 from rpc.routes.parameters import At, caller_of
 from rpc.service import WAIT_S_MAX, Service, service_of, shard_of
 
-router = APIRouter(prefix="/v1/shards", tags=["history"])
+router = Router(prefix="/v1/shards", tags=["history"])
 
 
-@router.get("/{name}/tags", summary="The tags of a shard")
+@router.on("GET", "/{name}/tags", (READ,), summary="The tags of a shard")
 async def tags(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     found = await _tags(service, name)
     return _json({"tags": [_shown(ShardTag.of(tag, found[tag])) for tag in sorted(found)]})
 
 
-@router.get("/{name}/tags/{tag}", summary="One tag")
+@router.on("GET", "/{name}/tags/{tag}", (READ,), summary="One tag")
 async def one(request: Request, tag: str) -> Response:
     """410 where there is no such tag."""
     service, name = service_of(request), check_shard_name(shard_of(request))
@@ -40,7 +42,13 @@ async def one(request: Request, tag: str) -> Response:
     return _json(_shown(ShardTag.of(tag, found)))
 
 
-@router.put("/{name}/tags/{tag}", summary="Keep a time readable under a name, when since passes it too")
+@router.on(
+    "PUT",
+    "/{name}/tags/{tag}",
+    (MANAGE,),
+    audit="set tag",
+    summary="Keep a time readable under a name, when since passes it too",
+)
 async def put(
     request: Request,
     tag: str,
@@ -55,7 +63,9 @@ async def put(
     return _json(_shown(found))
 
 
-@router.delete("/{name}/tags/{tag}", summary="Take a tag away: its time may be forgotten")
+@router.on(
+    "DELETE", "/{name}/tags/{tag}", (MANAGE,), audit="remove tag", summary="Take a tag away: its time may be forgotten"
+)
 async def delete(request: Request, tag: str) -> Response:
     """`removed` tells whether it was there. Repeating it is safe."""
     service, name = service_of(request), check_shard_name(shard_of(request))

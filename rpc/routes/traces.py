@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.bulk import AT_ONCE, PAGE_MAX
@@ -22,13 +22,14 @@ from persist.core.state import State
 from persist.core.view import ViewRequest
 from rpc.doors import still_allowed
 from rpc.listen_frames import EVENTS, HEARTBEAT_S
+from rpc.route import Router
 from rpc.routes.listen import with_error
 from rpc.routes.shards import BATCHES_ON_THE_LOOP_MAX
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream
 from rpc.traces import activity_json, trace_json
 
-router = APIRouter(prefix="/v1", tags=["look"])
+router = Router(prefix="/v1", tags=["look"])
 PAUSE_S = 0.5  # between two events of a stream at least
 SHARE = 0.01  # of a processor that the events of one stream take at most: a long trace is told less often
 _CACHED = ViewRequest(min_seqno=1, with_batches=False)
@@ -45,8 +46,10 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get(
+@router.on(
+    "GET",
     "/shards/{name}/trace",
+    (READ,),
     summary="Batches, merges under way, who holds since, recent commits",
     response_class=Response,
     responses=_RESPONSES,
@@ -69,14 +72,14 @@ async def trace(request: Request) -> Response:
         held.enter_context(service.listeners)
         events = _events(service, name, tells_names)
         return HeldStream(
-            with_error(await held.enter_async_context(aclosing(events)), EVENTS, still_allowed(request, (READ,))),
+            with_error(await held.enter_async_context(aclosing(events)), EVENTS, still_allowed(request)),
             held.pop_all(),
             media_type=EVENTS,
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
 
 
-@router.get("/activity", summary="Shards in a line each: sizes, frontiers, and what was written last")
+@router.on("GET", "/activity", (READ,), summary="Shards in a line each: sizes, frontiers, and what was written last")
 async def activity(
     request: Request,
     prefix: Annotated[str, Query(max_length=260)] = "",

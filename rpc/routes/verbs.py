@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.editing import Edited, unless_landed
@@ -17,16 +17,18 @@ from persist.codecs import rows
 from persist.codecs.allowance import Allowance
 from persist.codecs.json_rows import Spend, body_json, rows_of_json
 from persist.core.antichain import TIME_MAX
+from persist.core.commands import WRITE
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
 from persist.parts.given import keys_of_json
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.sizes import row_bytes
+from rpc.route import Router
 from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, rows_body, token_of
 from rpc.routes.worked import worked_with_body
 from rpc.service import principal_of, service_of
 
-router = APIRouter(prefix="/v1/shards", tags=["verbs"])
+router = Router(prefix="/v1/shards", tags=["verbs"])
 
 ReadTime = Annotated[
     int | None,
@@ -41,7 +43,15 @@ def _json_body(example: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": SAID_PARAMETERS, "requestBody": {"required": True, "content": content}}
 
 
-@router.post("/{name}/upsert", summary="Put rows by their keys", openapi_extra=_ROWS)
+@router.on(
+    "POST",
+    "/{name}/upsert",
+    (WRITE,),
+    audit="upsert",
+    writes=True,
+    summary="Put rows by their keys",
+    openapi_extra=_ROWS,
+)
 async def upsert(
     request: Request,
     columns: Annotated[str | None, Query(description="Those that the rows give, with commas; else all.")] = None,
@@ -67,7 +77,15 @@ async def upsert(
     return await _with_rows(request, form, (read_time, token), done, schema)
 
 
-@router.post("/{name}/overwrite", summary="Put rows in the place of everything", openapi_extra=_ROWS)
+@router.on(
+    "POST",
+    "/{name}/overwrite",
+    (WRITE,),
+    audit="overwrite",
+    writes=True,
+    summary="Put rows in the place of everything",
+    openapi_extra=_ROWS,
+)
 async def overwrite(
     request: Request, read_time: ReadTime = None, form: Format = None, token: IdempotencyToken = None
 ) -> Response:
@@ -75,7 +93,15 @@ async def overwrite(
     return await _with_rows(request, form, (read_time, token), lambda s, table, o: s.overwrite(table, **o))
 
 
-@router.post("/{name}/replace-where", summary="Put rows in the place of some", openapi_extra=_ROWS)
+@router.on(
+    "POST",
+    "/{name}/replace-where",
+    (WRITE,),
+    audit="replace-where",
+    writes=True,
+    summary="Put rows in the place of some",
+    openapi_extra=_ROWS,
+)
 async def replace_where(
     request: Request,
     where: Where,
@@ -87,7 +113,15 @@ async def replace_where(
     return await _with_rows(request, form, (read_time, token), lambda s, table, o: s.replace_where(where, table, **o))
 
 
-@router.post("/{name}/delete", summary="Take rows away", openapi_extra=_json_body({"where": "amount < 0"}))
+@router.on(
+    "POST",
+    "/{name}/delete",
+    (WRITE,),
+    audit="delete",
+    frees=True,
+    summary="Take rows away",
+    openapi_extra=_json_body({"where": "amount < 0"}),
+)
 async def delete(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`where` or `keys` say which. History keeps them; `erasures` take rows away for good."""
 
@@ -101,8 +135,12 @@ async def delete(request: Request, read_time: ReadTime = None, token: Idempotenc
     return await _with_json(request, ("where", "keys"), (read_time, token), done, is_exact=True)
 
 
-@router.post(
+@router.on(
+    "POST",
     "/{name}/update",
+    (WRITE,),
+    audit="update",
+    writes=True,
     summary="Give rows new values in some columns",
     openapi_extra=_json_body({"set": {"state": "paid"}, "where": "id = 7"}),
 )
@@ -125,7 +163,15 @@ _MERGE = {
 }
 
 
-@router.post("/{name}/merge", summary="Match rows with those that are there", openapi_extra=_json_body(_MERGE))
+@router.on(
+    "POST",
+    "/{name}/merge",
+    (WRITE,),
+    audit="merge",
+    writes=True,
+    summary="Match rows with those that are there",
+    openapi_extra=_json_body(_MERGE),
+)
 async def merge(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`on` names the columns by which rows match, else the key. Of each kind of rows the first clause that fits counts.
 

@@ -12,10 +12,9 @@ from starlette.responses import Response
 from persist.client.shard import Shard
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
+from rpc.route import route_of
 from rpc.routes.parameters import asking_for
 from rpc.service import principal_of, service_of, shard_of
-
-FREEING = ("delete", "erasures")  # verbs that take rows away: possible where no bytes are left
 
 
 class Told(Protocol):
@@ -42,6 +41,6 @@ async def worked_with_body(request: Request, bytes_max: int, work: Callable[[Sha
     async with service.body(request, bytes_max) as data:
         principal = principal_of(request)
         service.quotas.rows(principal, 0)
-        if request.url.path.rsplit("/", 1)[-1] not in FREEING:
+        if not route_of(request).frees:
             service.quotas.room_for(principal, name)
         return await worked(request, lambda shard: work(shard, data))

@@ -28,6 +28,8 @@ from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.audited import VALUE_CHARS_MAX, did, of_command, of_query
 from rpc.auth import mint
+from rpc.route import ROUTE, SHARD
+from rpc.routes.table import TABLE
 from rpc.settings import ServerSettings
 from tests.support.location import InlineBackground
 from tests.support.server import Server
@@ -79,7 +81,8 @@ REQUESTS = [
 @pytest.mark.parametrize(("method", "rest", "query", "what"), REQUESTS)
 def test_requests_that_have_a_line(method: str, rest: str, query: str, what: str | None) -> None:
     path, shard = (rest, None) if rest.startswith("/") else (f"/v1/shards/a/{rest}", ("a", rest))
-    scope = {"method": method, "path": path, "query_string": query.encode()}
+    pattern = path if shard is None else f"{SHARD}/{rest}".rstrip("/")
+    scope = {"method": method, "query_string": query.encode(), ROUTE: TABLE.find(method, pattern)}
     found = did(scope, shard)
     assert (None if found is None else found[0]) == what
 

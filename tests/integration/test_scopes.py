@@ -19,11 +19,10 @@ from persist.core.results import snake
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.doors import BY_COMMAND, OPEN, SCOPES_OF_ROUTES
 from rpc.settings import ServerSettings
 from tests.integration.test_read_scope import NAME, Place, commands
 from tests.support.location import InlineBackground
-from tests.support.scopes_page import PAGE, page
+from tests.support.scopes_page import BY_COMMAND, OPEN, PAGE, SCOPES_OF_ROUTES, page
 
 SHARD = "eu/orders"
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}

@@ -22,10 +22,10 @@ from persist.cli.__main__ import COMMANDS, main
 from persist.core.errors import Unauthorized
 from rpc.auth import mint
 from rpc.cli.keeping import STOP_EXTRA_S
-from rpc.doors import OPEN
 from rpc.settings import Limits, ServerSettings
 from tests.support.dockerfile import stages
 from tests.support.pages import ROOT, page
+from tests.support.scopes_page import OPEN
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 

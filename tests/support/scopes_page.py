@@ -6,9 +6,16 @@ from collections.abc import Iterable
 
 from persist.core import commands as c
 from persist.core.results import snake
-from rpc.doors import BY_COMMAND, OPEN, SCOPES_OF_ROUTES
+from rpc.routes.table import TABLE
 from tests.support.pages import ROOT
 
+BY_COMMAND = "POST /v1/shards/{name}/commands"
+OPEN = tuple(route.key for route in TABLE.routes if route.scopes is None and not route.path.startswith("/console"))
+SCOPES_OF_ROUTES = {
+    route.key: route.scopes
+    for route in sorted(TABLE.routes, key=lambda route: c.SCOPES.index((route.scopes or c.SCOPES)[0]))
+    if route.scopes is not None
+}
 PAGE = ROOT / "docs" / "scopes.md"
 YES, NO = "yes", "no"
 
