@@ -107,6 +107,8 @@ def test_a_process_of_maintenance_tells_what_the_page_says(command: tuple[str, .
         assert process.process.wait(WAIT_S) == 0
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_maintenance_beside_a_server_tells_its_metrics_at_the_port_that_was_asked_for(tmp_path: Path) -> None:
     with closing(Monitor("127.0.0.1", 0, lambda: b"")) as taken:
         port = taken.url.rpartition(":")[2]
@@ -204,6 +206,8 @@ def test_a_client_of_a_server_reads_its_own_figures(tmp_path: Path) -> None:
     assert found['persist_client_bytes_total{direction="in"}'] > 0
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_clients_need_no_library_of_prometheus(tmp_path: Path) -> None:
     program = (
         "import sys, persist; client = persist.connect(sys.argv[1]); client.metrics(); client.close();"

@@ -194,6 +194,8 @@ def test_each_disaster_of_the_page_is_here() -> None:
     assert re.findall(r"^### (.+)$", section, re.M) == TESTED
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_the_log_is_lost(home: Home) -> None:
     with home.connect() as client:
         for name in NAMES:

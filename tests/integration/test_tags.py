@@ -280,6 +280,8 @@ def test_tags_over_http(served: tuple[TestClient, Shard, Location]) -> None:
         ("PUT", "/tags/new?until=5", 400),
         ("PUT", "/tags/a%20b", 400),
         ("GET", "/tags/nobody", 410),
+        ("GET", "/snapshot?tag=nobody", 410),
+        ("GET", "/snapshot?tag=a%20b", 400),
         ("GET", "/snapshot?tag=eom&as_of=4", 400),
         ("GET", "/listen?tag=eom", 400),
     ],

@@ -216,6 +216,8 @@ def test_upkeep_has_a_span_with_the_calls_that_it_makes(traced: Traced) -> None:
     assert any(span.parent is not None and span.parent.span_id in ids for span in traced.named("persist.blob.put"))
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_without_traces_there_are_none_and_nothing_of_the_library_is_loaded(tmp_path: Any) -> None:
     program = (
         "import sys, pyarrow as pa, persist\n"
@@ -245,6 +247,8 @@ def test_a_server_exports_by_otlp_unless_the_program_has_a_provider(monkeypatch:
 @pytest.mark.skipif(
     importlib.util.find_spec("opentelemetry.exporter") is not None, reason="the exporter is installed here"
 )
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_a_server_without_the_exporter_says_what_to_install(tmp_path: Any) -> None:
     command = [sys.executable, "-m", "persist.cli", "serve", "--dir", str(tmp_path / "d"), "--port", "0", "--traces"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
