@@ -6,15 +6,15 @@ server counts for itself; one that has just started knows of no earlier leases u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Overloaded, PersistError
 from persist.core.ids import ReaderId
 from persist.core.state import State
-from rpc.held import Held
 
 RETRY_AFTER_S = 5.0
 RENEWED_S = 3600.0  # for so long a lease counts of which only the renewal was seen here
@@ -28,11 +28,58 @@ def is_gone(state: State | None, there: str, holder: str) -> bool:
     return state is not None and holder not in getattr(state, there)
 
 
+class _Lease(NamedTuple):
+    lapses_s: float
+    lease_s: float
+
+
+class _Leases:
+    """Leases by their keys, by a clock that the caller gives (seconds). Not thread-safe."""
+
+    __slots__ = ("_leases",)
+
+    def __init__(self) -> None:
+        self._leases: dict[Hashable, _Lease] = {}
+
+    def __len__(self) -> int:
+        """How many there are, with those that have lapsed since `forget_lapsed`."""
+        return len(self._leases)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._leases
+
+    def take(self, key: Hashable, lease_s: float, now_s: float) -> None:
+        """It lapses after so long. Who takes it again for less does not shorten it: the shard may keep the longer."""
+        known = self._leases.get(key)
+        if known is not None and known.lapses_s > now_s + lease_s:
+            return
+        self._leases[key] = _Lease(now_s + lease_s, lease_s)
+
+    def renew(self, key: Hashable, now_s: float) -> bool:
+        """It lapses later; whether it is there."""
+        known = self._leases.get(key)
+        if known is None:
+            return False
+        self.take(key, known.lease_s, now_s)
+        return True
+
+    def give_back(self, key: Hashable) -> bool:
+        """It is not counted any more; whether it was."""
+        return self._leases.pop(key, None) is not None
+
+    def forget_lapsed(self, now_s: float) -> int:
+        """How many have lapsed, which are not counted any more."""
+        lapsed = [key for key, lease in self._leases.items() if lease.lapses_s <= now_s]
+        for key in lapsed:
+            del self._leases[key]
+        return len(lapsed)
+
+
 @dataclass(slots=True)
 class _Taken:
     """The leases of one token, by shard."""
 
-    by_shard: dict[str, Held] = field(default_factory=dict)
+    by_shard: dict[str, _Leases] = field(default_factory=dict)
     count: int = 0
 
 
@@ -89,7 +136,7 @@ class TokenLeases:
                     retry_after_s=RETRY_AFTER_S,
                 )
         taken.count += is_new
-        taken.by_shard.setdefault(shard, Held()).take(reader, seconds, self._now_s())
+        taken.by_shard.setdefault(shard, _Leases()).take(reader, seconds, self._now_s())
 
     def _is_full(self, taken: _Taken, shard: str) -> bool:
         return taken.count >= self._of_all_max or len(taken.by_shard.get(shard, ())) >= self._of_shard_max

@@ -39,10 +39,10 @@ from persist.formats.exposition import figures
 from persist.parts import ShardSchema
 from persist.parts.constraints import Constraining, without_constraints
 
-# Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
-_TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.transport"}
-_ROUTING_MODULE = "rpc.client.routing"
-_COPY_MODULE = "persist.regions.opening"
+COPY = "copy"  # the scheme, as it were, of a blob store alone that is read
+# Where transports of other schemes are: found by name when asked for, since they depend on us, not we on them.
+_TRANSPORTS = {"http": "rpc.client.transport", "https": "rpc.client.transport", COPY: "persist.regions.opening"}
+_SERVERS = ("http", "https")
 REQUEST_S = 60.0  # a request to servers that have answered: one of them may be starting again
 LIVES_MAX = 100  # dropped shards of a name that one call is told of
 
@@ -124,14 +124,13 @@ class Connection:
         scheme = self.url.partition(":")[0].lower()
         if scheme == "persist":
             return kept_by_itself(open_location(self.url, settings=self._here))
-        if scheme in _TRANSPORT_MODULES:
+        if scheme in _SERVERS:
             if self.history is not None:
                 raise InvalidUsage(
                     "a server says itself how much history new shards keep: give history to `persist serve`, or to "
                     "create_shard"
                 )
-            module: Any = importlib.import_module(_TRANSPORT_MODULES[scheme])
-            return module.open_transport(self)  # type: ignore[no-any-return]
+            return _transports_of(scheme).open_transport(self)  # type: ignore[no-any-return]
         raise InvalidUsage(f"{without_secrets(self.url)!r} is neither persist:///directory nor http(s)://host:port")
 
     def at(self, name: str, *, writes: bool) -> Connection:
@@ -141,19 +140,17 @@ class Connection:
         no server for that), Unavailable.
         """
         scheme = (self.url or "").partition(":")[0].lower()
-        if scheme not in _TRANSPORT_MODULES or "/" not in name:
+        if scheme not in _SERVERS or "/" not in name:
             return self
-        module: Any = importlib.import_module(_ROUTING_MODULE)
-        return module.routed(self, name, writes=writes)  # type: ignore[no-any-return]
+        return _transports_of(scheme).routed(self, name, writes=writes)  # type: ignore[no-any-return]
 
     def _copy(self) -> Transport:
         scheme = (self.url or "").partition(":")[0].lower()
-        if scheme in _TRANSPORT_MODULES:
+        if scheme in _SERVERS:
             raise InvalidUsage("a server says itself whether it only reads: leave read_only out")
         if self.url is not None and (scheme != "persist" or self.blob):
             raise InvalidUsage("read_only takes persist:///directory as a url, or a blob location alone")
-        module: Any = importlib.import_module(_COPY_MODULE)
-        return module.open_transport(self)  # type: ignore[no-any-return]
+        return _transports_of(COPY).open_transport(self)  # type: ignore[no-any-return]
 
     @property
     def _here(self) -> LocationSettings:
@@ -422,6 +419,11 @@ class Client(Timeable):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _transports_of(scheme: str) -> Any:
+    """The module that opens transports of this scheme."""
+    return importlib.import_module(_TRANSPORTS[scheme])
 
 
 def _columns(schema: pa.Schema | ShardSchema, key: tuple[str, ...]) -> ShardSchema:

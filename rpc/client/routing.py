@@ -1,6 +1,6 @@
 """Which servers to ask about a shard of another region: those near for reads, those at its home for writes.
 
-Found by name from `persist.client.connect`, which lies below.
+`persist.client.connect`, which is below, finds it beside `open_transport`.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ from persist.regions.replica import Home, ReadOnlyBlob
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
 from rpc.client.named_store import opened_here
+from rpc.client.routing import routed as routed
 from rpc.saying import said_headers
 
 if TYPE_CHECKING:
