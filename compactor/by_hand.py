@@ -1,6 +1,6 @@
 """Maintenance of one shard because somebody asks for it: what `Shard.optimize` and `Shard.vacuum` do.
 
-Found by name from `persist.client.maintaining`, which lies below. Each call does a bounded piece, and tells whether
+`compactor.embedded` injects it into transports. Each call does a bounded piece, and tells whether
 more is to be done.
 """
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from compactor.embedded import maintain
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
@@ -69,7 +70,7 @@ class Service:
         self.settings = settings
         self.limits = settings.limits
         self.proof = proof
-        self.transport = EmbeddedTransport(location)
+        self.transport = EmbeddedTransport(location, maintain)
         self.work = Work(settings.limits, settings.linger_ms / 1000)
         self.readiness = Readiness(partial(self.work.run, location.check), location.clock.monotonic)
         self.watcher = Watcher(location, self.work)

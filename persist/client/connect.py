@@ -21,14 +21,13 @@ from persist.client.cloned import clone
 from persist.client.cut import Cut
 from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, CutTruncated, Wanted, take, truncate
 from persist.client.far import FarShard
-from persist.client.keeping import kept_by_itself
 from persist.client.shard import HandleSettings, Shard
 from persist.client.telling import Info
 from persist.client.timed import Timeable, checked_timeout
 from persist.client.transport import Transport
 from persist.client.trust import Trust
 from persist.client.wall_clock import kept_ms
-from persist.commit.location import LocationSettings, all_names, open_location, open_stores
+from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores
 from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
@@ -40,8 +39,14 @@ from persist.parts import ShardSchema
 from persist.parts.constraints import Constraining, without_constraints
 
 COPY = "copy"  # the scheme, as it were, of a blob store alone that is read
-# Where transports of other schemes are: found by name when asked for, since they depend on us, not we on them.
-_TRANSPORTS = {"http": "rpc.client.transport", "https": "rpc.client.transport", COPY: "persist.regions.opening"}
+# Where transports are: found by name when asked for, since they depend on us, not we on them.
+EMBEDDED = "persist"
+_TRANSPORTS = {
+    EMBEDDED: "compactor.embedded",
+    "http": "rpc.client.transport",
+    "https": "rpc.client.transport",
+    COPY: "persist.regions.opening",
+}
 _SERVERS = ("http", "https")
 REQUEST_S = 60.0  # a request to servers that have answered: one of them may be starting again
 LIVES_MAX = 100  # dropped shards of a name that one call is told of
@@ -120,10 +125,10 @@ class Connection:
         if self.url is None:
             if not self.blob or not self.consensus:
                 raise InvalidUsage("give a url, or both a blob and a consensus location")
-            return kept_by_itself(open_stores(self.blob, self.consensus, settings=self._here))
+            return self._embedded(open_stores(self.blob, self.consensus, settings=self._here))
         scheme = self.url.partition(":")[0].lower()
-        if scheme == "persist":
-            return kept_by_itself(open_location(self.url, settings=self._here))
+        if scheme == EMBEDDED:
+            return self._embedded(open_location(self.url, settings=self._here))
         if scheme in _SERVERS:
             if self.history is not None:
                 raise InvalidUsage(
@@ -144,11 +149,15 @@ class Connection:
             return self
         return _transports_of(scheme).routed(self, name, writes=writes)  # type: ignore[no-any-return]
 
+    @staticmethod
+    def _embedded(location: Location) -> Transport:
+        return _transports_of(EMBEDDED).open_transport(location)  # type: ignore[no-any-return]
+
     def _copy(self) -> Transport:
         scheme = (self.url or "").partition(":")[0].lower()
         if scheme in _SERVERS:
             raise InvalidUsage("a server says itself whether it only reads: leave read_only out")
-        if self.url is not None and (scheme != "persist" or self.blob):
+        if self.url is not None and (scheme != EMBEDDED or self.blob):
             raise InvalidUsage("read_only takes persist:///directory as a url, or a blob location alone")
         return _transports_of(COPY).open_transport(self)  # type: ignore[no-any-return]
 

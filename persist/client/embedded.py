@@ -9,7 +9,7 @@ from blob import Blob
 from persist.client import deadlines, identity
 from persist.client.deadlines import Patience
 from persist.client.erased_before import erased_before
-from persist.client.maintaining import maintain
+from persist.client.maintaining import Maintain
 from persist.client.sharing import LeasePool
 from persist.commit.cloning import Cloning
 from persist.commit.figures import of_location, own_pools, pools
@@ -31,10 +31,14 @@ from persist.parts.new_schema import check_new
 
 
 class EmbeddedTransport:
-    """Implements `persist.client.transport.Transport` over a Location, which it closes when it is closed."""
+    """Implements `persist.client.transport.Transport` over a Location, which it closes when it is closed.
 
-    def __init__(self, location: Location) -> None:
+    `maintain`: what merges and collects a shard when asked to; None: nothing here does.
+    """
+
+    def __init__(self, location: Location, maintain: Maintain | None = None) -> None:
         self.location = location
+        self._maintain = maintain
         self.leases: LeasePool | None = None
         self._patience = Patience()
         self.clock = location.clock
@@ -145,6 +149,9 @@ class EmbeddedTransport:
         return self._patience.ask(_about(name), lambda: erased_before(self.location, name, before))
 
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
+        maintain = self._maintain
+        if maintain is None:
+            raise InvalidUsage(f"this process does not {verb} shards; a client of `persist.connect` or a server does")
         return self._patience.ask(_about(name), lambda: maintain(self.location, name, verb))
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from persist.client.by_drop import is_refused
 from persist.client.embedded import EmbeddedTransport
 from persist.client.ladder import due_rungs, outlived
+from persist.client.maintaining import Maintain
 from persist.client.past import HandleSettings
 from persist.client.retaining import RetentionRun, next_turn_ms, run_retention
 from persist.client.sharing import LeasePool
@@ -68,7 +69,7 @@ class Keeper:
         return bool(outlived(facts)) or has_to_look(facts, now_ms)
 
 
-def kept_by_itself(location: Location) -> EmbeddedTransport:
+def kept_by_itself(location: Location, maintain: Maintain) -> EmbeddedTransport:
     """A transport of an embedded program whose small reads share leases.
 
     Its upkeep runs the policies of the shards to which it commits.
@@ -77,6 +78,6 @@ def kept_by_itself(location: Location) -> EmbeddedTransport:
     """
     if location.settings.collects:  # by a transport of its own: nothing but its users keeps the other one alive
         location.retain_with(Keeper(location, EmbeddedTransport(location)).run)
-    made = EmbeddedTransport(location)
+    made = EmbeddedTransport(location, maintain)
     made.leases = LeasePool(location.clock)
     return made

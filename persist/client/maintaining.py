@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from persist.client.transport import OneShard
 from persist.commit.location import Location
-from persist.core.errors import InvalidUsage
-from persist.core.ids import check_shard_name
 
-_MODULE = "compactor.by_hand"  # which lies above
 OPTIMIZE, VACUUM = VERBS = ("optimize", "vacuum")
 PIECES_MAX: Final = 1_000  # of one call
+Maintain = Callable[[Location, str, str], dict[str, Any]]
+"""Does one piece of a verb on a shard of a location, as JSON; `more` says whether to ask again. It is injected, since
+what merges and collects is above. Raises InvalidUsage, UnknownShard, Unavailable."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,6 @@ class Vacuumed:
     blobs: int
     entries: int
     complete: bool
-
-
-def maintain(location: Location, name: str, verb: str) -> dict[str, Any]:
-    """One piece of it, as JSON; `more` tells whether to ask again. Raises InvalidUsage, UnknownShard, Unavailable."""
-    if verb not in VERBS:
-        raise InvalidUsage(f"maintenance is {' or '.join(VERBS)}, not {verb!r:.100}")
-    module: Any = importlib.import_module(_MODULE)
-    found: dict[str, Any] = getattr(module, verb)(location, check_shard_name(name))
-    return found
 
 
 def optimize(transport: OneShard, name: str) -> Optimized:

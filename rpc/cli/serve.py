@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import logging
 import os
 import re
@@ -15,6 +13,7 @@ import time
 from dataclasses import replace
 from urllib.parse import quote
 
+from compactor.supervise import child_command
 from persist.cli.process import LEVELS, configure_logs
 from persist.cli.where import Where, check_given
 from persist.cli.where import add_arguments as add_where
@@ -179,18 +178,17 @@ def _maintenance(settings: ServerSettings, listener: socket.socket) -> list[subp
 
     It commits through the server. Where that takes TLS it does not know whom to trust, and commits by itself.
     """
-    if settings.read_only or not settings.maintenance or importlib.util.find_spec("compactor.supervise") is None:
+    if settings.read_only or not settings.maintenance:
         return []
     if settings.in_memory:  # another process would find other stores there
         return []
-    supervise = importlib.import_module("compactor.supervise")
     url = None if settings.tls_certificate else local_url_of(listener, settings)
     extra = [f"--{name}={value}" for name in ("region", "index") if (value := getattr(settings, name))]
     if settings.part_mib != ServerSettings.part_mib:
         extra.append(f"--part-size={settings.part_mib}")
     if settings.maintenance_metrics_port:
         extra.append(f"--metrics-port={settings.maintenance_metrics_port}")
-    command = supervise.child_command(
+    command = child_command(
         directory=settings.directory, blob=settings.blob, consensus=settings.consensus, url=url, extra=extra
     )
     environment = dict(os.environ)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from compactor.embedded import maintain
 from persist.client import keeping
 from persist.client.connect import Client
 from persist.client.shard import Shard
@@ -43,7 +44,7 @@ def program(world: World, *, collects: bool = True) -> Client:
         ids=Ids(clock, world.machines),
         background=InlineBackground(),
     )
-    return Client(keeping.kept_by_itself(location))
+    return Client(keeping.kept_by_itself(location, maintain))
 
 
 def live(world: World, shard: Shard, days: int) -> list[int]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory import MemoryBlob
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector
@@ -40,7 +41,7 @@ class Place:
         self.location = memory_location(
             blob=self.blob, clock=self.clock, ids=self.ids, policy=STAGED, small_merges=False
         )
-        self.client = Client(EmbeddedTransport(self.location))
+        self.client = Client(EmbeddedTransport(self.location, maintain))
         self.look = Look(self.blob, self.location.consensus, clock=self.clock)
 
     def usage(self, pattern: str = "") -> tuple[LocationUsage, dict[str, ShardUsage]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from blob.memory import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -92,7 +93,7 @@ class Machine:
             ids=Ids(self.clock, world.machines),
             background=InlineBackground(),
         )
-        self.client = Client(EmbeddedTransport(self.location))
+        self.client = Client(EmbeddedTransport(self.location, maintain))
 
     def shard(self, name: str) -> Shard:
         return self.client.shard(name)

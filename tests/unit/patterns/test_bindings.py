@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.bindings import Binding, Bindings, BindingsSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -22,7 +23,7 @@ SMALL = BindingsSettings(whole_every_rows=4, known_rows_max=6)
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         yield client
 
 
