@@ -42,7 +42,6 @@ class EraserSettings:
     """
 
     sweep: SweepSettings = field(default_factory=SweepSettings)
-    epochs_max: int = EPOCHS_MAX
     published_within_s: float = 0.0
 
 
@@ -102,7 +101,7 @@ class Eraser:
         if not erasure.rewritten:
             return LOOK_AGAIN_S
         found = self._scanned(machine, erasure)
-        for _ in range(self._settings.epochs_max):
+        for _ in range(EPOCHS_MAX):
             if self._ending() or not self._may_collect(machine, erasure, found):
                 break
             self._roll_up(machine)

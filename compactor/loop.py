@@ -34,19 +34,18 @@ def never() -> bool:
     return False
 
 
+RESCAN_S = 600.0  # how often all shards are looked at in any case, with a push channel
+RESCAN_PER_S = 5.0  # it takes longer where there are more shards than this for each second of it
+RESCAN_WITHOUT_PUSH_S = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """`patterns` are shell patterns of shard names. `rescan_s`: how often all shards are looked at in any case.
-
-    With a push channel that takes longer where there are more than `rescan_per_s` of them for each second of it.
-    """
+    """`patterns` are shell patterns of shard names. `concurrency`: how many shards are worked on at once."""
 
     patterns: tuple[str, ...] = ("*",)
     concurrency: int = 2
     interval_s: float = 0.05
-    rescan_s: float = 600.0
-    rescan_per_s: float = 5.0
-    rescan_without_push_s: float = 5.0
 
 
 class Loop:
@@ -147,10 +146,9 @@ class Loop:
 
     def _turns(self, pushed: bool) -> Turns:
         """All shards, by which those are found that moved without a word."""
-        settings = self._settings
         if pushed:
-            return Turns(self._listed, self._matches, settings.rescan_s, settings.rescan_per_s)
-        return Turns(self._listed, self._matches, settings.rescan_without_push_s, None)
+            return Turns(self._listed, self._matches, RESCAN_S, RESCAN_PER_S)
+        return Turns(self._listed, self._matches, RESCAN_WITHOUT_PUSH_S, None)
 
     def _listed(self, after: str, limit: int) -> list[str]:
         page = self._location.names("", after, limit, with_dropped=True)

@@ -26,6 +26,7 @@ log = logging.getLogger("persist.publications")
 
 BUSY_AGAIN_S = 1.0
 ROUND_LOOK_S = 5.0
+EPOCHS_REMEMBERED_MAX = 100_000  # shards of which a collector remembers the last epoch
 AGED_MAX = 100_000  # shards of which it is remembered when the next step is due
 
 
@@ -125,7 +126,7 @@ def gc_task(
         since = now - last.get(name, now - every_s)
         if since < every_s:
             return every_s - since
-        if len(last) > collector.settings.shards_max:
+        if len(last) > EPOCHS_REMEMBERED_MAX:
             last.clear()
         last[name] = now
         try:

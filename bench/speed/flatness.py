@@ -40,7 +40,7 @@ from bench.speed.flat_shards import (
     with_schemas,
     with_writers,
 )
-from compactor.loop import LoopSettings, in_turn
+from compactor.loop import RESCAN_PER_S, RESCAN_S, in_turn
 from compactor.tasks import gc_task, history_task, merge_task
 from compactor.worker import Worker
 from persist.commit.collector import Collector
@@ -185,8 +185,7 @@ def maintenance_us(grown: Grown, size: int) -> float:
     look = in_turn([merge, history, gc_task(location, Collector(location), every_s=0.0)])
     look(NAME)
     listing = cpu_us(lambda: sum(1 for _ in location.all_names()))
-    settings = LoopSettings()
-    looks_per_s = min(size / settings.rescan_s, settings.rescan_per_s)
+    looks_per_s = min(size / RESCAN_S, RESCAN_PER_S)
     return looks_per_s * (listing / size + some(LOOKS, lambda: look(NAME)))
 
 

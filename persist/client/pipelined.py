@@ -43,21 +43,21 @@ from persist.core.transitions.naming import DIFF_MAX
 from persist.parts import DIFF, TIME, ShardSchema, consolidate
 
 OPEN_TRIES_MAX = 100  # each failed try means that another instance has been opened meanwhile
+WINDOW_BYTES_MAX = 64 * 1024 * 1024  # unacknowledged
+COMMAND_BYTES_TARGET = 4 * 1024 * 1024
 BACKOFF_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """At most `window_appends_max` appends and about `window_bytes_max` bytes are unacknowledged: then `append` waits.
+    """At most `window_appends_max` appends and about 64 MiB are unacknowledged: then `append` waits.
 
-    A command carries at most `command_appends_max` appends and about `command_bytes_target` bytes. It is sent again for
+    A command carries at most `command_appends_max` appends and about 4 MiB. It is sent again for
     up to `retry_s`; then the writer stops, and a new one of the same id goes on from the number that the shard holds.
     """
 
     window_appends_max: int = 2_000
-    window_bytes_max: int = 64 * 1024 * 1024
     command_appends_max: int = 1_000
-    command_bytes_target: int = 4 * 1024 * 1024
     retry_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class PipelinedWriter(Timeable):
     def _is_full(self, more: int) -> bool:
         open_appends = self._last - self.acknowledged
         return open_appends >= self._settings.window_appends_max or (
-            open_appends > 0 and self._bytes + more > self._settings.window_bytes_max
+            open_appends > 0 and self._bytes + more > WINDOW_BYTES_MAX
         )
 
     def _check(self) -> None:
@@ -243,7 +243,7 @@ class PipelinedWriter(Timeable):
             while (
                 self._waiting
                 and len(batch) < settings.command_appends_max
-                and size + self._waiting[0].rows.nbytes <= settings.command_bytes_target
+                and size + self._waiting[0].rows.nbytes <= COMMAND_BYTES_TARGET
                 and weight + self._waiting[0].weight <= DIFF_MAX  # else equal rows might come to more in one part
                 and self._waiting[0].rows.schema == first.rows.schema  # it changes when the shard's schema evolves
             ):

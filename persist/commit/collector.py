@@ -60,7 +60,6 @@ class GcSettings:
     delete_batch: int = 500
     delete_threads: int = 8
     finalise_steps_max: int = 1_000
-    shards_max: int = 100_000  # shards whose last epoch a collector remembers
     makes_rollups: bool = True
     untaken_ms: int = Policy().staged_ms_max + HOUR_MS
 

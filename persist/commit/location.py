@@ -66,7 +66,6 @@ class LocationSettings:
     policy: Policy = field(default_factory=Policy)
     machine: MachineSettings = field(default_factory=MachineSettings)
     machines_max: int = MACHINES_MAX
-    attribute_cache_bytes_max: int = CACHE_BYTES_MAX  # nodes of attribute indexes, of all shards together
     build: Build = THIS_BUILD  # what it can read and write
     collects: bool = False  # whether commits have collected in the background what nobody needs any more
     history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
@@ -123,7 +122,7 @@ class Location:
         )
         self.versions = Versions(blob, consensus, self.ids, self.settings.build, self.identity)
         self._stamps = CheckedClock(blob, self.clock, self.ids) if self.settings.compares_clock else None
-        self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
+        self.nodes = NodeCache(CACHE_BYTES_MAX)
         self.publisher: Publisher | None = None
         if self.settings.publish is not None:
             threaded = background is None

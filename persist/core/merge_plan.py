@@ -54,6 +54,7 @@ GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
 GARBAGE_PERCENT_MAX = 180  # as INLINE_BATCHES_MAX
 GARBAGE_GROWTH = 2  # and the rows must have grown by this part of the largest member, for workers too
+SPECS_MAX = 64  # merges that one plan names
 LOOKED_AT_MAX = 256  # newest batches
 
 # --- the worker's policy
@@ -72,8 +73,6 @@ class MergePolicy:
     garbage_percent: int = 200
     garbage_growth: int = GARBAGE_GROWTH
     aged_percent: int = 20  # where history is kept: rows that it no longer needs, in percent of the others
-    rewrite_old_schemas: bool = True
-    specs_max: int = 64
     left_batches_max: int = 0  # so many of the newest small batches are left to the committer
 
     def beside_writers(self) -> MergePolicy:
@@ -304,7 +303,7 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
     for is_taken, segment in groupby(batches, lambda batch: _is_taken(batch, taken)):
         if not is_taken:
             specs += _plan_segment(state, tuple(segment), policy)
-    return specs[: policy.specs_max]
+    return specs[:SPECS_MAX]
 
 
 def _abandoned(state: State, now_ms: int) -> Iterator[MergeSpec]:
@@ -353,7 +352,7 @@ def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePol
     for index, batch in enumerate(batches):
         if index in used or not batch.rows:
             continue
-        old_schema = policy.rewrite_old_schemas and any(p.schema_id != state.schema_id for p in batch.parts())
+        old_schema = any(p.schema_id != state.schema_id for p in batch.parts())
         is_large = batch.rows >= policy.small_rows
         if old_schema or (is_large and (_has_history(batch, state) or _has_untagged(batch, state))):
             yield _spec(state, [batch])

@@ -53,21 +53,20 @@ from persist.patterns.stored import (
     times_in_the_past,
 )
 
+TRIES_MAX = 100  # of a mint: each failure is a rival's mint
+WAIT_S = 60.0  # for a mint of a rival
+
 
 @dataclass(frozen=True, slots=True)
 class BindingsSettings:
-    """`look_ahead_ms`: how far a wall clock may lead beyond what the stores' clocks confirm.
+    """How much is written and kept in memory.
 
     A mint is whole once `whole_every_rows` rows were written since the last whole one, or four for each partition.
-    `known_rows_max`: so many bindings are kept in memory; of older ones the shard is asked. A mint is tried
-    `tries_max` times: each failure is a rival's mint. `wait_s`: for so long a mint of a rival is waited for.
+    `known_rows_max`: so many bindings are kept in memory; of older ones the shard is asked.
     """
 
-    look_ahead_ms: int = 60_000
     whole_every_rows: int = 4_096
     known_rows_max: int = 1_000_000
-    tries_max: int = 100
-    wait_s: float = 60.0
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -91,7 +90,7 @@ class Bindings:
         self._writer = shard.open_writer(purpose="bindings")
         self._listen: Listen | None = None
         self._known = Known()
-        self._clock = None if clock is None else Followed(clock, confirmed_by(shard), settings.look_ahead_ms)
+        self._clock = None if clock is None else Followed(clock, confirmed_by(shard))
         self._load()
 
     @classmethod
@@ -153,7 +152,7 @@ class Bindings:
         """
         asked = checked_positions(positions)
         with self._lock:
-            for _ in range(self._settings.tries_max):
+            for _ in range(TRIES_MAX):
                 moved = self._known.not_covered(asked)
                 if not moved or self._minted(moved):
                     return self._covering(asked)
@@ -264,7 +263,7 @@ class Bindings:
             rows = self._own.rows(rows_of(written, time, whole=whole))
             self._writer.compare_and_append(rows, known.upper, time + 1)
         except UpperMismatch as error:
-            self._learn_until((error.details.get("actual") or [None])[0], self._settings.wait_s)
+            self._learn_until((error.details.get("actual") or [None])[0], WAIT_S)
             return False
         except Indeterminate:  # it may have landed, or may yet; what the shard shows decides, for all of us
             self._learn(0.0)
@@ -333,7 +332,7 @@ class Bindings:
         A step may show no more than this process has in memory; one that shows nothing new has asked the log.
         """
         before = self._known.upper
-        for _ in range(self._settings.tries_max):
+        for _ in range(TRIES_MAX):
             if not self._took_some(0.0):
                 break
         if wait_s > 0 and self._known.upper == before:

@@ -27,21 +27,21 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
+LOOK_AHEAD_MS = 60_000  # how far a wall clock may lead beyond what the stores' clocks confirm
 ASK_AGAIN_S = 10.0  # after a clock was not confirmed, for so long it is not followed, and nobody is asked
 
 
 class Followed:
-    """A wall clock as far as it may be followed: at most `look_ahead_ms` beyond the clocks of the stores.
+    """A wall clock as far as it may be followed: at most `LOOK_AHEAD_MS` beyond the clocks of the stores.
 
     `confirmed` says whether an instant has been. It is asked about half of that before now; what it says holds for the
     time that passes by the monotonic clock. A clock that is not confirmed is not followed: times count on from the last
     one. So a wrong clock costs a question at times, and leads nobody astray.
     """
 
-    def __init__(self, clock: Clock, confirmed: Callable[[int], bool], look_ahead_ms: int) -> None:
+    def __init__(self, clock: Clock, confirmed: Callable[[int], bool]) -> None:
         self._clock = clock
         self._confirmed = confirmed
-        self._look_ahead_ms = look_ahead_ms
         self._last: tuple[int, float] | None = None  # an instant that has been, and when that was known
         self._refused_s: float | None = None  # when it was not confirmed
 
@@ -59,13 +59,13 @@ class Followed:
         if self._last is None:
             return False
         been_ms, then_s = self._last
-        return now <= been_ms + int((self._clock.monotonic() - then_s) * 1000) + self._look_ahead_ms
+        return now <= been_ms + int((self._clock.monotonic() - then_s) * 1000) + LOOK_AHEAD_MS
 
     def _asks(self, now: int) -> bool:
         now_s = self._clock.monotonic()
         if self._refused_s is not None and now_s - self._refused_s < ASK_AGAIN_S:
             return False
-        asked = max(0, now - self._look_ahead_ms // 2)
+        asked = max(0, now - LOOK_AHEAD_MS // 2)
         if not self._confirmed(asked):
             self._refused_s = now_s
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -16,7 +16,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from persist.client.arguments import check_numbers, checked
+from persist.client.arguments import checked
 from persist.client.columns import (
     Life,
     ShardSchema,
@@ -58,18 +58,7 @@ NAME_CHARS_MAX = 128
 SCHEMAS_TRIED_MAX = 100  # by which a table follows its log: each failed one is a rival's
 
 
-@dataclass(frozen=True, slots=True)
-class FrontEndSettings:
-    """A write is tried `tries_max` times: each failure is a write of another front end, or an answer that was lost.
-
-    `look_ahead_ms`: how far a wall clock may lead beyond what the stores' clocks confirm.
-    """
-
-    tries_max: int = 1_000
-    look_ahead_ms: int = 60_000
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
+TRIES_MAX = 1_000  # of a write: each failure is a write of another front end, or an answer that was lost
 
 
 class FrontEnd:
@@ -79,33 +68,28 @@ class FrontEnd:
     of the write, `acknowledged` of a new one of its name tells.
     """
 
-    def __init__(
-        self, log: Shard, name: str, *, clock: Clock | None = None, settings: FrontEndSettings | None = None
-    ) -> None:
+    def __init__(self, log: Shard, name: str, *, clock: Clock | None = None) -> None:
         """Take over from the one of this name before it.
 
         Args:
             log: the shard; `Replica` applies it. Whoever writes to it is a front end.
             name: who writes, up to 128 characters.
             clock: times are its milliseconds since 1970, as far as the stores confirm them; None: times count up.
-            settings: bounds.
         Raises: InvalidUsage (the arguments are others), Unavailable (many open it at once; retry).
         """
         checked("log", log, Shard)
         checked("name", name, str)
-        checked("settings", settings, FrontEndSettings, type(None))
         if not 0 < len(name) <= NAME_CHARS_MAX:
             raise InvalidUsage(f"name is {name!r:.100}; it must have 1 to {NAME_CHARS_MAX} characters")
         self.log = log
         self.name = name
-        self._settings = settings or FrontEndSettings()
         self._lock = threading.Lock()
         self._writer = log.open_writer(purpose=f"front end {name}")
         self._numbered = Numbered(log, f"front end {name}")
         self._time_key = named_key(f"front end's last time {name}")
         self._followed = None
         if clock is not None:
-            self._followed = Followed(clock, confirmed_by(log), self._settings.look_ahead_ms)
+            self._followed = Followed(clock, confirmed_by(log))
         self._numbered.take_over()
         self.acknowledged = self._numbered.last()  # writes up to this number are in the log
         self._upper: int | None = None
@@ -154,7 +138,7 @@ class FrontEnd:
 
     def _written(self, rows: Pinned, number: int) -> int:
         lost: Indeterminate | None = None
-        for _ in range(self._settings.tries_max):
+        for _ in range(TRIES_MAX):
             try:
                 return self._tried(rows, number)
             except UpperMismatch as error:

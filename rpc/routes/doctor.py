@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
@@ -22,29 +22,19 @@ from rpc.service import Service, principal_of, service_of
 router = Router(prefix="/v1", tags=["doctor"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """The limits as texts; "": the default."""
-
-    held: str
-    behind: str
-    token_age: str
-    free: str
-
-
 def _limits(
     held: Annotated[str, Query(description=AGES["held"], max_length=32)] = "",
     behind: Annotated[str, Query(description=AGES["behind"], max_length=32)] = "",
     token_age: Annotated[str, Query(description=AGES["token_age"], max_length=32)] = "",
     free: Annotated[str, Query(description=FREE, max_length=32)] = "",
-) -> _Limits:
-    return _Limits(held, behind, token_age, free)
+) -> Limits:
+    return read_limits(held, behind, "", token_age, free)
 
 
 @router.on("GET", "/doctor", (ADMIN,), summary="What is wrong with the location and its shards, why, and what helps")
 async def doctor(
     request: Request,
-    limits: Annotated[_Limits, Depends(_limits)],
+    limits: Annotated[Limits, Depends(_limits)],
     pattern: Annotated[str, Query(description="Shards whose names match, such as eu/*.", max_length=256)] = "",
 ) -> Response:
     """The document is that of `persist doctor --json`; docs/doctor.md has a paragraph for each `id` of a finding.
@@ -55,9 +45,8 @@ async def doctor(
     """
     service, principal = service_of(request), principal_of(request)
     principal.require_prefix(prefix_of(pattern) if pattern else "")
-    chosen = read_limits(limits.held, limits.behind, "", limits.token_age, limits.free)
     with service.snapshots:
-        text = await service.work.run(_examined, service, principal, pattern, chosen)
+        text = await service.work.run(_examined, service, principal, pattern, limits)
     return Response(text, media_type="application/json")
 
 

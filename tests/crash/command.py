@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import compactor.cli.compactor
 import compactor.cli.gc
+import compactor.loop
 import persist.commit.location
 import rpc.cli.serve
 from blob import open_blob
-from compactor.loop import LoopSettings
 from compactor.tasks import gc_task
 from consensus import open_consensus
 from persist.cli.__main__ import main as persist_command
+from rpc.config_file import Loaded
 from tests.crash.actor import Journal
 from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
@@ -28,14 +30,17 @@ from tests.crash.small import GC, LOOK_EVERY_S, POLICY, WORKER
 
 def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
     """The command's exit code, if it lives to tell."""
-    loop = partial(LoopSettings, rescan_without_push_s=LOOK_EVERY_S)
-    serve = rpc.cli.serve.from_environment
+    load = rpc.cli.serve.load
 
     def worker_settings(**_: Any) -> Any:
         return WORKER
 
     def gc_settings(**_: Any) -> Any:
         return GC
+
+    def loaded(*sources: Any) -> Loaded:
+        usual = load(*sources)
+        return Loaded(replace(usual.settings, policy=POLICY), usual.sources)
 
     def opened(url: str) -> FusedBlob:
         journal.say("up")
@@ -44,11 +49,10 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
     with (
         patch.object(persist.commit.location, "open_blob", opened),
         patch.object(persist.commit.location, "open_consensus", lambda url: FusedConsensus(open_consensus(url), fuse)),
-        patch.object(rpc.cli.serve, "from_environment", lambda: {**serve(), "policy": POLICY}),
+        patch.object(rpc.cli.serve, "load", loaded),
+        patch.object(compactor.loop, "RESCAN_WITHOUT_PUSH_S", LOOK_EVERY_S),
         patch.object(compactor.cli.compactor, "WorkerSettings", worker_settings),
-        patch.object(compactor.cli.compactor, "LoopSettings", loop),
         patch.object(compactor.cli.gc, "GcSettings", gc_settings),
-        patch.object(compactor.cli.gc, "LoopSettings", loop),
         patch.object(compactor.cli.gc, "gc_task", partial(gc_task, every_s=LOOK_EVERY_S)),
     ):
         return persist_command(arguments)

@@ -181,6 +181,7 @@ from persist.commit.location import open_stores
 FILES = (compactor.loop.__file__, threading.__file__)
 location = open_stores("mem:", "mem:")
 rounds = 0
+compactor.loop.RESCAN_S = 0.0001
 
 def interrupted(at):
     lines = 0
@@ -194,7 +195,7 @@ def interrupted(at):
             signal.raise_signal(signal.SIGTERM)
         return trace
 
-    loop = Loop(location, lambda name: None, LoopSettings(interval_s=0.0001, rescan_s=0.0001))
+    loop = Loop(location, lambda name: None, LoopSettings(interval_s=0.0001))
     on_signals(loop.stop)
     sys.settrace(trace)
     try:

@@ -22,6 +22,7 @@ from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import RETRY_SOON_S, Context, IndexPage
 
+UPDATES_MAX = 1_000  # of one command
 _NO_PAGE = IndexPage({}, None)
 
 
@@ -41,10 +42,8 @@ def with_updates(state: State, updates: Sequence[AttributeUpdate], context: Cont
     """The State after the updates. Raises AttributeMismatch when a condition fails."""
     if not updates:
         return state
-    if len(updates) > context.policy.attribute_updates_max:
-        raise InvalidUsage(
-            f"a command updates {len(updates)} attributes; at most {context.policy.attribute_updates_max} at once"
-        )
+    if len(updates) > UPDATES_MAX:
+        raise InvalidUsage(f"a command updates {len(updates)} attributes; at most {UPDATES_MAX} at once")
     check_updates(updates)
     changed = updated(updates, lambda key: value_of(state, key, context))
     attributes = with_changes(state.attributes, changed)
@@ -57,10 +56,8 @@ def with_updates(state: State, updates: Sequence[AttributeUpdate], context: Cont
 
 
 def read(state: State, command: c.ReadAttributes, context: Context) -> tuple[State, c.AttributeValues]:
-    if len(command.keys) > context.policy.attribute_updates_max:
-        raise InvalidUsage(
-            f"a command reads {len(command.keys)} attributes; at most {context.policy.attribute_updates_max} at once"
-        )
+    if len(command.keys) > UPDATES_MAX:
+        raise InvalidUsage(f"a command reads {len(command.keys)} attributes; at most {UPDATES_MAX} at once")
     return state, c.AttributeValues({key: value_of(state, key, context) for key in command.keys})
 
 
@@ -75,7 +72,7 @@ def scan(state: State, command: c.ScanAttributes, context: Context) -> tuple[Sta
     recent = {k: v for k, v in state.attributes.items() if command.lower <= k and (end is None or k < end)}
     merged = {**page.values, **recent}
     found = sorted(key for key, value in merged.items() if value is not None)
-    limit = min(command.limit, context.policy.attribute_updates_max)
+    limit = min(command.limit, UPDATES_MAX)
     following = found[limit] if len(found) > limit else page.following
     return state, c.AttributeValues({key: merged[key] for key in found[:limit]}, following)
 

@@ -15,6 +15,7 @@ from persist.core.transitions.context import Context
 from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.recording import without_outlived
 
+MARKS_OVERLAY_MAX = 10_000  # with so many that wait for the index, no instant is sealed
 SPOILT_MS = 3_600_000  # a seal that is so far ahead of a checked clock was made by a wrong one
 
 
@@ -27,7 +28,7 @@ def stamped(state: State, base_upper: Antichain, checked_ms: int | None, policy:
     if state.tombstone:
         return state
     seal, every_ms = state.seal, state.settings.mark_every_ms
-    if checked_ms is not None and len(state.marks) < policy.marks_overlay_max:
+    if checked_ms is not None and len(state.marks) < MARKS_OVERLAY_MAX:
         following = sealed_by(seal, base_upper, checked_ms, every_ms)
     elif state.upper != base_upper:
         following = passed_by(seal, base_upper)

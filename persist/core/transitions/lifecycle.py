@@ -19,6 +19,7 @@ from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.outcomes import of_ended_life
 from persist.core.transitions.uppers import check_upper
 
+FINALISE_BATCHES_PER_STEP = 100
 HOLDERS_NAMED_MAX = 5
 
 
@@ -122,7 +123,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         return state, c.Finalised(done=True)
     batches = state.trace.batches
     if len(batches) > 1 or batches[0].runs:
-        taken = batches[: context.policy.finalise_batches_per_step]
+        taken = batches[:FINALISE_BATCHES_PER_STEP]
         emptied = HollowBatch(Description(taken[0].desc.lower, taken[-1].desc.upper, MINIMUM), (), 0)
         state = replace(state, trace=trace_of((emptied, *batches[len(taken) :])))
         return state, c.Finalised(done=False)

@@ -25,6 +25,8 @@ from persist.core.record import replace
 from persist.core.state import Policy, State, WriterState
 from persist.core.transitions.context import RETRY_SOON_S, Context
 
+OUTCOMES_MAX = 20_000_000  # of a shard; more than this slow writers down (Overloaded)
+
 Written = c.CompareAndAppend | c.Append | c.Insert | c.Rewrite | c.UpdateAttributes  # what comes with a token
 
 
@@ -63,7 +65,7 @@ def with_outcome(state: State, command: Written, result: c.Appended, context: Co
     """The State that remembers what the command was answered. Raises Overloaded when there is no room."""
     policy = context.policy
     kept = len(state.outcomes) + sum(file.count for file in state.outcome_files)
-    if len(state.outcomes) >= policy.outcomes_overlay_max or kept >= policy.outcomes_max:
+    if len(state.outcomes) >= policy.outcomes_overlay_max or kept >= OUTCOMES_MAX:
         raise Overloaded(
             f"shard {state.name!r} remembers {kept} tokens, {len(state.outcomes)} of which wait to be written to a "
             "blob; use fewer, or leave them away where a write is not repeated",

@@ -15,6 +15,7 @@ from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_readers
 from persist.core.transitions.tags import named
 
+LEASE_MS_MAX = 24 * 3600 * 1000
 PURPOSE_CHARS_MAX = 256
 OPAQUE_CHARS_MAX = 256
 
@@ -187,8 +188,8 @@ def _is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:
 
 def _with_room(state: State, command: c.RegisterReader | c.HoldPoint, context: Context) -> State:
     """The State, without readers whose leases lapsed if there are too many. Raises Overloaded, InvalidUsage."""
-    if not 0 < command.lease_ms <= context.policy.reader_lease_ms_max:
-        raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {context.policy.reader_lease_ms_max}]")
+    if not 0 < command.lease_ms <= LEASE_MS_MAX:
+        raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {LEASE_MS_MAX}]")
     if len(state.leased_readers) >= context.policy.readers_max:
         state = without_lapsed_readers(state, context.lease_now_ms)
         if len(state.leased_readers) >= context.policy.readers_max:

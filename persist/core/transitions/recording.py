@@ -70,6 +70,8 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.ProveErasure: "erased",
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
+ENTRIES_KEPT_MAX = 256  # commits whose entries a State without a history of its own holds
+INFO_OVERLAY_MAX = 1024 * 1024  # bytes; more than this slow writers down (Overloaded)
 URGENT = 2  # times as many entries as make a file due do not wait for its turn
 
 
@@ -120,7 +122,7 @@ def entry_of(
 
 def check_room(state: State, policy: Policy) -> None:
     """Raises Overloaded where too many entries wait for their blob. Maintenance is never refused for that."""
-    is_full = len(state.entries) >= policy.entries_overlay_max or state.info_bytes >= policy.info_overlay_max
+    is_full = len(state.entries) >= policy.entries_overlay_max or state.info_bytes >= INFO_OVERLAY_MAX
     if is_full and state.settings.keeps_history:
         raise Overloaded(
             f"shard {state.name!r} has the entries of {len(state.entries)} commits that wait to be written to a blob",
@@ -140,13 +142,13 @@ def recorded(state: State, entries: Iterable[Entry], policy: Policy) -> State:
     commit = Committed(state.walltime_ms, told)
     kept = with_changes(state.entries, {state.seqno: commit})
     state = replace(state, entries=kept, info_bytes=state.info_bytes + commit.info_bytes)
-    is_much = len(kept) >= policy.entries_kept_max or state.info_bytes >= policy.info_flush_at
+    is_much = len(kept) >= ENTRIES_KEPT_MAX or state.info_bytes >= policy.info_flush_at
     if state.settings.keeps_history or not is_much:
         return state
     ascending, info_bytes = sorted(kept), state.info_bytes
     gone: list[SeqNo] = []
     for seqno in ascending[:-1]:
-        if 2 * (len(kept) - len(gone)) <= policy.entries_kept_max and 2 * info_bytes <= policy.info_flush_at:
+        if 2 * (len(kept) - len(gone)) <= ENTRIES_KEPT_MAX and 2 * info_bytes <= policy.info_flush_at:
             break
         gone.append(seqno)
         info_bytes -= kept[seqno].info_bytes

@@ -33,10 +33,12 @@ from persist.core.transitions.outcomes import Written, answered, is_alone, is_re
 from persist.core.transitions.uppers import check_near, check_upper, no_time_left
 from persist.core.truncation import TRUNCATIONS_MAX, Truncation, owned_by_appenders, until, with_truncation
 
+LEASE_MS_MAX = 24 * 3600 * 1000
+
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
-    if not 0 < command.lease_ms <= context.policy.writer_lease_ms_max:
-        raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {context.policy.writer_lease_ms_max}]")
+    if not 0 < command.lease_ms <= LEASE_MS_MAX:
+        raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {LEASE_MS_MAX}]")
     known = state.writers.get(command.writer)
     if known is None and len(state.writers) >= context.policy.writers_max:
         state = without_lapsed_writers(state, context.lease_now_ms)

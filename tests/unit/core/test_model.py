@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,6 +18,7 @@ from persist.core.batch import Part, Run
 from persist.core.errors import PersistError
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.state import Policy
+from persist.core.transitions import lifecycle
 from tests.support.examples import examples
 from tests.support.shard import Shard, make_part, numbered
 from tests.unit.core.model import CLOSED, Model, Refused, Update, sums
@@ -51,9 +53,17 @@ def number(held: Antichain) -> float:
 class HoldsAgainstModel(RuleBasedStateMachine):
     """What moves since: every path by which holds come, move and go, on a shard without rows."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._small_steps = patch.object(lifecycle, "FINALISE_BATCHES_PER_STEP", 2)
+        self._small_steps.start()
+
+    def teardown(self) -> None:
+        self._small_steps.stop()
+
     @initialize()
     def create(self) -> None:
-        self.shard = Shard(Policy(finalise_batches_per_step=2))
+        self.shard = Shard(Policy())
         self.model = Model()
         self.register_reader(READERS[0], 0)
         self.advance_upper(5)
@@ -152,7 +162,7 @@ class HoldsAgainstModel(RuleBasedStateMachine):
 class ShardAgainstModel(HoldsAgainstModel):
     @initialize(inline=st.booleans())
     def create(self, inline: bool) -> None:  # type: ignore[override]
-        self.shard = Shard(Policy(finalise_batches_per_step=2))
+        self.shard = Shard(Policy())
         self.model = Model()
         self.inline = inline
         self.contents: dict[str, list[Update]] = {}  # the rows of every part ever made, by part id

@@ -13,7 +13,7 @@ from persist.bindings import Binding, Bindings, BindingsSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Corruption, InvalidUsage, ShardExists, Unavailable
-from persist.patterns import stored
+from persist.patterns import following, stored
 from persist.patterns.positions import PARTITIONS_MAX, POSITION_MAX
 from tests.support.clocks import HOUR_MS, YEAR_MS, World
 from tests.support.location import memory_location
@@ -214,12 +214,12 @@ def test_a_clock_that_is_behind_or_jumps_back_never_turns_times_back() -> None:
     assert [at(world, bindings, position) for position in (1, 2)] == [1, 2]
 
 
-def test_a_clock_that_runs_away_leads_by_no_more_than_the_look_ahead() -> None:
+def test_a_clock_that_runs_away_leads_by_no_more_than_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "LOOK_AHEAD_MS", 10_000)
     world = World()
     true = world.machine()
     runaway = world.machine()
-    settings = BindingsSettings(look_ahead_ms=10_000)
-    bindings = Bindings.open(true.client, "bindings", clock=runaway.clock, settings=settings)
+    bindings = Bindings.open(true.client, "bindings", clock=runaway.clock)
     found = []
     for position in range(30):
         world.pass_ms(1_000)

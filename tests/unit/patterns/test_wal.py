@@ -13,7 +13,8 @@ import pytest
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable
-from persist.patterns.wal import FrontEnd, FrontEndSettings, Replica
+from persist.patterns import wal
+from persist.patterns.wal import FrontEnd, Replica
 from tests.support.bound import Processes
 from tests.support.clocks import HOUR_MS, World
 from tests.support.examples import seeds
@@ -152,8 +153,11 @@ def test_a_front_end_that_starts_again_ends_the_one_before_it_and_knows_what_has
     assert client.shard("log").count() == 3
 
 
-def test_what_is_not_known_stays_so_until_a_front_end_is_opened_anew(client: Client) -> None:
-    found = FrontEnd(client.shard("log"), "front", settings=FrontEndSettings(tries_max=2))
+def test_what_is_not_known_stays_so_until_a_front_end_is_opened_anew(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wal, "TRIES_MAX", 2)
+    found = FrontEnd(client.shard("log"), "front")
 
     class Lost:
         def compare_and_append(self, *_: Any, **__: Any) -> None:
@@ -246,9 +250,10 @@ def test_a_front_end_that_was_interrupted_does_not_take_another_write_for_that_o
     assert again.write([{"id": 2, "word": "y"}]) == 1
 
 
-def test_rivals_that_are_always_quicker_are_told(client: Client) -> None:
+def test_rivals_that_are_always_quicker_are_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wal, "TRIES_MAX", 3)
     log = client.shard("log")
-    found = FrontEnd(log, "front", settings=FrontEndSettings(tries_max=3))
+    found = FrontEnd(log, "front")
     writer = found._writer
 
     class Late:
