@@ -176,6 +176,8 @@ def test_a_write_to_a_region_is_refused_with_the_address_of_home(two: Two) -> No
     assert (refused.value.code, body["kind"], body["details"]["home"]) == (403, "read_only", [two.home.url])
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_a_link_that_is_cut_stops_nothing_but_progress(anywhere: Two) -> None:
     two = anywhere
     with persist.connect(two.region.url) as region:
@@ -199,6 +201,8 @@ def test_a_link_that_is_cut_stops_nothing_but_progress(anywhere: Two) -> None:
                 assert digest(again.shard("orders"), 1) == digest(home.shard("orders"), 1)
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_a_program_reads_a_copy_by_itself(two: Two) -> None:
     with persist.connect(two.region.url) as region:
         expected = digest(region.shard("orders"), 0)
