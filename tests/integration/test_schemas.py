@@ -374,6 +374,9 @@ def test_columns_are_shown_and_changed_by_the_command(
     told("move", "n")
     assert told("drop", "status") == ["n int64", "id int32 not null", "currency string not null"]
     assert told("alter", '[{"drop": "n"}, {"add": "n", "type": "int8"}]')[-1] == "n int8"
+    for column, kind, zero in (("f", "double", "-0.0"), ("g", "int64", "0")):
+        told("add", column, "--type", kind, "--default=-0")
+        assert str(shard.refresh_schema().defaults[column].as_py()) == zero, "a float keeps its sign"
 
 
 BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
