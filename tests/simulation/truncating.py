@@ -109,8 +109,8 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
         if "is fed by append" in error.message:
             host.run.path("truncation refused")
             raise Indeterminate("its writer owns the times, and an earlier try may be under way") from error
-        refused = write.kind == "drop" and "truncate with mode 'retract'" in error.message
-        taken = any(diff < 0 for *_, diff in truth.updates)
+        refused = write.kind == "drop" and ("least" in error.details or "truncate with mode 'retract'" in error.message)
+        taken = any(diff < 0 for *_, diff in truth.updates) or error.details.get("erasures")
         if not refused:
             raise
         expect(taken, "truncated", f"#{write.number} was refused, and nothing was ever taken away: {error.message}")
