@@ -21,7 +21,7 @@ from tests.support.examples import EXAMPLES, EXAMPLES_OF_A_PROOF, SEED_VARIABLE,
 pytest_plugins = ["tests.services.plugin"]
 
 MEMORY = Path("/dev/shm")  # a file system in memory, where no commit of a test waits for an fsync
-MEMORY_BYTES_MIN = 4 * 1024**3
+MEMORY_BYTES_MIN = 6 * 1024**3  # a whole run with its servers takes about half of it
 
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
     os.environ["TMPDIR"] = str(MEMORY)  # child processes inherit it
