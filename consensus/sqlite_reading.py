@@ -172,7 +172,7 @@ class ReadingSqlite(SqliteConsensus):
                 if (now.size or 0) + (now.log or 0) + (now.journal or 0) > COPY_BYTES_MAX:
                     raise ConsensusUnavailable(
                         f"{self.url} lacks the index of its write-ahead log, and is too large to be copied: open it "
-                        "with `persist verify` once"
+                        "with `persist shards` once"
                     )
                 self._copied = now, self._copied_to_temporary()
             return os.path.join(self._copied[1], "log.db")

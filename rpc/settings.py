@@ -195,7 +195,7 @@ class ServerSettings:
         5, "seconds between [publications](copies.md#what-the-blob-store-alone-tells); 0: none", 0, int(EVERY_S_MAX)
     )
     verify_sample: str = _setting(
-        "1%", "of the parts, that its own maintenance [verifies](verify.md#samples) once a day; 0: none"
+        "1%", "share of the parts that its own maintenance [checks](check.md#samples) once a day; 0: none"
     )
     presigned_s: int = _setting(
         600, "how long presigned URLs are good, at most as long as the token or certificate", 1, PRESIGNED_S_MAX

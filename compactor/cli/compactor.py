@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify-sample",
         metavar="SHARE",
-        help="once a day check so much of the parts, as persist verify --deep does (default 1%%; 0: none)",
+        help="once a day check so much of the parts, as persist check --deep does (default 1%%; 0: none)",
     )
     parser.add_argument(
         "--verify-rate", metavar="BYTES", default="8MiB", help="read at most so much a second for that (default 8MiB)"

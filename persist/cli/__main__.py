@@ -17,7 +17,7 @@ from persist.core.errors import InvalidUsage, PersistError
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-FOUND_IS_1 = frozenset({"inspect", "doctor"})  # their exit code 1 means that something is wrong there
+FOUND_IS_1 = frozenset({"inspect", "check"})  # their exit code 1 means that something is wrong there
 # Arrow reads it once, when it is loaded. Its own allocators keep what is freed, each thread by itself, and what writes
 # Parquet takes this one whatever `pyarrow.set_memory_pool` says: servers would stay as large as their largest rows.
 ARROW_ALLOCATOR = ("ARROW_DEFAULT_MEMORY_POOL", "system")

@@ -27,9 +27,8 @@ GROUPS = {
     "Looking": {
         "shards": ("persist.cli.shards", "list shards, or show one"),
         "inspect": ("persist.cli.inspect", "look at shards and stores, also damaged ones; writes nothing"),
-        "doctor": ("rpc.cli.doctor", "what is wrong, why, and what to do about it; writes nothing"),
+        "check": ("rpc.cli.check", "what is wrong with a location, why, and what helps; --repair repairs a shard"),
         "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
-        "verify": ("persist.cli.verify", "whether everything that shards need is there and sound"),
     },
     "Keeping and letting go": {
         "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),
@@ -45,7 +44,6 @@ GROUPS = {
         "clone": ("persist.cli.clone", "make a shard with the contents of another one; no row is copied"),
         "backup": ("persist.cli.backup", "copies of a location in a blob store of their own"),
         "state": ("persist.cli.state", "the State of a shard as a JSON file, and a shard made of one"),
-        "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),
         "recover": (
             "persist.cli.recover",
             "begin logs anew from the blob store alone, once the consensus store is lost",
@@ -108,9 +106,7 @@ def help_text(screen: Screen) -> str:
 
 
 # Commands that remove what may be needed: a typo must not lead to one of them.
-DESTRUCTIVE = frozenset(
-    ("drop", "restore", "truncate", "erase", "repair", "recover", "switch", "promote", "demote", "gc")
-)
+DESTRUCTIVE = frozenset(("drop", "restore", "truncate", "erase", "recover", "switch", "promote", "demote", "gc"))
 
 
 def unknown(command: str) -> str:

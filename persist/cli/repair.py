@@ -1,4 +1,4 @@
-"""`persist repair NAME`: what of a shard cannot be read; puts copies in its place, or takes a part out."""
+"""`persist check NAME --repair`: puts copies in the place of what is damaged, or takes a part out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from persist.cli.backup import backups_at
-from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
-from persist.commit.examine import Named, all_parts, faults
+from persist.commit.examine import Named, all_parts
 from persist.commit.location import Location
 from persist.copies.mending import LEFT, PUT, REPLACED, mended, put_anew
 from persist.core import commands as c
@@ -23,46 +22,45 @@ from persist.core.record import asdict, replace
 from persist.core.state import State
 
 EXIT_FOUND = 1
+SOURCES = ("source", "replace", "excise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    add_where(parser)
-    parser.add_argument("--deep", action="store_true", help="decode every row as well")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--excise", metavar="PART", help="take this part out: its rows are lost")
-    what.add_argument("--from", dest="source", metavar="URL", help="put back all that a store of backups has")
-    what.add_argument("--replace", nargs=2, metavar=("PART", "FILE"), help="put FILE, a copy of the part, in its place")
-    parser.add_argument("--yes", action="store_true", help="do it; without it, only say what would be done")
+    """Add --repair, and what it takes."""
+    parser.add_argument("--repair", action="store_true", help="repair the shard NAME, by one of the next three")
+    parser.add_argument("--from", dest="source", metavar="URL", help="put back all that a store of backups has")
+    parser.add_argument("--replace", nargs=2, metavar=("PART", "FILE"), help="replace PART by FILE, a copy of it")
+    parser.add_argument("--excise", metavar="PART", help="take this part out: its rows are lost")
+    parser.add_argument("--yes", action="store_true", help="repair; without it, only print what would be done")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """0: everything can be read, or what was asked is done. 1: something cannot be read, or would be done."""
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Raises InvalidUsage where the arguments of a repair do not fit together."""
+    given = [name for name in SOURCES if getattr(arguments, name) is not None]
+    if not arguments.repair:
+        if given or arguments.yes:
+            raise InvalidUsage("--from, --replace, --excise and --yes are for --repair")
+        return
+    if len(given) != 1:
+        raise InvalidUsage("--repair takes one of --from URL, --replace PART FILE and --excise PART")
+    if arguments.quick or arguments.deep or arguments.url is not None:
+        raise InvalidUsage("--repair opens the stores, and has no depth: leave out --quick, --deep and --url")
+    check_shard_name(arguments.name)
+
+
+def repair(arguments: argparse.Namespace) -> int:
+    """0: everything can be read, or what was asked is done. 1: something is left, or would be done."""
     location = where_of(arguments).open(must_exist=True)
     try:
         name = check_shard_name(arguments.name)
-        if arguments.source:
+        if arguments.source is not None:
             return _mend(location, name, arguments.source, arguments.yes)
-        if arguments.excise:
+        if arguments.excise is not None:
             return _excise(location, name, parse(PartId, arguments.excise), arguments.yes)
-        if arguments.replace:
-            part_id, file = arguments.replace
-            return _replace(location, name, parse(PartId, part_id), Path(file), arguments.yes)
-        return _examine(location, name, arguments.deep)
+        part_id, file = arguments.replace
+        return _replace(location, name, parse(PartId, part_id), Path(file), arguments.yes)
     finally:
         location.close()
-
-
-def _examine(location: Location, name: str, deep: bool) -> int:
-    """Print a line of JSON for each fault."""
-    state, found = location.machine(name).refresh(), 0
-    for fault in faults(state, location.blob, location.settings.build, deep=deep):
-        found += 1
-        where = {} if fault.part is None else _place(state, fault.part, fault.within)
-        print(json.dumps({"shard": name, "what": fault.what, "key": fault.key, **where}))
-    parts = sum(batch.part_count for batch in state.trace.batches)
-    print(f"{parts} parts of shard {name!r} as of v{state.seqno}: {found or 'no'} faults")
-    return EXIT_FOUND if found else 0
 
 
 def _mend(location: Location, name: str, source: str, is_meant: bool) -> int:
@@ -127,7 +125,7 @@ def _named(location: Location, state: State, part_id: PartId) -> Named:
         if named.part.id == part_id:
             return named
     raise InvalidUsage(
-        f"part {part_id} is not in shard {state.name!r}; `persist repair {state.name}` lists what is wrong"
+        f"part {part_id} is not in shard {state.name!r}; `persist check {state.name} --deep` lists what is damaged"
     )
 
 

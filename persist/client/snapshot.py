@@ -401,7 +401,7 @@ def leased_blobs(lease: ReadLease) -> Iterator[None]:
 def _in_shard(error: Corruption, name: str) -> Corruption:
     if "shard" in error.details:
         return error
-    message = f"shard {name!r}: {error.message}; `persist repair` tells what can be read"
+    message = f"shard {name!r}: {error.message}; `persist check --deep` finds what cannot be read"
     return Corruption(message, **{**error.details, "shard": name})
 
 

@@ -224,7 +224,7 @@ class _Making:
             if isinstance(error, BlobNotFound):
                 hold.lease.check()  # Expired, where it has lapsed
                 raise Corruption(
-                    f"a blob that shard {hold.name!r} names is missing ({error}); `persist verify` tells which are"
+                    f"a blob that shard {hold.name!r} names is missing ({error}); `persist check` finds which are"
                 ) from error
             raise
         hold.lease.close()
@@ -294,7 +294,7 @@ class _Making:
             data = self.blob.get(lies) if made is None else made
         found = len(data), zlib.crc32(data)
         if any(said not in (UNKNOWN, is_) for said, is_ in zip(told, found, strict=True)):
-            raise Corruption(f"the blob {key} is damaged: its checksum differs; `persist repair` says what can be done")
+            raise Corruption(f"the blob {key} is damaged: its checksum differs; `persist check` says what can be done")
         if not is_there:
             self.store.put(BLOBS + key, data)
             self._tell(blobs=1, sent=len(data))

@@ -1,4 +1,4 @@
-"""Whether a backup can be restored: it is opened as a location of its own, and looked at as `persist verify` does."""
+"""Whether a backup can be restored: it is opened as a location of its own, and checked as `persist check` does."""
 
 from __future__ import annotations
 

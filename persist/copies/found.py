@@ -1,16 +1,14 @@
-"""What `verify` finds: the kinds of faults, and one fault in words."""
+"""Faults of shards that the checker finds, by kind."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 
 class Kind(StrEnum):
-    """What a fault is a fault of. `docs/maintenance.md` has the table of what each one finds, and at which depth."""
+    """What a fault is of. docs/check.md has the table of what each kind finds, and at which depth."""
 
-    LOCATION = "location"  # what does not fit together, of both stores or of the marker
     LOG = "log"  # an entry cannot be read, is not there, or follows another one than it says
     ROLLUP = "rollup"  # it cannot be read, or holds another State than the log makes
     STEP = "step"  # a commit moved what never moves back, or named a blob that had left
@@ -27,16 +25,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a shard ("": the location). `key` is that of the blob ("": it is of no blob)."""
+    """What is wrong with a shard. `key` is that of the blob ("": it is of no blob)."""
 
     shard: str
     kind: Kind
     what: str
     key: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {"shard": self.shard or None, "kind": str(self.kind), "what": self.what, "key": self.key or None}
+    def to_json(self) -> dict[str, str | None]:
+        """The fields by name; null for none."""
+        return {"shard": self.shard, "kind": str(self.kind), "what": self.what, "key": self.key or None}
 
     def __str__(self) -> str:
         """One sentence that names the shard, the kind and the blob."""

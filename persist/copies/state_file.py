@@ -77,7 +77,7 @@ def exported(location: Location, name: str) -> dict[str, Any]:
         goes = replace(carried(found, location.ids.uuid7()), loans={}, borrowed={})
         sums = _sums(goes, location.blob)
     except BlobNotFound as error:
-        raise Corruption(f"a blob that shard {name!r} names is missing ({error}); see `persist verify`") from error
+        raise Corruption(f"a blob that shard {name!r} names is missing ({error}); see `persist check`") from error
     finally:
         lease.close()
     data = encode_state(goes, version)

@@ -1,10 +1,9 @@
 """Whether everything that the shards of a location need is there and sound. Writes nothing, and holds nothing.
 
-There are three depths. `quick` reads the log of each shard and replays it, decodes its rollups, and looks whether its
-State agrees with itself, with the log and with the shards of which it borrows. Without it the blobs that it names are
-compared with a listing: one that is not there, or has another size, is a fault. With `deep` every byte is read, and
-every row decoded, whose order is checked. A sample is deep for a share of the parts. A blob that nothing names is
-counted, and is no fault: a write may be under way.
+The log of each shard is replayed and its rollups are decoded; its State must agree with itself, with the log and with
+the shards of which it borrows. The blobs that it names are compared with a listing: a missing one, or one of another
+size, is a fault. With `deep` every byte is read, and every row decoded, whose order is checked. A sample is deep for a
+share of the parts. A blob that nothing names is counted, and is no fault: a write may be under way.
 
 Shards move on meanwhile, and what they named is collected. So where something is amiss in one that has moved, it is
 looked at anew.
@@ -92,14 +91,13 @@ def samples_of(text: str) -> int:
 class How:
     """How deep to look.
 
-    `quick`: read nothing but logs, States and lists of loans. `deep`: read every byte, decode every row. `sample`: the
-    same for the parts that it takes. `rate`: at most so many bytes a second (None: as fast as it goes). `alone`: the
-    shards are looked at without those of which they borrow, as in a backup. `threads`: parts that are read at a time.
+    `deep`: read every byte, decode every row. `sample`: the same for the parts that it takes. `rate`: at most so many
+    bytes a second (None: no limit). `alone`: the shards are checked without those of which they borrow, as in a backup.
+    `threads`: parts that are read at a time.
     """
 
     deep: bool = False
     rate: int | None = None
-    quick: bool = False
     sample: Sample | None = None
     alone: bool = False
     threads: int = THREADS
@@ -107,8 +105,8 @@ class How:
     def check(self) -> None:
         """Raises InvalidUsage where a number makes no sense, or two depths are given."""
         check_rate(self.rate)
-        if sum((self.quick, self.deep, self.sample is not None)) > 1:
-            raise InvalidUsage("quick, deep and a sample are three depths; give one of them")
+        if self.deep and self.sample is not None:
+            raise InvalidUsage("deep and a sample are two depths; give one of them")
         if self.rate is not None and not self.reads_rows:
             raise InvalidUsage("rate is for deep and for samples: without them no bytes of parts are read")
 
@@ -207,8 +205,6 @@ class _Shard:
         named = self._named(state)
         if not self._how.alone:
             check_borrowed(self._location, state, named, self._note)
-        if self._how.quick:
-            return Verified(self._name, int(state.seqno), (), blobs=len(named))
         with translated():
             listed = {stat.key: stat.size for stat in self._location.blob.list(family_of(state.shard_id))}
             for key in named:
@@ -240,14 +236,9 @@ class _Shard:
             self._note(Kind.STATE, what, key)
 
     def _named(self, state: State) -> dict[str, int | None]:
-        """The blobs that the State names, also by what bundles list, with their sizes as far as these are known.
-
-        Of a quick look it is what the State itself names.
-        """
+        """The blobs that the State names, also by what bundles list, with their sizes as far as these are known."""
         found = auxiliary_sizes(state)
         bundles = set()
-        if self._how.quick:
-            return found | {part.key: part.blob_size for part in state.trace.parts() if part.key is not None}
         for named in all_parts(state, self._location.blob):
             part = named.part
             if part.key is not None:

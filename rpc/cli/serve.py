@@ -14,6 +14,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from compactor.supervise import child_command
+from persist.check.location import open_places
 from persist.cli.process import LEVELS, configure_logs
 from persist.cli.where import Where, check_given
 from persist.cli.where import add_arguments as add_where
@@ -22,7 +23,6 @@ from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
 from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage
-from persist.doctor.location import open_places
 from persist.regions.fencing import HomeWatch
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home

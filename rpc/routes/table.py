@@ -5,11 +5,11 @@ from __future__ import annotations
 from rpc.route import Route, Router, Table
 from rpc.routes import (
     blobs,
+    check,
     columns,
     console,
     constraints,
     cuts,
-    doctor,
     erasures,
     health,
     history,
@@ -43,7 +43,7 @@ ROUTERS: tuple[Router, ...] = (
     erasures.router,
     maintenance.router,
     inspect.router,
-    doctor.router,
+    check.router,
     rows.router,
     listen.router,
     traces.router,

@@ -290,7 +290,7 @@ def many(story: Story) -> None:
         assert part.key is not None
         copy = story.directory.with_name("copy.parquet")
         copy.write_bytes(location.blob.get(part.key))
-    repair = ["repair", "many", "--dir", str(story.directory), "--replace", part.id, str(copy), "--yes"]
+    repair = ["check", "many", "--repair", "--dir", str(story.directory), "--replace", part.id, str(copy), "--yes"]
     assert persist_command(repair) == 0
     copy.unlink()
 

@@ -104,7 +104,7 @@ def test_from_the_first_backup_to_the_last_one_pruned(place: Place, capsys: pyte
     assert (code, told[-1]["shards"]) == (0, 1)
     with persist.connect(f"persist://{place.root}/again") as client:
         assert {name: client.shard(name).snapshot().to_arrow() for name in client.shards()} == expected
-    assert main(["verify", "--deep", "--dir", str(place.root / "again")]) == 0
+    assert main(["check", "--deep", "--free", "0", "--dir", str(place.root / "again")]) == 0
     code, [pruned], _ = run(capsys, "prune", "--from", place.url, "--last", 1)
     assert (code, pruned["backups"]) == (0, [listed[0]["backup"]])
     assert run(capsys, "verify", "--from", place.url, "--deep")[0] == 0

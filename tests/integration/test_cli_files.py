@@ -327,7 +327,7 @@ def test_streams_that_were_closed_ended_in_a_trace(line: str, code: int) -> None
         (["export", "orders", "n\udcff.csv"], 1),
         (["cat", "orders", "--dir", "nu\udcff"], 1),
         (["inspect", "usage", "--dir", "nu\udcff"], 2),
-        (["doctor", "--dir", "nu\udcff"], 2),
+        (["check", "--quick", "--dir", "nu\udcff"], 2),
     ],
 )
 def test_an_argument_that_is_no_text_ended_in_a_trace(

@@ -230,7 +230,7 @@ def test_bash_completes_commands_options_values_files_and_names_of_shards(kind: 
             "persist nothing ",
         )
     assert found == [
-        ["create", "cat", "constraints", "cut", "clone", "compactor", "completion"],
+        ["create", "cat", "check", "constraints", "cut", "clone", "compactor", "completion"],
         ["orders", "orders-old"],
         ["eu/people"],
         ["--format"],

@@ -389,7 +389,7 @@ def test_a_repair_is_told_and_keeps_what_was(tmp_path: Path, capsys: pytest.Capt
         [part] = [p for b in client.transport.location.machine(NAME).state().trace.batches for p in b.parts() if p.key]
     damaged = next((tmp_path / "data" / "blob").rglob(part.key.rpartition("/")[2]))
     damaged.unlink()
-    assert main(["repair", NAME, "--dir", str(tmp_path / "data"), "--excise", part.id, "--yes"]) == 0
+    assert main(["check", NAME, "--repair", "--dir", str(tmp_path / "data"), "--excise", part.id, "--yes"]) == 0
     capsys.readouterr()
     with persist.connect(f"persist://{tmp_path / 'data'}") as client:
         assert operations(client.shard(NAME)) == ["repair", "insert", "insert", "create"]

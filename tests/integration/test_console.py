@@ -189,7 +189,7 @@ def test_figures_come_once_they_are_in_sight(page: Page) -> None:
 
 
 @pytest.mark.proof
-def test_the_doctor_comes_when_it_is_called(page: Page) -> None:
+def test_a_check_runs_when_it_is_asked_for(page: Page) -> None:
     page.shard("empty")
     page.press("Examine")
     page.wait("[...document.querySelectorAll('.panel p')].some((one) => / findings?,/.test(one.textContent))")

@@ -1,4 +1,4 @@
-"""Damage that is planted in the bytes of the stores: `verify` finds each kind of it, at the depth that a page says."""
+"""Damage in the bytes of the stores: the checker finds each kind of it, at the depth that the page names."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.support.naive_reader import Contents, NaiveReader
 from tests.support.pages import ROOT
 from tests.support.read_comparison import reader_differences
 
-QUICK, FULL, DEEP = "quick", "full", "deep"
-DEPTHS = {QUICK: How(quick=True), FULL: How(), DEEP: How(deep=True)}
+FULL, DEEP = "full", "deep"
+DEPTHS = {FULL: How(), DEEP: How(deep=True)}
 Plant = Callable[[Damaged], str]  # the key of the blob that is at fault; "": it is of no blob
 
 
@@ -73,7 +73,7 @@ def last(place: Damaged, name: str = "orders") -> int:
     return max(place.entries(name))
 
 
-@case("a bit of a log entry is flipped", QUICK, Kind.LOG, r"log entry v36 .*checksum")
+@case("a bit of a log entry is flipped", FULL, Kind.LOG, r"log entry v36 .*checksum")
 def _(place: Damaged) -> str:
     data = bytearray(place.entries("orders")[36])
     data[len(data) // 2] ^= 1
@@ -81,50 +81,50 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("a log entry is cut short", QUICK, Kind.LOG, r"log entry v36 .*cut short")
+@case("a log entry is cut short", FULL, Kind.LOG, r"log entry v36 .*cut short")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, place.entries("orders")[36][:-3])
     return ""
 
 
-@case("a log entry is empty", QUICK, Kind.LOG, r"log entry v36 .*only 0 bytes")
+@case("a log entry is empty", FULL, Kind.LOG, r"log entry v36 .*only 0 bytes")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, b"")
     return ""
 
 
-@case("a log entry is missing in the middle", QUICK, Kind.LOG, r"from v35 to v37: entries are not there")
+@case("a log entry is missing in the middle", FULL, Kind.LOG, r"from v35 to v37: entries are not there")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, None)
     return ""
 
 
-@case("an old log entry is missing", QUICK, Kind.LOG, r"from v4 to v6: entries are not there")
+@case("an old log entry is missing", FULL, Kind.LOG, r"from v4 to v6: entries are not there")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 5, None)
     return ""
 
 
-@case("a log entry stands twice", QUICK, Kind.LOG, r"log entry v36 .*state diff v35")
+@case("a log entry stands twice", FULL, Kind.LOG, r"log entry v36 .*state diff v35")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, place.entries("orders")[35])
     return ""
 
 
-@case("a log entry is that of another shard", QUICK, Kind.LOG, r"state diff v36 .*follows another v35")
+@case("a log entry is that of another shard", FULL, Kind.LOG, r"state diff v36 .*follows another v35")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, place.entries("other")[36])
     return ""
 
 
-@case("the newest log entries are lost", QUICK, Kind.LOG, r"ends at v30, but the blob store has a rollup of v33")
+@case("the newest log entries are lost", FULL, Kind.LOG, r"ends at v30, but the blob store has a rollup of v33")
 def _(place: Damaged) -> str:
     for seqno in range(31, last(place) + 1):
         place.set_entry("orders", seqno, None)
     return ""
 
 
-@case("the oldest log entries are lost", QUICK, Kind.ROLLUP, r"begins at v3, of which the shard names no rollup")
+@case("the oldest log entries are lost", FULL, Kind.ROLLUP, r"begins at v3, of which the shard names no rollup")
 def _(place: Damaged) -> str:
     for seqno in (1, 2):
         place.set_entry("orders", seqno, None)
@@ -138,48 +138,48 @@ def rollup_keys(place: Damaged, name: str = "orders") -> list[str]:
     return [rollup.key for _, rollup in sorted(place.state(name).rollups.items())]
 
 
-@case("a bit of the newest rollup is flipped", QUICK, Kind.ROLLUP, "newest rollup cannot be read: .*checksum")
+@case("a bit of the newest rollup is flipped", FULL, Kind.ROLLUP, "newest rollup cannot be read: .*checksum")
 def _(place: Damaged) -> str:
     return place.flip(rollup_keys(place)[-1])
 
 
-@case("a bit of an older rollup is flipped", QUICK, Kind.ROLLUP, "rollup v17 cannot be read: .*checksum")
+@case("a bit of an older rollup is flipped", FULL, Kind.ROLLUP, "rollup v17 cannot be read: .*checksum")
 def _(place: Damaged) -> str:
     return place.flip(rollup_keys(place)[1])
 
 
-@case("a rollup is empty", QUICK, Kind.ROLLUP, "rollup v17 cannot be read: .*only 0 bytes")
+@case("a rollup is empty", FULL, Kind.ROLLUP, "rollup v17 cannot be read: .*only 0 bytes")
 def _(place: Damaged) -> str:
     return place.write(rollup_keys(place)[1], b"")
 
 
-@case("a rollup is that of another shard", QUICK, Kind.ROLLUP, "rollup v17 holds v17 of shard 'other'")
+@case("a rollup is that of another shard", FULL, Kind.ROLLUP, "rollup v17 holds v17 of shard 'other'")
 def _(place: Damaged) -> str:
     return place.write(rollup_keys(place)[1], place.read(rollup_keys(place, "other")[1]))
 
 
-@case("the newest rollup is that of another shard", QUICK, Kind.ROLLUP, "newest rollup holds v33 of shard 'other'")
+@case("the newest rollup is that of another shard", FULL, Kind.ROLLUP, "newest rollup holds v33 of shard 'other'")
 def _(place: Damaged) -> str:
     return place.write(rollup_keys(place)[-1], place.read(rollup_keys(place, "other")[-1]))
 
 
-@case("a rollup is stale", QUICK, Kind.ROLLUP, "rollup v17 holds v1 of")
+@case("a rollup is stale", FULL, Kind.ROLLUP, "rollup v17 holds v1 of")
 def _(place: Damaged) -> str:
     keys = rollup_keys(place)
     return place.write(keys[1], place.read(keys[0]))
 
 
-@case("an older rollup holds another State than the log", QUICK, Kind.ROLLUP, "v17 holds another State .*event_count")
+@case("an older rollup holds another State than the log", FULL, Kind.ROLLUP, "v17 holds another State .*event_count")
 def _(place: Damaged) -> str:
     return place.rollup("orders", lambda state: replace(state, event_count=state.event_count + 1), at=1)
 
 
-@case("the newest rollup holds another State than the log", QUICK, Kind.ROLLUP, "v33 holds another State .*byte_count")
+@case("the newest rollup holds another State than the log", FULL, Kind.ROLLUP, "v33 holds another State .*byte_count")
 def _(place: Damaged) -> str:
     return place.rollup("orders", lambda state: replace(state, byte_count=state.byte_count + 1))
 
 
-@case("the shard names a rollup of the future", QUICK, Kind.LOG, "cannot be loaded: rollup .* holds v33, not v90")
+@case("the shard names a rollup of the future", FULL, Kind.LOG, "cannot be loaded: rollup .* holds v33, not v90")
 def _(place: Damaged) -> str:
     def change(state: State) -> State:
         later = type(state.seqno)(state.seqno + 50)
@@ -192,25 +192,25 @@ def _(place: Damaged) -> str:
 # --- States, with sound checksums
 
 
-@case("batches leave a hole", QUICK, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[5\]")
+@case("batches leave a hole", FULL, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[5\]")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [all_[0], _until(all_[1], 5), *all_[2:]])
     return ""
 
 
-@case("batches overlap", QUICK, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[7\]")
+@case("batches overlap", FULL, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[7\]")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [all_[0], _until(all_[1], 7), *all_[2:]])
     return ""
 
 
-@case("a batch is gone", QUICK, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[4\]")
+@case("a batch is gone", FULL, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[4\]")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [all_[0], *all_[2:]])
     return ""
 
 
-@case("upper was moved back", QUICK, Kind.STEP, "upper of shard 'orders' would move back from")
+@case("upper was moved back", FULL, Kind.STEP, "upper of shard 'orders' would move back from")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: all_[:-1])
     return ""
@@ -220,20 +220,20 @@ def _until(batch: HollowBatch, upper: int) -> HollowBatch:
     return replace(batch, desc=replace(batch.desc, upper=Antichain(upper)))
 
 
-@case("since was moved back", QUICK, Kind.STEP, "since of shard 'orders' would move back from")
+@case("since was moved back", FULL, Kind.STEP, "since of shard 'orders' would move back from")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, since=Antichain(3), history_hold=Antichain(3)))
     place.commit("orders", lambda state: replace(state, since=Antichain(2)))
     return ""
 
 
-@case("since lies beyond upper", QUICK, Kind.STATE, "beyond what its own history holds")
+@case("since lies beyond upper", FULL, Kind.STATE, "beyond what its own history holds")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, since=Antichain(1_000)))
     return ""
 
 
-@case("since has passed what a reader holds", QUICK, Kind.STATE, r"critical reader .* holds \[1\], which since")
+@case("since has passed what a reader holds", FULL, Kind.STATE, r"critical reader .* holds \[1\], which since")
 def _(place: Damaged) -> str:
     hold = CriticalReader(Antichain(1), "x", "test")
     readers: Any = {"c" + "0" * 32: hold}
@@ -242,13 +242,13 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("a batch has a wrong number of rows", QUICK, Kind.STATE, "says that it has 801 rows, and its parts have 800")
+@case("a batch has a wrong number of rows", FULL, Kind.STATE, "says that it has 801 rows, and its parts have 800")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [replace(all_[0], rows=all_[0].rows + 1), *all_[1:]])
     return ""
 
 
-@case("a part stands in two batches", QUICK, Kind.STATE, "occurs twice")
+@case("a part stands in two batches", FULL, Kind.STATE, "occurs twice")
 def _(place: Damaged) -> str:
     def twice(all_: list[HollowBatch]) -> list[HollowBatch]:
         more = (*all_[-1].runs, all_[0].runs[0])
@@ -258,13 +258,13 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("the parts of a run are not in order", QUICK, Kind.STATE, "its keys begin before")
+@case("the parts of a run are not in order", FULL, Kind.STATE, "its keys begin before")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [all_[0], _with_run(all_[1], _swapped), *all_[2:]])
     return _middle(place).parts[1].key or ""
 
 
-@case("the parts of a run overlap", QUICK, Kind.STATE, "has keys that part .*, before it, has too")
+@case("the parts of a run overlap", FULL, Kind.STATE, "has keys that part .*, before it, has too")
 def _(place: Damaged) -> str:
     following = _middle(place).parts[1]
     place.edit_part("orders", 1, key_upper=following.key_upper)
@@ -284,34 +284,34 @@ def _swapped(run: Run) -> Run:
     return Run((run.parts[1], run.parts[0], *run.parts[2:]))
 
 
-@case("a part names a schema that there is not", QUICK, Kind.STATE, "names schema 7, which is not registered")
+@case("a part names a schema that there is not", FULL, Kind.STATE, "names schema 7, which is not registered")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", schema_id=7)
 
 
-@case("the keys of a part end before they begin", QUICK, Kind.STATE, "has keys that end before they begin")
+@case("the keys of a part end before they begin", FULL, Kind.STATE, "has keys that end before they begin")
 def _(place: Damaged) -> str:
     part = place.state("orders").trace.batches[0].runs[0].parts[0]
     return place.edit_part("orders", key_lower=part.key_upper, key_upper=part.key_lower)
 
 
-@case("a part has times beyond its batch", QUICK, Kind.STATE, r"has times up to 90, beyond its batch \[0\]\[4\]\[0\]")
+@case("a part has times beyond its batch", FULL, Kind.STATE, r"has times up to 90, beyond its batch \[0\]\[4\]\[0\]")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", time_max=90)
 
 
-@case("a part has times before its batch", QUICK, Kind.STATE, r"has times from 0, before its batch \[4\]\[6\]\[0\]")
+@case("a part has times before its batch", FULL, Kind.STATE, r"has times from 0, before its batch \[4\]\[6\]\[0\]")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", 1, time_min=0)
 
 
-@case("a claim is for nothing", QUICK, Kind.STATE, "the claim merge:.* is for nothing")
+@case("a claim is for nothing", FULL, Kind.STATE, "the claim merge:.* is for nothing")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, claims={"merge:[0]": Claim("worker", 1, 60_000)}))
     return ""
 
 
-@case("a blob comes back that had left the shard", QUICK, Kind.STEP, "names a blob that had left")
+@case("a blob comes back that had left the shard", FULL, Kind.STEP, "names a blob that had left")
 def _(place: Damaged) -> str:
     state = place.state("orders")
     part = list(state.trace.parts())[-1]
@@ -320,14 +320,14 @@ def _(place: Damaged) -> str:
     return part.key or ""
 
 
-@case("a part is that of another shard", QUICK, Kind.STATE, "belongs to another shard, of which nothing is borrowed")
+@case("a part is that of another shard", FULL, Kind.STATE, "belongs to another shard, of which nothing is borrowed")
 def _(place: Damaged) -> str:
     foreign = next(place.state("other").trace.parts())
     place.commit("orders", lambda state: with_part(state, next(state.trace.parts()).id, foreign))
     return foreign.key or ""
 
 
-@case("chunks of the index of attributes leave a hole", QUICK, Kind.STATE, "nodes outside its chunks")
+@case("chunks of the index of attributes leave a hole", FULL, Kind.STATE, "nodes outside its chunks")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, attribute_chunks={}))
     return ""
@@ -336,13 +336,13 @@ def _(place: Damaged) -> str:
 # --- loans
 
 
-@case("the lender does not know a loan", QUICK, Kind.LOAN, "'orders', which has not lent it: .* knows nothing", "copy")
+@case("the lender does not know a loan", FULL, Kind.LOAN, "'orders', which has not lent it: .* knows nothing", "copy")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, loans={}))
     return place.keys("copy", ".parquet")[0]
 
 
-@case("a loan is that of another borrower", QUICK, Kind.LOAN, "'orders', which has not lent it", "copy")
+@case("a loan is that of another borrower", FULL, Kind.LOAN, "'orders', which has not lent it", "copy")
 def _(place: Damaged) -> str:
     def change(state: State) -> State:
         return replace(state, loans={name: replace(loan, borrower="other") for name, loan in state.loans.items()})
@@ -351,7 +351,7 @@ def _(place: Damaged) -> str:
     return place.keys("copy", ".parquet")[0]
 
 
-@case("the list of a loan lacks a blob", QUICK, Kind.LOAN, "which has not lent it: no loan has it", "copy")
+@case("the list of a loan lacks a blob", FULL, Kind.LOAN, "which has not lent it: no loan has it", "copy")
 def _(place: Damaged) -> str:
     [key] = place.keys("orders", ".loan")
     wanted = place.keys("copy", ".parquet")[0]
@@ -360,7 +360,7 @@ def _(place: Damaged) -> str:
     return wanted
 
 
-@case("a bit of the list of a loan is flipped", QUICK, Kind.LOAN, "list .*checksum", "copy")
+@case("a bit of the list of a loan is flipped", FULL, Kind.LOAN, "list .*checksum", "copy")
 def _(place: Damaged) -> str:
     return place.flip(place.keys("orders", ".loan")[0])
 
@@ -413,7 +413,7 @@ def _(place: Damaged) -> str:
     return place.extend(place.keys("orders", ".entries")[0])
 
 
-@case("the list of a loan is missing", QUICK, Kind.MISSING, "of loan .* is not there", "copy")
+@case("the list of a loan is missing", FULL, Kind.MISSING, "of loan .* is not there", "copy")
 def _(place: Damaged) -> str:
     return place.write(place.keys("orders", ".loan")[0], None)
 
@@ -649,12 +649,12 @@ def test_a_healthy_location_has_no_fault_at_any_depth(place: Damaged) -> None:
 
 def test_there_are_many_kinds_of_damage() -> None:
     assert len(CASES) >= 60
-    assert {planted.kind for planted in CASES.values()} == set(Kind) - {Kind.LOCATION}
+    assert {planted.kind for planted in CASES.values()} == set(Kind)
 
 
 def test_the_page_has_a_row_for_each() -> None:
-    page = (ROOT / "docs" / "verify.md").read_text()
-    rows = re.findall(r"^\| ([^|]+?) \| `(\w+)` \| (quick|full|deep) \|$", page, re.MULTILINE)
+    page = (ROOT / "docs" / "check.md").read_text()
+    rows = re.findall(r"^\| ([^|]+?) \| `(\w+)` \| (full|deep) \|$", page, re.MULTILINE)
     assert rows == [(name, str(one.kind), one.depth) for name, one in CASES.items()]
 
 

@@ -1,4 +1,4 @@
-"""`persist repair --from`: what a shard lacks comes back from backups, whatever kind of blob it is."""
+"""`persist check --repair --from`: what a shard lacks comes back from backups, whatever kind of blob it is."""
 
 from __future__ import annotations
 
@@ -190,15 +190,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["backup", "create", "--dir", str(data), "--to", url]) == 0
     part = next((data / "blob").rglob("*.parquet"))
     part.unlink()
-    assert main(["repair", "orders", "--dir", str(data), "--from", f"file://{tmp_path}/no"]) == 1
+    assert main(["check", "orders", "--repair", "--dir", str(data), "--from", f"file://{tmp_path}/no"]) in (2, 3)
     assert not (tmp_path / "no").exists()
     capsys.readouterr()
-    assert main(["repair", "orders", "--dir", str(data), "--from", url]) == 1
+    assert main(["check", "orders", "--repair", "--dir", str(data), "--from", url]) == 1
     assert not part.exists()
-    assert main(["repair", "orders", "--dir", str(data), "--from", url, "--yes"]) == 0
+    assert main(["check", "orders", "--repair", "--dir", str(data), "--from", url, "--yes"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line.get("done") for line in lines] == ["put_back", None, "put_back", None]
     assert lines[-1] == {"shard": "orders", "put_back": 1, "replaced": 0, "left": 0, "dry_run": False}
-    assert main(["repair", "orders", "--dir", str(data), "--from", url]) == 0
+    assert main(["check", "orders", "--repair", "--dir", str(data), "--from", url]) == 0
     with persist.connect(f"persist://{data}") as client:
         assert client.shard("orders").snapshot().to_arrow().num_rows == before

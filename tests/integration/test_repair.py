@@ -1,4 +1,4 @@
-"""A shard that names a part which cannot be read: the rest stays readable, and `persist repair` mends it."""
+"""A shard that names a part which cannot be read: the rest stays readable, and `persist check --repair` repairs it."""
 
 from __future__ import annotations
 
@@ -62,8 +62,11 @@ class Place:
             shard = client.shard("orders")
             return shard.since(), shard.upper()
 
+    def check(self) -> int:
+        return main(["check", "orders", "--deep", "--free", "0", "--json", "--dir", str(self.root)])
+
     def repair(self, *arguments: str) -> int:
-        return main(["repair", "orders", "--dir", str(self.root), *arguments])
+        return main(["check", "orders", "--repair", "--dir", str(self.root), *arguments])
 
 
 @pytest.fixture
@@ -126,16 +129,16 @@ def test_what_does_not_touch_the_bad_part_stays_readable(place: Place, damage: A
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_repair_names_the_bad_part_and_its_place(place: Place, damage: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert place.repair() == 0
-    assert "3 parts of shard 'orders' as of v" in capsys.readouterr().out
+def test_a_check_names_the_bad_part(place: Place, damage: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.check() == 0
+    capsys.readouterr()
     bad = place.parts()[1]
     damage(place.file(bad))
-    assert place.repair("--deep") == 1
-    [line, summary] = capsys.readouterr().out.splitlines()
-    found = json.loads(line)
-    assert (found["part"], found["key"], found["rows"], found["interval"]) == (bad.id, bad.key, 5, [[1], [2]])
-    assert summary.endswith(": 1 faults")
+    assert place.check() == 1
+    [found] = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["shard"], found["key"]) == ("orders", bad.key)
+    assert found["id"] in ("blob-missing", "blob-damaged")
+    assert bad.id in found["what"] or (bad.key or "") in found["what"]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -153,8 +156,8 @@ def test_a_part_is_taken_out_only_when_that_is_meant(
     assert receipt["taken_out"]["checksum"] == bad.checksum
     assert place.ids() == [0, 1, 2, 3, 4, 20, 21, 22, 23, 24]
     assert place.frontiers() == before
-    assert place.repair() == 0
-    assert place.repair("--excise", bad.id, "--yes") == 1, "there is no such part any more"
+    assert place.check() == 0
+    assert place.repair("--excise", bad.id, "--yes") == 2, "there is no such part any more"
     assert main(["compactor", "--once", "--dir", str(place.root)]) == 0
     assert place.ids() == [0, 1, 2, 3, 4, 20, 21, 22, 23, 24]
 
@@ -162,7 +165,7 @@ def test_a_part_is_taken_out_only_when_that_is_meant(
 def test_a_copy_takes_the_place_of_a_part(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     bad, other = place.parts()[1], place.parts()[0]
     flipped(place.file(bad))
-    assert place.repair("--replace", bad.id, str(place.copies / other.id), "--yes") == 1
+    assert place.repair("--replace", bad.id, str(place.copies / other.id), "--yes") == 2
     assert "is no copy of part" in capsys.readouterr().err
     assert place.repair("--replace", bad.id, str(place.copies / bad.id)) == 1
     with pytest.raises(Corruption):
@@ -170,7 +173,7 @@ def test_a_copy_takes_the_place_of_a_part(place: Place, capsys: pytest.CaptureFi
     assert place.repair("--replace", bad.id, str(place.copies / bad.id), "--yes") == 0
     assert place.ids() == [10 * number + n for number in range(3) for n in range(5)]
     assert place.ids(1) == [10 * number + n for number in range(2) for n in range(5)]
-    assert place.repair("--deep") == 0
+    assert place.check() == 0
 
 
 def test_a_part_in_a_bundle_is_found_and_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,14 +191,14 @@ def test_a_part_in_a_bundle_is_found_and_taken_out(tmp_path: Path, capsys: pytes
         assert reads.keys == Counter(part.key for part in machine.state().trace.parts()), "each bundle is read once"
     [bad] = staged[3][0].parts
     removed(tmp_path / "blob" / (bad.key or ""))
-    arguments = ["repair", "orders", "--dir", str(tmp_path)]
-    assert main(arguments) == 1
-    [line, _] = capsys.readouterr().out.splitlines()
-    found = json.loads(line)
-    assert (found["part"], found["rows"], found["interval"]) == (bad.id, 1, [[0], [1]])
-    assert main([*arguments, "--excise", bad.id, "--yes"]) == 0
-    assert json.loads(capsys.readouterr().out)["taken_out"]["id"] == bad.id
-    assert main(arguments) == 0
+    arguments = ["check", "orders", "--dir", str(tmp_path)]
+    assert main([*arguments, "--free", "0", "--json"]) == 1
+    [found] = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["id"], found["key"]) == ("blob-missing", bad.key)
+    assert main([*arguments, "--repair", "--excise", bad.id, "--yes"]) == 0
+    receipt = json.loads(capsys.readouterr().out)["taken_out"]
+    assert (receipt["id"], receipt["rows"], receipt["interval"]) == (bad.id, 1, [[0], [1]])
+    assert main([*arguments, "--free", "0"]) == 0
     with persist.connect(f"persist://{tmp_path}") as client:
         kept = client.shard("orders").snapshot().to_arrow().column("id").to_pylist()
     assert kept == [0, 1, 2, 4, 5]

@@ -207,11 +207,11 @@ def test_the_log_is_lost(home: Home) -> None:
         home.run("persist compactor --gc --once --dir DIR")
         wait_until(lambda: len(home.written["orders"]) > 50, "the writers go on")
     lose_log(home)
-    dry, real, verify = commands("The consensus store is lost, or is older than the blobs")
+    dry, real, check = commands("The consensus store is lost, or is older than the blobs")
     [items, orders, told] = home.run(dry)
     assert (told["not_whole"], told["shards"], items["shard"]) == (0, 2, "items")
     assert home.run(real)[-1] == {**told, "dry_run": False}
-    assert home.run(verify)[-1]["faults"] == 0
+    home.run(f"{check} --json --free 0")
     with home.connect() as client:
         for name in NAMES:
             found = ids(client, name)
@@ -299,7 +299,7 @@ def test_a_drop_by_mistake(home: Home, kept: Kept) -> None:
         assert kept[0] <= set(ids(client, "orders-again"))
         assert client.shards() == ["items", "orders-again"]
     home.run("persist gc --once --dir DIR")
-    assert home.run("persist verify --dir DIR --deep")[-1]["faults"] == 0
+    home.run("persist check --dir DIR --deep --free 0")
 
 
 def test_a_blob_is_lost(home: Home) -> None:
@@ -310,19 +310,20 @@ def test_a_blob_is_lost(home: Home) -> None:
     store, kept = open_blob(home.stores[0]), open_blob(home.backups)
     [key] = [stat.key for stat in store.list("s") if stat.key.endswith(".parquet")]
     store.delete([key])
-    verify, repair, meant = commands("A blob is missing or damaged")
-    [fault, _] = home.run(verify, expected=1)
-    assert fault["key"] == key
+    check, repair, meant = commands("A blob is missing or damaged")
+    [report] = home.run(f"{check} --json --free 0", expected=1)
+    [found] = report["findings"]
+    assert found["key"] == key
     assert home.run(repair, expected=1)[-1]["put_back"] == 1
     assert store.stat(key) is None
     home.run(meant)
-    assert home.run(verify)[-1]["faults"] == 0
+    home.run(f"{check} --json --free 0")
     store.delete([key])
-    found = home.run("persist repair orders --dir DIR", expected=1)
     copy = home.root / "copy.parquet"
     copy.write_bytes(kept.get(f"blobs/{key}"))
-    home.run(f"persist repair orders --dir DIR --replace {found[0]['part']} {copy} --yes")
-    assert home.run(verify)[-1]["faults"] == 0
+    part = Path(key).stem
+    home.run(f"persist check orders --repair --replace {part} {copy} --yes --dir DIR")
+    home.run(f"{check} --json --free 0")
     with home.connect() as client:
         assert client.shard("orders").snapshot().to_arrow().num_rows == rows.num_rows
 

@@ -28,7 +28,7 @@ from tests.support.inspected import PART, ROLLUP, copied, everything
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64())])
-LOOKS = [["inspect", "usage"], ["inspect", "digest", "orders"], ["doctor"]]
+LOOKS = [["inspect", "usage"], ["inspect", "digest", "orders"], ["check", "--quick"]]
 SECRET = "pt_admin_SECRETSECRETSECRETSECRET"
 
 
@@ -65,7 +65,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("index", [True, False])
-@pytest.mark.parametrize("words", [*LOOKS, ["verify"], ["cat", "orders"]], ids=" ".join)
+@pytest.mark.parametrize("words", [*LOOKS, ["check"], ["cat", "orders"]], ids=" ".join)
 def test_a_look_deleted_the_write_ahead_log_of_an_empty_file(
     words: list[str], index: bool, crashed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +183,7 @@ def test_a_marker_of_nested_lists_was_a_traceback(
     (place / "persist.json").write_text(marker)
     assert main(["inspect", "usage", "--dir", str(place)]) == 1
     assert f"DAMAGED persist.json is damaged: it {what}" in capsys.readouterr().out
-    assert main(["verify", "--dir", str(place)]) == 1
+    assert main(["check", "--dir", str(place)]) == 1
     told = capsys.readouterr()
     fault, figures = (json.loads(line) for line in told.out.splitlines())
     assert (fault["kind"], fault["what"]) == ("location", f"persist.json is damaged: it {what}")
@@ -204,7 +204,7 @@ def test_a_directory_whose_name_is_not_utf8_was_a_traceback(
 # --- servers
 
 
-FAR = [["inspect", "usage"], ["inspect", "log", "orders"], ["doctor"]]
+FAR = [["inspect", "usage"], ["inspect", "log", "orders"], ["check", "--quick"]]
 
 
 @pytest.mark.parametrize("words", FAR, ids=" ".join)
@@ -217,7 +217,7 @@ def test_a_redirect_took_the_token_to_another_host(
         closing(Answers(302, b"", location=f"{other.url}/x")) as asked,
     ):
         assert main([*words, "--url", asked.url]) == 3
-        assert "redirects to another place, where nobody is asked" in said(capsys)
+        assert "redirects to another place" in said(capsys)
         assert (len(asked.tokens), other.tokens) == (1, [])
 
 
@@ -310,7 +310,7 @@ def test_an_answer_of_no_server_of_persist_was_a_traceback(
         assert codes["usage"] == 3
         if status == 503 or not body.startswith(b'{"persist"'):
             assert codes["usage --json"] == 3
-        assert main(["doctor", "--url", asked.url]) in (2, 3)
+        assert main(["check", "--quick", "--url", asked.url]) in (2, 3)
 
 
 def test_rows_of_a_later_build_that_tell_more_were_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,8 +341,8 @@ def test_names_purposes_reasons_and_values_moved_the_cursor(tmp_path: Path, caps
             [key, *_] = [row["key"] for row in json.loads(capsys.readouterr().out)["rows"] if row["key"]]
             whats = [["state"], ["holds"], ["usage"], ["log"], ["state", "--from", "1", "--at", "4"]]
             commands = [["inspect", what, "orders", *more] for what, *more in whats]
-            commands += [["inspect", "part", key, "--rows", "2", "--keys"], ["doctor", "--held", "0s"]]
-            commands += [["inspect", "state", ESCAPES], ["doctor", ESCAPES]]
+            commands += [["inspect", "part", key, "--rows", "2", "--keys"], ["check", "--quick", "--held", "0s"]]
+            commands += [["inspect", "state", ESCAPES], ["check", "--quick", ESCAPES]]
             for words in commands:
                 main([*words, *at])
                 told = capsys.readouterr()
@@ -471,10 +471,10 @@ def test_a_token_with_a_prefix_was_told_the_names_of_other_shards(
         assert [row["shard"] for row in answer.json()["rows"]] == ["eu/clone", "eu/orders"]
         assert "hidden" not in answer.text
         assert answer.json()["about"]["published"] is None
-        assert "hidden" not in http.get("/v1/doctor?pattern=eu/*&behind=1s").text
+        assert "hidden" not in http.get("/v1/check?pattern=eu/*&behind=1s").text
         assert http.get("/v1/inspect/usage?pattern=us/*").status_code == 403
 
 
 def test_one_that_does_not_answer_is_passed_over() -> None:
     with closing(Answers(200, b'{"a": 1}')) as asked:
-        assert inspect_far.Server(f"http://127.0.0.1:1,{asked.url}", None).document("/v1/doctor", 5.0) == {"a": 1}
+        assert inspect_far.Server(f"http://127.0.0.1:1,{asked.url}", None).document("/v1/check", 5.0) == {"a": 1}

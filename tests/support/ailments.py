@@ -1,4 +1,4 @@
-"""Every finding of the doctor, provoked for real: how a location comes to it, and what is to be told of it."""
+"""Every finding of a check, provoked for real: how a location comes to it, and what is to be told of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 import persist
+from persist.check.beside import Beside, look_at_backups, served_by
+from persist.check.examining import Depth, Report, examined
+from persist.check.limits import ROLLUP_ENTRIES_MAX, Limits
 from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -23,17 +26,17 @@ from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.commit.published import Published
 from persist.commit.system import SystemClock
+from persist.copies.verify import How
 from persist.core import commands as c
 from persist.core.ids import ReaderId, WriterId
+from persist.core.record import replace
 from persist.core.state import Policy
-from persist.doctor.beside import Beside, look_at_backups, served_by
-from persist.doctor.examining import Report, examined
-from persist.doctor.limits import ROLLUP_ENTRIES_MAX, Limits
 from persist.inspect.looking import Look, look_at_directory
 from rpc.auth import read_ending
 from rpc.ending_tokens import tokens_seen
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
+from tests.support.damaged import Damaged, healthy
 from tests.support.inspected import PART, copied, everything, spoil_entry
 from tests.support.location import InlineBackground
 
@@ -85,12 +88,12 @@ def stored(world: World) -> dict[str, object]:
     return found | {f"log of {key}": world.consensus.scan(key, 1, 10_000) for key in keys}
 
 
-def at(place: Path, limits: Limits = CALM, around: Beside | None = None) -> Report:
+def at(place: Path, limits: Limits = CALM, around: Beside | None = None, depth: Depth | None = None) -> Report:
     """Of a directory, which is byte for byte the same after it."""
     before = everything(place)
     look = look_at_directory(place)
     try:
-        return examined(look, None, limits, around or Beside())
+        return examined(look, None, limits, around or Beside(), depth)
     finally:
         look.close()
         assert everything(place, but=SHARED) == {key: told for key, told in before.items() if not key.endswith(SHARED)}
@@ -569,6 +572,19 @@ def token_ends(place: Path) -> Told:
     assert [(one.scope, one.prefixes) for one in ending] == [("write", ("eu/",))]
     assert json.loads(file.read_text())["tokens"][0]["id"] == "etl"
     return Told(at(place, around=Beside(tokens=ending)), ("the token 'etl' has ended 2020-01-31T00:00:00Z",), None)
+
+
+@of("state-damaged")
+def batch_gone(place: Path) -> Told:
+    damaged = Damaged(healthy(place))
+    damaged.edit_batches(NAME, lambda batches: [batches[0], *batches[2:]])
+    return Told(at(place, depth=Depth(How())), ("do not tile",))
+
+
+@of("loan-broken")
+def loan_forgotten(place: Path) -> Told:
+    Damaged(healthy(place)).commit(NAME, lambda state: replace(state, loans={}))
+    return Told(at(place, depth=Depth(How())), ("which has not lent it",), "copy")
 
 
 @of("races-lost")

@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-_NAMED = "serve|compactor|gc|shards|inspect|doctor|cat|token|upgrade|create|import|head|count|tail|diff|export|drop"
+_NAMED = "serve|compactor|gc|shards|inspect|check|cat|token|upgrade|create|import|head|count|tail|diff|export|drop"
 _PERSIST = re.compile(rf"(?: {{4,}}|ExecStart=\S*/|)(persist (?:{_NAMED})\b.*)$")
 _COMMAND = re.compile(r"(curl|printf|persist|echo|pip|sleep) ")
 

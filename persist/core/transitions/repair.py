@@ -38,7 +38,7 @@ def replace_part(state: State, command: c.ReplacePart, context: Context) -> tupl
         mended = state.trace.splice(index, 1, [_mended(batch, old, new)])
         claims = {key: claim for key, claim in state.claims.items() if unreadable.isdisjoint(claim.inputs)}
         return replace(state, trace=mended, claims=claims), c.PartReplaced(old)
-    raise InvalidUsage(f"part {command.part} is not in shard {state.name!r}; `persist repair` lists what is wrong")
+    raise InvalidUsage(f"part {command.part} is not in shard {state.name!r}; `persist check --deep` lists the damage")
 
 
 def _mended(batch: HollowBatch, old: Part, new: Part | None) -> HollowBatch:

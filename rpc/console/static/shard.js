@@ -7,7 +7,7 @@ import { failure, pause, seen } from "./panel.js";
 import { commitsPanel } from "./commits.js";
 import { holdsPanel } from "./holds.js";
 import { latencyPanel } from "./metrics.js";
-import { doctorPanel, historyPanel } from "./told.js";
+import { checkPanel, historyPanel } from "./told.js";
 import { rowsPanel } from "./rows.js";
 import { tailPanel } from "./tail.js";
 import { tracePanel } from "./trace.js";
@@ -36,7 +36,7 @@ export function showShard(main, name, signal) {
     holdsPanel,
     commitsPanel,
     tailPanel,
-    doctorPanel,
+    checkPanel,
     latencyPanel, // as broad as two: with the four before it, it fills rows of two, and of three
     historyPanel,
   ];

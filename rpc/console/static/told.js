@@ -73,18 +73,18 @@ function line(entry) {
   ];
 }
 
-export function doctorPanel(shard) {
+export function checkPanel(shard) {
   let asked = false;
   const button = h("button", { type: "button", textContent: "Examine", onclick: () => examine() });
   const made = panel("Health", { tools: [button] });
-  made.empty("The doctor reads both stores, so it comes when you call it.");
+  made.empty("A check reads both stores, so it runs when you ask for it.");
 
   async function examine() {
     if (asked) return;
     asked = button.disabled = true;
     made.loading();
     try {
-      const report = await json("v1/doctor", { pattern: shard.name }, { signal: shard.signal });
+      const report = await json("v1/check", { pattern: shard.name }, { signal: shard.signal });
       const found = report.findings.map(finding);
       made.show(
         found.length

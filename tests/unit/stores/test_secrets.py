@@ -135,11 +135,10 @@ def test_what_is_no_argument_is_told_without_its_password(url: str, capsys: pyte
         ["shards", "--consenus", url],
         ["shards", f"--consenus={url}"],
         ["shards", url],
-        ["verify", url],
         [url],
         ["inspect", "state", url],
         ["inspect", "usage", url],
-        ["doctor", "--tokens", url],
+        ["check", "--quick", "--tokens", url],
     ):
         with suppress(SystemExit):
             assert main(words) != 0

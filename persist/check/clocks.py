@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from persist.check.diagnosis import Diagnosis, diagnosis
+from persist.check.limits import OFFSET_MS_MAX
+from persist.check.saying import age
+from persist.check.seen import Seen
 from persist.core.keys import belongs_to, born_ms, shard_of
-from persist.doctor.diagnosis import Diagnosis, diagnosis
-from persist.doctor.limits import OFFSET_MS_MAX
-from persist.doctor.saying import age
-from persist.doctor.seen import Seen
 
 REMEDY = "set the clocks by NTP on all machines that write, and on that of the blob store"
 

@@ -1,6 +1,6 @@
 """The JSON Schema of a report, generated from its records. `schema.json` beside this is the published copy.
 
-`python -m persist.doctor.published` writes it anew. Within one version fields, and ids, are only added.
+`python -m persist.check.json_schema` writes it anew. Within one version fields, and ids, are only added.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 
 from msgspec.json import schema_components
 
-from persist.doctor.examining import VERSION, Report
+from persist.check.examining import VERSION, Report
 from persist.inspect.json_schema import DIALECT, REFERENCE, to_text
 
 FILE = Path(__file__).with_name("schema.json")
 
 
 def schema() -> dict[str, Any]:
-    """The schema of what `persist doctor --json` prints."""
+    """The schema of what `persist check --json` prints."""
     [reference], definitions = schema_components([Report], ref_template=REFERENCE)
-    title = f"persist doctor --json, version {VERSION}"
+    title = f"persist check --json, version {VERSION}"
     return {"$schema": DIALECT, "title": title, **reference, "$defs": definitions}
 
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from persist.inspect.documents import JsonRecord
 
-PAGE = "docs/doctor.md"
+PAGE = "docs/check.md"
 # How bad a finding is. Critical: data is lost or cannot be read, or soon nothing can be written. Warning: what was
 # promised is not kept, or room is not given back. Note: it costs something, or will one day.
 CRITICAL, WARNING, NOTE = "critical", "warning", "note"
@@ -22,6 +22,8 @@ IDS: Mapping[str, str] = {
     "blob-missing": CRITICAL,
     "blob-damaged": CRITICAL,
     "log-damaged": CRITICAL,
+    "state-damaged": CRITICAL,
+    "loan-broken": CRITICAL,
     "disk-full": CRITICAL,
     "format-newer": CRITICAL,
     "marker-wrong": WARNING,
@@ -54,15 +56,16 @@ _ORDER = {found: number for number, found in enumerate(IDS)}
 
 
 class Diagnosis(JsonRecord, frozen=True):
-    """A finding. `shard` is the one it is of; null: it is of the location, or of what lies beside it.
+    """A finding. `shard` is the one it is of; null: it is of the location, or of what is beside it.
 
-    `what`, `cause` and `remedy` are a sentence each. `command` is one that helps; null: no command does. It takes the
-    same location as the doctor. `page` says more.
+    `key` is that of the blob; null: it is of none, or of several. `what`, `cause` and `remedy` are a sentence each.
+    `command` is one that helps; null: no command does. It takes the same location as the check. `page` says more.
     """
 
     id: Annotated[str, Meta(extra_json_schema={"enum": list(IDS)})]
     severity: Annotated[str, Meta(extra_json_schema={"enum": list(SEVERITIES)})]
     shard: str | None
+    key: str | None
     what: str
     cause: str
     remedy: str
@@ -70,11 +73,18 @@ class Diagnosis(JsonRecord, frozen=True):
     page: str
 
 
-def diagnosis(
-    found: str, shard: str | None, what: str, *, cause: str, remedy: str, command: str | None = None
+def diagnosis(  # noqa: PLR0913 - each is a field
+    found: str,
+    shard: str | None,
+    what: str,
+    *,
+    cause: str,
+    remedy: str,
+    command: str | None = None,
+    key: str | None = None,
 ) -> Diagnosis:
     """The finding of this id, which is one of `IDS`."""
-    return Diagnosis(found, IDS[found], shard, what, cause, remedy, command, f"{PAGE}#{found}")
+    return Diagnosis(found, IDS[found], shard, key, what, cause, remedy, command, f"{PAGE}#{found}")
 
 
 def ranked(found: Iterator[Diagnosis]) -> list[Diagnosis]:

@@ -10,14 +10,16 @@ from typing import Any, Literal
 
 from msgspec import ValidationError, convert
 
+from blob import Blob
+from persist.check import beside, clocks, forgetting, holding, intact, location, upkeep
+from persist.check.beside import NOTHING_BESIDE, Beside
+from persist.check.clocks import ClocksSeen
+from persist.check.diagnosis import Diagnosis, ranked
+from persist.check.limits import Limits
+from persist.check.seen import Seen, seen_of
 from persist.copies.lost_logs import lost_logs
+from persist.copies.verify import How, verified
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
-from persist.doctor import beside, clocks, forgetting, holding, intact, location, upkeep
-from persist.doctor.beside import NOTHING_BESIDE, Beside
-from persist.doctor.clocks import ClocksSeen
-from persist.doctor.diagnosis import Diagnosis, ranked
-from persist.doctor.limits import Limits
-from persist.doctor.seen import Seen, seen_of
 from persist.inspect.documents import Findings, JsonRecord, instant
 from persist.inspect.looking import LocationSummary, Look, location_summary
 from persist.inspect.shard_patterns import check_named, matching, prefix_of
@@ -30,11 +32,11 @@ _NAME = re.compile(r"[A-Za-z0-9._/-]*")
 
 Check = Callable[[Seen], Iterator[Diagnosis]]
 
-# What is asked of each shard.
+# What a quick look finds of damage. Deeper ones replay the log and read blobs instead (`persist.copies.verify`).
+OF_DAMAGE: tuple[Check, ...] = (intact.log_damaged, intact.blobs)
+# What is asked of each shard, at every depth.
 OF_SHARD: tuple[Check, ...] = (
     intact.shard_unreadable,
-    intact.log_damaged,
-    intact.blobs,
     forgetting.history_behind,
     forgetting.retention_behind,
     forgetting.retention_held,
@@ -59,7 +61,7 @@ class Report(JsonRecord, frozen=True):
     `shards` is how many were looked at. `findings` has the worst first; `left_out` more were found than it tells.
     """
 
-    persist: Literal["doctor"]
+    persist: Literal["check"]
     version: Literal[1]
     at: str | None
     pattern: str | None
@@ -74,6 +76,14 @@ class Report(JsonRecord, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Depth:
+    """How far shards are verified, and the blob store from which parts are read (None: that of the location)."""
+
+    how: How
+    blob: Blob | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Looked:
     """What is kept of a shard that was looked at. `first_ms`: when its log begins."""
 
@@ -85,9 +95,13 @@ class _Looked:
 
 
 def examined(
-    look: Look, pattern: str | None = None, limits: Limits | None = None, around: Beside = NOTHING_BESIDE
+    look: Look,
+    pattern: str | None = None,
+    limits: Limits | None = None,
+    around: Beside = NOTHING_BESIDE,
+    depth: Depth | None = None,
 ) -> Report:
-    """Examine the shards whose names match (None: all), and the location. Nothing is written.
+    """Examine the shards whose names match (None: all), and the location. Nothing is written. `depth` None: quickly.
 
     Raises InvalidUsage (UnknownShard: no such shard, where one was named), Unavailable, Corruption (a store is damaged
     as a whole).
@@ -104,7 +118,8 @@ def examined(
     looked: list[_Looked] = []
     found: list[Diagnosis] = []
     names = matching(look, pattern, with_dropped=False)
-    for one in in_order(lambda name: _examined(look, name, now_ms, limits), names, READERS):
+    readers = READERS if depth is None else 1
+    for one in in_order(lambda name: _examined(look, name, now_ms, limits, depth), names, readers):
         if one is not None:
             found += one.found
             looked.append(one)
@@ -127,15 +142,19 @@ def report(
     """The findings, ranked."""
     best = ranked(iter(found))
     more = max(0, len(best) - TOLD_MAX)
-    return Report("doctor", VERSION, instant(now_ms), pattern, told, shards, best[:TOLD_MAX], left_out + more)
+    return Report("check", VERSION, instant(now_ms), pattern, told, shards, best[:TOLD_MAX], left_out + more)
 
 
-def _examined(look: Look, name: str, now_ms: int, limits: Limits) -> _Looked | None:
+def _examined(look: Look, name: str, now_ms: int, limits: Limits, depth: Depth | None) -> _Looked | None:
     """None: the shard was dropped meanwhile."""
     seen = seen_of(look, name, now_ms, limits)
     if seen is None or (seen.state is not None and seen.state.tombstone):
         return None
-    found = [one for check in OF_SHARD for one in _found(check, seen)]
+    checks = OF_SHARD if depth is not None else (*OF_DAMAGE, *OF_SHARD)
+    found = [one for check in checks for one in _found(check, seen)]
+    if depth is not None:
+        for one in verified(look, [name], depth.how, depth.blob):
+            found += map(intact.of_fault, one.faults)
     committed_ms = 0 if seen.state is None else seen.state.walltime_ms
     return _Looked(name, found, clocks.clocks_of(seen, look.clock.now_ms()), committed_ms, seen.log.first_ms)
 
@@ -172,6 +191,4 @@ def report_of(document: Any) -> Report:
     try:
         return convert(document, Report)
     except ValidationError as error:
-        raise InvalidUsage(
-            f"the answer is no report of this version of the doctor: ask with the persist that made it ({error!s:.100})"
-        ) from error
+        raise InvalidUsage(f"the answer is no report of this version of persist check: {error!s:.100}") from error

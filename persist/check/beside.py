@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from blob import BlobMisconfigured, open_blob
 from blob.secrets import without_secrets
+from persist.check.diagnosis import Diagnosis, diagnosis
+from persist.check.limits import FAILURES_MANY, FAILURES_PERCENT_MAX, RACES_MANY, RACES_PERCENT_MAX, Limits
+from persist.check.saying import age, at, many, some
 from persist.commit.counters import MachineMetrics
 from persist.commit.location import Location
 from persist.commit.system import Clock, SystemIds
 from persist.copies.backup_store import BackupStore, Listed
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.doctor.diagnosis import Diagnosis, diagnosis
-from persist.doctor.limits import FAILURES_MANY, FAILURES_PERCENT_MAX, RACES_MANY, RACES_PERCENT_MAX, Limits
-from persist.doctor.saying import age, at, many, some
 from persist.formats.store_errors import translated
 from persist.inspect.looking import LookedBlob
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from persist.doctor.limits import KEYS_TOLD_MAX
+from persist.check.limits import KEYS_TOLD_MAX
 from persist.inspect.documents import instant
 
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"))

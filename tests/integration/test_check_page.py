@@ -1,4 +1,4 @@
-"""docs/doctor.md: a heading for every finding, its examples are run, and each row of what is refused is provoked."""
+"""docs/check.md: a heading for every finding, its examples are run, and each row of what is refused is provoked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
+from persist.check.diagnosis import IDS
+from persist.check.examining import Report
+from persist.check.limits import AGES, Limits
 from persist.cli.__main__ import main
 from persist.commit.location import open_location
-from persist.doctor.diagnosis import IDS
-from persist.doctor.examining import Report
-from persist.doctor.limits import AGES, Limits
 from persist.inspect import looking
 from rpc.app import create_app
 from rpc.auth import mint
@@ -28,8 +28,8 @@ from tests.support.pages import blocks, page
 from tests.support.refused import check_refused, emptied, without
 from tests.test_pages import anchors
 
-PAGE = "docs/doctor.md"
-GOLDEN = Path(__file__).parent / "doctored"
+PAGE = "docs/check.md"
+GOLDEN = Path(__file__).parent / "checked"
 EXAMPLES = [block for block in blocks(PAGE) if block.language == "sh"]
 SCHEMA = pa.schema([("id", pa.int64())])
 FOUND = 1
@@ -86,7 +86,17 @@ def test_of_a_frozen_location_it_prints_what_it_did(
     monkeypatch.setattr(looking, "SystemClock", FixedClock)
     place, file = undated(copied(tmp_path / "location")), GOLDEN / f"frozen.{form}"
     before = everything(place)
-    words = ["doctor", "--held", "12h", "--free", "0", "--dir", str(place), *(["--json"] if form == "json" else [])]
+    words = [
+        "check",
+        "--quick",
+        "--held",
+        "12h",
+        "--free",
+        "0",
+        "--dir",
+        str(place),
+        *(["--json"] if form == "json" else []),
+    ]
     assert main(words) == FOUND
     assert everything(place) == before
     told = capsys.readouterr()
@@ -100,9 +110,9 @@ def test_where_nothing_is_wrong_it_says_so(tmp_path: Path, capsys: pytest.Captur
     place = tmp_path / "location"
     with persist.connect(f"persist://{place}") as client:
         client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1}])
-    assert main(["doctor", "--free", "0", "--dir", str(place)]) == 0
+    assert main(["check", "--quick", "--free", "0", "--dir", str(place)]) == 0
     assert capsys.readouterr().out == "1 shard looked at, nothing is wrong\n"
-    assert main(["doctor", "orders", "--free", "0", "--json", "--dir", str(place)]) == 0
+    assert main(["check", "--quick", "orders", "--free", "0", "--json", "--dir", str(place)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["pattern"], document["shards"], document["findings"]) == ("orders", 1, [])
 
@@ -110,7 +120,7 @@ def test_where_nothing_is_wrong_it_says_so(tmp_path: Path, capsys: pytest.Captur
 def test_a_pattern_names_the_shards_that_are_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = undated(copied(tmp_path / "location"))
     for pattern, shards in (("eu/*", 1), ("t*", 3), ("none*", 0)):
-        main(["doctor", pattern, "--json", "--free", "0", "--dir", str(place)])
+        main(["check", "--quick", pattern, "--json", "--free", "0", "--dir", str(place)])
         document = json.loads(capsys.readouterr().out)
         assert document["shards"] == shards
         names = {one["shard"] for one in document["findings"]} - {None}
@@ -166,6 +176,13 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "`--url` that is none": lambda p: ["--url", "host:8787"],
     "`--url` where nobody answers": lambda p: ["--url", f"http://127.0.0.1:{free_port()}"],
     "a consensus store that is damaged as a whole": spoilt,
+    "`--quick` with `--repair`": lambda p: at(p, "orders", "--quick", "--repair", "--excise", "p1"),
+    "`--yes` without `--repair`": lambda p: at(p, "orders", "--yes"),
+    "`--repair` without a way": lambda p: at(p, "orders", "--repair"),
+    "`--repair` through a server": lambda p: ["orders", "--repair", "--excise", "p1", "--url", "http://127.0.0.1:1"],
+    "`--deep` through a server": lambda p: ["--deep", "--url", "http://127.0.0.1:1"],
+    "`--rate` without `--deep`": lambda p: at(p, "--rate", "1MiB"),
+    "`--rate` below 1,024, or no number of bytes": lambda p: at(p, "--deep", "--rate", "5"),
 }  # fmt: skip
 MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("a pattern with characters that no name has", lambda p: at(p, "x" * 300)),
@@ -177,6 +194,7 @@ MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("`--backup-age` that is no age", lambda p: at(p, "--backup-age", "none")),
     ("`--dir` whose log, or blobs, are not there", lambda p: at(without(p, "blob"))),
     ("`--url` that is none", lambda p: ["--url", "http://"]),
+    ("`--rate` below 1,024, or no number of bytes", lambda p: at(p, "--deep", "--rate", "fast")),
 ]
 OVER_HTTP: dict[str, str] = {
     "a pattern with characters that no name has": "?pattern=a%20b*",
@@ -210,7 +228,7 @@ def test_what_is_wrong_is_one_sentence_with_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = wrong(copied(tmp_path / "location"))
-    check_refused("doctor", arguments, documented()[row][:2], capsys, monkeypatch)
+    check_refused("check", arguments, documented()[row][:2], capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("row", OVER_HTTP)
@@ -227,7 +245,7 @@ def test_what_is_wrong_has_its_status_over_http(row: str, tmp_path: Path) -> Non
     headers = {} if who is None else {"authorization": f"Bearer {tokens[who]}"}
     location = open_location(f"persist://{copied(tmp_path / 'location')}")
     with TestClient(create_app(location, ServerSettings(tokens_file=str(file)))) as http:
-        answer = http.get(f"/v1/doctor{OVER_HTTP[row]}", headers=headers)
+        answer = http.get(f"/v1/check{OVER_HTTP[row]}", headers=headers)
     location.close()
     kind, _, status = documented()[row]
     assert (answer.json()["kind"], answer.status_code) == (kind, int(status))
@@ -236,6 +254,6 @@ def test_what_is_wrong_has_its_status_over_http(row: str, tmp_path: Path) -> Non
 def test_an_argument_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["a", "b"], ["--more"], ["--held"]):
         with pytest.raises(SystemExit) as ended:
-            main(["doctor", *words])
+            main(["check", "--quick", *words])
         assert ended.value.code == 2
-    assert "usage: persist doctor" in capsys.readouterr().err
+    assert "usage: persist check" in capsys.readouterr().err

@@ -1,11 +1,9 @@
-"""`persist verify`: whether everything that shards need is there and sound, of stores that it leaves as they are."""
+"""`persist check` at its depths: whether everything that shards need is there and sound. It changes no store."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,20 @@ import pytest
 
 import persist
 from compactor.worker import Worker
+from persist.check.diagnosis import IDS
+from persist.check.intact import ADVICE, OF_KIND
 from persist.cli.__main__ import main
-from persist.cli.commands import parser_of
-from persist.cli.verify import run
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.bundler import keys_in
 from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
+from persist.copies.found import Kind
 from persist.copies.pace import PacedBlob
 from persist.copies.verify import How, Verified, verified
-from persist.core.errors import InvalidUsage, PersistError
+from persist.core.errors import InvalidUsage
 from persist.core.keys import is_bundle_key
 from persist.core.state import Policy
 from tests.support.clocks import Machine, World
-from tests.support.pages import ROOT
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -54,14 +52,14 @@ def root(tmp_path: Path) -> Path:
     return filled(tmp_path / "data")
 
 
-def verify(
+def check(
     root: Path, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
-    """The exit code, the faults, and the sums."""
+    """The exit code, the findings, and the report."""
     capsys.readouterr()
-    code = main(["verify", "--dir", str(root), *arguments])
-    *faults, totals = map(json.loads, capsys.readouterr().out.splitlines())
-    return code, faults, totals
+    code = main(["check", "--free", "0", "--json", "--dir", str(root), *arguments])
+    document = json.loads(capsys.readouterr().out)
+    return code, document["findings"], document
 
 
 def contents(root: Path) -> dict[str, str]:
@@ -91,12 +89,11 @@ def shortened(file: Path) -> None:
 
 def test_a_sound_location_is_left_as_it_is(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(root)
-    code, faults, totals = verify(root, capsys)
-    assert (code, faults, totals["shards"], totals["faults"]) == (0, [], 3, 0)
-    assert totals["blobs"] == sum(len(blobs(root, "", name)) for name in NAMES)
-    assert verify(root, capsys, "--deep")[0] == 0
-    assert verify(root, capsys, "--prefix", "eu/")[2]["shards"] == 2
-    assert verify(root, capsys, "us/orders")[2]["shards"] == 1
+    for depth in ([], ["--quick"], ["--deep"]):
+        code, found, report = check(root, capsys, *depth)
+        assert (code, found, report["shards"]) == (0, [], 3)
+    assert check(root, capsys, "eu/*", "--deep")[2]["shards"] == 2
+    assert check(root, capsys, "us/orders")[2]["shards"] == 1
     assert contents(root) == before
 
 
@@ -116,12 +113,12 @@ def test_what_is_damaged_is_named(
     file = blobs(root, ending)[0]
     damage(file)
     before = contents(root)
-    code, faults, totals = verify(root, capsys, *found_by)
-    assert (code, {fault["shard"] for fault in faults}, totals["shards"]) == (1, {"eu/orders"}, 3)
+    code, faults, report = check(root, capsys, *found_by)
+    assert (code, {fault["shard"] for fault in faults}, report["shards"]) == (1, {"eu/orders"}, 3)
     key = str(file.relative_to(root / "blob"))
     assert any(what in fault["what"] and (fault["key"] in (key, None) or key in fault["what"]) for fault in faults)
     assert contents(root) == before
-    assert verify(root, capsys, "us/orders", *found_by)[0] == 0
+    assert check(root, capsys, "us/orders", *found_by)[0] == 0
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, shortened, flipped])
@@ -144,7 +141,7 @@ def test_what_a_bundle_lists_is_looked_at_too(
         [found] = of(location)
         assert (found.faults, found.blobs > len(set(machine.state().blob_keys()))) == ((), True)
     damage(root / "blob" / key)
-    code, faults, _ = verify(root, capsys, "--deep")
+    code, faults, _ = check(root, capsys, "--deep")
     assert (code, {fault["key"] for fault in faults}) == (1, {key})
 
 
@@ -208,53 +205,17 @@ def test_reading_keeps_to_its_rate(machine_with_orders: Machine) -> None:
     assert 9_000 <= world.true_ms - before_ms <= 11_000
 
 
-REFUSED = {
-    "names and `--prefix`": (["eu/orders", "--prefix", "eu/"], "give names or --prefix, not both"),
-    "both `--quick` and `--deep`": (["--quick", "--deep"], "three depths"),
-    "a name that no shard can have": (["../x"], "shard name"),
-    "a shard that is not there, or was dropped": (["nobody"], "of these 1 shards 1 are not there"),
-    "`--rate` without `--deep`": (["--rate", "1MiB"], "rate is for deep"),
-    "`--rate` below 1,024": (["--deep", "--rate", "5"], "must be at least 1024"),
-    "`--rate` that is no number of bytes": (["--deep", "--rate", "fast"], "--rate is 'fast'"),
-    "a directory that is not there": (["--dir", "nowhere"], "does not exist"),
-    "stores of two locations": ([], "belong"),
-}
-
-
-@pytest.mark.parametrize("row", REFUSED)
-def test_what_is_wrong_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str) -> None:
-    """Each row of the page: its kind, its exit code, and nothing is written."""
-    arguments, sentence = REFUSED[row]
-    if row == "stores of two locations":
-        other = filled(tmp_path / "other")
-        shutil.rmtree(root / "blob")
-        shutil.copytree(other / "blob", root / "blob")
-    there = str(root) if "--dir" not in arguments else str(tmp_path / "nowhere")
-    given = [word for word in arguments if word not in ("--dir", "nowhere")]
-    before = contents(root)
-    words = ["verify", "--dir", there, *given]
-    capsys.readouterr()
-    code = main(words)
-    assert sentence in capsys.readouterr().err
-    with pytest.raises(PersistError) as refused:
-        run(parser_of("verify")[1].parse_args(words[1:]))
-    assert f"| {row} | `{refused.value.kind}` | {code} |" in (ROOT / "docs" / "verify.md").read_text().splitlines()
-    assert contents(root) == before
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_the_page_has_no_other_rows_of_bad_input() -> None:
-    page = (ROOT / "docs" / "verify.md").read_text()
-    assert re.findall(r"^\| ([^|]+) \| `\w+` \| \d \|$", page, re.MULTILINE) == list(REFUSED)
-
-
-def test_a_quick_look_reads_no_blob_but_rollups(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_depth_reads_more(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in blobs(root, ".parquet"):
-        file.unlink()
-    assert verify(root, capsys, "--quick")[0] == 0
-    assert verify(root, capsys)[0] == 1
+        flipped(file)
+    assert [check(root, capsys, *depth)[0] for depth in (["--quick"], [], ["--deep"])] == [0, 0, 1]
     flipped(blobs(root, ".rollup")[0])
-    assert verify(root, capsys, "--quick")[0] == 1
+    assert [check(root, capsys, *depth)[0] for depth in (["--quick"], [])] == [1, 1]
+
+
+def test_every_kind_of_fault_is_a_finding() -> None:
+    assert set(OF_KIND) == set(Kind)
+    assert set(OF_KIND.values()) == set(ADVICE) <= set(IDS)
 
 
 def test_a_rate_without_deep_is_refused_in_python_too(machine_with_orders: Machine) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from persist.check.diagnosis import Diagnosis, diagnosis
+from persist.check.limits import DAY_MS, HELD_ENTRIES_MANY, LAPSES_MANY, READERS_MANY, WRITERS_MANY
+from persist.check.saying import age, at, many, size
+from persist.check.seen import Seen
 from persist.core.antichain import Antichain
 from persist.core.errors import PersistError, UnknownShard
 from persist.core.ids import CriticalReaderId, ReaderId, critical_reader_id_of
 from persist.core.keys import born_ms, is_rollup_key
 from persist.core.state import CriticalReader, LeasedReader, State, latest_time
-from persist.doctor.diagnosis import Diagnosis, diagnosis
-from persist.doctor.limits import DAY_MS, HELD_ENTRIES_MANY, LAPSES_MANY, READERS_MANY, WRITERS_MANY
-from persist.doctor.saying import age, at, many, size
-from persist.doctor.seen import Seen
 from persist.inspect.states import newest
 from persist.regions.holding import PURPOSE as REGION
 

@@ -1,4 +1,4 @@
-"""What is wrong with a location, as `persist doctor` tells it, and as the server itself knows besides."""
+"""The findings of a quick check of a location, with those that the server itself adds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
+from persist.check.beside import Beside, served_by
+from persist.check.examining import examined
+from persist.check.limits import AGES, FREE, Limits, read_limits
 from persist.core.commands import ADMIN
-from persist.doctor.beside import Beside, served_by
-from persist.doctor.examining import examined
-from persist.doctor.limits import AGES, FREE, Limits, read_limits
 from persist.inspect.looking import look_into
 from persist.inspect.shard_patterns import prefix_of
 from rpc.auth import Principal
@@ -19,7 +19,7 @@ from rpc.ending_tokens import tokens_seen
 from rpc.route import Router
 from rpc.service import Service, principal_of, service_of
 
-router = Router(prefix="/v1", tags=["doctor"])
+router = Router(prefix="/v1", tags=["check"])
 
 
 def _limits(
@@ -31,13 +31,13 @@ def _limits(
     return read_limits(held, behind, "", token_age, free)
 
 
-@router.on("GET", "/doctor", (ADMIN,), summary="What is wrong with the location and its shards, why, and what helps")
-async def doctor(
+@router.on("GET", "/check", (ADMIN,), summary="What is wrong with the location and its shards, why, and what helps")
+async def check(
     request: Request,
     limits: Annotated[Limits, Depends(_limits)],
     pattern: Annotated[str, Query(description="Shards whose names match, such as eu/*.", max_length=256)] = "",
 ) -> Response:
-    """The document is that of `persist doctor --json`; docs/doctor.md has a paragraph for each `id` of a finding.
+    """The document is that of `persist check --quick --json`; docs/check.md has a paragraph for each `id` of a finding.
 
     The server adds what it knows: races that it lost, calls to the stores that failed, its clock, tokens that end. A
     token that is good for some prefixes only is told nothing of other tokens, of disks and of calls. It counts as a

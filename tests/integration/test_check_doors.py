@@ -1,4 +1,4 @@
-"""`persist doctor` through a server, beside writers, with stores that are away, and with the right to read alone."""
+"""`persist check` through a server, beside writers, with stores that are away, and with the right to read alone."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from blob import BlobUnavailable
 from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
+from persist.check.examining import examined
+from persist.check.seen import seen_of
 from persist.cli.__main__ import main
 from persist.cli.inspect import FOUND, HEALTHY, UNREACHABLE
 from persist.commit.location import open_location
 from persist.core.errors import Unavailable
-from persist.doctor.examining import examined
-from persist.doctor.seen import seen_of
 from persist.inspect.looking import Look
 from rpc.app import create_app
 from rpc.auth import mint
@@ -51,7 +51,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def ended(place: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    code = main(["doctor", *words, *CALMLY, "--json"])
+    code = main(["check", "--quick", *words, *CALMLY, "--json"])
     told = capsys.readouterr()
     assert told.err == ""
     document: dict[str, Any] = json.loads(told.out)
@@ -96,7 +96,7 @@ def test_a_token_that_is_good_for_a_prefix_is_told_of_its_shards_alone(
     assert document["shards"] == 1
     assert {one["shard"] for one in document["findings"]} <= {None, "eu/copies"}
     for words in ([], ["*"], ["o*"], ["orders"]):
-        assert main(["doctor", *words, "--url", here.server.url]) == 2
+        assert main(["check", "--quick", *words, "--url", here.server.url]) == 2
         assert "the token 'eu'" in capsys.readouterr().err
 
 
@@ -105,7 +105,7 @@ def test_only_who_may_administer_is_answered(
 ) -> None:
     for given, said in (("write", "has no scope 'admin'"), ("", "wants a token")):
         monkeypatch.setenv("PERSIST_TOKEN", here.tokens.get(given, ""))
-        assert main(["doctor", "--url", here.server.url]) == 2
+        assert main(["check", "--quick", "--url", here.server.url]) == 2
         assert said in capsys.readouterr().err
 
 
@@ -139,13 +139,13 @@ def test_a_server_tells_of_tokens_of_its_file_and_counts_the_requests(tmp_path: 
     file.write_text(json.dumps({"tokens": entries}))
     location = memory_location()
     with TestClient(create_app(location, ServerSettings(tokens_file=str(file)))) as http:
-        answer = http.get("/v1/doctor?free=0", headers={"authorization": f"Bearer {token}"})
+        answer = http.get("/v1/check?free=0", headers={"authorization": f"Bearer {token}"})
         assert answer.status_code == 200
         told = [one["what"] for one in answer.json()["findings"]]
         assert told == ["the token 'etl' ends in 3 days, 1970-01-05T00:00:00Z"]
-        few = http.get("/v1/doctor?pattern=eu/*", headers={"authorization": f"Bearer {limited}"}).json()
+        few = http.get("/v1/check?pattern=eu/*", headers={"authorization": f"Bearer {limited}"}).json()
         assert few["findings"] == []
-        assert 'verb="doctor"' in http.get("/metrics", headers={"authorization": f"Bearer {token}"}).text
+        assert 'verb="check"' in http.get("/metrics", headers={"authorization": f"Bearer {token}"}).text
     location.close()
 
 
@@ -153,10 +153,10 @@ def test_what_cannot_be_asked_is_refused() -> None:
     location = memory_location()
     with TestClient(create_app(location, ServerSettings(insecure=True))) as http:
         for query in ("held=x", "free=1000", "more=1", "backup_age=1d", "held=1d&held=2d", f"pattern={'x' * 200}%20"):
-            answer = http.get(f"/v1/doctor?{query}")
+            answer = http.get(f"/v1/check?{query}")
             assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), query
-        assert http.post("/v1/doctor").status_code == 405
-        assert http.get("/v1/doctor?free=0").json()["findings"] == []
+        assert http.post("/v1/check").status_code == 405
+        assert http.get("/v1/check?free=0").json()["findings"] == []
     location.close()
 
 
@@ -164,7 +164,7 @@ def test_a_server_of_a_copy_refuses() -> None:
     location = memory_location()
     with TestClient(create_app(location, ServerSettings(insecure=True))) as http:
         location.is_copy = True
-        answer = http.get("/v1/doctor")
+        answer = http.get("/v1/check")
         assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
         assert "ask a server at home" in answer.json()["detail"]
     location.close()
@@ -176,9 +176,9 @@ def test_more_at_once_than_there_is_room_for_are_refused() -> None:
     with TestClient(app) as http:
         snapshots = app.state.service.snapshots
         snapshots.take(snapshots.most)
-        assert http.get("/v1/doctor").status_code == 429
+        assert http.get("/v1/check").status_code == 429
         snapshots.give_back(snapshots.most)
-        assert http.get("/v1/doctor").status_code == 200
+        assert http.get("/v1/check").status_code == 200
         assert snapshots.taken == 0
     location.close()
 
@@ -187,7 +187,7 @@ def test_more_at_once_than_there_is_room_for_are_refused() -> None:
     ("body", "status", "length", "code"),
     [
         (b"<html>", 200, None, 3),
-        (b'{"persist": "doctor"', 200, 1000, 3),
+        (b'{"persist": "check"', 200, 1000, 3),
         (b"[]", 200, None, 2),
         (b'{"persist": "inspect", "version": 1}', 200, None, 2),
         (b"<html>", 502, None, 3),
@@ -199,7 +199,7 @@ def test_an_answer_that_is_none_is_told(
     body: bytes, status: int, length: int | None, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with answering(body, status, length) as url:
-        assert main(["doctor", "--url", url]) == code
+        assert main(["check", "--quick", "--url", url]) == code
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -212,7 +212,7 @@ def test_credentials_that_may_only_read_are_enough(open_to_all: Path) -> None:
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = everything(place)
     command = [sys.executable, "-c", AS_NOBODY, str(place)]
-    lines = f"doctor --dir {place}\ndoctor eu/* --json --dir {place}"
+    lines = f"check --quick --dir {place}\ncheck --quick eu/* --json --dir {place}"
     ran = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=WAIT_S)
     assert ran.stderr == ""
     assert ran.stdout.splitlines()[-1] == f"codes {[FOUND] * 2}"
@@ -277,7 +277,7 @@ def test_a_store_that_goes_away_is_told_and_no_half_a_report() -> None:
 
 
 def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--url", "http://127.0.0.1:1"]) == UNREACHABLE
+    assert main(["check", "--quick", "--url", "http://127.0.0.1:1"]) == UNREACHABLE
     assert "does not answer" in capsys.readouterr().err
 
 

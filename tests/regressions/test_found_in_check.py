@@ -1,8 +1,7 @@
-"""What `persist verify` and `persist doctor` said wrongly, each as a short story."""
+"""Faults that `persist check` had, each as a short story."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,13 +17,13 @@ import pytest
 import persist
 from blob.forwarding import ForwardingBlob
 from compactor.worker import Worker, WorkerSettings
+from persist.check.beside import Served, store_failing
 from persist.cli.__main__ import main
 from persist.commit.collector import Collector
 from persist.commit.location import LocationSettings
 from persist.copies.verify import How, verified
 from persist.core.ids import critical_reader_id_of
 from persist.core.state import Policy
-from persist.doctor.beside import Served, store_failing
 from tests.support.ailments import DAY_MS, HOUR_MS, NAME, SCHEMA, World, examine, made
 from tests.support.damaged import Damaged
 from tests.support.read_comparison import reader_differences
@@ -43,12 +42,6 @@ def place(tmp_path: Path) -> Path:
             for number in range(6):
                 shard.insert([{"id": number, "note": "x"}])
     return tmp_path / "data"
-
-
-def lines(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[dict[str, object]]]:
-    capsys.readouterr()
-    code = main(["verify", *words])
-    return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.map_(pa.string(), pa.list_(pa.int64()))], ids=str)
@@ -149,11 +142,9 @@ def test_a_shard_that_never_stands_still_has_only_faults_that_two_looks_meet() -
 def test_a_lost_log_is_told_by_all_who_look_at_everything(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with sqlite3.connect(place / "consensus.db") as log:
         log.execute("delete from consensus_log where key = 'eu/orders'")
-    code, told = lines(capsys, "--dir", str(place))
-    assert code == 1
-    assert [(line["shard"], line["kind"]) for line in told[:-1]] == [("eu/orders", "log")]
-    assert main(["doctor", "--dir", str(place), "--free", "0"]) == 1
-    assert "CRITICAL shard-unreadable eu/orders" in capsys.readouterr().out
+    for depth in ([], ["--quick"]):
+        assert main(["check", *depth, "--dir", str(place), "--free", "0"]) == 1
+        assert "CRITICAL shard-unreadable eu/orders" in capsys.readouterr().out
 
 
 def test_the_state_of_another_shard_is_damage_and_is_not_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,15 +152,17 @@ def test_the_state_of_another_shard_is_damage_and_is_not_told(place: Path, capsy
     rollups = [damaged.state(name).rollups for name in ("eu/orders", "us/orders")]
     first, second = (named[max(named)].key for named in rollups)  # one shard may have made more of them than the other
     damaged.write(first, damaged.read(second))
-    assert main(["doctor", "--dir", str(place), "--free", "0"]) == 1
+    assert main(["check", "--quick", "--dir", str(place), "--free", "0"]) == 1
     said = capsys.readouterr().out
     assert "CRITICAL blob-damaged eu/orders" in said
     assert "log-damaged" not in said  # the log is whole: its remedy would not help
     assert "us/orders" not in said
 
 
-@pytest.mark.parametrize("lost", ["everything", "the log", "an epoch"])
-def test_verify_makes_and_repairs_nothing(place: Path, lost: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("lost", "code"), [("everything", 2), ("the log", 3), ("an epoch", 1)])
+def test_a_check_makes_and_repairs_nothing(
+    place: Path, lost: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     if lost == "everything":
         shutil.rmtree(place)
         place.mkdir()
@@ -179,19 +172,19 @@ def test_verify_makes_and_repairs_nothing(place: Path, lost: str, capsys: pytest
     else:
         (place / "blob" / "epoch" / "1").unlink()
     before = {path: path.stat().st_size for path in place.rglob("*")}
-    assert main(["verify", "--deep", "--dir", str(place)]) == 1
+    assert main(["check", "--deep", "--free", "0", "--dir", str(place)]) == code
     assert {path: path.stat().st_size for path in place.rglob("*")} == before
-    assert ('"kind": "location"' in capsys.readouterr().out) == (lost == "an epoch")
+    assert ("stores-mispaired" in capsys.readouterr().out) == (lost == "an epoch")
 
 
 @pytest.mark.parametrize("words", [["--dir", ""], ["--blob", "", "--consensus", ""]])
 def test_an_empty_argument_is_no_default(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", *words]) == 1
+    assert main(["check", *words]) == 2
     assert "is empty" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_look_that_waits_for_its_rate(place: Path) -> None:
-    command = [sys.executable, "-m", "persist.cli", "verify", "--deep", "--rate", "1024", "--dir", str(place)]
+    command = [sys.executable, "-m", "persist.cli", "check", "--deep", "--rate", "1024", "--dir", str(place)]
     with persist.connect(f"persist://{place}", collect=False) as client:
         note = os.urandom(100_000).hex()
         client.shard("eu/orders").insert([{"id": 1, "note": note}])
@@ -203,7 +196,7 @@ def test_ctrl_c_ends_a_look_that_waits_for_its_rate(place: Path) -> None:
     assert process.returncode != 0
 
 
-# --- the doctor
+# --- what is held, and who
 
 
 def test_all_critical_readers_are_looked_at() -> None:
@@ -243,11 +236,11 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert main(["doctor", "--free", "0", "--tokens", str(tmp_path / "pipe"), "--dir", str(place)]) == 2
+    assert main(["check", "--quick", "--free", "0", "--tokens", str(tmp_path / "pipe"), "--dir", str(place)]) == 2
     assert "no regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("limit", ["--held", "--behind", "--token-age", "--free"])
-def test_an_empty_limit_of_the_doctor_was_taken_as_the_default(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--dir", "nowhere", limit, ""]) == 2
+def test_an_empty_limit_was_taken_as_the_default(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--quick", "--dir", "nowhere", limit, ""]) == 2
     assert f"{limit} is empty: give a value, or leave it out" in capsys.readouterr().err

@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from blob.private import is_open
+from persist.check.diagnosis import Diagnosis, diagnosis
+from persist.check.limits import HOUR_MS, Limits
+from persist.check.saying import age, at, size
 from persist.core.publications import BEATS, is_beat_key
-from persist.doctor.diagnosis import Diagnosis, diagnosis
-from persist.doctor.limits import HOUR_MS, Limits
-from persist.doctor.saying import age, at, size
 from persist.formats.store_errors import translated
 from persist.inspect.documents import Finding
 from persist.inspect.looking import Look

@@ -1,4 +1,4 @@
-"""`persist doctor`: each finding is provoked for real, and a location that is well has none."""
+"""`persist check`: each finding is provoked for real, and a location that is well has none."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.check import json_schema
+from persist.check.diagnosis import IDS, SEVERITIES, diagnosis, ranked
+from persist.check.examining import OF_DAMAGE, OF_SHARD, Report, examined, report, report_of
+from persist.check.saying import age, at, many, size, some
 from persist.cli.commands import parser_of
 from persist.core.antichain import Antichain
-from persist.doctor import published
-from persist.doctor.diagnosis import IDS, SEVERITIES, diagnosis, ranked
-from persist.doctor.examining import OF_SHARD, Report, examined, report, report_of
-from persist.doctor.saying import age, at, many, size, some
 from persist.inspect.json_schema import to_text
 from persist.inspect.looking import LocationSummary, look_at_directory
 from tests.support.ailments import AILMENTS, CALM, Ailment, examine, filled, made
@@ -25,7 +25,7 @@ from tests.support.ailments import at as examined_at
 from tests.support.clocks import DAY_MS, HOUR_MS, World
 
 SCHEMA = pa.schema([("id", pa.int64())])
-VALIDATOR = jsonschema.Draft202012Validator(json.loads(published.FILE.read_text(encoding="utf-8")))
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(json_schema.FILE.read_text(encoding="utf-8")))
 PROVOKED = [(found, ailment) for found, ailments in AILMENTS.items() for ailment in ailments]
 
 
@@ -40,7 +40,7 @@ def test_a_finding_is_told_where_it_is_provoked(found: str, ailment: Ailment, tm
         for sentence in (one.what, one.cause, one.remedy):
             assert sentence
             assert not sentence.endswith("."), "who shows it ends the sentence"
-        assert one.page == f"docs/doctor.md#{one.id}"
+        assert one.page == f"docs/check.md#{one.id}"
         if one.command is not None:
             can_be_typed(one.command)
 
@@ -163,7 +163,7 @@ def test_a_report_comes_back_from_its_json() -> None:
     assert report_of(later) == told, "a later build adds fields"
 
 
-@pytest.mark.parametrize("document", [None, [], {}, {"persist": "inspect"}, {"persist": "doctor", "version": 2}])
+@pytest.mark.parametrize("document", [None, [], {}, {"persist": "inspect"}, {"persist": "check", "version": 2}])
 def test_what_is_no_report_is_refused(document: object) -> None:
     with pytest.raises(persist.InvalidUsage, match="no report"):
         report_of(document)
@@ -171,8 +171,8 @@ def test_what_is_no_report_is_refused(document: object) -> None:
 
 def test_the_published_schema_is_that_of_the_records() -> None:
     jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
-    assert published.FILE.read_text(encoding="utf-8") == to_text(published.schema()), (
-        "python -m persist.doctor.published"
+    assert json_schema.FILE.read_text(encoding="utf-8") == to_text(json_schema.schema()), (
+        "python -m persist.check.json_schema"
     )
 
 
@@ -204,6 +204,6 @@ def test_ages_and_sizes_are_told_in_words() -> None:
 
 
 def test_every_check_says_what_it_looks_for() -> None:
-    assert all(check.__doc__ for check in OF_SHARD)
+    assert all(check.__doc__ for check in (*OF_DAMAGE, *OF_SHARD))
     assert Antichain(1) < Antichain(2)
     assert CALM.held_ms == DAY_MS

@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from persist.check.diagnosis import Diagnosis, diagnosis
+from persist.check.saying import is_or_are, many, some
+from persist.check.seen import Seen
+from persist.copies.found import Fault, Kind
 from persist.copies.verify import auxiliary_sizes
 from persist.core.errors import PersistError
 from persist.core.keys import is_bundle_key
 from persist.core.state import State
-from persist.doctor.diagnosis import Diagnosis, diagnosis
-from persist.doctor.saying import is_or_are, many, some
-from persist.doctor.seen import Seen
 from persist.formats.store_errors import translated
 from persist.inspect.documents import Findings
 from persist.inspect.part_list import placed
 from persist.inspect.states import Rechecked
 
 NOT_THERE = "is not there"  # what findings of an inspection say of a blob that is missing
-MENDS = "bring it back from a copy of the blob store, or from a backup: a blob never changes"
+RESTORES = "bring it back from a copy of the blob store, or from a backup: a blob never changes"
+# Of each kind of damage its cause, its remedy, and the command that helps.
+ADVICE: Mapping[str, tuple[str, str, str]] = {
+    "blob-missing": (
+        "somebody or a rule of the bucket deleted it, or the store was copied without it",
+        f"{RESTORES}; what is lost for good is taken out by persist check --repair --excise",
+        "persist check {} --deep",
+    ),
+    "blob-damaged": (
+        "the bytes in the store are not those that were written",
+        f"{RESTORES}; persist check --deep reads every byte",
+        "persist check {} --deep",
+    ),
+    "log-damaged": (
+        "the consensus store has lost or changed what it acknowledged, or was restored to an older time",
+        "restore the consensus store, or begin the logs anew from the blob store",
+        "persist check {}",
+    ),
+    "state-damaged": (
+        "bytes were changed so that their checksums hold, or a version of persist has a fault",
+        "stop what deletes (persist gc, and maintenance of servers); restore the shard from a backup, and report it",
+        "persist check {} --deep",
+    ),
+    "loan-broken": (
+        "the shard that lends was restored without its loans, or a list of a loan is damaged",
+        "stop what deletes (persist gc, and maintenance of servers); restore both shards from one backup",
+        "persist inspect holds {}",
+    ),
+}
+OF_KIND: Mapping[Kind, str] = {
+    Kind.LOG: "log-damaged",
+    Kind.ROLLUP: "blob-damaged",
+    Kind.STEP: "state-damaged",
+    Kind.STATE: "state-damaged",
+    Kind.LOAN: "loan-broken",
+    Kind.MISSING: "blob-missing",
+    Kind.SIZE: "blob-damaged",
+    Kind.BUNDLE: "blob-damaged",
+    Kind.PART: "blob-damaged",
+    Kind.ORDER: "blob-damaged",
+    Kind.INDEX: "blob-damaged",
+    Kind.BLOB: "blob-damaged",
+}
+
+
+def damage(found: str, shard: str, what: str, key: str = "") -> Diagnosis:
+    """A finding of damage, with its cause and remedy. `key`: of the blob."""
+    cause, remedy, command = ADVICE[found]
+    command = command.format(shard)
+    return diagnosis(found, shard, what, cause=cause, remedy=remedy, command=command, key=key or None)
+
+
+def of_fault(fault: Fault) -> Diagnosis:
+    """The finding that a fault is. A rollup without a key is of the log."""
+    found = OF_KIND[fault.kind]
+    if fault.kind is Kind.ROLLUP and not fault.key:
+        found = "log-damaged"
+    return damage(found, fault.shard, fault.what, fault.key)
 
 
 def shard_unreadable(seen: Seen) -> Iterator[Diagnosis]:
@@ -44,37 +102,23 @@ def log_lost(name: str) -> Diagnosis:
         cause="the consensus store has lost what it acknowledged, or is an older copy of itself",
         remedy="stop what deletes (persist gc, and maintenance of servers); restore a newer backup of the consensus "
         "store",
-        command=f"persist verify {name}",
+        command=f"persist check {name}",
     )
 
 
 def met(seen: Seen, error: PersistError) -> Iterator[Diagnosis]:
-    """Something damaged was met on the way."""
-    yield diagnosis(
-        "blob-damaged",
-        seen.name,
-        f"something that the shard names cannot be read: {error.message}",
-        cause="the bytes in the store are not those that were written, or a newer persist has written them",
-        remedy=f"{MENDS}; persist verify --deep reads every byte",
-        command=f"persist verify {seen.name}",
-    )
+    """Another check has met something damaged."""
+    yield damage("blob-damaged", seen.name, f"something that the shard names cannot be read: {error.message}")
 
 
 def log_damaged(seen: Seen) -> Iterator[Diagnosis]:
     """Entries that cannot be read, or States that cannot be made of the log."""
     if seen.state is None:
         return
-    found = [one.what for one in seen.wrong if one.key is None] + seen.log.wrong
-    found = list(dict.fromkeys(found))
+    found = list(dict.fromkeys([one.what for one in seen.wrong if one.key is None] + seen.log.wrong))
     if found:
-        yield diagnosis(
-            "log-damaged",
-            seen.name,
-            f"{many(len(found), 'thing')} in the log {is_or_are(len(found))} damaged: {found[0]}",
-            cause="the consensus store has lost or changed what it acknowledged, or was restored to an older time",
-            remedy="restore the consensus store, or begin the logs anew from the blob store",
-            command=f"persist verify {seen.name}",
-        )
+        count = f"{many(len(found), 'thing')} in the log {is_or_are(len(found))} damaged"
+        yield damage("log-damaged", seen.name, f"{count}: {found[0]}")
 
 
 def blobs(seen: Seen) -> Iterator[Diagnosis]:
@@ -89,25 +133,11 @@ def blobs(seen: Seen) -> Iterator[Diagnosis]:
             (missing if one.what.endswith(NOT_THERE) else damaged).setdefault(one.key, one.what)
     damaged = {key: what for key, what in damaged.items() if key not in missing}
     if missing:
-        yield diagnosis(
-            "blob-missing",
-            seen.name,
-            f"{many(len(missing), 'blob')} that the shard needs {is_or_are(len(missing))} not there: "
-            f"{some(sorted(missing))}",
-            cause="somebody or a rule of the bucket deleted them, or the store was copied without them",
-            remedy=f"{MENDS}; what is lost for good is taken out by persist repair --excise",
-            command=f"persist repair {seen.name}",
-        )
+        count = f"{many(len(missing), 'blob')} that the shard needs {is_or_are(len(missing))} not there"
+        yield damage("blob-missing", seen.name, f"{count}: {some(sorted(missing))}")
     if damaged:
-        yield diagnosis(
-            "blob-damaged",
-            seen.name,
-            f"{many(len(damaged), 'blob')} of the shard {is_or_are(len(damaged))} damaged: "
-            f"{next(iter(damaged.values()))}",
-            cause="the bytes in the store are not those that were written",
-            remedy=f"{MENDS}; persist verify --deep reads every byte",
-            command=f"persist repair {seen.name} --deep",
-        )
+        count = f"{many(len(damaged), 'blob')} of the shard {is_or_are(len(damaged))} damaged"
+        yield damage("blob-damaged", seen.name, f"{count}: {next(iter(damaged.values()))}")
 
 
 def _compared(seen: Seen, state: State, findings: Findings) -> tuple[dict[str, str], dict[str, str]]:

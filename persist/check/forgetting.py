@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from persist.check.diagnosis import Diagnosis, diagnosis
+from persist.check.saying import age, at
+from persist.check.seen import Seen
+from persist.check.upkeep import NO_MAINTENANCE
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.column_plan import next_look_ms, waiting
 from persist.core.record import replace
 from persist.core.retention_plan import Facts, facts_of, plan, wanted_cuts
 from persist.core.row_policy import RowPolicy
 from persist.core.state import State, held_since, latest_time
-from persist.doctor.diagnosis import Diagnosis, diagnosis
-from persist.doctor.saying import age, at
-from persist.doctor.seen import Seen
-from persist.doctor.upkeep import NO_MAINTENANCE
 
 MAINTENANCE_OR_CLOCKS = f"{NO_MAINTENANCE}, or the clocks of who commits and of the blob store do not agree"
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blob import BlobNotFound, BlobStat
-from persist.commit.bundler import keys_in
-from persist.commit.lists import LoanLists
-from persist.core.errors import PersistError
-from persist.core.keys import belongs_to, born_ms, is_bundle_key, shard_of
-from persist.core.merge_plan import MergePolicy, plan
-from persist.core.state import Claim, Policy, State
-from persist.doctor.diagnosis import Diagnosis, diagnosis
-from persist.doctor.limits import (
+from persist.check.diagnosis import Diagnosis, diagnosis
+from persist.check.limits import (
     BATCHES_MANY,
     CLAIM_SILENT_LEASES,
     CLAIM_SILENT_MS,
@@ -22,8 +16,14 @@ from persist.doctor.limits import (
     ORPHANS_MANY,
     ROLLUP_ENTRIES_MAX,
 )
-from persist.doctor.saying import age, many, size
-from persist.doctor.seen import Seen
+from persist.check.saying import age, many, size
+from persist.check.seen import Seen
+from persist.commit.bundler import keys_in
+from persist.commit.lists import LoanLists
+from persist.core.errors import PersistError
+from persist.core.keys import belongs_to, born_ms, is_bundle_key, shard_of
+from persist.core.merge_plan import MergePolicy, plan
+from persist.core.state import Claim, Policy, State
 from persist.formats.store_errors import translated_but_missing
 from persist.inspect.documents import Findings
 from persist.inspect.part_list import placed

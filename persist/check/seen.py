@@ -1,4 +1,4 @@
-"""What the doctor has seen of one shard: its newest State, its live log, a listing of its blobs. Each is read once."""
+"""What the check has seen of one shard: its newest State, its live log, a listing of its blobs. Each is read once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from blob import BlobStat
 from persist.attributes.marks import Marks
 from persist.attributes.storage import ChunkReader, StaleIndex
+from persist.check.limits import LOG_ENTRIES_READ_MAX, Limits
 from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, UnknownShard
 from persist.core.ids import CriticalReaderId, ReaderId, family_of, shard_id_of
 from persist.core.marks import Mark
 from persist.core.state import Leased, LeasedReader, State
 from persist.core.state_diff import StateDiff
-from persist.doctor.limits import LOG_ENTRIES_READ_MAX, Limits
 from persist.formats.store_errors import translated
 from persist.inspect.documents import Findings
 from persist.inspect.log import first_live, walked
@@ -57,7 +57,7 @@ class LogSeen:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A shard as the doctor has seen it. `state` None: none can be made. `listed` are its blobs, by key.
+    """A shard as the check has seen it. `state` None: none can be made. `listed` are its blobs, by key.
 
     `wrong` is what was damaged or missing on the way to the State. Ages are counted by `now_ms`.
     """
