@@ -12,16 +12,21 @@ from persist.client.shard import Shard
 from persist.codecs.alterations import EXAMPLE, read_changes
 from persist.codecs.schemas import write_schema
 from persist.core.commands import MANAGE
-from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
 from persist.parts.altering import Change
 from rpc.route import Router
-from rpc.routes.parameters import asking_for
+from rpc.routes.parameters import JsonBody, asking_for, read_as
 from rpc.service import service_of, shard_of
 
 router = Router(prefix="/v1/shards", tags=["shards"])
 BODY_BYTES_MAX = 1024 * 1024
+
+
+class _Columns(JsonBody):
+    changes: list[Any]
+
+
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -55,6 +60,4 @@ async def alter(request: Request) -> Response:
 
 
 def _changes(wanted: Any) -> list[Change]:
-    if not isinstance(wanted, dict) or wanted.keys() != {"changes"}:
-        raise InvalidUsage('the body must be a JSON object with "changes", a list')
-    return read_changes(wanted["changes"])
+    return read_changes(read_as(_Columns)(wanted).changes)

@@ -6,7 +6,9 @@ import json
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import Request
+from msgspec import UNSET
 from starlette.responses import Response
 
 from persist.client.connect import Client
@@ -17,12 +19,21 @@ from persist.core.ids import check_shard_name
 from persist.parts import ShardSchema
 from persist.parts.constraints import constraints_json
 from rpc.route import Router
-from rpc.routes.parameters import caller_of
+from rpc.routes.parameters import JsonBody, caller_of, read_as
 from rpc.service import service_of, shard_of
 
 router = Router(prefix="/v1/shards", tags=["shards"])
 BODY_BYTES_MAX = 1024 * 1024  # of 64 checks, each of them as long as it may be
-KINDS = ("unique", "not_null", "checks")
+
+
+class _Constraints(JsonBody):
+    """What is left out stays."""
+
+    unique: Any = UNSET
+    not_null: Any = UNSET
+    checks: Any = UNSET
+
+
 _EXAMPLE = {"unique": True, "not_null": ["amount"], "checks": {"positive": "amount > 0"}}
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -57,11 +68,11 @@ async def change(request: Request) -> Response:
 
 
 def _read(wanted: Any) -> dict[str, Any]:
-    if not isinstance(wanted, dict) or not wanted:
+    """The constraints that a body gives. Raises InvalidUsage."""
+    given: dict[str, Any] = msgspec.to_builtins(read_as(_Constraints)(wanted))
+    if not given:
         raise InvalidUsage('the body must be a JSON object such as {"unique": true}')
-    if unknown := sorted(wanted.keys() - set(KINDS)):
-        raise InvalidUsage(f"there is no kind of constraints {unknown[0]!r:.100}; there are {', '.join(KINDS)}")
-    return wanted
+    return given
 
 
 def _json(schema: ShardSchema) -> Response:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from persist.client.arguments import names
 from persist.client.cut import SHARDS_MAX, TEXT_CHARS_MAX, Cut
 from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, Wanted, take, truncate
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.wall_clock import read_instant
 from persist.core.commands import READ, WRITE
-from persist.core.errors import InvalidUsage
 from rpc.audited import MANY
 from rpc.auth import Principal
 from rpc.route import Router
-from rpc.routes.parameters import asking_for
+from rpc.routes.parameters import JsonBody, asking_for, read_as
 from rpc.service import principal_of, service_of
 
 router = Router(prefix="/v1", tags=["history"])
-_KNOWN = ("shards", "prefix", "at", "cursors")
+
+
+class _Cut(JsonBody):
+    """Of which shards: `shards` or `prefix`; by what: `at` (RFC 3339), `cursors`, or neither."""
+
+    shards: Annotated[tuple[str, ...], msgspec.Meta(max_length=SHARDS_MAX)] | None = None
+    prefix: str | None = None
+    at: str | None = None
+    cursors: tuple[str, ...] = ()
 
 
 def _body(example: object) -> dict[str, Any]:
@@ -94,22 +100,8 @@ def _require(principal: Principal, given: Cut) -> None:
 
 def _asked(wanted: Any) -> Asked:
     """What a body asks for. Raises InvalidUsage."""
-    if not isinstance(wanted, dict):
-        raise InvalidUsage('the body must be a JSON object such as {"prefix": "eu/"}')
-    if unknown := sorted(wanted.keys() - set(_KNOWN)):
-        raise InvalidUsage(f"there is no {unknown[0]!r:.100} here; there is {', '.join(_KNOWN)}")
-    given = wanted.get("shards")
-    if isinstance(given, list) and len(given) > SHARDS_MAX:
-        raise InvalidUsage(f"a cut has at most {SHARDS_MAX} shards, not {len(given)}")
-    shards = None if given is None else names("shards", given)
-    asked = Asked(shards, wanted.get("prefix"), _at(wanted.get("at")), names("cursors", wanted.get("cursors", ())))
+    body = read_as(_Cut)(wanted)
+    at = None if body.at is None else read_instant("at", body.at)
+    asked = Asked(body.shards, body.prefix, at, body.cursors)
     asked.check()
     return asked
-
-
-def _at(given: object) -> datetime | None:
-    if given is None:
-        return None
-    if not isinstance(given, str):
-        raise InvalidUsage("at must be an instant with its zone, such as 2030-01-01T12:00:00Z")
-    return read_instant("at", given)

@@ -13,14 +13,13 @@ from persist.client.telling import entry_json, entry_shown, read_place
 from persist.client.wall_clock import instant_text, read_instant, resolved
 from persist.core import commands as c
 from persist.core.commands import MANAGE, READ
-from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.recorded import PAGE_MAX
 from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
 from rpc.route import Router
-from rpc.routes.parameters import IF_MATCH, Frontier, caller_of, frontier, version_of
+from rpc.routes.parameters import IF_MATCH, Frontier, JsonBody, caller_of, frontier, read_as, version_of
 from rpc.service import WAIT_S_MAX, service_of, shard_of
 
 router = Router(prefix="/v1/shards", tags=["history"])
@@ -35,6 +34,11 @@ _SETTINGS_BODY: dict[str, Any] = {
         },
     },
 }
+
+
+class _Settings(JsonBody):
+    history: Any
+    mark_every_ms: int = MARK_EVERY_MS
 
 
 @router.on("GET", "/{name}/time-at", (READ,), summary="Which times were complete by a wall clock")
@@ -83,7 +87,8 @@ async def configure(request: Request) -> Response:
     """What is left out has its default. 409 where the settings have another version than If-Match says."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     version = version_of(request)
-    kept_ms, every_ms = await service.json(request, SETTINGS_BYTES_MAX, _read)
+    body = await service.json(request, SETTINGS_BYTES_MAX, read_as(_Settings))
+    kept_ms, every_ms = history_ms(body.history), body.mark_every_ms
     known = await service.apply(name, c.ReadShardSettings())
     assert isinstance(known, c.SettingsAre)
     # Settings of that version have that policy of rows; of another version the command is refused.
@@ -126,18 +131,6 @@ async def history(
         return Response(encoded(page), media_type=RECORD)
     following = None if page.following is None else f"{page.following.seqno}.{page.following.number}"
     return _json({"entries": [entry_json(entry_shown(told)) for told in page.told], "following": following})
-
-
-def _read(wanted: Any) -> tuple[int | None, int]:
-    """`history_ms` and `mark_every_ms` of a body. Raises InvalidUsage."""
-    if not isinstance(wanted, dict) or "history" not in wanted:
-        raise InvalidUsage('the body must be a JSON object such as {"history": "7d"}')
-    if unknown := sorted(wanted.keys() - {"history", "mark_every_ms"}):
-        raise InvalidUsage(f"there is no setting {unknown[0]!r:.100}; there is history and mark_every_ms")
-    every_ms = wanted.get("mark_every_ms", MARK_EVERY_MS)
-    if type(every_ms) is not int:
-        raise InvalidUsage(f"mark_every_ms is {every_ms!r:.100}; it must be a whole number")
-    return history_ms(wanted["history"]), every_ms
 
 
 def _settings(found: ShardSettings) -> Response:

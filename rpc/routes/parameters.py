@@ -1,14 +1,15 @@
-"""Query parameters that several routes read, and the check that a request has no others."""
+"""Query parameters that several routes read, the check that a request has no others, and bodies in JSON."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
@@ -34,6 +35,7 @@ from rpc.saying import INFO, PURPOSE, said
 from rpc.service import principal_of, service_of
 from rpc.within_quotas import WithinQuotas
 
+B = TypeVar("B", bound="JsonBody")
 KEY_LENGTH_MAX = 200
 SEEN = "Persist-Seen"
 _CLOSED = ("[]", "closed")
@@ -79,6 +81,23 @@ SAID_PARAMETERS = [
         "description": "What the history is to tell of the writer, percent-encoded.",
     },
 ]
+
+
+class JsonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a body in JSON may have."""
+
+
+def read_as(kind: type[B]) -> Callable[[Any], B]:
+    """What reads a value of JSON as a body of this kind. It raises InvalidUsage, which names the field."""
+
+    def read(value: Any) -> B:
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            known = ", ".join(kind.__struct_fields__)
+            raise InvalidUsage(f"the body must be a JSON object with {known}, as its types are: {error}") from error
+
+    return read
 
 
 def caller_of(request: Request) -> Caller:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from persist.client.arguments import names as listed
 from persist.client.bulk import PAGE_MAX, Chosen, drop_all, page
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import AsCaller
@@ -30,7 +29,7 @@ from rpc.audited import MANY, MOVE_CURSOR, MOVE_UPPER
 from rpc.commanding import answer, bytes_max_of
 from rpc.items import decoded
 from rpc.route import BY_COMMAND, Router
-from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
+from rpc.routes.parameters import Frontier, JsonBody, caller_of, frontier, read_as, seen_of
 from rpc.service import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.tally import held_by
 from rpc.watching import WAITS_MAX
@@ -40,6 +39,22 @@ NAMES_MAX = 1_000
 SCHEMA_BYTES_MAX = 4 * 1024 * 1024
 CLONE_BYTES_MAX = 4 * 1024
 BATCHES_ON_THE_LOOP_MAX = 50  # a view with more is written on another thread
+
+
+class _Drop(JsonBody):
+    """The shards to drop: `shards` or `prefix`; `confirm`: how many they are."""
+
+    shards: tuple[str, ...] | None = None
+    prefix: str | None = None
+    confirm: int | None = None
+    force: bool = False
+
+
+class _Clone(JsonBody):
+    source: str
+    name: str
+    keep_policies: bool = False
+
 
 _CREATE_EXAMPLES = {
     "fields": {
@@ -127,7 +142,9 @@ async def names(
 async def delete_many(request: Request) -> Response:
     """`shards` or `prefix`; without `confirm`, the number of them, it only tells which. An outcome for each."""
     service, principal = service_of(request), principal_of(request)
-    chosen = await service.json(request, SCHEMA_BYTES_MAX, _chosen)
+    body = await service.json(request, SCHEMA_BYTES_MAX, read_as(_Drop))
+    chosen = Chosen(body.shards, body.prefix, body.confirm, body.force)
+    chosen.check()
     for name in chosen.names or ():
         principal.require(ADMIN, name)
     if chosen.prefix is not None:
@@ -136,17 +153,6 @@ async def delete_many(request: Request) -> Response:
     done = await service.work.run(drop_all, asking, service.handles, chosen)
     request.scope[MANY] = [one.shard for one in done.outcomes] if done.done else []
     return _json(done.to_json())
-
-
-def _chosen(wanted: Any) -> Chosen:
-    """What a body asks to drop. Raises InvalidUsage."""
-    if not isinstance(wanted, dict) or wanted.keys() - {"shards", "prefix", "confirm", "force"}:
-        raise InvalidUsage("the body must be a JSON object with shards or prefix, confirm and force")
-    given = wanted.get("shards")
-    shards = None if given is None else listed("shards", given)
-    chosen = Chosen(shards, wanted.get("prefix"), wanted.get("confirm"), wanted.get("force", False))
-    chosen.check()
-    return chosen
 
 
 @router.on(
@@ -202,7 +208,8 @@ def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
 )
 async def clone(request: Request) -> Response:
     service = service_of(request)
-    source, name, keep_policies = await service.json(request, CLONE_BYTES_MAX, _cloned)
+    body = await service.json(request, CLONE_BYTES_MAX, _cloned)
+    source, name = body.source, body.name
     request.scope[MANY] = [source, name]
     for one in (source, name):
         principal_of(request).require(WRITE, one)
@@ -212,21 +219,17 @@ async def clone(request: Request) -> Response:
         held = await service.work.run(lambda: held_by(service.location.machine(source).state())["bytes"])
         service.quotas.room_for(principal_of(request), name, held)
     clone = EmbeddedTransport.clone
-    view = await service.work.run(clone, service.transport, source, name, keep_policies, caller_of(request))
+    view = await service.work.run(clone, service.transport, source, name, body.keep_policies, caller_of(request))
     service.shard_ids.learn(name)
     return _view(request, view)
 
 
-def _cloned(wanted: Any) -> tuple[str, str, bool]:
-    """The source of a clone, its name, and whether policies go on. Raises InvalidUsage."""
-    asked = {"source", "name"}
-    if not isinstance(wanted, dict) or not asked <= wanted.keys() <= asked | {"keep_policies"}:
-        raise InvalidUsage("the body must be a JSON object with source, name and perhaps keep_policies")
-    source, name = check_shard_name(wanted["source"]), check_shard_name(wanted["name"])
-    keep_policies = wanted.get("keep_policies", False)
-    if not isinstance(keep_policies, bool):
-        raise InvalidUsage("keep_policies must be true or false")
-    return source, name, keep_policies
+def _cloned(wanted: Any) -> _Clone:
+    """The body of a clone. Raises InvalidUsage."""
+    found = read_as(_Clone)(wanted)
+    check_shard_name(found.source)
+    check_shard_name(found.name)
+    return found
 
 
 @router.on(
