@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, Antichain
@@ -37,6 +39,7 @@ from persist.core.row_policy import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, R
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.tags import Tag
 from persist.core.trace import trace_of
+from persist.core.transitions import attributes, history, lifecycle, outcomes
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, SCHEMA, Shard, make_part, numbered
 
@@ -620,12 +623,29 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
 }
 
 
+CONSTANTS = {
+    "attribute_updates_max": (attributes, "UPDATES_MAX"),
+    "marks_overlay_max": (history, "MARKS_OVERLAY_MAX"),
+    "finalise_batches_per_step": (lifecycle, "FINALISE_BATCHES_PER_STEP"),
+    "outcomes_max": (outcomes, "OUTCOMES_MAX"),
+}  # limits that no setting changes, by the names that `policy` takes
+
+
 class StepInterpreter:
     """Commands of one line are committed together. A line that commits is followed by the new seqno."""
 
     def __init__(self) -> None:
         self.shard = Shard()
         self.told: set[type] = set()  # which commands the script has used
+        self._constants: dict[str, int] = {}
+
+    @contextmanager
+    def _limits(self) -> Iterator[None]:
+        """Commits under the constants that the script has set by `policy`."""
+        with ExitStack() as stack:
+            for name, most in self._constants.items():
+                stack.enter_context(patch.object(*CONSTANTS[name], most))
+            yield
 
     def __call__(self, group: list[Arguments]) -> list[str]:
         if len(group) == 1 and group[0].verb in {
@@ -648,7 +668,8 @@ class StepInterpreter:
             args.finish()
         self.told |= {type(command) for command in commands}
         before = self.shard.state
-        shown = [show_result(result) for result in self.shard.commit(*commands)]
+        with self._limits():
+            shown = [show_result(result) for result in self.shard.commit(*commands)]
         if any(isinstance(command, c.FlushOutcomes) for command in commands):  # what left the State is in a file
             moved = {k: v for k, v in before.outcomes.items() if k not in self.shard.state.outcomes}
             files = {**self.shard.files, **moved}
@@ -662,6 +683,8 @@ class StepInterpreter:
         if args.verb == "policy":
             limits = asdict(self.shard.policy)
             self.shard.policy = Policy(**{name: args.number(name, most) for name, most in limits.items()})
+            for name, (module, constant) in CONSTANTS.items():
+                self._constants[name] = args.number(name, self._constants.get(name, getattr(module, constant)))
             output = ["ok"]
         elif args.verb == "tick":
             self.shard.now_ms += int(args.next("milliseconds"))
