@@ -71,7 +71,10 @@ def _open(url: str, makes: bool) -> Blob:
         from blob.arrow_fs import ArrowFsBlob
 
         return ArrowFsBlob.from_url(url)
-    raise BlobMisconfigured(f"blob location {without_secrets(url)!r} must start with mem: file: s3: gs: abfs: or hdfs:")
+    needs = "must start with mem: file: s3: gs: abfs: or hdfs:"
+    if "://" not in url:
+        needs += "; a directory is written file:///path"
+    raise BlobMisconfigured(f"blob location {without_secrets(url)!r} {needs}")
 
 
 def _open_memory(url: str) -> Blob:

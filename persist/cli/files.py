@@ -28,7 +28,7 @@ from persist.cli.columns import storable
 from persist.cli.inference import JsonValues, Texts
 from persist.cli.nesting import DEPTH_MAX, too_deep
 from persist.codecs.csv_rows import BadQuote, Scan, check_quotes, csv_options, values_of_cells
-from persist.codecs.json_rows import BOM, UNREADABLE, read_ndjson
+from persist.codecs.json_rows import BOM, UNREADABLE, names_of_lines, read_ndjson
 from persist.codecs.parquet_files import check_alone, open_parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
@@ -122,6 +122,15 @@ class Source:
     def is_inferred_by_all(self) -> bool:
         """Whether `inferred` reads every row, so that each fits what it finds."""
         return self.form == "ndjson" or (self.form == "csv" and not {TIME, DIFF} & set(self.names or ()))
+
+    def same_names(self, told: Told) -> tuple[str, ...]:
+        """The columns that every line of NDJSON has; none without lines. Raises InvalidUsage where two lines differ."""
+        try:
+            return _same_names(self, told)
+        except BadRow as error:
+            raise self.refused(str(error)) from error
+        except (OSError, ValueError) as error:
+            raise self.refused(f"it cannot be read as {self.form}: {_said(error)}") from error
 
     def inferred(self, told: Told | None = None) -> pa.Schema:
         """The columns that a new shard for these rows has. Raises InvalidUsage."""
@@ -383,6 +392,28 @@ def _cannot_add(before: JsonValues, lines: Sequence[bytes], count: int) -> bool:
     return _cannot(lambda: deepcopy(before).add_lines(b"".join(lines[:count])))
 
 
+def _same_names(source: Source, told: Told) -> tuple[str, ...]:
+    first: frozenset[str] | None = None
+    line, done = 1, 0
+    for block in _line_blocks(source):
+        try:
+            found = names_of_lines(block)
+        except UNREADABLE as error:
+            raise BadRow(_bad_line(block, line, names_of_lines), _said(error)) from error
+        for index, names in enumerate(found):
+            first = names if first is None else first
+            if names != first:
+                raise BadRow(
+                    _line_place(block, line, index),
+                    f"it differs from the first line in whether it has column {min(names ^ first)!r}; give all lines "
+                    "of an upsert the same ones, null where null is meant, or say with --columns which they give",
+                )
+        line += block.count(b"\n")
+        done += len(block)
+        told(done)
+    return tuple(first or ())
+
+
 def _ndjson(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
     line, done = 1, 0
     for block in _line_blocks(source):
@@ -420,18 +451,21 @@ def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
     try:
         table = read_ndjson(block, schema.updates_schema, most, defaults=schema.defaults)
     except UNREADABLE as error:
-        lines = [line + b"\n" for line in block.split(b"\n")]
-
-        def fails(count: int) -> bool:
-            return _cannot(lambda: read_ndjson(b"".join(lines[:count]), schema.updates_schema, most))
-
-        raise BadRow(f"line {first + first_bad(len(lines), fails)}", _said(error)) from error
+        place = _bad_line(block, first, lambda lines: read_ndjson(lines, schema.updates_schema, most))
+        raise BadRow(place, _said(error)) from error
     for name in (TIME, DIFF):
         if table.column(name).null_count == len(table):
             table = table.drop_columns([name])
     if DIFF in table.column_names:
         table = table.set_column(table.schema.get_field_index(DIFF), DIFF, pc.fill_null(table.column(DIFF), 1))
     return table
+
+
+def _bad_line(block: bytes, first: int, read: Callable[[bytes], object]) -> str:
+    """Where the first line is that `read` cannot read, in a block whose first line has this number."""
+    lines = [line + b"\n" for line in block.split(b"\n")]
+    bad = first_bad(len(lines), lambda count: _cannot(lambda: read(b"".join(lines[:count]))))
+    return f"line {first + bad}"
 
 
 def _line_place(block: bytes, first: int, index: int) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyarrow as pa
 from persist.cli import files
 from persist.cli.columns import schema_of
 from persist.cli.files import Piece, Source, first_bad
-from persist.cli.import_history import INSERT, OVERWRITE, UPSERT, Fate, fate_of
+from persist.cli.import_history import DIGEST, INSERT, OVERWRITE, UPSERT, Fate, fate_of
 from persist.cli.process import ended_by_sigterm
 from persist.cli.progress import ProgressBar
 from persist.cli.screen import Screen, plain
@@ -32,7 +33,7 @@ from persist.client.shard import Shard
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteSettings
 from persist.core.antichain import Antichain
-from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.errors import InvalidUsage, NotReadable, UnknownShard
 from persist.core.ids import Token, check_shard_name, parse, token_of_key
 from persist.parts import DIFF, TIME, ShardSchema
 
@@ -107,19 +108,37 @@ def _import(
     verb = UPSERT if arguments.upsert else OVERWRITE if arguments.overwrite else INSERT
     asked = columns_of(arguments.columns)
     shard, schema = _opened(client, arguments.name, fresh)
-    reads = [Reading(source, schema, Taken.of(source, schema, asked, verb), bar) for source in sources]
+    reads = [Reading(source, schema, Taken.of(source, schema, asked, verb, bar), bar) for source in sources]
     if shard is None:
         checked = 1 if sources[0].is_inferred_by_all else 0
         for one in reads[checked:]:  # a shard is not made for rows that it cannot take
             for _ in one.tables():
                 pass
         shard = client.create_shard(arguments.name, schema.arrow, schema.key)
+    if verb == UPSERT and arguments.one_commit:
+        _check_alike(reads)
     for group in [reads] if arguments.one_commit else [[one] for one in reads]:
-        importing = Import(client.transport, shard, verb, group, _token(arguments, verb, asked, group))
+        digest = str(_token(arguments, "", asked, group, is_given=False))
+        by_overwrite = None
+        if verb != OVERWRITE and arguments.token is None:
+            by_overwrite = _token(arguments, OVERWRITE, asked, group)
+        token = _token(arguments, verb, asked, group)
+        importing = Import(client.transport, shard, verb, group, token, digest, by_overwrite)
         told = importing.run(again=arguments.again)
         if bar is not None:
             bar.clear()
         _tell(told)
+
+
+def _check_alike(reads: Sequence[Reading]) -> None:
+    """Raise InvalidUsage where files whose rows are upserted by one commit differ in their columns."""
+    names = reads[0].taken.given.arrow.names
+    for one in reads[1:]:
+        if (others := one.taken.given.arrow.names) != names:
+            raise one.source.refused(
+                f"it has the columns {', '.join(others)}, where {reads[0].source.name} has {', '.join(names)}: one "
+                "upsert has one set of columns; import them without --one-commit, or say with --columns which are taken"
+            )
 
 
 def _opened(client: Client, name: str, fresh: ShardSchema | None) -> tuple[Shard | None, ShardSchema]:
@@ -147,11 +166,15 @@ class Taken:
     counts: bool  # whether rows may say how often they come
 
     @classmethod
-    def of(cls, source: Source, schema: ShardSchema, asked: list[str] | None, verb: str) -> Taken:
+    def of(
+        cls, source: Source, schema: ShardSchema, asked: list[str] | None, verb: str, bar: ProgressBar | None
+    ) -> Taken:
         """Raises InvalidUsage where the columns of the file are not those of the shard."""
         if asked is not None:
             schema.columns(asked)
         names = source.names
+        if names is None and asked is None and verb == UPSERT:
+            names = source.same_names(_progress(bar, source)) or tuple(schema.arrow.names)
         if names is None:
             taken = tuple(schema.arrow.names if asked is None else asked)
         else:
@@ -234,9 +257,19 @@ def _refused(schema: ShardSchema, table: pa.Table) -> bool:
     return False
 
 
-def _token(arguments: argparse.Namespace, verb: str, columns: list[str] | None, reads: Sequence[Reading]) -> Token:
-    """What stands for this commit: what was given, or what is read and what is done with it."""
-    given = arguments.token
+def _token(
+    arguments: argparse.Namespace,
+    verb: str,
+    columns: list[str] | None,
+    reads: Sequence[Reading],
+    *,
+    is_given: bool = True,
+) -> Token:
+    """What stands for this commit: what was given, or what is read and what is done with it.
+
+    `is_given` False leaves out what was given.
+    """
+    given = arguments.token if is_given else None
     if given is not None:
         try:
             return parse(Token, given)
@@ -250,13 +283,19 @@ def _token(arguments: argparse.Namespace, verb: str, columns: list[str] | None, 
 
 @dataclass(frozen=True)
 class Import:
-    """Files whose rows are written by one commit. `token` stands for it."""
+    """Files whose rows are written by one commit. `token` stands for it.
+
+    `digest` stands for the files and how they are read, whatever the verb. `by_overwrite` is the token of an overwrite
+    by the same files, which is an import of them too (None: it is not looked for).
+    """
 
     transport: Transport
     shard: Shard
     verb: str
     reads: Sequence[Reading]
     token: Token
+    digest: str
+    by_overwrite: Token | None
 
     def run(self, *, again: bool) -> dict[str, Any]:
         """Write the rows, unless they were written and are not undone; what is told of it.
@@ -264,12 +303,16 @@ class Import:
         `again`: also where some of them may be gone.
         """
         before = self.shard.upper()
-        found = self._written(self.token)
+        found = self._overwritten() or self._written(self.token)
         if not found.interval[0] < before:
             return self._told(found, "nothing to do" if found.is_empty else "imported")
         since: list[str] = []  # what the token names besides the import
         for _ in range(ROUNDS_MAX):
-            fate = fate_of(self.shard, self.verb, found.landed)
+            landed = found.landed
+            fate = fate_of(self.shard, self.verb, landed, self.digest)
+            if fate.overwrite is not None:
+                lower, upper = fate.overwrite.lower, fate.overwrite.upper
+                found = replace(found, interval=(Antichain(lower), Antichain(upper)))
             if fate.is_whole:
                 break
             since.append(_name_of(fate, found))
@@ -280,9 +323,31 @@ class Import:
                 continue
             if fate.undone_by is None and not again:
                 return {**self._told(found, ALREADY), "removed_by": _removed_by(fate)}
+            if fate.undone_by is not None and self.verb == INSERT:
+                was_whole = {landed, found.landed, (fate.undone_by.lower or 0) - 1}
+                if any(map(self._is_as_of, was_whole)):
+                    break
             found = self._written(token)
             return self._told(found, "nothing to do" if found.is_empty else "imported")
         return self._told(found, ALREADY)
+
+    def _overwritten(self) -> Written | None:
+        """What an overwrite by the same files has written, where that alone has loaded them."""
+        if self.by_overwrite is None:
+            return None
+        interval = self._landed(self.by_overwrite)
+        if interval is None or self._landed(self.token) is not None:
+            return None
+        return Written(interval, sum(len(table) for one in self.reads for table in one.tables()))
+
+    def _is_as_of(self, time: int) -> bool:
+        """Whether the contents are those of a time at which the import was whole, so that its rows are all there.
+
+        A restore to such a time writes nothing then, and is not in the commit history.
+        """
+        with suppress(NotReadable), self.shard.changes(time) as changes:
+            return not any(len(table) for table in changes.batches())
+        return False
 
     def _landed(self, token: Token) -> tuple[Antichain, Antichain] | None:
         one = OneShard(self.transport, self.shard.view().shard_id)
@@ -302,6 +367,8 @@ class Import:
 
         names = [one.source.given for one in self.reads]
         info: dict[str, Any] = {"imported": [os.path.basename(name)[:100] for name in names[:NAMES_TOLD]]}
+        if self.verb == OVERWRITE:
+            info[DIGEST] = self.digest
         if self.verb == INSERT:
             done = self.shard.insert(tables(), token=token, info=info)
             return Written((done.lower, done.upper), count)

@@ -135,9 +135,10 @@ class ErasureStatus:
     `phase` is `pending` (the shard is fed by `append`: the rows go at the time `at`, with the next commit of its
     writer), `retracted` (no read of the latest time shows the rows), `rewritten` (no part of the shard does) or
     `erased` (nothing in either store does). `waits` says for whom the next phase waits; empty: for maintenance. `at` is
-    its time: what was there before can be read no more. `question` is the digest of what was asked for (hex). `doomed`
-    are the blobs that showed the rows. `proof` is what the last scan of both stores found. `pending_s`: so many seconds
-    ago it was asked for, while it is pending.
+    its time: what was there before can be read no more. `removed` is the sum of `__diff` of the rows that the call of
+    `erase` took away. The shard does not keep it: it is None in what `erased` gives, and for a retry. `question` is the
+    digest of what was asked for (hex). `doomed` are the blobs that showed the rows. `proof` is what the last scan of
+    both stores found. `pending_s`: so many seconds ago it was asked for, while it is pending.
     """
 
     id: str

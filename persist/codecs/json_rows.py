@@ -217,6 +217,12 @@ def names_given(data: bytes, delete_column: str | None, spend: Spend | None = No
     return tuple(next((names for names, is_gone in told if not is_gone), told[0][0] if told else ()))
 
 
+def names_of_lines(lines: bytes) -> list[frozenset[str]]:
+    """The names that each line of JSON objects gives. Raises ValueError or an error of msgspec: one cannot be read."""
+    with reading(lines):
+        return [frozenset(line) for line in _NAMED.decode_lines(lines)]
+
+
 def read_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> pa.Array:
     """Strings that hold JSON as values of a column. Raises what `spend` does."""
     decoder, widest = msgspec.json.Decoder(_type(field)), _widest([field])

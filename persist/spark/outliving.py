@@ -58,7 +58,7 @@ def outliving(pieces: Iterator[pa.Table], anew: Callable[[], Iterator[pa.Table]]
 def check_same(target: Target, names: Iterable[str] | None, planned: Schemas, now: Schemas) -> None:
     """Raise InvalidUsage where a column of a plan (None: all) is called otherwise by now: it goes by its names."""
     number, schema = current_schema(planned)
-    whose = f"which this DataFrame of shard {target.shard!r} shows or selects by"
+    whose = f"which this DataFrame of shard {target.shard!r} has or selects by"
     remedy = "its lease has lapsed, so load() again"
     check_means(schema.arrow.names if names is None else names, number, now, whose, remedy)
 

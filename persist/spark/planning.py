@@ -154,8 +154,9 @@ def partitions_for(size: int) -> int:
 def check_names(target: Target, names: Iterable[str], known: Known | None, planned: SnapshotSplit | ShardView) -> None:
     """Raise InvalidUsage where names of a DataFrame mean other columns where it is planned than where it was loaded."""
     if known is not None and planned.shard_id == known.shard:
-        whose = f"which this DataFrame of shard {target.shard!r} shows or selects by"
-        check_means(names, known.number, planned.schemas, whose, "load() again")
+        whose = f"which this DataFrame of shard {target.shard!r} has or selects by"
+        remedy = "load() again; a select() after load() does not leave a column out of this"
+        check_means(names, known.number, planned.schemas, whose, remedy)
 
 
 def selected(schema: ShardSchema, options: ReadOptions, columns: tuple[str, ...]) -> Selected:

@@ -250,6 +250,58 @@ def test_an_upsert_of_some_columns_keeps_the_values_of_the_others(orders: Any) -
     assert orders("cat", "wide") == ['{"id":1,"a":"x","b":"z"}', '{"id":2,"a":null,"b":"z"}']
 
 
+@pytest.mark.parametrize("form", ["csv", "ndjson", "parquet"])
+def test_an_upsert_keeps_the_columns_that_the_file_lacks(
+    typed: Any, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.cli.files.CHUNK_BYTES", 64)
+    typed("create", "wide", "--schema", "id int64, a string, b string", "--key", "id")
+    Path("all.csv").write_text("id,a,b\n1,x,y\n")
+    typed("import", "wide", "all.csv")
+    Path("some.csv").write_text("id,a\n1,z\n" + "".join(f"{number},z\n" for number in range(10, 30)))
+    Path("some.ndjson").write_text("".join(f'{{"a":"z","id":{number}}}\n' for number in (1, *range(10, 30))))
+    pq.write_table(pa.table({"id": [1, *range(10, 30)], "a": ["z"] * 21}), "some.parquet")
+    typed("import", "wide", f"some.{form}", "--upsert")
+    assert typed("cat", "wide", "-n", "2") == ['{"id":1,"a":"z","b":"y"}', '{"id":10,"a":"z","b":null}']
+
+
+def test_lines_of_an_upsert_that_differ_in_their_columns_are_refused_by_their_line(
+    orders: Any, place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.cli.files.CHUNK_BYTES", 64)
+    lines = [f'{{"id":{number},"state":"sent"}}' for number in range(20)]
+    for uneven in ('{"id":20}', '{"id":20,"state":"sent","more":1}', '{"id":20,"sta'):
+        Path("uneven.ndjson").write_text("\n".join([*lines, "", uneven]))
+        refused = place.type(capsys, "import", "orders", "uneven.ndjson", "--upsert")
+        assert (refused.code, refused.out) == (1, "")
+        assert refused.err.startswith("persist import: uneven.ndjson, line 22: "), refused.err
+    assert orders("cat", "orders", "--count") == ["2"]
+    Path("uneven.ndjson").write_text('{"id":1}\n{"id":2,"state":"sent"}')
+    orders("import", "orders", "uneven.ndjson", "--upsert", "--columns", "id,state")
+    assert orders("cat", "orders") == ['{"id":1,"state":null}', '{"id":2,"state":"sent"}']
+
+
+def test_files_of_one_upsert_have_the_same_columns(
+    typed: Any, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("create", "wide", "--schema", "id int64, a string, b string", "--key", "id")
+    Path("a.csv").write_text("id,a\n1,x\n")
+    Path("b.ndjson").write_text('{"id":1,"b":"y"}\n')
+    refused = place.type(capsys, "import", "wide", "a.csv", "b.ndjson", "--upsert", "--one-commit")
+    assert (refused.code, refused.err.startswith("persist import: b.ndjson, it has the columns ")) == (1, True)
+    typed("import", "wide", "a.csv", "b.ndjson", "--upsert")
+    assert typed("cat", "wide") == ['{"id":1,"a":"x","b":"y"}']
+
+
+def test_a_file_with_the_bytes_of_another_one_is_imported_by_a_token_or_by_one_commit(typed: Any) -> None:
+    Path("a.csv").write_text(ROWS)
+    Path("b.csv").write_text(ROWS)
+    typed("create", "orders", "--schema", SCHEMA, "--key", "id")
+    assert told(typed("import", "orders", "a.csv", "b.csv")) == [("imported", 2, 0), ("already imported", 2, 0)]
+    assert told(typed("import", "orders", "b.csv", "--token", "b")) == [("imported", 2, 1)]
+    assert told(typed("import", "orders", "a.csv", "b.csv", "--one-commit")) == [("imported", 4, 2)]
+
+
 def test_a_token_of_ones_own_stands_for_an_import(orders: Any) -> None:
     assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("imported", 2, 2)]
     assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("already imported", 2, 2)]

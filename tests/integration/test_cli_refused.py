@@ -71,6 +71,10 @@ CASES: dict[tuple[str, str], Case] = {
     ("import", "rows with `__time`"): ("import orders f.csv", b"id,state,__time\n9,new,7\n"),
     ("import", "rows with `__diff`, to be upserted"): ("import orders f.csv --upsert", b"id,state,__diff\n9,new,2\n"),
     ("import", "a key twice, to be upserted"): ("import orders f.csv --upsert", b"id,state\n9,new\n9,old\n"),
+    ("import", "lines with different columns, to be upserted"): (
+        "import orders f.ndjson --upsert",
+        b'{"id":9,"state":"new"}\n{"id":8}\n',
+    ),
     ("import", "`--create` without a key"): ("import new f.csv --create", CSV),
     ("import", "`--create` with another key than the shard has"): ("import orders f.csv --create --key state", CSV),
     ("import", "`--overwrite` by several files"): ("import orders f.csv f.csv --overwrite", CSV),

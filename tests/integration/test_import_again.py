@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,44 @@ def test_a_token_of_ones_own_is_loaded_again_too(load: Any, shard: Shard) -> Non
     assert ids(shard) == [1, 2, 3, 4]
 
 
+# --- an overwrite by the same file
+
+
+@pytest.mark.parametrize("mode", [INSERT, UPSERT])
+def test_an_overwrite_by_the_same_file_is_an_import_of_it(load: Any, shard: Shard, mode: str) -> None:
+    """`import`, `import --overwrite` and `import` of one file left its rows twice."""
+    assert load("day2.csv", *MODES[mode])["time"] == 1
+    load("day2.csv", "--overwrite")
+    shard.restore(2)
+    for words in ((), ("--again",)):
+        found = load("day2.csv", *MODES[mode], *words)
+        assert (found["done"], found["time"], ids(shard)) == ("already imported", 2, [3, 4])
+    shard.delete(keys=[3])
+    assert load("day2.csv", *MODES[mode])["removed_by"] == [{"time": 3, "operation": "delete"}]
+    shard.restore(0)
+    for _ in range(2):
+        assert [load("day2.csv", *MODES[mode])["time"], ids(shard)] == [5, [1, 2, 3, 4]]
+
+
+def test_what_an_overwrite_alone_has_loaded_is_not_inserted(load: Any, shard: Shard) -> None:
+    load("day2.csv", "--overwrite")
+    found = load("day2.csv")
+    assert (found["done"], found["rows"], found["time"], ids(shard)) == ("already imported", 2, 1, [3, 4])
+    assert load("day2.csv", "--columns", "id")["done"] == "imported", "these are other rows"
+    shard.restore(0)
+    for _ in range(2):
+        assert [load("day2.csv")["time"], ids(shard)] == [4, [1, 2, 3, 4]]
+
+
+def test_a_restore_that_had_nothing_to_write_undoes_an_overwrite_too(load: Any, shard: Shard) -> None:
+    load("day2.csv")
+    shard.overwrite([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}, {"id": 3, "v": "c"}, {"id": 4, "v": "d"}])
+    assert not shard.restore(1).changed
+    assert [load("day2.csv")["done"], ids(shard)] == ["already imported", [1, 2, 3, 4]]
+    shard.overwrite([{"id": 9, "v": "z"}])
+    assert [load("day2.csv")["done"], ids(shard)] == ["imported", [3, 4, 9]]
+
+
 # --- perhaps in part
 
 
@@ -243,6 +282,45 @@ def test_after_an_import_its_rows_are_there_once(tmp_path: Path, seed: int, caps
                     shard.truncate(chance.randint(1, latest + 1))
                 else:
                     shard.restore(chance.randint(0, latest))
+
+
+@pytest.mark.parametrize("seed", thinned(range(24), 3))
+def test_after_any_four_operations_an_import_leaves_its_rows_once(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Imports and overwrites by one file, and what undoes them, with times by chance."""
+    chance = random.Random(seed)
+    place = Place(("--dir", f"{tmp_path}/data"), f"persist://{tmp_path}/data")
+    file = tmp_path / "file.csv"
+    file.write_text(DAY2)
+
+    def load(name: str, *words: str) -> dict[str, Any]:
+        found = place.type(capsys, "import", name, str(file), *words)
+        assert found.code == 0, found.err
+        return dict(json.loads(found.out))
+
+    kinds = ("import", "import --overwrite", "restore", "truncate", "overwrite")
+    sequences = [one for one in product(kinds, repeat=4) if any(kind.startswith("import") for kind in one)]
+    with persist.connect(place.url) as client:
+        for number, sequence in enumerate(chance.sample(sequences, 12)):
+            name, done = f"t{number}", []
+            shard = client.create_shard(name, pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"])
+            shard.insert([{"id": 1, "v": "a"}])
+            for kind in (*sequence, "import"):
+                latest = (shard.upper().element or 1) - 1
+                time = chance.randint(0, latest)
+                done.append((kind, time))
+                if kind == "restore":
+                    shard.restore(time)
+                elif kind == "truncate":
+                    shard.truncate(time + 1)
+                elif kind == "overwrite":
+                    shard.overwrite([{"id": 9, "v": "z"}])
+                else:
+                    told = load(name, *kind.split()[1:])
+                    there = Counter(ids(shard))
+                    assert there[3] == there[4] <= 1, (done, told)
+                    assert there[3] == 1 or told["removed_by"], (done, told)
 
 
 def entry(operation: str, time: int, *, point: int | None = None, **more: Any) -> HistoryEntry:

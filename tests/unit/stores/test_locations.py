@@ -107,6 +107,13 @@ def test_an_arrow_location_that_cannot_be_meant(url: str) -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(("url", "is_told"), [("/var/backups", True), ("backups", True), ("ftp://host/x", False)])
+def test_a_path_without_a_scheme_is_refused_with_the_url_of_a_directory(url: str, is_told: bool) -> None:
+    with pytest.raises(BlobMisconfigured) as refused:
+        open_blob(url)
+    assert ("file:///" in str(refused.value)) == is_told
+
+
 def test_an_arrow_location_opens_without_being_contacted() -> None:
     blob = open_blob("abfs://container@account.dfs.core.windows.net/some/prefix/")
     assert isinstance(blob, ArrowFsBlob)
