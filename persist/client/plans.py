@@ -61,7 +61,7 @@ def whole_rows(rows: Updates, schema: ShardSchema) -> pa.Table:
     if is_dicts(rows):
         blank = dict.fromkeys(name for name in schema.arrow.names if name not in schema.defaults)
         rows = [{**blank, **row} for row in rows]
-    given = source_table(rows, schema, schema.key)
+    given = source_table(rows, schema, schema.key, may_lack=True)
     columns = [
         given.column(name) if name in given.column_names else schema.absent(name, len(given))
         for name in schema.arrow.names
@@ -69,11 +69,13 @@ def whole_rows(rows: Updates, schema: ShardSchema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=nullable(schema.arrow))
 
 
-def source_table(rows: Updates, schema: ShardSchema, needed: Sequence[str], extra: Sequence[str] = ()) -> pa.Table:
+def source_table(
+    rows: Updates, schema: ShardSchema, needed: Sequence[str], extra: Sequence[str] = (), *, may_lack: bool = False
+) -> pa.Table:
     """The rows of a source, in whatever form, with those of the shard's columns that they give, and `extra` ones.
 
-    They are held in memory. Raises InvalidUsage where one of the columns that are `needed` is absent, or a value does
-    not fit its column.
+    They are held in memory. `may_lack`: of several tables some may lack a column that the first one has. Raises
+    InvalidUsage where one of the columns that are `needed` is absent, or a value does not fit its column.
     """
     given = names_given(rows, schema)
     for reserved in (TIME, DIFF):
@@ -88,7 +90,14 @@ def source_table(rows: Updates, schema: ShardSchema, needed: Sequence[str], extr
     chosen = [name for name in schema.arrow.names if name in given]
     others = [pa.field(name, pa.bool_()) for name in extra if name in given]
     some = schema.some(chosen, [name for name in schema.key if name in given] or needed, others)
-    tables = [some.conform(table, 0) for table in tables_of(as_updates(rows, some))]
+    tables = []
+    for number, table in enumerate(tables_of(as_updates(rows, some))):
+        for name in () if may_lack else chosen:
+            if name not in table.column_names:
+                raise InvalidUsage(
+                    f"table {number} of the rows lacks column {name!r}, which others have; give all the same"
+                )
+        tables.append(some.conform(table, 0))
     whole = pa.concat_tables(tables) if tables else some.updates_schema.empty_table()
     return whole.drop_columns([TIME, DIFF])
 

@@ -115,6 +115,14 @@ def test_dicts_that_lack_different_columns_lost_the_values_of_these(shard: Shard
     assert amounts(shard) == {1: ("paid", 10), 2: ("new", 25)}
 
 
+@pytest.mark.parametrize("form", [list, iter])
+def test_tables_that_lack_different_columns_lost_the_values_of_these(shard: Shard, form: Any) -> None:
+    before = amounts(shard)
+    with pytest.raises(InvalidUsage, match="table 1 of the rows lacks column 'amount'"):
+        shard.upsert(form([pa.table({"id": [1], "amount": [99]}), pa.table({"id": [2]})]))
+    assert amounts(shard) == before
+
+
 def test_rows_that_only_take_their_key_away_may_lack_columns(shard: Shard) -> None:
     shard.upsert([{"id": 2, "gone": True}, {"id": 1, "state": "paid"}], delete_column="gone")
     assert amounts(shard) == {1: ("paid", 10)}
