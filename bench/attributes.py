@@ -22,15 +22,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from bench.bars import bar, interleaved, median
-from blob.memory import MemoryBlob
-from persist.attributes.index import AttributeIndex
-from persist.attributes.nodes import DEFAULT_SHAPE, Node, Update
-from persist.attributes.storage import NodeCache
-from persist.attributes.tree import Flush
+from blob.memory_blobs import MemoryBlob
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.btree import Flush
+from persist.attributes.node_codec import DEFAULT_SHAPE, Node, Update
+from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client, connect
 from persist.commit.system import SystemIds
-from persist.core.antichain import MINIMUM
 from persist.core.attribute import KEY_BYTES, NO_INDEX, AttributeKey, AttributeUpdate, attribute_key
+from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, shard_id_of
 from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State

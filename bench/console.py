@@ -25,8 +25,8 @@ import pyarrow as pa
 
 import persist
 from bench.bars import bar, percentile
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from tests.services.chromium import Browser, start_chromium
 from tests.support.forked import Forked

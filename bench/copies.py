@@ -29,16 +29,16 @@ import pyarrow as pa
 
 from bench.bars import bar, interleaved, median, timed
 from blob import open_blob
-from blob.forwarding import ForwardingBlob
+from blob.metrics import ForwardingBlob
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.commit.machine import MachineSettings
-from persist.copies.backing_up import UPPER, Wanted, back_up
+from persist.copies.backup_creation import UPPER, Wanted, back_up
+from persist.copies.backup_restore import Choice, chosen, restore
 from persist.copies.backup_store import BackupStore
-from persist.copies.restoring import Choice, chosen, restore
 from persist.copies.verify import How, verified
 from persist.core.state import Policy
 

@@ -24,7 +24,7 @@ import persist
 from bench.bars import bar, median, timed
 from persist.client.shard import Shard
 from persist.commit.location import open_location
-from persist.core.view import ViewRequest
+from persist.core.shard_view import ViewRequest
 from tests.support.location import InlineBackground
 
 EARLY = 10

@@ -28,15 +28,14 @@ from bench.bars import bar, median, percentile
 from bench.consolidation import SCHEMA as WIDE
 from bench.consolidation import duckdb_compact, updates
 from bench.maintenance_soak import bench_soak
-from compactor.engine import EngineSettings
-from compactor.memory import use_system_allocator
+from compactor.engine import EngineSettings, use_system_allocator
 from compactor.worker import Worker, WorkerSettings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadSettings, part_reader
 from persist.commit.location import Location, open_location
-from persist.core.keys import is_rollup_key
+from persist.core.blob_keys import is_rollup_key
 from persist.core.state import State
 
 MIB = 1024 * 1024

@@ -16,17 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.bars import bar, median, timed
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker, WorkerSettings
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.aging import age
 from persist.commit.collector import Collector
+from persist.commit.expiry import age
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.frontier import Antichain
 from tests.support.location import InlineBackground, TestClock
 
 APPENDS = 2_000

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from bench.bars import bar, median, timed
 from blob import open_blob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -35,8 +35,8 @@ from persist.client.snapshot import ReadSettings, holding, part_reader
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Part, Run
+from persist.core.blob_keys import part_key
 from persist.core.ids import IdSource, PartId, ShardId, Token, WriterId, mint
-from persist.core.keys import part_key
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.parts import KeyRange, ShardSchema, encode_key

@@ -29,16 +29,16 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location, open_stores
-from persist.commit.published import Published
-from persist.commit.publishing import PublishSettings
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import PublishSettings
 from persist.commit.system import SystemClock
-from persist.copies.recovering import How
+from persist.copies.recovery import How
 from persist.core.state import Policy
+from persist.regions.failover import OldHome, promote
 from persist.regions.opening import open_replica
-from persist.regions.promoting import OldHome, promote
 from persist.regions.replica import Replica
-from persist.regions.replicating import ReplicateSettings, Replicator
-from persist.regions.switching import Switch
+from persist.regions.replication import ReplicateSettings, Replicator
+from persist.regions.switchover import Switch
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 PUBLISH = PublishSettings()

@@ -29,7 +29,7 @@ from bench.bars import bar, median, percentile
 from bench.service_peers import DeltaPeer, IcebergPeer, slate_commits, table
 from bench.service_server import ServerProcess
 from consensus import open_consensus
-from persist.http_client.servers import rendezvous
+from persist.http_client.http_calls import rendezvous
 
 KEY = ["k"]
 SLICE = 25  # appends before the next peer has its turn: a writer that writes finds its caches warm

@@ -24,19 +24,19 @@ import pyarrow as pa
 
 import persist
 from bench.bars import bar, median
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from blob.metrics import MeteredBlob
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
-from persist.cli.process import configure_logs
+from persist.cli.long_running import configure_logs
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.commit.system import SystemClock, SystemIds
-from rpc.client.transport import HttpTransport
-from rpc.service import Service
-from rpc.serving import bind, serve, url_of
+from rpc.app_state import Service
+from rpc.client.http_transport import HttpTransport
+from rpc.server import bind, serve, url_of
 from rpc.settings import ServerSettings
 
 CPU_MAX = "<= 1.05"

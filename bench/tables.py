@@ -33,7 +33,7 @@ from bench.service_peers import IcebergPeer
 from compactor.worker import Worker, WorkerSettings
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings, open_location
-from persist.parts.files import Files
+from persist.parts.part_files import Files
 
 Fetched = dict[tuple[str, int], tuple[int, int]]
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.int32()), ("amount", pa.int64()), ("note", pa.string())])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobNotWritable, BlobUnavailable
-from blob.extras import optional
+from blob.blob_urls import open_blob
+from blob.errors import (
+    BlobError,
+    BlobExists,
+    BlobMisconfigured,
+    BlobNotFound,
+    BlobNotWritable,
+    BlobUnavailable,
+    optional,
+)
 from blob.interface import Blob, BlobStat, Unfinished
-from blob.location import open_blob
-from blob.secrets import ESCAPES, is_ambiguous, option_said, without_secrets
+from blob.url_redaction import ESCAPES, is_ambiguous, option_said, without_secrets
 
 __all__ = [
     "Blob",

@@ -26,7 +26,7 @@ from blob.interface import (
     check_range,
     is_aside,
 )
-from blob.secrets import ESCAPES, is_ambiguous, said_without, without_secrets
+from blob.url_redaction import ESCAPES, is_ambiguous, said_without, without_secrets
 
 _TEMP_DIR = "~tmp"
 _OBJECT_STORES = ("gcs", "abfs")

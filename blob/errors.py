@@ -13,6 +13,9 @@ happened" class here. A put that failed after the bytes landed is simply confirm
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 class BlobError(Exception):
     """Root of every error a blob store raises on purpose."""
@@ -36,3 +39,14 @@ class BlobNotWritable(BlobUnavailable):
 
 class BlobMisconfigured(BlobError):
     """A setting, a URL, a key or an argument is wrong. The message names it. Retrying cannot help."""
+
+
+# Libraries that only some installations have.
+
+
+def optional(module: str, what: str, install: str, error: type[Exception]) -> Any:
+    """Import `module`. Where a library that it needs is missing, raise `error`: `what` needs it, `pip install` so."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise error(f'{what} needs {missing.name}: pip install "{install}"') from missing

@@ -31,7 +31,7 @@ from blob.interface import (
     check_range,
     is_aside,
 )
-from blob.private import DIRECTORY_MODE, FILE_MODE, make_directories
+from blob.private_files import DIRECTORY_MODE, FILE_MODE, make_directories
 
 STALE_TEMP_S = 3600.0
 """Temporary files older than this many seconds belong to a crashed writer and are swept at open."""

@@ -1,32 +1,205 @@
-"""Blobs in S3 and whatever speaks its protocol, with boto3.
-
-Write-once is enforced by the store (`If-None-Match: *`) where it can; a store that answers "not implemented"
-is asked for the key first. Large blobs go up as multipart uploads, a few parts at a time.
-"""
+"""Blobs in S3 and whatever speaks its protocol, with boto3; its options and errors."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import boto3
 from boto3.session import Session
+from botocore import exceptions as boto
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
 
+from blob.cache import RecentPuts
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat, SignedPut, Unfinished, check_key, check_prefix, check_process, check_range
-from blob.recent import RecentPuts
-from blob.s3_errors import Refused, translate
-from blob.s3_settings import S3Settings
+from blob.url_redaction import is_ambiguous, option_said
+
+# Sorts what boto3 raises: by what the caller should do, naming the setting where one is wrong.
+
+
+_SETTINGS = {
+    "NoSuchBucket": "the bucket name",
+    "InvalidBucketName": "the bucket name",
+    "InvalidAccessKeyId": "the access key (AWS_ACCESS_KEY_ID)",
+    "SignatureDoesNotMatch": "the secret key (AWS_SECRET_ACCESS_KEY)",
+    "InvalidToken": "the session token (AWS_SESSION_TOKEN)",
+    "ExpiredToken": "the session token (AWS_SESSION_TOKEN): it has expired",
+    "RequestTimeTooSkewed": "this machine's clock",
+    "AccessDenied": "the credentials and their rights to get, put, delete and list",
+    "403": "the credentials and their rights to get, put, delete and list",
+    "PermanentRedirect": "region and endpoint",
+    "301": "region and endpoint",
+    "AuthorizationHeaderMalformed": "region",
+    "IllegalLocationConstraintException": "region",
+}
+_MISSING = {"NoSuchKey", "404", "NotFound", "InvalidRange", "416"}
+_FOR_NOW = {
+    "NoSuchUpload",
+    "RequestTimeout",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "QuotaExceeded",
+}
+
+_WRONG_SETUP = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.NoRegionError,
+    boto.InvalidRegionError,
+    boto.ProfileNotFound,
+    boto.ParamValidationError,
+    boto.SSLError,
+    boto.InvalidEndpointConfigurationError,
+)
+
+
+class Refused(Exception):
+    """The store refused a conditional put. `why`: `exists`, `race` (try again) or `unsupported`."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def translate(error: Exception, key: str, url: str) -> BlobError | Refused | None:
+    """The error to raise instead, or None if `error` is not the store's (a bug, or sorted already)."""
+    if isinstance(error, boto.ClientError):
+        return _answer(error, key, url)
+    if isinstance(error, _WRONG_SETUP):
+        return BlobMisconfigured(f"{url} cannot be used; check the credentials, region and endpoint: {error}")
+    if isinstance(error, boto.BotoCoreError | HTTPError | OSError):
+        return BlobUnavailable(f"{url} did not answer: {error}")
+    return None
+
+
+def _answer(error: boto.ClientError, key: str, url: str) -> BlobError | Refused:
+    said = error.response.get("Error", {})
+    code = str(said.get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if code in _SETTINGS:
+        return BlobMisconfigured(f"{url} refuses; check {_SETTINGS[code]}: {code} {said.get('Message', '')}".rstrip())
+    if code == "PreconditionFailed" or status == 412:
+        return Refused("exists")
+    if code == "ConditionalRequestConflict" or (status == 409 and error.operation_name == "PutObject"):
+        return Refused("race")
+    if code == "NoSuchKey" and error.operation_name == "PutObject":  # Ceph, where two puts of one key meet
+        return Refused("race")
+    if status == 501 and error.operation_name in ("PutObject", "CompleteMultipartUpload"):
+        return Refused("unsupported")
+    if code in _FOR_NOW:
+        return BlobUnavailable(f"{url} refused for now: {code} {said.get('Message', '')}".rstrip())
+    if code in _MISSING or status in (404, 416):
+        return BlobNotFound(f"no blob {key}, or it ends before the range asked for ({code})")
+    if status >= 500 or status in (408, 429) or status == 0:
+        return BlobUnavailable(f"{url} refused for now: {code} {said.get('Message', '')}".rstrip())
+    return BlobMisconfigured(f"{url} refused {error.operation_name}: {code} {said.get('Message', '')}".rstrip())
+
+
+# What an `s3:` location says: bucket, prefix and options.
+
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """Options of `s3://bucket/prefix?option=value&…`. Times are seconds, sizes bytes.
+
+    `endpoint`: base URL of a server that is not AWS's. `region`; `profile`: a section of the AWS files.
+    `path_style`: bucket in the path and not in the host name; by default exactly with an endpoint.
+    `connections`: size of the connection pool. `attempts`: tries per request, the first included.
+    `range_bytes`: a longer range is read by several requests at the same time, of about so many bytes each.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    path_style: bool = False
+    connections: int = 32
+    connect_timeout: float = 5.0
+    read_timeout: float = 30.0
+    attempts: int = 4
+    multipart_bytes: int = 32 * 2**20
+    part_bytes: int = 16 * 2**20
+    range_bytes: int = 8 * 2**20
+
+    def __post_init__(self) -> None:
+        if not _BUCKET.fullmatch(self.bucket):
+            raise BlobMisconfigured(
+                f"s3: bucket {self.bucket!r} must be 3 to 63 of a-z 0-9 . -, as in s3://bucket/prefix"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9._/-]*", self.prefix):
+            raise BlobMisconfigured(f"s3: prefix {self.prefix!r} must be of A-Z a-z 0-9 . _ / -")
+        if self.endpoint is not None and not re.fullmatch(r"https?://[A-Za-z0-9.:\[\]_-]+/?", self.endpoint):
+            raise BlobMisconfigured(
+                "s3: option endpoint must be a URL such as http://127.0.0.1:9000, without credentials"
+            )
+        for name in ("connections", "attempts", "multipart_bytes", "connect_timeout", "read_timeout", "range_bytes"):
+            if getattr(self, name) <= 0:
+                raise BlobMisconfigured(f"s3: option {name} must be greater than 0")
+        if self.part_bytes < 5 * 2**20:
+            raise BlobMisconfigured("s3: option part_bytes must be at least 5242880: S3 takes no smaller parts")
+
+    @classmethod
+    def from_url(cls, url: str) -> S3Settings:
+        """BlobMisconfigured names the option that is wrong."""
+        if "@" in url or is_ambiguous(url) or ":" in urlsplit(url).netloc:
+            raise BlobMisconfigured("s3: takes no credentials in the URL; set them as AWS_* variables or a profile")
+        parts = urlsplit(url)
+        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        values: dict[str, Any] = {"path_style": "true" if "endpoint" in given else "false", **given}
+        kinds = {field.name: str(field.type) for field in fields(cls) if field.name not in ("bucket", "prefix")}
+        for name, text in values.items():
+            if name not in kinds:
+                raise BlobMisconfigured(f"s3: {option_said(name, text)} is not one of {', '.join(kinds)}")
+            values[name] = _value(name, text, kinds[name])
+        return cls(bucket=parts.netloc, prefix=unquote(parts.path).strip("/"), **values)
+
+    def options(self) -> dict[str, str | None]:
+        """The options that say where the data is (and hold no secret)."""
+        shown: dict[str, str | None] = {"endpoint": self.endpoint, "region": self.region}
+        if self.path_style != (self.endpoint is not None):
+            shown["path_style"] = str(self.path_style).lower()
+        return shown
+
+
+def _value(name: str, text: str, kind: str) -> Any:
+    try:
+        if kind == "bool":
+            return _BOOLEANS[text.lower()]
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except (KeyError, ValueError):
+        raise BlobMisconfigured(f"s3: option {name} must be a {kind}") from None
+    return text
+
+
+# Blobs in S3 and whatever speaks its protocol, with boto3.
+#
+# Write-once is enforced by the store (`If-None-Match: *`) where it can; a store that answers "not implemented" is asked
+# for the key first. Large blobs go up as multipart uploads, a few parts at a time.
+
 
 DELETE_BATCH = 1_000
 """Keys per DeleteObjects call: S3's limit."""

@@ -1,9 +1,4 @@
-"""Doing a merge: read the input runs key range after key range, write key-ordered parts.
-
-An engine takes a `MergeJob` and yields `Chunk`s in key order; each says up to which key everything is written, so a
-merge can be saved chunk by chunk. `LocalEngine` works in this process within a memory budget; the Spark engine
-(`compactor.spark_engine`) sends the same ranges to executors.
-"""
+"""Doing a merge: read the input runs range by range, write key-ordered output; with the allocator's settings."""
 
 from __future__ import annotations
 
@@ -14,11 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from persist.core.batch import Part, Run
-from persist.core.drops import Drops
+from persist.core.blob_keys import COMPACTOR
 from persist.core.ids import IdSource, ShardId
-from persist.core.keys import COMPACTOR
 from persist.core.state import SchemaRecord
+from persist.core.truncation import Drops
 from persist.parts import (
     ALL_KEYS,
     KeyRange,
@@ -30,9 +27,16 @@ from persist.parts import (
     plan_splits,
     sound_schemas,
 )
-from persist.parts.bundles import expanded
-from persist.parts.files import Bound
-from persist.parts.unique import Crowds
+from persist.parts.constraint_checks import Crowds
+from persist.parts.part_files import Bound
+from persist.parts.read_plan import expanded
+
+# Doing a merge: read the input runs key range after key range, write key-ordered parts.
+#
+# An engine takes a `MergeJob` and yields `Chunk`s in key order; each says up to which key everything is written, so a
+# merge can be saved chunk by chunk. `LocalEngine` works in this process within a memory budget; the Spark engine
+# (`compactor.spark_engine`) sends the same ranges to executors.
+
 
 RANGES_MAX = 10_000
 KEPT_LEAST = 256 * 1024 * 1024  # what row groups that are read together may take, and as much meanwhile
@@ -215,3 +219,15 @@ def _wait(future: Future[Chunk]) -> None:
         future.exception(timeout=HEARTBEAT_POLL_S)
     except TimeoutError:
         return
+
+
+# The allocator of a process that merges.
+
+
+def use_system_allocator() -> None:
+    """Let Arrow take its memory from the C library, for the whole process: to be called where a process begins.
+
+    Arrow's own allocators keep what they were given back for the next time: 125 MiB of 1.2 GiB at the peak of a merge
+    of 10 M updates, 50 of 290 MiB where the budget is 24 MiB. The merge is no slower without them.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())

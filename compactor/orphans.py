@@ -20,16 +20,16 @@ from itertools import islice
 
 from blob import BlobNotFound, BlobStat, Unfinished
 from compactor.metering import Metrics
-from persist.commit.bundler import keys_in
-from persist.commit.lists import LoanLists
+from persist.commit.blob_tasks import keys_in
+from persist.commit.clone_refs import LoanLists
+from persist.commit.expiry import Silence
 from persist.commit.location import Location
-from persist.commit.silence import Silence
-from persist.commit.store_clock import StoreClock
+from persist.commit.system import StoreClock
 from persist.core import commands as c
+from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, shard_of
 from persist.core.errors import Corruption, InvalidUsage, Unavailable
 from persist.core.ids import SeqNo, family_of, shard_id_of
-from persist.core.keys import belongs_to, born_ms, is_bundle_key, shard_of
-from persist.core.loans import is_foreign
+from persist.core.named_holds import is_foreign
 from persist.core.state import Policy, State
 from persist.core.transitions import expire_lapsed
 from persist.formats.store_errors import translated, translated_but_missing

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from blob import Blob
-from blob.forwarding import ForwardingBlob
+from blob.metrics import ForwardingBlob
 from compactor.metering import Metrics
 from persist.commit.location import Location
-from persist.copies.pace import EndingBlob, EndingClock, PacedBlob, check_rate
+from persist.copies.throttled_blob import EndingBlob, EndingClock, PacedBlob, check_rate
 from persist.copies.verify import SAMPLES_MAX, How, Sample, samples_of, verified
 from persist.core.errors import InvalidUsage, PersistError
 

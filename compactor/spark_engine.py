@@ -17,7 +17,7 @@ from blob import Blob, open_blob
 from compactor.engine import Chunk, EngineSettings, Keep, MergeJob, RangeMerger
 from persist.commit.system import SystemIds
 from persist.parts import KeyRange
-from persist.parts.bundles import expanded
+from persist.parts.read_plan import expanded
 
 HEARTBEAT_POLL_S = 1.0
 WAVE_TASKS_PER_CORE = 2  # ranges in one Spark job, for each core: what a crash of the driver can lose

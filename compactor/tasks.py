@@ -9,18 +9,17 @@ from collections.abc import Callable
 from compactor.loop import Ending, Task, never
 from compactor.metering import Metrics
 from compactor.worker import Worker, idle_for_ms
-from persist.client.keeping import Keeper
-from persist.client.retaining import RetentionRun
+from persist.client.row_retention import Keeper, RetentionRun
 from persist.client.transport import Transport
-from persist.commit.aging import age, forget_dropped, forget_tags, is_aging, step_s, tags_in_s
 from persist.commit.collector import Collector
+from persist.commit.expiry import age, forget_dropped, forget_tags, is_aging, step_s, tags_in_s
 from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
-from persist.commit.published import Published
+from persist.commit.publication_keeper import Published
 from persist.core.errors import PersistError
 from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State
-from persist.core.transitions.leases import CLAIM_KEPT_LEASES
+from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
 
 log = logging.getLogger("persist.publications")
 

@@ -22,8 +22,8 @@ from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
+from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import Corruption, PersistError, Unavailable
-from persist.core.keys import COMPACTOR
 from persist.core.merge_plan import MergePolicy, plan
 from persist.core.state import State, kept_below
 from persist.formats.store_errors import translate

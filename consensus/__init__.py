@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from consensus.consensus_urls import open_consensus
 from consensus.errors import (
     ConsensusDamaged,
     ConsensusError,
@@ -12,7 +13,6 @@ from consensus.errors import (
     ConsensusUsage,
 )
 from consensus.interface import ENDED, HIDDEN, Consensus, Entry
-from consensus.location import open_consensus
 
 __all__ = [
     "ENDED",

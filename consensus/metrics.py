@@ -1,13 +1,70 @@
-"""Measures every call to a consensus store and reports it to a function. A lost compare-and-set's outcome is `lost`."""
+"""Stores around another store: forwarding, and measuring every call."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from blob.metrics import Meter, Observe
-from consensus.forwarding import ForwardingConsensus
-from consensus.interface import Consensus, Entry
+from consensus.interface import Consensus, Entry, Wanted
+from consensus.turns import Turn
+
+# A store around another one that does as it does: what decorators begin from.
+
+
+class ForwardingConsensus(Consensus):
+    """Every call goes to `inner`; a decorator overrides the calls that it changes."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self._inner = inner
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    @property
+    def value_bytes_max(self) -> int:
+        return self._inner.value_bytes_max
+
+    def head(self, key: str) -> Entry | None:
+        return self._inner.head(key)
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        return self._inner.compare_and_set(key, seqno, data, after)
+
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        return self._inner.begin(key, seqno, data)
+
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        return self._inner.scan(key, from_seqno, limit)
+
+    def truncate(self, key: str, seqno: int) -> int:
+        return self._inner.truncate(key, seqno)
+
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
+        return self._inner.keys(prefix, after, limit, with_ended)
+
+    def scrub(self) -> str:
+        return self._inner.scrub()
+
+    def turn(self, key: str, wait_s: float) -> AbstractContextManager[Turn]:
+        return self._inner.turn(key, wait_s)
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
+        return self._inner.subscribe(callback, wanted)
+
+    def follow(self, key: str) -> Callable[[], None]:
+        return self._inner.follow(key)
+
+
+# Measures every call to a consensus store and reports it to a function. A lost compare-and-set's outcome is `lost`.
 
 
 class MeteredConsensus(ForwardingConsensus):

@@ -1,12 +1,18 @@
-"""Logs in PostgreSQL: one statement per compare-and-set, READ COMMITTED, the primary key arbitrates."""
+"""Logs in PostgreSQL: one statement per compare-and-set, and NOTIFY and LISTEN as the push channel."""
 
 from __future__ import annotations
 
 import logging
 import re
+import selectors
+import socket
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
+from zlib import crc32
 
 import psycopg
 import sqlalchemy as sa
@@ -20,10 +26,277 @@ from consensus.errors import (
 )
 from consensus.interface import Wanted
 from consensus.notify import Notifier
-from consensus.postgres_channels import Followed, application_name, older_names
-from consensus.postgres_push import Announcer, Listener
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
-from consensus.watchdog import Watchdog
+from consensus.turns import Watchdog
+
+# On which of PostgreSQL's channels a key is told, and to which of them a process listens.
+#
+# PostgreSQL wakes a listener for each message on its channels. With one channel for all keys every process hears of
+# every commit of all others. So a key has one of `CHANNELS` channels, and a process listens to those of the keys that
+# somebody follows there. Older builds know the one channel `OLD_CHANNEL` only.
+
+
+CHANNELS = 256
+"""Who follows ten keys hears of one in 26 of all others. PostgreSQL looks through a list of those it listens to."""
+
+OLD_CHANNEL = "consensus_moved"
+"""On which older builds tell every key, and the only one that they listen to."""
+
+LINGER_S = 60.0
+"""How long a process goes on listening to a channel that nobody follows any more: waits come and go."""
+
+OLD_LOOK_S = 10.0
+"""How often who announces looks whether older builds are there."""
+
+_MARK = " (channels)"
+_NAME_MAX = 63  # bytes of an application_name that PostgreSQL keeps
+_DEFAULT_NAME = "persist"
+
+OLDER = (
+    "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = ANY(%s))"
+)
+
+
+def channel_of(key: str) -> str:
+    """The channel on which a key is told. Every build must find the same."""
+    return f"{OLD_CHANNEL}_{crc32(key.encode()) % CHANNELS:03d}"
+
+
+ALL_CHANNELS = frozenset(f"{OLD_CHANNEL}_{number:03d}" for number in range(CHANNELS))
+
+
+def application_name(given: str | None) -> str:
+    """The name under which this build connects: with a mark, by which it is told from older ones."""
+    return (given or _DEFAULT_NAME)[: _NAME_MAX - len(_MARK)] + _MARK
+
+
+def older_names(given: str | None) -> list[str]:
+    """The names under which older builds connect: by default, and with the same options."""
+    return sorted({_DEFAULT_NAME, (given or _DEFAULT_NAME)[:_NAME_MAX]})
+
+
+class Followed:
+    """The keys that somebody in this process follows, and so the channels to listen to. Thread-safe.
+
+    `changed` is called, without the lock, when a channel is wanted that was not.
+    """
+
+    def __init__(self) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._keys: Counter[str] = Counter()
+        self._channels: Counter[str] = Counter()
+        self._all = 0
+        self._left_s: dict[str, float] = {}  # channels that nobody follows any more, and when that was noticed
+
+    def follow(self, key: str) -> Callable[[], None]:
+        """Follow one key until the function that is returned is called, which may be called twice."""
+        channel = channel_of(key)
+        with self._lock:
+            self._keys[key] += 1
+            self._channels[channel] += 1
+            is_new = self._channels[channel] == 1
+        if is_new:
+            self.changed()
+        return _Once(lambda: self._leave(key, channel))
+
+    def follow_all(self) -> Callable[[], None]:
+        """Follow every key, as `follow` does one."""
+        with self._lock:
+            self._all += 1
+        self.changed()
+        return _Once(self._leave_all)
+
+    def wanted(self, listening: Iterable[str], now_s: float) -> frozenset[str]:
+        """The channels to listen to, of one who listens to these: those that are followed, or were a moment ago."""
+        with self._lock:
+            used = ALL_CHANNELS if self._all else frozenset(self._channels)
+            unused = [channel for channel in listening if channel not in used and channel in ALL_CHANNELS]
+            self._left_s = {channel: self._left_s.get(channel, now_s) for channel in unused}
+            return used | {channel for channel, left_s in self._left_s.items() if now_s - left_s < LINGER_S}
+
+    def keys_of(self, channels: Iterable[str]) -> list[str]:
+        """The keys that are followed, of those that are told on these channels."""
+        among = frozenset(channels)
+        with self._lock:
+            return [key for key in self._keys if channel_of(key) in among]
+
+    def _leave(self, key: str, channel: str) -> None:
+        with self._lock:
+            for counter, name in ((self._keys, key), (self._channels, channel)):
+                counter[name] -= 1
+                if not counter[name]:
+                    del counter[name]
+
+    def _leave_all(self) -> None:
+        with self._lock:
+            self._all -= 1
+
+
+class _Once:
+    """Calls a function the first time only."""
+
+    def __init__(self, ending: Callable[[], None]) -> None:
+        self._ending: Callable[[], None] | None = ending
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            ending, self._ending = self._ending, None
+        if ending is not None:
+            ending()
+
+
+# PostgreSQL's NOTIFY and LISTEN as the push channel, each on a connection and a thread of its own.
+#
+# Which key is told on which channel is in `postgres_channels`.
+#
+# NOTIFY inside the compare-and-set would take a lock over the whole database until its commit is on disk, and so end
+# group commit between shards. Told separately, in batches, without waiting for the disk, it costs the writer nothing;
+# what a crash loses is only a hint.
+
+
+PENDING_KEYS_MAX = 10_000
+"""Keys waiting to be announced; more are dropped, which the contract allows."""
+
+ANNOUNCE_INTERVAL_S = 0.005
+"""Least time between two announcements, so that a burst of commits becomes one statement."""
+
+RECONNECT_S = 0.5
+"""Pause before a broken push connection is opened again."""
+
+_log = logging.getLogger(__name__)
+
+Connect = Callable[[], "psycopg.Connection[Any]"]
+
+
+class Announcer:
+    """Tells the listeners of the database which keys moved. `older`: names of sessions of builds with one channel."""
+
+    def __init__(self, connect: Connect, older: list[str]) -> None:
+        self._connect = connect
+        self._older = older
+        self._changed = threading.Condition()
+        self._pending: dict[str, None] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def announce(self, key: str) -> None:
+        with self._changed:
+            if len(self._pending) < PENDING_KEYS_MAX:
+                self._pending[key] = None
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="consensus-postgres-notify", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._stop.set()
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._connect() as connection:
+                    connection.execute("SET synchronous_commit = off")
+                    self._send(connection)
+            except psycopg.Error as error:
+                _log.info("announcing moved keys failed, trying again: %s", error)
+                self._stop.wait(RECONNECT_S)
+
+    def _send(self, connection: psycopg.Connection[Any]) -> None:
+        looked_s, are_older = float("-inf"), True
+        while True:
+            with self._changed:
+                while not self._pending and not self._stop.is_set():
+                    self._changed.wait()
+                if self._stop.is_set():
+                    return
+                keys, self._pending = list(self._pending), {}
+            if time.monotonic() - looked_s >= OLD_LOOK_S:
+                looked_s = time.monotonic()
+                are_older = bool(connection.execute(OLDER, (self._older,)).fetchone()[0])  # type: ignore[index]
+            channels = [channel_of(key) for key in keys]
+            if are_older:
+                channels, keys = [*channels, *[OLD_CHANNEL] * len(keys)], keys * 2
+            connection.execute(
+                "SELECT pg_notify(channel, key) FROM unnest(%s::text[], %s::text[]) AS moved(channel, key)",
+                (channels, keys),
+            )
+            self._stop.wait(ANNOUNCE_INTERVAL_S)
+
+
+class Listener:
+    """Calls `publish` with the keys that others announce, of those on the channels of `followed`, until it is closed.
+
+    When it begins to listen to a channel it publishes the keys of it that are followed: they may have moved unheard.
+    What older builds announce it hears in any case.
+    """
+
+    def __init__(self, connect: Connect, publish: Callable[[Iterable[str]], None], followed: Followed) -> None:
+        self._connect = connect
+        self._publish = publish
+        self._followed = followed
+        self._stop = threading.Event()
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        followed.changed = self._poke
+        self._thread = threading.Thread(target=self._run, name="consensus-postgres-listen", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._poke()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+            self._followed.changed = lambda: None
+            self._wake.close()
+            self._woken.close()
+
+    def _poke(self) -> None:
+        with suppress(OSError):  # so many wait already that it will wake, or it is closed
+            self._wake.send(b"x")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._connect() as connection:
+                    self._listen(connection)
+            except psycopg.Error as error:
+                _log.info("listening for moved keys failed, trying again: %s", error)
+                self._stop.wait(RECONNECT_S)
+
+    def _listen(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute(f"LISTEN {OLD_CHANNEL}")
+        listening: frozenset[str] = frozenset()
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while not self._stop.is_set():
+                listening = self._listened(connection, listening)
+                for notice in connection.notifies(timeout=0):
+                    self._publish((notice.payload,))
+                selector.select(LINGER_S)
+                with suppress(BlockingIOError):
+                    self._woken.recv(4096)
+
+    def _listened(self, connection: psycopg.Connection[Any], listening: frozenset[str]) -> frozenset[str]:
+        """Listen to the channels that are wanted now, and to no others; these channels."""
+        wanted = self._followed.wanted(listening, time.monotonic())
+        changes = [f"LISTEN {name}" for name in sorted(wanted - listening)]
+        changes += [f"UNLISTEN {name}" for name in sorted(listening - wanted)]
+        if changes:
+            connection.execute("; ".join(changes))
+            self._publish(self._followed.keys_of(wanted - listening))
+        return wanted
+
+
+# Logs in PostgreSQL: one statement per compare-and-set, READ COMMITTED, the primary key arbitrates.
+
 
 CONNECT_TIMEOUT_S = 5
 """How long opening a connection may take before the call is Unavailable. libpq's least is 2."""
@@ -45,7 +318,6 @@ DURABLE = (
 """Of each connection: what is acknowledged is on the disk, and on that of a synchronous standby, whatever the server,
 the database, the user or the options of the URL are set to, now or later."""
 
-_log = logging.getLogger(__name__)
 
 # What is said when a connection is refused for good. libpq gives no SQLSTATE for these, only the words; all
 # else (starting up, too many connections, no answer) may be over in a moment.

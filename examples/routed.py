@@ -17,9 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 import persist
-from persist.patterns.routed import RoutedWriter
-from persist.patterns.routed_read import read_routed
-from persist.patterns.routes import Routes
+from persist.patterns.partition_map import Routes
+from persist.patterns.routed import RoutedWriter, read_routed
 
 SCHEMA = pa.schema([("user", pa.string()), ("writer", pa.int64()), ("visit", pa.int64())])
 WRITERS = 2

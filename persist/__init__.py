@@ -14,32 +14,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persist.attributes import Attributes
-    from persist.client.bulk import ShardDropped, ShardsDropped, ShardSummary
-    from persist.client.by_column import ColumnRun
-    from persist.client.changes import Changes, ChangesSplit
     from persist.client.connect import Client, Connection, connect
+    from persist.client.contents_diff import Changes, ChangesSplit
     from persist.client.critical import CriticalReaderHandle
-    from persist.client.cut import Cut
-    from persist.client.cutting import CutTruncated, ShardTruncated
-    from persist.client.editing import Edited
-    from persist.client.erase import ErasureStatus
+    from persist.client.erasure_api import ErasureStatus
+    from persist.client.history_api import ShardTag
     from persist.client.listen import Listen, ListenEvent
     from persist.client.maintaining import Optimized, Vacuumed
-    from persist.client.merging import Merge, source, target
+    from persist.client.merge import Merge, source, target
+    from persist.client.optimistic_edit import Edited
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
-    from persist.client.restore import Restored
-    from persist.client.retaining import RetentionRun, RowRetention
+    from persist.client.read_api import Subscription
+    from persist.client.retention_kinds import ColumnRun
+    from persist.client.rewrites import Restored, Truncated
+    from persist.client.row_retention import RetentionRun, RowRetention
     from persist.client.scan import Scan
     from persist.client.shard import HandleSettings, Shard
+    from persist.client.shard_listing import ShardDropped, ShardsDropped, ShardSummary
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
-    from persist.client.subscribe import Subscription
-    from persist.client.tags import ShardTag
-    from persist.client.truncate import Truncated
+    from persist.client.stream_cuts import Cut, CutTruncated, ShardTruncated
     from persist.client.write import WriteHandle, WriteSettings
     from persist.commit.location import LocationSettings
-    from persist.core.antichain import Antichain
     from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, attribute_key, named_key
     from persist.core.commands import Appended
+    from persist.core.frontier import Antichain
 
     # isort: off
     from persist.core.errors import AttributeMismatch, Conflict, ConstraintViolated, Corruption, Expired, Forbidden
@@ -77,11 +75,31 @@ __all__ += ["TokenReused", "OutcomeForgotten", "HistoryLost", "ConstraintViolate
 __all__ += ["__version__"]
 
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.
-_HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
-_HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
-_HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.erase"]
-_HOMES += ["client.by_column", "client.bulk", "client.maintaining", "client.subscribe", "client.editing"]
-_HOMES += ["client.merging", "client.shard", "attributes", "client.scan"]
+_HOMES = ["core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.connect"]
+_HOMES += [
+    "client.pipelined",
+    "client.listen",
+    "client.write",
+    "client.history_api",
+    "client.snapshot",
+    "client.contents_diff",
+]
+_HOMES += [
+    "client.rewrites",
+    "client.rewrites",
+    "client.stream_cuts",
+    "client.stream_cuts",
+    "client.row_retention",
+    "client.erasure_api",
+]
+_HOMES += [
+    "client.retention_kinds",
+    "client.shard_listing",
+    "client.maintaining",
+    "client.read_api",
+    "client.optimistic_edit",
+]
+_HOMES += ["client.merge", "client.shard", "attributes", "client.scan"]
 
 
 # A program that configures no logs is told by errors alone. Without this Python shows it each warning, too.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from persist.patterns.bindings import Bindings as Bindings
-from persist.patterns.bindings import BindingsSettings as BindingsSettings
-from persist.patterns.ingesting import Ingester as Ingester
-from persist.patterns.ingesting import IngestSettings as IngestSettings
-from persist.patterns.ingesting import Source as Source
-from persist.patterns.minting import Minter as Minter
-from persist.patterns.positions import Binding as Binding
+from persist.patterns.ingest import Ingester as Ingester
+from persist.patterns.ingest import IngestSettings as IngestSettings
+from persist.patterns.ingest import Minter as Minter
+from persist.patterns.ingest import Source as Source
+from persist.patterns.reclock import Binding as Binding
+from persist.patterns.reclock import Bindings as Bindings
+from persist.patterns.reclock import BindingsSettings as BindingsSettings

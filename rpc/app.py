@@ -12,17 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import persist
 from blob import BlobNotWritable
-from persist.client import identity
+from persist.client import transport
 from persist.commit.location import Location
 from persist.formats.store_errors import translated
 from rpc import errors
-from rpc.doors import allowed
-from rpc.edge import Edge
-from rpc.openapi import declare_path_parameters
-from rpc.routes import health
-from rpc.routes.parameters import only_known
+from rpc.app_state import Service
+from rpc.middleware import Edge
+from rpc.route_table import declare_path_parameters
+from rpc.routes import server_routes
+from rpc.routes.parameters import allowed, only_known
 from rpc.routes.table import ROUTERS
-from rpc.service import Service
 from rpc.settings import ServerSettings
 
 _log = logging.getLogger("persist.rpc")
@@ -45,8 +44,8 @@ def _proof(location: Location) -> str:
     """By which clients know the blob store. Empty on a full disk that has no id yet: then they take our door."""
     try:
         if location.is_copy:
-            return identity.proof(location.blob)
-        return identity.ensure(location.blob, location.ids)
+            return transport.proof(location.blob)
+        return transport.ensure(location.blob, location.ids)
     except BlobNotWritable:
         return ""
 
@@ -80,6 +79,6 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
     app.edge = Edge(super(_App, app).__call__, service)
     errors.install(app)
     for router in ROUTERS:
-        checks = [Depends(allowed)] if router is health.router else [Depends(allowed), Depends(only_known)]
+        checks = [Depends(allowed)] if router is server_routes.router else [Depends(allowed), Depends(only_known)]
         app.include_router(router, dependencies=checks)
     return app

@@ -1,15 +1,4 @@
-"""Bearer tokens: what they are, how they are kept, and what each lets its bearer do.
-
-A token is `pt_<id>_<secret>`. The tokens file holds only the SHA-256 of it (the secret has 256 random bits, so nothing
-is gained by a slow hash), its scopes, the prefixes of shard names it is good for, and when it ends:
-
-    {"tokens": [{"id": "etl", "sha256": "…", "scopes": ["write"], "prefixes": ["eu/"], "expires": "2030-01-01"}]}
-
-Instead of a hash, or beside it, an entry may name the `certificate` of a client: `DNS:etl.internal`, `URI:spiffe://…`,
-`email:…`, `IP:…` or `subject:CN=etl,O=Example`. Who shows one with that name in a TLS connection needs no token.
-
-The file is read again when it changes: adding a token, and removing one, need no restart.
-"""
+"""Bearer tokens: format, storage, scopes, expiry, and request counts by token."""
 
 from __future__ import annotations
 
@@ -21,17 +10,33 @@ import logging
 import re
 import secrets
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from persist.client.regular_file import OTHERS_WRITE, read_with_mode
-from persist.core.commands import INCLUDED, MAINTAIN, SCOPES
+from persist.check.external_checks import TokenSeen
+from persist.client.arguments import OTHERS_WRITE, read_with_mode
+from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, MANAGE, READ, SCOPES, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.formats.exposition import COUNTER, Family, Labelled
 from persist.formats.http_messages import named_once
-from rpc.changed_files import ChangedFiles
-from rpc.tls import Peer, checked_name
+from rpc.tls import ChangedFiles, Peer, checked_name
+
+# Bearer tokens: what they are, how they are kept, and what each lets its bearer do.
+#
+# A token is `pt_<id>_<secret>`. The tokens file holds only the SHA-256 of it (the secret has 256 random bits, so
+# nothing is gained by a slow hash), its scopes, the prefixes of shard names it is good for, and when it ends:
+#
+#     {"tokens": [{"id": "etl", "sha256": "…", "scopes": ["write"], "prefixes": ["eu/"], "expires": "2030-01-01"}]}
+#
+# Instead of a hash, or beside it, an entry may name the `certificate` of a client: `DNS:etl.internal`,
+# `URI:spiffe://…`, `email:…`, `IP:…` or `subject:CN=etl,O=Example`. Who shows one with that name in a TLS connection
+# needs no token.
+#
+# The file is read again when it changes: adding a token, and removing one, need no restart.
+
 
 _log = logging.getLogger("persist.rpc")
 TOKENS_MAX = 10_000
@@ -295,3 +300,82 @@ def mint(name: str) -> tuple[str, str]:
         raise InvalidUsage(f"a token's id is 1 to 64 letters, digits and '-', not {name!r}")
     token = f"pt_{name}_{secrets.token_urlsafe(32)}"
     return token, hashlib.sha256(token.encode()).hexdigest()
+
+
+# Tokens that end, as the check sees them.
+
+
+_WIDEST_FIRST = (ADMIN, MANAGE, WRITE, MAINTAIN, READ)
+
+
+def tokens_seen(ending: Iterable[Principal]) -> list[TokenSeen]:
+    """What the check needs of them, in the order of their ids."""
+    found = []
+    for one in sorted(ending, key=lambda one: one.name):
+        assert one.expires_s is not None
+        scope = next(scope for scope in _WIDEST_FIRST if scope in one.scopes)
+        found.append(TokenSeen(one.name, int(one.expires_s * 1000), scope, one.prefixes))
+    return found
+
+
+# Requests, bytes and refusals by the id of the token that asked, for a bounded number of tokens.
+
+
+COUNTED_TOKENS_MAX = 100  # with series of their own; the rest are OTHER
+# The labels of who is no token of the file. No id has an underscore, so that nobody's token is counted with them.
+OTHER = "_other"
+NOBODY = "_unknown"  # who gave no token that is known here
+_OWN = ((ANYBODY, "_anybody"), (STRANGER, "_anybody"), (MAINTENANCE, "_maintenance"))
+
+
+def label_of(principal: Principal | None) -> str:
+    """Under which label a caller is counted; None: nobody who is known here."""
+    if principal is None:
+        return NOBODY
+    return next((label for own, label in _OWN if principal is own), principal.name)
+
+
+class TokenFigures:
+    """Counts of each token. All methods but `families` belong to the event loop's thread."""
+
+    def __init__(self, tokens_max: int = COUNTED_TOKENS_MAX) -> None:
+        self._most = tokens_max
+        self._known: dict[str, str] = {}
+        self._requests: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._refused: Counter[tuple[str, str]] = Counter()
+
+    def observe(self, token: str, received: int, sent: int) -> None:
+        """Count a request and the bytes of its body and of its answer's."""
+        token = self._known.get(token) or self._named(token)
+        self._requests[token] += 1
+        self._received[token] += received
+        self._sent[token] += sent
+
+    def refused(self, token: str, kind: str) -> None:
+        """Count a refusal, or a failure, by the kind of its error."""
+        self._refused[self._known.get(token) or self._named(token), kind] += 1
+
+    def families(self, only: str | None) -> Iterator[Family]:
+        """All of it; `only`: of one token."""
+
+        def shown(token: str) -> bool:
+            return only is None or token == only
+
+        requests: list[Labelled] = [((name,), n) for name, n in list(self._requests.items()) if shown(name)]
+        moved: list[Labelled] = []
+        for direction, counts in (("in", self._received), ("out", self._sent)):
+            moved += [((name, direction), n) for name, n in list(counts.items()) if shown(name)]
+        refused: list[Labelled] = [(key, n) for key, n in list(self._refused.items()) if shown(key[0])]
+        yield Family("persist_token_requests_total", COUNTER, "Requests by token", ("token",), requests)
+        yield Family("persist_token_bytes_total", COUNTER, "Bytes of bodies by token", ("token", "direction"), moved)
+        yield Family(
+            "persist_token_refusals_total", COUNTER, "Requests refused or failed by token", ("token", "kind"), refused
+        )
+
+    def _named(self, token: str) -> str:
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known[token] = token
+        return token

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from persist.codecs.allowance import Allowance, BodyTooLarge
 from persist.core.errors import Overloaded
+from rpc.concurrency_limits import CALLER, RETRY_AFTER_S, SharedSlots, share
 from rpc.decoder_process import DONE, FRAME_BYTES_MAX, HEAD, LENGTH, REFUSED, ROWS, TOO_LARGE
 from rpc.settings import Limits
-from rpc.slots import CALLER, RETRY_AFTER_S, SharedSlots, share
 
 DECODE_S_MAX = 30.0  # longest time that a process takes for one body
 DECODES_QUEUED_MAX = 8  # Parquet bodies that wait for a process

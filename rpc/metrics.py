@@ -11,8 +11,7 @@ from persist.commit.location import Location
 from persist.commit.own_process import of_process
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
 from persist.regions.replica import Replica
-from rpc.auth import ANYBODY, Principal
-from rpc.token_figures import TokenFigures, label_of
+from rpc.auth import ANYBODY, Principal, TokenFigures, label_of
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 

@@ -17,11 +17,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from persist.client.regular_file import read_bounded
+from persist.client.arguments import read_bounded
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import named_once
-from rpc.changed_files import ChangedFiles
 from rpc.settings import ServerSettings
+from rpc.tls import ChangedFiles
 
 RATES = ("requests_per_s", "rows_per_s")  # of a token, at one server
 COUNTS = ("shards", "bytes")  # of what is there under a prefix

@@ -1,8 +1,4 @@
-"""Quotas: how many requests and rows a second a token may ask for, and how much all shards of a prefix may hold.
-
-Rates are counted by this process alone. What shards hold is what the tally knows. The server's own maintenance has no
-quota.
-"""
+"""Quotas: request and row rates of tokens, shards and bytes of prefixes, and their check before each commit."""
 
 from __future__ import annotations
 
@@ -10,15 +6,66 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from typing import Any
 
+from persist.client.transport import AsCaller, Transport
 from persist.commit.system import Clock
-from persist.core.errors import Overloaded
+from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller
+from persist.core.batch import Part
+from persist.core.errors import Forbidden, Indeterminate, Overloaded, PersistError
 from persist.core.state import State
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
+from rpc.prefix_usage import Tally, within
 from rpc.quota_file import QuotaFile, Rules
-from rpc.rates import Bucket
-from rpc.tally import Tally, within
+
+# Token buckets: so much a second, with bursts, by a clock that the caller gives.
+
+
+BURST_S = 5.0  # what was not used for so long may be used at once
+DEBT_S_MAX = 3_600.0  # a single request of any size is paid off in an hour
+
+
+class Bucket:
+    """Fills by `rate` a second. It lets everything through while it is not empty, and may so be overdrawn.
+
+    So a request that is larger than a burst is possible, and those after it wait for longer.
+    """
+
+    __slots__ = ("_at_s", "_level", "rate")
+
+    def __init__(self, rate: int, now_s: float) -> None:
+        self.rate = rate
+        self._at_s = now_s
+        self._level = rate * BURST_S
+
+    def change(self, rate: int) -> None:
+        """Another rate from now on. A debt stays as many seconds long."""
+        self._level = self._level * rate / self.rate
+        self.rate = rate
+
+    def wait_s(self, now_s: float) -> float:
+        """For how long it lets nothing through; 0: it does."""
+        self._level = min(self.rate * BURST_S, self._level + self.rate * max(0.0, now_s - self._at_s))
+        self._at_s = now_s
+        return 0.0 if self._level > 0 else (1.0 - self._level) / self.rate
+
+    def take(self, count: int) -> None:
+        """Take what was let through."""
+        self._level = max(self._level - count, -self.rate * DEBT_S_MAX)
+
+    def used(self, now_s: float) -> float:
+        """What is used of the rate: all of it, or more, where nothing is let through."""
+        self.wait_s(now_s)
+        return self.rate - self._level / BURST_S
+
+
+# Quotas: how many requests and rows a second a token may ask for, and how much all shards of a prefix may hold.
+#
+# Rates are counted by this process alone. What shards hold is what the tally knows. The server's own maintenance has no
+# quota.
+
 
 TOKENS_MAX = 10_000  # that are counted at once
 SHOWN_MAX = 100  # tokens, and prefixes, with series of their own
@@ -374,3 +421,100 @@ def _once(give_back: Callable[[], None]) -> Callable[[], None]:
 def _knows(principal: Principal, prefix: str) -> bool:
     """Whether a caller may know what is used under a prefix: all of it is open to it."""
     return principal.is_unlimited or prefix.startswith(principal.prefixes)
+
+
+# What a command uses of the quotas of who gives it, before it is committed.
+
+
+# Where these bring nothing but retractions they take rows away, which is possible where no quota of bytes is left.
+FREEING = (c.Truncate, c.DropBefore, c.Erase, c.RetractAged)
+_BRINGING = frozenset({c.Insert, c.CompareAndAppend, c.Append, *c.kinds(c.Rewrite)})
+
+
+def check_room(quotas: Quotas, principal: Principal, command: c.Command) -> None:
+    """Raises QuotaFull where no more rows may be written: then nobody looks at what the command brings."""
+    if brings_rows(command):
+        quotas.rows(principal, 0)
+
+
+def admit(quotas: Quotas, principal: Principal, shard: str, command: c.Command) -> None:
+    """Count what a command uses, once it is known that its parts are what it says. Raises QuotaFull."""
+    if isinstance(command, c.Recreate):
+        quotas.adds(principal, shard, "shards")
+    elif brings_rows(command):
+        parts = parts_of(command)
+        quotas.rows(principal, sum(part.rows for part in parts))
+        quotas.adds(
+            principal, shard, "bytes", sum(part.size for part in parts), frees=frees(command), staged=keys_of(parts)
+        )
+
+
+def settle(
+    quotas: Quotas, principal: Principal, shard: str, command: c.Command, known: Callable[[], State | None]
+) -> None:
+    """After a command was done: parts that it brought and the shard's State has count there."""
+    if brings_rows(command):
+        quotas.committed(principal, shard, keys_of(parts_of(command)), known)
+
+
+def brings_rows(command: c.Command) -> bool:
+    """Whether the command may bring parts whose rows are added to the shard, of which the quotas count the bytes."""
+    return type(command) in _BRINGING
+
+
+def parts_of(command: Any) -> list[Part]:
+    """The parts that a command brings to be added."""
+    return [part for run in command.runs for part in run.parts]
+
+
+def keys_of(parts: Iterable[Part]) -> list[str]:
+    """The keys of those that are blobs."""
+    return [part.key for part in parts if part.key is not None]
+
+
+def check_takes_away(command: c.Command, known: Callable[[], State | None]) -> None:
+    """Raise Forbidden where what is to take rows away adds some, for who may not write.
+
+    Rows of a truncation add some only where others are there less often than not at all, which no shard has without a
+    retraction.
+    """
+    if not isinstance(command, FREEING) or all(part.diff_max <= 0 for part in parts_of(command)):
+        return
+    state = known()
+    if state is None or not any(part.diff_min < 0 for part in state.trace.parts()):
+        raise Forbidden(
+            "the rows of this command add some, and nothing in the shard was retracted that they could make up for: "
+            "without the scope 'write' nobody adds rows"
+        )
+
+
+def frees(command: c.Command) -> bool:
+    """Whether a command takes rows away, and adds none: what its parts say was compared with their rows."""
+    is_such = isinstance(command, FREEING) or getattr(command, "verb", "") == "delete"
+    return is_such and all(part.diff_max < 0 for part in parts_of(command))
+
+
+# What a server commits in somebody's name counts in their quota of bytes, as what they commit by themselves does.
+
+
+class WithinQuotas(AsCaller):
+    """A transport for who asks through a server, within their quota of bytes. Others were counted as they came in."""
+
+    def __init__(self, inner: Transport, caller: Caller, quotas: Quotas, principal: Principal) -> None:
+        super().__init__(inner, caller)
+        self._quotas = quotas
+        self._principal = principal
+
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        """Also raises QuotaFull, before anything is committed."""
+        if not brings_rows(command):
+            return super().apply(name, command, caller)
+        size = sum(part.size for part in parts_of(command))
+        give_back = self._quotas.adds(self._principal, name, "bytes", size, frees=frees(command))
+        try:
+            return super().apply(name, command, caller)
+        except Indeterminate:
+            raise
+        except PersistError:
+            give_back()
+            raise

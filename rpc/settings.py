@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from persist.client.trust import Trust
-from persist.commit.publishing import EVERY_S_MAX
+from persist.client.server_address import Trust
+from persist.commit.publication_writer import EVERY_S_MAX
 from persist.commit.system import Clock
 from persist.copies.verify import samples_of
 from persist.core import record
@@ -16,8 +16,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
 from persist.regions.fencing import FENCE_S_MAX, check_fence
-from persist.regions.index import IndexFile, IndexUrl, open_index
 from persist.regions.opening import check_region
+from persist.regions.region_index import IndexFile, IndexUrl, open_index
 from rpc.tls import TlsFiles, context_of
 
 DEFAULT_DIRECTORY = "persist-data"
@@ -274,7 +274,7 @@ class ServerSettings:
         return Trust(self.ca_file, self.certificate_file)
 
     def open_index(self, clock: Clock) -> IndexFile | IndexUrl | None:
-        """The index of regions; None: there is none. Raises what `persist.regions.index.open_index` raises."""
+        """The index of regions; None: there is none. Raises what `persist.regions.region_index.open_index` raises."""
         return open_index(self.index, self.index_token, clock, self.trust) if self.index else None
 
     @property

@@ -1,8 +1,4 @@
-"""TLS of a server: files that are read again when they change, and who a client is by its certificate.
-
-A connection keeps the certificate with which it began. A new one has what the files hold by then. Files that cannot be
-used, such as a certificate whose key has not come yet, leave the last good ones in place.
-"""
+"""TLS of a server: certificate files that are read again when they change, and the client's identity."""
 
 from __future__ import annotations
 
@@ -13,13 +9,61 @@ import os
 import re
 import ssl
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from persist.client.trust import said_of
+from persist.client.server_address import said_of
 from persist.core.errors import InvalidUsage
-from rpc.changed_files import ChangedFiles
+
+# Files that are read again when they change: how that is seen.
+
+
+LOOK_AGAIN_S = 0.5
+
+
+class ChangedFiles:
+    """Whether files were changed. Make it before they are read, so that no change is missed. Not thread-safe."""
+
+    def __init__(self, paths: Iterable[str], now_s: Callable[[], float]) -> None:
+        self._paths = tuple(paths)
+        self._now_s = now_s
+        self._looked_s = now_s()
+        self._stamps = self._stamped()
+
+    def is_due(self) -> bool:
+        """Whether the last look is LOOK_AGAIN_S old."""
+        return abs(self._now_s() - self._looked_s) >= LOOK_AGAIN_S
+
+    def look(self) -> bool:
+        """Whether one of them is another file than at the last look, or has other bytes or rights. False: not due."""
+        if not self.is_due():
+            return False
+        self._looked_s = self._now_s()
+        before, self._stamps = self._stamps, self._stamped()
+        return self._stamps != before
+
+    def again(self) -> None:
+        """They could not be read for now: the next look tells that they have changed."""
+        self._stamps = []
+
+    def _stamped(self) -> list[tuple[int, int, int, int] | None]:
+        return [_stamp(path) for path in self._paths]
+
+
+def _stamp(path: str) -> tuple[int, int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+
+
+# TLS of a server: files that are read again when they change, and who a client is by its certificate.
+#
+# A connection keeps the certificate with which it began. A new one has what the files hold by then. Files that cannot
+# be used, such as a certificate whose key has not come yet, leave the last good ones in place.
+
 
 MINIMUM = ssl.TLSVersion.TLSv1_2
 NAME_CHARS_MAX = 1000

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from persist.cli.process import JsonFormatter
+from persist.cli.long_running import JsonFormatter
 from tests.support.examples import EXAMPLES, EXAMPLES_OF_A_PROOF, SEED_VARIABLE, seed_base
 
 pytest_plugins = ["tests.services.plugin"]

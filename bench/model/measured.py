@@ -25,7 +25,7 @@ from bench.model.real import TABLE, Measured, run, servers
 from bench.model.service import Costs, Duty, Ran, Server, Stores, Writers
 from bench.speed.flat_shards import NAME, Grown
 from consensus import open_consensus
-from consensus.postgres_channels import channel_of
+from consensus.postgres import channel_of
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import PersistError

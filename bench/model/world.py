@@ -10,7 +10,7 @@ from bench.cost import DAY_S, Prices
 from bench.model.machines import Host, Limited, Simulation
 from bench.model.measured import Calibrated
 from bench.model.service import Costs, Ran, Server, Stores, Writers
-from consensus.postgres_channels import CHANNELS
+from consensus.postgres import CHANNELS
 from persist.core.state import Policy
 
 SEED = 11

@@ -33,8 +33,8 @@ from bench.cost import GB
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
-from persist.parts.files import WHOLE_BYTES_MAX
-from persist.parts.straight import FETCH_BYTES
+from persist.parts.part_files import WHOLE_BYTES_MAX
+from persist.parts.read_plan import FETCH_BYTES
 from tests.services.far_proxy import MB, FarProxy, far
 from tests.services.process import ServerMissing
 from tests.services.s3 import ACCESS_KEY, SECRET_KEY, S3Server, start_s3

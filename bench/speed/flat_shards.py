@@ -13,20 +13,20 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus.interface import HIDDEN
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c
-from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import FORMAT_BUNDLE, FORMAT_PARQUET, Bundle, Description, HollowBatch, Part, Run
+from persist.core.blob_keys import bundle_key, part_key
+from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, ShardId, Token, WriterId, mint
-from persist.core.keys import bundle_key, part_key
 from persist.core.record import replace
-from persist.core.recorded import NOBODY, Caller
 from persist.core.state import CriticalReader, LeasedReader, State, WriterState, initial_state
 from persist.core.trace import trace_of
 
@@ -282,7 +282,7 @@ def _part(shard: ShardId, number: int, rows: int, size: int) -> Part:
 
 
 def _bundle(shard: ShardId, number: int) -> Part:
-    """As `persist.core.bundles.bundle_of` makes it of so many parts."""
+    """As `persist.core.manifests.bundle_of` makes it of so many parts."""
     part = _part(shard, number, BUNDLE_PARTS * LARGE_ROWS, BUNDLE_PARTS * LARGE_BYTES)
     key = bundle_key(shard, WriterId(_id("w", 0)), part.id)
     bundle = Bundle(BUNDLE_PARTS, 1, BUNDLE_PARTS * LARGE_ROWS, BUNDLE_PARTS * 300)

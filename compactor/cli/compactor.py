@@ -10,27 +10,25 @@ from functools import partial
 
 from blob import optional
 from compactor.cli import running
-from compactor.committing import through_server
-from compactor.engine import Engine, EngineSettings
-from compactor.erasing import EraserSettings, erasure_task
+from compactor.engine import Engine, EngineSettings, use_system_allocator
+from compactor.erasure_steps import EraserSettings, erasure_task
 from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings, in_turn
-from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
+from compactor.on_demand import through_server
 from compactor.scrubber import Scrubber, ScrubSettings, samples_per_day
 from compactor.tasks import Rounds, gc_task, history_task, merge_task, publish_task, retention_task
 from compactor.worker import Worker, WorkerSettings, local_engine
-from persist.cli import where
-from persist.cli.progress import ProgressBar
+from persist.cli import connection_args
+from persist.cli.terminal import ProgressBar
 from persist.client.embedded import EmbeddedTransport
-from persist.client.identity import is_same
-from persist.client.transport import Transport
+from persist.client.transport import Transport, is_same
 from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.place import CommitterOf
-from persist.commit.published import Published
-from persist.commit.publishing import PublishSettings
-from persist.copies.pace import read_rate
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import PublishSettings
+from persist.copies.throttled_blob import read_rate
 from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy
 
@@ -40,7 +38,7 @@ VERIFY_SAMPLE = "PERSIST_VERIFY_SAMPLE"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    where.add_arguments(parser)
+    connection_args.add_arguments(parser)
     running.add_arguments(parser)
     parser.add_argument("--gc", action="store_true", help="also delete what no reader can need any more")
     parser.add_argument("--concurrency", type=int, default=2, metavar="N", help="merges at a time (default 2)")
@@ -185,7 +183,7 @@ def _server(arguments: argparse.Namespace, location: Location) -> Transport | No
     """The server through which to commit, if one is given. Raises InvalidUsage if it serves other shards."""
     if arguments.url is None:
         return None
-    transport = where.connection_to(arguments.url, arguments.ca_file).transport()
+    transport = connection_args.connection_to(arguments.url, arguments.ca_file).transport()
     if not is_same(location.blob, transport.proof):
         transport.close()
         raise InvalidUsage(f"the server at {arguments.url} serves other shards than those at {location.blob.url}")

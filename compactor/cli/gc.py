@@ -16,15 +16,15 @@ from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
 from compactor.tasks import gc_task
-from persist.cli import where
-from persist.cli.process import on_signals
+from persist.cli import connection_args
+from persist.cli.long_running import on_signals
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    where.add_arguments(parser)
+    connection_args.add_arguments(parser)
     running.add_arguments(parser)
     parser.add_argument("--concurrency", type=int, default=4, metavar="N", help="shards at a time (default 4)")
     parser.add_argument("--delete-threads", type=int, default=8, metavar="N", help="deletions at a time (default 8)")

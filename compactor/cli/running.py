@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from compactor.loop import Loop
 from compactor.metering import Metrics
 from compactor.monitor import Monitor
-from persist.cli import where
-from persist.cli.process import announce, configure_logs, end_with_parent, on_signals
+from persist.cli import connection_args
+from persist.cli.long_running import announce, configure_logs, end_with_parent, on_signals
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.commit.system import SystemClock
 from persist.core.errors import InvalidUsage
 from persist.formats.exposition import Family, exposition
 from persist.regions.fencing import HomeWatch
-from persist.regions.index import open_index
 from persist.regions.opening import check_region
+from persist.regions.region_index import open_index
 
 NUMBER_MAX = 2**31  # of any number among the arguments
 
@@ -67,13 +67,13 @@ def prepare(arguments: argparse.Namespace) -> None:
 def open_location(arguments: argparse.Namespace) -> Location:
     """The location that the arguments name, without small merges after commits: those are the writers' own."""
     settings = LocationSettings(machine=MachineSettings(small_merges=False), metered=True, shows_no_copy=True)
-    where.check_given(arguments, "region", "index")
+    connection_args.check_given(arguments, "region", "index")
     region, index = check_region(arguments.region) if arguments.region else "", arguments.index
     if index and not region:
         raise InvalidUsage("--index needs --region, of which this is the home")
-    trust = where.trust_in(getattr(arguments, "ca_file", None))
+    trust = connection_args.trust_in(getattr(arguments, "ca_file", None))
     known = open_index(index, os.environ.get("PERSIST_INDEX_TOKEN"), SystemClock(), trust) if index else None
-    location = where.where_of(arguments).open(settings, must_exist=True)
+    location = connection_args.where_of(arguments).open(settings, must_exist=True)
     if known is not None:  # nothing is committed or deleted once the index says that another home has taken over
         HomeWatch(location.identity, region, known)
     return location

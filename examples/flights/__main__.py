@@ -23,7 +23,7 @@ from examples.flights.progress import Progress
 from examples.flights.report import Outcome, page, text_table
 from examples.flights.run import Demo
 from examples.flights.store import environment_of
-from persist.cli.where import Where, add_arguments, where_of
+from persist.cli.connection_args import Where, add_arguments, where_of
 from persist.core.errors import PersistError
 
 TIMEOUT_S = 900.0

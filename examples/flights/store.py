@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from persist.cli.connection_args import Where
 from persist.cli.shards import summary
-from persist.cli.where import Where
 from persist.commit.location import Location
-from persist.core.keys import shard_prefix
+from persist.core.blob_keys import shard_prefix
 
 NAMES_MAX = 10_000  # shards of earlier runs
 VARIABLES = ("PERSIST_DIRECTORY", "PERSIST_BLOB", "PERSIST_CONSENSUS")

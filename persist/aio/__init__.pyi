@@ -7,42 +7,39 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from persist.aio.handles import AsyncHandle, Steps
-from persist.attributes.handle import Attributes, AttributeUpdates, K
-from persist.client.bulk import ShardsDropped, ShardSummary
-from persist.client.changes import Changes
+from persist.attributes.attribute_handle import Attributes, AttributeUpdates, K
+from persist.client.commit_info import HistoryEntry, Info
 from persist.client.connect import Client
-from persist.client.constraining import BrokenConstraint
+from persist.client.contents_diff import Changes
 from persist.client.critical import CriticalReaderHandle
-from persist.client.cut import Cut
-from persist.client.cutting import CutTruncated
-from persist.client.editing import Edited
-from persist.client.erase import ErasureStatus
-from persist.client.inserting import _T, CheckedWriter
-from persist.client.lease import ReadLease
+from persist.client.erasure_api import ErasureStatus
+from persist.client.history_api import Past, ShardTag
 from persist.client.listen import Listen, ListenEvent
 from persist.client.maintaining import Optimized, Vacuumed
-from persist.client.merging import Condition, Merge
-from persist.client.past import Past
+from persist.client.merge import Condition, Merge
+from persist.client.optimistic_edit import Edited
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
-from persist.client.reading import Key
-from persist.client.restore import Restored
-from persist.client.retaining import RetentionRun, RowRetention
+from persist.client.read_api import Key
+from persist.client.read_leases import ReadLease
+from persist.client.rewrites import Restored, Truncated
+from persist.client.row_retention import RetentionRun, RowRetention
 from persist.client.scan import Scan
+from persist.client.schema_api import BrokenConstraint
 from persist.client.shard import Shard
+from persist.client.shard_listing import ShardsDropped, ShardSummary
 from persist.client.snapshot import Snapshot
-from persist.client.tags import ShardTag
-from persist.client.telling import HistoryEntry, Info
-from persist.client.truncate import Truncated
+from persist.client.stream_cuts import Cut, CutTruncated
+from persist.client.unique_insert import _T, CheckedWriter
 from persist.client.write import Time, Updates
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey
+from persist.core.audit_log import Caller
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, Token, WriterId
-from persist.core.recorded import Caller
 from persist.core.shard_settings import ShardSettings
-from persist.core.view import ShardView
+from persist.core.shard_view import ShardView
 from persist.parts import ShardSchema
-from persist.parts.altering import Change
+from persist.parts.schema_changes import Change
 
 __all__ = [
     "AsyncAttributes",

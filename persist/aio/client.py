@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 from persist.aio.handles import AsyncHandle
 from persist.aio.threads import THREADS, Threads
 from persist.attributes import Attributes
-from persist.client.changes import Changes
 from persist.client.connect import Client
 from persist.client.connect import connect as connect_here
+from persist.client.contents_diff import Changes
 from persist.client.critical import CriticalReaderHandle
-from persist.client.inserting import CheckedWriter
 from persist.client.listen import Listen, ListenEvent
-from persist.client.merging import Merge
+from persist.client.merge import Merge
 from persist.client.pipelined import PipelinedWriter
+from persist.client.read_api import Subscription
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, Snapshot
-from persist.client.subscribe import Subscription
+from persist.client.unique_insert import CheckedWriter
 from persist.core.errors import InvalidUsage, Overloaded, Unavailable
 
 LISTEN_WAIT_S = 5.0  # one wait of a listener; then another one has its thread

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from persist.attributes.handle import Attributes
+from persist.attributes.attribute_handle import Attributes
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate
 
 __all__ = ["BYTE_COUNT", "EVENT_COUNT", "AttributeKey", "AttributeUpdate", "Attributes"]

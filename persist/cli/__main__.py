@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from blob import without_secrets
 from persist.cli.commands import COMMANDS as COMMANDS
 from persist.cli.commands import help_text, parser_of, unknown, version
-from persist.cli.screen import Screen, complain
-from persist.cli.streams import OutputLost, drop_output, take_streams
+from persist.cli.output_files import OutputLost, drop_output, take_streams
+from persist.cli.terminal import Screen, complain
 from persist.core.errors import InvalidUsage, PersistError
 
 EXIT_ERROR = 1

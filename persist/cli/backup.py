@@ -11,16 +11,16 @@ from dataclasses import asdict
 from typing import Any
 
 from blob import open_blob
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import check_there, where_of
-from persist.client.wall_clock import instant_text, kept_ms, read_instant
+from persist.cli.connection_args import add_arguments as add_where
+from persist.cli.connection_args import check_there, where_of
+from persist.client.timestamps import instant_text, kept_ms, read_instant
 from persist.commit.system import SystemClock, SystemIds
-from persist.copies.backing_up import TIMESTAMP, UPPER, Progress, Wanted, back_up
+from persist.copies.backup_check import checked_backup
+from persist.copies.backup_creation import TIMESTAMP, UPPER, Progress, Wanted, back_up
+from persist.copies.backup_pruning import Kept, prune
+from persist.copies.backup_restore import Choice, chosen, restore
 from persist.copies.backup_store import Backup, BackupStore
-from persist.copies.checking import checked_backup
-from persist.copies.pace import read_rate
-from persist.copies.pruning import Kept, prune
-from persist.copies.restoring import Choice, chosen, restore
+from persist.copies.throttled_blob import read_rate
 from persist.copies.verify import How
 from persist.formats.store_errors import translated
 

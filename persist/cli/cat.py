@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from persist.cli.showing import AS_OF, Output, add_format, add_schema, add_selection, columns
-from persist.cli.where import add_client_arguments, client_of
-from persist.client.wall_clock import read_point
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.terminal import AS_OF, Output, add_format, add_schema, add_selection, columns
+from persist.client.timestamps import read_point
 from persist.core.errors import InvalidUsage
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_client_arguments, client_of
-from persist.client.wall_clock import read_point
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.client.timestamps import read_point
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

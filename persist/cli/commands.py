@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 
 import persist
 from blob import without_secrets
-from persist.cli.screen import Screen, without_secrets_of
+from persist.cli.terminal import Screen, without_secrets_of
 
 # group -> command -> (module, one line of help). Modules are loaded when asked for: `persist gc` needs no FastAPI.
 GROUPS = {
     "Rows": {
         "create": ("persist.cli.create", "make a shard"),
-        "import": ("persist.cli.importing", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
+        "import": ("persist.cli.import_job", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
         "cat": ("persist.cli.cat", "the rows of a shard, in a terminal as a table; or their number"),
         "tail": ("persist.cli.tail", "the latest changes of a shard; with -f those to come as well"),
         "diff": ("persist.cli.diff", "what differs between two times of a shard, or between two shards"),

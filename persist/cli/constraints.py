@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_client_arguments, client_of
+from persist.cli.connection_args import add_client_arguments, client_of
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from persist.parts.constraints import constraints_json, not_null
+from persist.parts.constraint_checks import constraints_json, not_null
 
 FOUND_CODE = 1  # with --look: something breaks a constraint
 

@@ -7,13 +7,13 @@ import json
 import sys
 from contextlib import suppress
 
-from persist.cli import files
-from persist.cli.columns import read_columns, read_schema_file, schema_of
+from persist.cli import row_files
+from persist.cli.connection_args import add_client_arguments, check_given, client_of
 from persist.cli.constraints import add_check_argument, read_checks
-from persist.cli.screen import Screen
-from persist.cli.where import add_client_arguments, check_given, client_of
+from persist.cli.schema_argument import read_columns, read_schema_file, schema_of
+from persist.cli.terminal import Screen
 from persist.client.arguments import columns_of
-from persist.client.wall_clock import kept_ms
+from persist.client.timestamps import kept_ms
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import check_shard_name
 from persist.parts import ShardSchema
@@ -70,5 +70,5 @@ def _schema(arguments: argparse.Namespace) -> ShardSchema:
         return read_schema_file(arguments.schema_file, key)
     if arguments.schema is not None:
         return schema_of(read_columns(arguments.schema), key)
-    with files.opened([arguments.like], None) as [source]:
+    with row_files.opened([arguments.like], None) as [source]:
         return schema_of(source.inferred(), key)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from persist.cli.where import add_client_arguments, client_of
-from persist.client.wall_clock import read_instant
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.client.timestamps import read_instant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

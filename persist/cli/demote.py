@@ -6,10 +6,10 @@ import argparse
 import json
 from contextlib import ExitStack
 
+from persist.cli.connection_args import add_arguments as add_where
+from persist.cli.connection_args import where_of
 from persist.cli.salvage import add_new_home, new_home
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.regions.demoting import demote
+from persist.regions.switchover import demote
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

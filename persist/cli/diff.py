@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from persist.cli import screen as terminal
-from persist.cli.process import ended_by_sigterm
-from persist.cli.screen import Screen
-from persist.cli.showing import show_changes
-from persist.cli.where import add_client_arguments, client_of
-from persist.cli.writing import replacing
-from persist.client.changes import Changes
-from persist.client.wall_clock import read_point
+from persist.cli import terminal
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.long_running import ended_by_sigterm
+from persist.cli.output_files import replacing
+from persist.cli.terminal import Screen, show_changes
+from persist.client.contents_diff import Changes
+from persist.client.timestamps import read_point
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

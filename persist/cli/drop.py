@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 
-from persist.cli.screen import plain
-from persist.cli.where import add_client_arguments, client_of
-from persist.client.bulk import ShardsDropped
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.terminal import plain
+from persist.client.shard_listing import ShardsDropped
 
 REFUSED = 2
 SHOWN_MAX = 20  # names in the question

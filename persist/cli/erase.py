@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 
-from persist.cli.where import add_client_arguments, client_of
+from persist.cli.connection_args import add_client_arguments, client_of
 from persist.core.errors import InvalidUsage
-from persist.parts.decimal_text import EXACT_NUMBERS
-from persist.parts.given import keys_of_json
+from persist.parts.column_types import EXACT_NUMBERS
+from persist.parts.python_values import keys_of_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_client_arguments, client_of
+from persist.cli.connection_args import add_client_arguments, client_of
 from persist.core.errors import InvalidUsage
 
 LEFT = 3

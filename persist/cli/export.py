@@ -14,15 +14,14 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from persist.cli.files import FORMATS, form_of
-from persist.cli.process import ended_by_sigterm
-from persist.cli.screen import Screen, plain
-from persist.cli.showing import AS_OF, add_schema, add_selection, columns
-from persist.cli.where import add_client_arguments, client_of
-from persist.cli.writing import is_stdout, replacing
-from persist.client.expanding import expanded
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.long_running import ended_by_sigterm
+from persist.cli.output_files import is_stdout, replacing
+from persist.cli.row_files import FORMATS, form_of
+from persist.cli.terminal import AS_OF, Screen, add_schema, add_selection, columns, plain
+from persist.client.row_reader import expanded
 from persist.client.snapshot import Snapshot
-from persist.client.wall_clock import read_point
+from persist.client.timestamps import read_point
 from persist.codecs import rows
 from persist.parts import DIFF
 

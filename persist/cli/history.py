@@ -9,18 +9,18 @@ import argparse
 import json
 from typing import Any
 
-from persist.cli.where import add_client_arguments, client_of
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.client.commit_info import checked_limit, entry_json, read_place
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.client.telling import checked_limit, entry_json, read_place
-from persist.client.wall_clock import instant_ms, instant_text, read_instant
+from persist.client.timestamps import instant_ms, instant_text, read_instant
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import frontier
 from persist.core.shard_settings import history_ms, history_text
-from persist.core.transitions.history import check_forgettable
+from persist.core.transitions.history_control import check_forgettable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

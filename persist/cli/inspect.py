@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from persist.cli import inspect_far, inspect_table
-from persist.cli.screen import complain, plain, texts_of
-from persist.cli.where import (
+from persist.cli import inspect_client
+from persist.cli.connection_args import (
     DEFAULT_DIRECTORY,
     add_client_arguments,
     token_of_environment,
@@ -22,6 +21,7 @@ from persist.cli.where import (
     url_of,
     where_of,
 )
+from persist.cli.terminal import complain, plain, texts_of
 from persist.core.errors import (
     Corruption,
     Forbidden,
@@ -32,9 +32,9 @@ from persist.core.errors import (
     UpgradeNeeded,
 )
 from persist.inspect.documents import Document
-from persist.inspect.log import POLL_S
-from persist.inspect.looking import Look, look_at_directory, look_at_stores
+from persist.inspect.log_listing import POLL_S
 from persist.inspect.queries import Query, answer, span_of
+from persist.inspect.readonly_location import Look, look_at_directory, look_at_stores
 
 HEALTHY, FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
 Parser = argparse.ArgumentParser
@@ -162,16 +162,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
     span_of(query)
     server = server_of(arguments)
     if server is not None:
-        with inspect_far.understood(server.url):
+        with inspect_client.understood(server.url):
             return _shown(server.ask, query, arguments)
     with closing(look_of(arguments)) as look:
         return _shown(lambda one: Near(answer(look, one)), query, arguments)
 
 
-def server_of(arguments: argparse.Namespace) -> inspect_far.Server | None:
+def server_of(arguments: argparse.Namespace) -> inspect_client.Server | None:
     """The server that is meant, with the token of the environment. None: the stores are. Raises InvalidUsage."""
     url = url_of(arguments)
-    return None if url is None else inspect_far.Server(url, token_of_environment(), trust_of(arguments))
+    return None if url is None else inspect_client.Server(url, token_of_environment(), trust_of(arguments))
 
 
 def _query_of(arguments: argparse.Namespace) -> Query:
@@ -205,12 +205,12 @@ def _shown(ask: Ask, query: Query, arguments: argparse.Namespace) -> int:
     else:
         if seen.seqno is not None:
             print(plain(f"{query.name if query.what != 'part' else 'shard'} v{seen.seqno}"))
-        for line in inspect_table.lines(seen.about, seen.rows()):
+        for line in inspect_client.lines(seen.about, seen.rows()):
             print(line)
     found = seen.findings()
     if not arguments.json:
         for finding in found:
-            print(inspect_table.finding_line(finding))
+            print(inspect_client.finding_line(finding))
     return FOUND if found else HEALTHY
 
 
@@ -224,7 +224,7 @@ def _log(ask: Ask, query: Query, arguments: argparse.Namespace) -> int:
         for entry, text in seen_entries(seen):
             newest = entry["seqno"]
             damaged = damaged or entry["finding"] is not None
-            print(text if arguments.json else inspect_table.log_line(entry))
+            print(text if arguments.json else inspect_client.log_line(entry))
         if newest:
             query = _after(query, newest)
         if not arguments.follow or (last is not None and newest >= last):

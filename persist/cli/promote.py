@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from blob import Blob, open_blob
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import check_given, check_there, where_of
-from persist.client.wall_clock import instant_text
-from persist.copies.recovering import GAP, How, Recovered, plan
+from persist.cli.connection_args import add_arguments as add_where
+from persist.cli.connection_args import check_given, check_there, where_of
+from persist.client.timestamps import instant_text
+from persist.copies.recovery import GAP, How, Recovered, plan
 from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
-from persist.regions.index import Entry, read_index, urls_of
+from persist.regions.failover import OldHome, check_copy, moved_home, promote
 from persist.regions.opening import check_region
-from persist.regions.promoting import OldHome, check_copy, moved_home, promote
+from persist.regions.region_index import Entry, read_index, urls_of
 
 EXIT_LOST = 1
 

@@ -7,10 +7,10 @@ import json
 from contextlib import ExitStack
 
 from consensus import open_consensus
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import check_there, where_of
-from persist.client.wall_clock import instant_text
-from persist.copies.recovering import GAP, Recovered, plan, recover
+from persist.cli.connection_args import add_arguments as add_where
+from persist.cli.connection_args import check_there, where_of
+from persist.client.timestamps import instant_text
+from persist.copies.recovery import GAP, Recovered, plan, recover
 from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
 

@@ -9,14 +9,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import trust_of, where_of
+from persist.cli.connection_args import add_arguments as add_where
+from persist.cli.connection_args import trust_of, where_of
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.regions.asking import ANSWER_S, RegionServer
-from persist.regions.changing import change_index
-from persist.regions.index import FETCH_S, Entry, Index, read_index, urls_of
-from persist.regions.letting_go import held_by_regions, let_go
 from persist.regions.opening import check_region
+from persist.regions.region_index import FETCH_S, Entry, Index, change_index, read_index, urls_of
+from persist.regions.remote_holds import held_by_regions, let_go
 
 EXIT_FOUND = 1
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from persist.cli.backup import backups_at
-from persist.cli.where import where_of
+from persist.cli.connection_args import where_of
 from persist.commit.examine import Named, all_parts
 from persist.commit.location import Location
-from persist.copies.mending import LEFT, PUT, REPLACED, mended, put_anew
+from persist.copies.blob_repair import LEFT, PUT, REPLACED, mended, put_anew
 from persist.core import commands as c
 from persist.core.batch import Part
 from persist.core.errors import InvalidUsage

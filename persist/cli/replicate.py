@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from dataclasses import asdict
 
 from blob import open_blob
-from persist.cli.process import LEVELS, configure_logs, on_signals
-from persist.cli.where import check_there
+from persist.cli.connection_args import check_there
+from persist.cli.long_running import LEVELS, configure_logs, on_signals
 from persist.commit.system import SystemClock
-from persist.copies.pace import read_rate
+from persist.copies.throttled_blob import read_rate
 from persist.core.errors import Overloaded, Unavailable
 from persist.formats.store_errors import translated
-from persist.regions.replicating import Replicated, ReplicateSettings, Replicator
+from persist.regions.replication import Replicated, ReplicateSettings, Replicator
 
 log = logging.getLogger("persist.regions")
 _DEFAULTS = ReplicateSettings()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_client_arguments, client_of
+from persist.cli.connection_args import add_client_arguments, client_of
 from persist.client.arguments import read_attribute
-from persist.client.wall_clock import read_point
+from persist.client.timestamps import read_point
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

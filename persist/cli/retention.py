@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_client_arguments, client_of
-from persist.client.retaining import read_policy
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.client.row_retention import read_policy
 from persist.core.errors import InvalidUsage
 
 OF_COLUMN = ("column", "column_age", "column_unit")

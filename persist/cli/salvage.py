@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from blob import Blob, open_blob
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import check_there, where_of
+from persist.cli.connection_args import add_arguments as add_where
+from persist.cli.connection_args import check_there, where_of
 from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
-from persist.regions.promotion import Promotion, last_promotion
-from persist.regions.salvaging import Diverged, diverged, salvage
+from persist.regions.divergence import Diverged, diverged, salvage
+from persist.regions.failover_record import Promotion, last_promotion
 
 EXIT_FOUND = 1
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.cli.where import add_client_arguments, client_of
-from persist.codecs.alterations import read_changes
+from persist.cli.connection_args import add_client_arguments, client_of
 from persist.codecs.json_rows import plain, signed_zero
+from persist.codecs.schema_json import read_changes
 from persist.core.errors import InvalidUsage
 
 VERBS = ("show", "add", "rename", "drop", "move", "widen", "allow-nulls", "alter")

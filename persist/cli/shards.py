@@ -10,15 +10,15 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from persist.cli.where import add_client_arguments, client_of, url_of, where_of
+from persist.cli.connection_args import add_client_arguments, client_of, url_of, where_of
 from persist.client.connect import Client
 from persist.core.batch import HollowBatch
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import check_shard_name
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
-from persist.core.view import ShardView, ViewRequest
 from persist.parts import current_schema
-from persist.parts.constraints import constraints_json
+from persist.parts.constraint_checks import constraints_json
 
 BATCHES_SHOWN = 10
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from blob import open_blob
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import check_there, where_of
+from persist.cli.connection_args import add_arguments as add_where
+from persist.cli.connection_args import check_there, where_of
 from persist.copies.state_file import FILE_BYTES_MAX, exported, imported, read_file
 from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated

@@ -7,12 +7,12 @@ import json
 import sys
 from contextlib import ExitStack
 
-from persist.cli.process import LEVELS, configure_logs
+from persist.cli.connection_args import Where, where_of
+from persist.cli.long_running import LEVELS, configure_logs
 from persist.cli.promote import Indexed, add_region_arguments, tell
-from persist.cli.where import Where, where_of
 from persist.core.errors import InvalidUsage
-from persist.regions.replicating import Replicator
-from persist.regions.switching import Switch
+from persist.regions.replication import Replicator
+from persist.regions.switchover import Switch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_client_arguments, client_of
-from persist.client.wall_clock import instant_ms, instant_text, read_instant
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.client.timestamps import instant_ms, instant_text, read_instant
 from persist.core.errors import InvalidUsage
 
 

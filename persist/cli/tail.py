@@ -10,14 +10,13 @@ import sys
 from datetime import datetime
 from threading import Event
 
-from persist.cli import screen as terminal
-from persist.cli.process import on_signals
-from persist.cli.screen import Screen
-from persist.cli.showing import add_selection, columns, show_changes
-from persist.cli.where import add_client_arguments, client_of
+from persist.cli import terminal
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.long_running import on_signals
+from persist.cli.terminal import Screen, add_selection, columns, show_changes
 from persist.client.listen import Listen
 from persist.client.shard import Shard
-from persist.client.wall_clock import read_point
+from persist.client.timestamps import read_point
 from persist.core.errors import InvalidUsage
 
 TIMES = 10

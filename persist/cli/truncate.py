@@ -10,10 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from persist.cli.where import add_client_arguments, client_of
-from persist.client.cut import TEXT_CHARS_MAX, Cut
-from persist.client.truncate import DROP, RETRACT, mode_of
-from persist.client.wall_clock import read_point
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.client.rewrites import DROP, RETRACT, mode_of
+from persist.client.stream_cuts import TEXT_CHARS_MAX, Cut
+from persist.client.timestamps import read_point
 from persist.core.errors import InvalidUsage
 
 

@@ -1,16 +1,24 @@
-"""Checks of what callers give: each raises InvalidUsage with the argument's name and what it should be."""
+"""Checks of callers' arguments, safe opening of named files, and what a notebook shows."""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from html import escape
+from pathlib import Path
 from typing import Any
 
-from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.attribute import KEY_BYTES, AttributeUpdate, attribute_key, named_key
 from persist.core.errors import InvalidUsage, shown
+from persist.core.frontier import TIME_MAX, Antichain
 from persist.formats.http_messages import named_once
+
+# Checks of what callers give: each raises InvalidUsage with the argument's name and what it should be.
+
 
 NUMBER_MAX = 2**62
 SPLITS_MAX = 100_000
@@ -118,3 +126,49 @@ def check_splits(num_splits: object) -> None:
     """Raise InvalidUsage unless so many splits can be made."""
     if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
         raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
+
+
+# Opening a file that somebody named: a pipe, a device or a directory in its place is refused, and holds nobody up.
+
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def opens_regular(path: str, flags: int) -> int:
+    """An opener for `open`. Raises OSError where there is no regular file. No pipe is waited for."""
+    found = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(found).st_mode):
+        return found
+    os.close(found)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def read_with_mode(path: str | Path, bytes_max: int) -> tuple[bytes, int]:
+    """At most so many bytes of a regular file, and its permissions. Raises OSError."""
+    with open(path, "rb", opener=opens_regular) as file:
+        return file.read(bytes_max), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+
+
+def read_bounded(what: str, path: str | Path, bytes_max: int, *, own: bool = False) -> bytes:
+    """The bytes of a file; `what` says which, as in `the quotas file q.json`.
+
+    Raises InvalidUsage: it cannot be read, has more bytes than that, or, where it is to be `own`, others may write it.
+    """
+    try:
+        data, mode = read_with_mode(path, bytes_max + 1)
+    except OSError as error:
+        raise InvalidUsage(f"{what} cannot be read: {error.strerror}") from error
+    if len(data) > bytes_max:
+        raise InvalidUsage(f"there are more than {bytes_max} bytes in {what}")
+    if own and mode & OTHERS_WRITE:
+        raise InvalidUsage(f"{what} has the mode {mode:04o}, so others may write it: run chmod go-w {path}")
+    return data
+
+
+# What a notebook shows of a shard or a snapshot.
+
+
+def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
+    """A title, and a table of names and what they stand for. Everything is escaped."""
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in rows)
+    return f"<div><strong>{escape(title)}</strong><table>{cells}</table></div>"

@@ -1,12 +1,13 @@
-"""`connect()`: one client, whether the shards live in a directory, in stores, or behind a server."""
+"""`connect()`: one client for a directory, two stores, a server, or another region; and clones."""
 
 from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from functools import wraps
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,36 +16,149 @@ import pyarrow as pa
 from blob import without_secrets
 from persist.client.arguments import check_numbers, checked
 from persist.client.arguments import names as tuple_of
-from persist.client.bulk import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
-from persist.client.cloned import Asked as CloneAsked
-from persist.client.cloned import clone
-from persist.client.cut import Cut
-from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, CutTruncated, Wanted, take, truncate
-from persist.client.far import FarShard
+from persist.client.commit_info import Info
+from persist.client.contents_diff import Named
+from persist.client.deadlines import Timeable, checked_timeout
+from persist.client.rewrites import Restoring, check_complete
+from persist.client.server_address import Trust
 from persist.client.shard import HandleSettings, Shard
-from persist.client.telling import Info
-from persist.client.timed import Timeable, checked_timeout
-from persist.client.transport import Transport
-from persist.client.trust import Trust
-from persist.client.wall_clock import kept_ms
+from persist.client.shard_listing import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
+from persist.client.stream_cuts import (
+    ASKED_AT_ONCE,
+    TRUNCATED_AT_ONCE,
+    Cut,
+    CutRequest,
+    CutTruncated,
+    Wanted,
+    take,
+    truncate,
+)
+from persist.client.timestamps import kept_ms
+from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores
 from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
 from persist.core.phases import dropped
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardSettings
-from persist.core.view import ViewRequest
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.formats.exposition import figures
 from persist.parts import ShardSchema
-from persist.parts.constraints import Constraining, without_constraints
+from persist.parts.constraint_checks import Constraining, without_constraints
+
+# A shard of another region: read from servers near here, written at its home.
+
+
+# Every verb that changes the shard, whatever it reads on the way: it reads what it needs at home as well.
+AT_HOME = (
+    "add_column", "advance_upper", "allow_nulls", "alter", "append", "compare_and_append", "configure",
+    "critical_reader", "delete", "downgrade_since", "drop", "drop_column", "erase", "erased", "erasures",
+    "evolve_schema", "forget", "insert", "merge", "move_column", "open_writer", "overwrite", "pipelined_writer",
+    "rename_column", "replace_where", "restore", "retain", "run_retention", "set_constraints", "tag", "truncate",
+    "untag", "update", "upsert", "widen_column", "_update_attributes",
+)  # fmt: skip
+
+
+class FarShard(Shard):
+    """As `Shard`. Reads show what the region near here has accepted, so a write is seen a few seconds later."""
+
+    def __init__(
+        self, transport: Transport, name: str, view: ShardView, settings: HandleSettings, home: Callable[[], Shard]
+    ) -> None:
+        super().__init__(transport, name, view, settings)
+        self._open_home = home
+        self._opened: Shard | None = None
+
+    @property
+    def at_home(self) -> Shard:
+        """The same shard, read and written at its home: what was written is seen at once."""
+        if self._opened is None:
+            self._opened = self._open_home()
+        return self._opened
+
+    def close(self) -> None:
+        super().close()
+        if self._opened is not None:
+            self._opened.close()
+
+
+def _sent_home(verb: str) -> Callable[..., Any]:
+    @wraps(getattr(Shard, verb))
+    def sent(self: FarShard, *args: Any, **options: Any) -> Any:
+        return getattr(self.at_home, verb)(*args, **options)
+
+    return sent
+
+
+for _verb in AT_HOME:
+    setattr(FarShard, _verb, _sent_home(_verb))
+
+
+# Clones: a shard under a new name with the contents of another one, without a look at a row.
+
+
+@dataclass(frozen=True)
+class CloneRequest:
+    """What is to be cloned: `source` as of a time or a tag, or as of now."""
+
+    source: str
+    name: str
+    as_of: int | datetime | None
+    tag: str | None
+    keep_policies: bool
+
+    def check(self) -> None:
+        """Raises InvalidUsage where that makes no sense."""
+        checked("as_of", self.as_of, int, datetime, type(None))
+        checked("tag", self.tag, str, type(None))
+        checked("keep_policies", self.keep_policies, bool)
+        check_shard_name(self.source)
+        check_shard_name(self.name)
+        if self.as_of is not None and self.tag is not None:
+            raise InvalidUsage("give a time or a tag, not both")
+
+
+def clone(transport: Transport, settings: HandleSettings, asked: CloneRequest) -> Shard:
+    """Raises what `Client.clone` says."""
+    asked.check()
+    time = None if asked.as_of is None and asked.tag is None else _readable(transport, settings, asked)
+    made = Shard(transport, asked.name, transport.clone(asked.source, asked.name, asked.keep_policies), settings)
+    if time is not None:
+        made.restore(time)
+    return made
+
+
+def _readable(transport: Transport, settings: HandleSettings, asked: CloneRequest) -> int:
+    """The time that is asked for. Raises what is wrong with it, before anything is lent."""
+    name, as_of = asked.source, asked.as_of
+    view = transport.view(name, ViewRequest(with_batches=False))
+    if view.is_dropped:
+        raise UnknownShard(dropped(name))
+    found = Shard(transport, name, view, settings)
+    if asked.tag is not None:
+        tags = found.tags()
+        if asked.tag not in tags:
+            raise InvalidUsage(f"shard {name!r} has no tag {asked.tag!r:.300}; `persist tag {name}` shows them")
+        as_of = tags[asked.tag].time
+    assert as_of is not None
+    to = Named.of("as_of", as_of, transport, name, (0.0, settings.read.retry_s))
+    check_complete(name, to.time, view, "cloned")
+    assert to.time is not None
+    found.snapshot(to.time).close()
+    Restoring.of(OneShard(transport, view.shard_id), name, to, settings.write, settings.read).check()
+    return to.time
+
+
+# `connect()`: one client, whether the shards live in a directory, in stores, or behind a server.
+
 
 COPY = "copy"  # the scheme, as it were, of a blob store alone that is read
 # Where transports are: found by name when asked for, since they depend on us, not we on them.
 EMBEDDED = "persist"
 _TRANSPORTS = {
     EMBEDDED: "compactor.embedded",
-    "http": "rpc.client.transport",
-    "https": "rpc.client.transport",
+    "http": "rpc.client.http_transport",
+    "https": "rpc.client.http_transport",
     COPY: "persist.regions.opening",
 }
 _SERVERS = ("http", "https")
@@ -265,7 +379,7 @@ class Client(Timeable):
         """
         if (home := self._at(source, writes=True)) is not self:
             return home.clone(source, name, as_of=as_of, tag=tag, keep_policies=keep_policies)
-        return clone(self.transport, self._settings, CloneAsked(source, name, as_of, tag, keep_policies))
+        return clone(self.transport, self._settings, CloneRequest(source, name, as_of, tag, keep_policies))
 
     def shard(self, name: str) -> Shard:
         """Open the shard called `name`.
@@ -337,7 +451,7 @@ class Client(Timeable):
         """
         checked("at", at, datetime, type(None))
         given = None if names is None else tuple_of("names", names)
-        asked = Asked(given, prefix, at, tuple_of("cursors", cursors))
+        asked = CutRequest(given, prefix, at, tuple_of("cursors", cursors))
         return take(self.transport, asked, self._settings, at_once)
 
     def truncate(

@@ -7,8 +7,8 @@ from typing import Protocol
 from persist.client.arguments import checked
 from persist.client.write import Time
 from persist.core import commands as c
-from persist.core.antichain import Antichain, frontier
 from persist.core.errors import Unavailable
+from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, SeqNo, critical_reader_id_of
 
 REGISTER_TRIES_MAX = 100  # each means that somebody gave up a critical reader meanwhile

@@ -1,4 +1,4 @@
-"""The embedded transport: machines in this process, straight on the stores."""
+"""The embedded transport: machines in this process, directly on the stores."""
 
 from __future__ import annotations
 
@@ -6,28 +6,68 @@ from collections.abc import Iterator
 from typing import Any
 
 from blob import Blob
-from persist.client import deadlines, identity
+from persist.client import deadlines, transport
 from persist.client.deadlines import Patience
-from persist.client.erased_before import erased_before
+from persist.client.erasure_api import wait_json
+from persist.client.lease_pool import LeasePool
 from persist.client.maintaining import Maintain
-from persist.client.sharing import LeasePool
-from persist.commit.cloning import Cloning
+from persist.client.timestamps import instant_ms, instant_text, shown_instant
+from persist.commit.clone_refs import Cloning
+from persist.commit.erasure_scan import scanned
 from persist.commit.figures import of_location, own_pools, pools
 from persist.commit.location import Location
 from persist.commit.storms import Storms
 from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller, HistoryPage, Place
 from persist.core.batch import Run
+from persist.core.erasure_progress import gone_at, is_rewritten, states_held, waits
 from persist.core.errors import InvalidUsage, ShardExists, UnknownShard
+from persist.core.frontier import TIME_MAX
 from persist.core.ids import ShardId, check_shard_name
 from persist.core.record import replace
-from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings
+from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord, State, initial_state
-from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.exposition import Family
 from persist.parts import current_schema
-from persist.parts.evolution import check_first
-from persist.parts.new_schema import check_new
+from persist.parts.schema_evolution import check_first
+from persist.parts.schema_validation import check_new
+
+# What may still show rows that were gone before a time, whoever took them away: told of both stores by a scan.
+
+
+def erased_before(location: Location, name: str, before: int) -> dict[str, Any]:
+    """The answer of `persist erased NAME --before T`: what holds such rows, or, where nothing does, the receipt.
+
+    Args:
+        before: rows that were retracted before this time, or by a truncation before it or a later one, are meant.
+    Changes nothing; repeating it is safe. Raises InvalidUsage (the time is not complete), UnknownShard, Unavailable.
+    """
+    if type(before) is not int or not 0 <= before <= TIME_MAX:
+        raise InvalidUsage(f"before must be a time in [0, {TIME_MAX}]")
+    machine = location.machine(check_shard_name(name))
+    state = machine.refresh()
+    at = gone_at(state, before)
+    if not state.tombstone and state.upper.less_equal(at):
+        raise InvalidUsage(f"time {at} of shard {name!r} is not complete: its upper is {state.upper}")
+    found = scanned(location, machine, at)
+    state = machine.refresh()
+    held = waits(state, at) if not is_rewritten(state, at) else states_held(state, int(state.seqno))
+    return {
+        "shard": name,
+        "before": before,
+        "at": at,
+        "phase": "erased" if found.is_clean else "rewritten" if is_rewritten(state, at) else "retracted",
+        "waits": [] if found.is_clean else [wait_json(wait) for wait in held],
+        "blobs_to_delete": {"count": found.older_count, "bytes": found.older_size, "keys": list(found.older)},
+        "unnamed_blobs": {"count": found.unnamed_count, "keys": list(found.unnamed)},
+        "scanned_at": instant_text(instant_ms("scanned_at", shown_instant(found.at_ms))),
+        "log_begins": found.horizon,
+        "scanned": {"log_entries": found.entries, "blobs": found.blobs, "bytes": found.size},
+    }
+
+
+# The embedded transport: machines in this process, straight on the stores.
 
 
 class EmbeddedTransport:
@@ -54,7 +94,7 @@ class EmbeddedTransport:
 
     @property
     def proof(self) -> str:
-        return identity.ensure(self.location.blob, self.ids)
+        return transport.ensure(self.location.blob, self.ids)
 
     @property
     def listening_moves_since(self) -> bool:

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import checked_wait
-from persist.client.dropped import changes_at, runs_of, whole_view, within
+from persist.client.contents_diff import changes_at, runs_of, whole_view, within
+from persist.client.deadlines import Timeable
 from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, kept, part_reader
-from persist.client.timed import Timeable
 from persist.client.transport import Transport
-from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
-from persist.core.drops import RowDrop, clipped, drops_within, taken_away
 from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
+from persist.core.frontier import Antichain, frontier
 from persist.core.ids import SeqNo
-from persist.core.view import Seen, ShardView, ViewRequest
+from persist.core.shard_view import Seen, ShardView, ViewRequest
+from persist.core.truncation import RowDrop, clipped, drops_within, taken_away
 from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, newest, sound_schemas
 
 # A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.

@@ -21,11 +21,11 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.attributes.handle import Attributes
+from persist.attributes.attribute_handle import Attributes
 from persist.client import deadlines
 from persist.client.arguments import check_numbers
-from persist.client.inserting import CheckedWriter, conformed
-from persist.client.timed import Timeable
+from persist.client.deadlines import Timeable
+from persist.client.unique_insert import CheckedWriter, conformed
 from persist.client.write import Updates
 from persist.commit.system import Clock, OwnProcess
 from persist.core.attribute import AttributeUpdate, named_key
@@ -39,7 +39,7 @@ from persist.core.errors import (
     PersistError,
     Unavailable,
 )
-from persist.core.transitions.naming import DIFF_MAX
+from persist.core.transitions.part_admission import DIFF_MAX
 from persist.parts import DIFF, TIME, ShardSchema, consolidate
 
 OPEN_TRIES_MAX = 100  # each failed try means that another instance has been opened meanwhile

@@ -1,30 +1,313 @@
-"""Scans: a shard as of a time for other engines, which read of it what a query needs, as often as they like."""
+"""Scans: a shard as of a time as a pyarrow dataset, a DuckDB relation or a Polars lazy frame."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any, NoReturn, Self
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs
 
+from blob import optional
 from persist.client.arguments import checked
-from persist.client.expanding import expanded, first_negative
-from persist.client.holding_on import Hold
-from persist.client.scan_duckdb import relation
-from persist.client.scan_polars import lazy_frame
-from persist.client.scanning import HeldRows
-from persist.client.snapshot import Held
-from persist.core.errors import InvalidUsage
-from persist.parts import DIFF, Selection, overlapping, sound_schemas
-from persist.parts.expressions import MayMatch, Shown, matching, needed
-from persist.parts.files import Keeps
+from persist.client.read_leases import Hold
+from persist.client.row_reader import expanded, first_negative, part_reader
+from persist.client.snapshot import Held, kept, leased_blobs
+from persist.core.batch import Part, Run
+from persist.core.errors import Expired, InvalidUsage
+from persist.core.record import replace as changed
+from persist.parts import DIFF, Selection, ShardSchema, newest, overlapping, sound_schemas
+from persist.parts.column_types import without_half_floats
+from persist.parts.filter_eval import MayMatch, Shown, is_bounded, matching, may_match, needed
+from persist.parts.part_files import Files, Keeps
+from persist.parts.read_plan import classify
 from persist.parts.reader import Finish
-from persist.parts.then import selected
+from persist.parts.scan_spec import selected
+
+# The rows of a time that is held, as scans of other engines ask for them: some columns, of rows that may match.
+
+
+FILES_MAX = 10_000  # that another engine is told to read by itself
+_GLOBS = frozenset("*?[]{}\\")  # a path that has one of these is a pattern to other engines
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """What is selected of a time that is held: rows in `runs`. Read it as often as wanted, on any thread."""
+
+    held: Held
+    hold: Hold
+    selection: Selection
+    runs: tuple[Run, ...]
+
+    @property
+    def schema(self) -> ShardSchema:
+        return newest(sound_schemas(self.held.view.schemas))[1]
+
+    @property
+    def kinds(self) -> pa.Schema:
+        """The columns that are selected."""
+        schema = self.schema
+        return pa.schema([schema.arrow.field(name) for name in schema.columns(self.selection.columns)])
+
+    def tables(
+        self, columns: Sequence[str], may: Keeps | None = None, finish: Finish | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows in key order, table by table: `columns` and `__diff`. `may`: which row groups are wanted at all.
+
+        `finish` makes of each table what is given in its place. Raises Expired, and what reading may.
+        """
+        self.check()
+        held, runs = self.held, self.runs
+        wanted = replace(self.selection, columns=tuple(columns)).on(self.schema)
+        keeps = _both(wanted.keeps, may)
+        schema, reader = part_reader(held.transport, held.view, held.settings, keeps)
+        if may is not None:
+            runs = tuple(may_match(runs, schema, may))
+
+        def made(table: pa.Table) -> pa.Table:
+            found = wanted.apply(table)
+            return found if finish is None else finish(found)
+
+        pieces = reader.read_range(runs, as_of=held.as_of, key_range=wanted.key_range, columns=wanted.read, finish=made)
+        for piece in kept(pieces, held.lease):
+            if len(piece):
+                yield piece
+            self.check_open()
+
+    def check(self) -> None:
+        """Raises Expired unless the time is still held."""
+        self.check_open()
+        self.held.lease.keep()
+
+    def check_open(self) -> None:
+        if self.hold.is_closed:
+            raise Expired(
+                f"the scan of shard {self.held.view.name!r} as of {self.held.as_of} is closed; call shard.scan() again"
+            )
+
+    def apart(self) -> tuple[list[str], HeldRows]:
+        """The paths of files whose rows are these rows as they are, and the rows that are in none of them.
+
+        A file is so where no row of it becomes one with another, each is there once, and it has the columns of now.
+        Raises what reading may.
+        """
+        self.check()
+        held = self.held
+        root = _root_of(str(held.transport.blob.url))
+        whole = Selection(columns=self.selection.columns)
+        if root is None or self.selection != whole:
+            return [], self
+        schemas = sound_schemas(held.view.schemas)
+        newest_id = newest(schemas)[0]
+        _, reader = part_reader(held.transport, held.view, held.settings)
+        with leased_blobs(held.lease):
+            runs = reader.expanded(self.runs)
+            straight, _ = classify(runs, held.as_of, Files(held.transport.blob, schemas, current=self.schema))
+        plain = [part for part in straight if part.schema_id == newest_id and _is_plain(part, held.as_of)][:FILES_MAX]
+        paths = {part.id: os.path.join(root, part.key or "") for part in plain}
+        there = {part.id: path for part in plain if _is_there(path := paths[part.id], part.size)}
+        rest = (tuple(part for part in run.parts if part.id not in there) for run in runs)
+        left = tuple(changed(run, parts=parts) for run, parts in zip(runs, rest, strict=True) if parts)
+        return list(there.values()), replace(self, runs=left)
+
+
+def _both(one: Keeps | None, other: Keeps | None) -> Keeps | None:
+    if one is None or other is None:
+        return one or other
+    return lambda statistics: one(statistics) and other(statistics)
+
+
+def _is_plain(part: Part, as_of: int) -> bool:
+    is_file = not part.is_inline and part.clip is None and part.bundle is None
+    return is_file and part.rows > 0 and part.time_max <= as_of and part.diff_min == part.diff_max == 1
+
+
+def _root_of(url: str) -> str | None:
+    """The directory of the blobs; None: they are in none of this machine."""
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    return path if parts.scheme == "file" and not _GLOBS.intersection(path) else None
+
+
+def _is_there(path: str, size: int) -> bool:
+    """Whether it is seen here: a server may have a directory of the same name on another machine."""
+    try:
+        return os.stat(path).st_size == size
+    except OSError:
+        return False
+
+
+# A scan as a relation of DuckDB: it reads files by itself where these have the rows as they are.
+
+
+log = logging.getLogger("persist.client")
+
+
+def relation(whole: Any, rows: HeldRows | None, scan: Callable[[HeldRows], Any], connection: Any) -> Any:
+    """The rows of a scan, the `whole`, as a relation; `rows` None: only the scan can tell which rows it shows.
+
+    `scan` makes a scan of some rows. Raises InvalidUsage (there is no DuckDB, or it has no such type), and what
+    reading may.
+    """
+    duckdb = optional("duckdb", "duckdb()", "duckdb", InvalidUsage)
+    where = duckdb if connection is None else connection
+    half = [field.name for field in whole.schema if without_half_floats(field.type) != field.type]
+    if half:
+        raise InvalidUsage(
+            f"column {half[0]!r} of shard {whole.shard!r} has half floats, which DuckDB does not read "
+            "from Arrow: leave it out by columns=, or take Snapshot.to_duckdb(), which widens it"
+        )
+    if rows is None or not _is_read_alike(whole.schema):
+        return where.from_arrow(whole)
+    files, left = rows.apart()
+    # The scan of what is left is there also where nothing is: the relation refers to it, and it holds the files.
+    rest = where.from_arrow(scan(left))
+    if not files:
+        return rest
+    try:
+        found = where.read_parquet(files, hive_partitioning=False).project(", ".join(map(_column, whole.schema)))
+        if found.types == rest.types:
+            return found.union(rest)
+        why = "it would show other types than those of the shard"
+    except duckdb.Error as error:
+        why = str(error).partition("\n")[0]
+    log.info("persist: DuckDB does not read the files of shard %r by itself: %s", whole.shard, why)
+    return where.from_arrow(whole)
+
+
+def _is_read_alike(kinds: pa.Schema) -> bool:
+    """Whether DuckDB's own reader can be kept from losing rows of these columns.
+
+    It goes by bounds in the files, which leave out NaN, and NaN is more than all numbers to it: `x > 5` would lose the
+    rows with NaN. Floats within structs cannot be hidden from it. And to it A and a are one name.
+    """
+    lowered = {name.lower() for name in kinds.names}
+    return len(lowered) == len(kinds) and not any(_floats_within(field.type) for field in kinds)
+
+
+def _floats_within(kind: pa.DataType) -> bool:
+    """Whether a filter of DuckDB's may look at a float inside a value. Those of lists and maps reach no file."""
+    if not pa.types.is_struct(kind):
+        return False
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(pa.types.is_floating(one) or _floats_within(one) for one in inner)
+
+
+def _column(field: pa.Field) -> str:
+    """A column of a file; a float by an expression of which the file tells no bounds, and which changes no value."""
+    name = _quoted(field.name)
+    if not pa.types.is_floating(field.type):
+        return name
+    return f"CASE WHEN isnan({name}) THEN 'nan' ELSE {name} END AS {name}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+# A scan as a lazy frame of Polars, which leaves rows out by its own rules.
+
+
+_IS_TRUE = "__is_true"
+
+# The rows, each as often as it is there: some columns, of row groups that may match, of tables that are finished first.
+Tables = Callable[[list[str], Keeps | None, Finish | None], Iterator[pa.Table]]
+
+
+def lazy_frame(kinds: pa.Schema, tables: Tables) -> Any:
+    """Rows with these columns, read anew whenever the frame is collected. Raises InvalidUsage: there is no Polars."""
+    polars = optional("polars", "polars()", "polars", InvalidUsage)
+    plugins = optional("polars.io.plugins", "polars()", "polars", InvalidUsage)
+    shown = polars.from_arrow(kinds.empty_table()).schema
+
+    def source(columns: list[str] | None, predicate: Any, rows: int | None, batch_rows: int | None) -> Iterator[Any]:
+        """As Polars asks: of the first `rows` rows those for which the predicate is true."""
+        names = kinds.names if columns is None else columns
+        looked_at = [] if predicate is None else predicate.meta.root_names()
+        read = list(dict.fromkeys([*names, *looked_at])) or kinds.names[:1]
+        if rows is None and predicate is not None:
+            for table in tables(read, _may_match(polars, predicate, kinds, shown), _finish(polars, predicate)):
+                yield polars.from_arrow(table).select(names)
+            return
+        for table in tables(read, None, None):
+            frame = polars.from_arrow(table)
+            if rows is not None:
+                frame = frame.head(rows)
+                rows -= len(frame)
+            yield (frame if predicate is None else frame.filter(predicate)).select(names)
+            if rows == 0:
+                return
+
+    return plugins.register_io_source(source, schema=shown, is_pure=True)
+
+
+def _finish(polars: Any, predicate: Any) -> Finish:
+    """What leaves the rows of a table for which a predicate is true, before any is repeated.
+
+    Of the others not all updates may have been read: they may seem to be there less than no times.
+    """
+
+    def finish(table: pa.Table) -> pa.Table:
+        found = polars.from_arrow(table).with_columns(predicate.alias(_IS_TRUE)).get_column(_IS_TRUE)
+        return table.filter(found.to_arrow())
+
+    return finish
+
+
+def _may_match(polars: Any, predicate: Any, kinds: pa.Schema, shown: Any) -> Keeps | None:
+    """Which row groups may have rows for which a predicate of Polars is true; None: any may.
+
+    Polars tells by what it calls a skip predicate, which it has for its own readers and promises to nobody: where it
+    is not there, or not as it was, all row groups are read.
+    """
+    try:
+        skips = predicate._skip_batch_predicate(shown)
+    except Exception:
+        return None
+    if skips is None:
+        return None
+    looked_at = [name for name in predicate.meta.root_names() if name in shown]
+
+    def keeps(statistics: dict[str, Any]) -> bool:
+        row: dict[str, Any] = {"len": [None]}
+        types: dict[str, Any] = {"len": polars.UInt32}
+        for name in looked_at:
+            known = statistics.get(name) if is_bounded(kinds.field(name).type) else None
+            types |= {f"{name}_min": shown[name], f"{name}_max": shown[name], f"{name}_nc": polars.UInt32}
+            try:
+                least, most, nulls = _told(known)
+            except (ValueError, OverflowError):  # a time that Python cannot tell
+                return True
+            row |= {f"{name}_min": [least], f"{name}_max": [most], f"{name}_nc": [nulls]}
+        try:
+            return polars.DataFrame(row, schema=types).select(skips).item() is not True
+        except Exception:
+            return True
+
+    return keeps
+
+
+def _told(statistics: Any) -> tuple[Any, Any, int | None]:
+    """The least and the greatest value, and how many nulls there are; None: it is not known."""
+    if statistics is None or not statistics.has_null_count:
+        return None, None, None
+    if not statistics.has_min_max:
+        return None, None, statistics.null_count
+    least, most = (one.as_py() if isinstance(one, pa.Scalar) else one for one in (statistics.min, statistics.max))
+    return least, most, statistics.null_count
+
+
+# Scans: a shard as of a time for other engines, which read of it what a query needs, as often as they like.
+
 
 BATCH_ROWS = 131_072  # of a batch that an engine is given, at most
 INSTEAD = "a scan is read by scanner(), to_table() or to_reader()"

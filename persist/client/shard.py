@@ -8,20 +8,9 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from persist.attributes import Attributes
-from persist.attributes.handle import AttributeUpdates
-from persist.client.arguments import NUMBER_MAX, checked
-from persist.client.constraining import Constrained
-from persist.client.critical import CriticalReaderHandle
-from persist.client.inserting import CheckedWriter
-from persist.client.past import HandleSettings as HandleSettings
-from persist.client.pipelined import PipelinedWriter, PipelineSettings
-from persist.client.reading import Reading
-from persist.client.retaining import Retaining
-from persist.client.retry import send
-from persist.client.shaping import Shaping
-from persist.client.show import html_table
-from persist.client.snapshot import ReadLease
-from persist.client.telling import (
+from persist.attributes.attribute_handle import AttributeUpdates
+from persist.client.arguments import NUMBER_MAX, checked, html_table
+from persist.client.commit_info import (
     HistoryEntry,
     Info,
     checked_limit,
@@ -30,19 +19,28 @@ from persist.client.telling import (
     entry_shown,
     read_place,
 )
+from persist.client.critical import CriticalReaderHandle
+from persist.client.history_api import HandleSettings as HandleSettings
+from persist.client.idempotency import send
+from persist.client.pipelined import PipelinedWriter, PipelineSettings
+from persist.client.read_api import Reading
+from persist.client.row_retention import Retaining
+from persist.client.row_verbs import Verbs
+from persist.client.schema_api import Constrained, Shaping
+from persist.client.snapshot import ReadLease
+from persist.client.timestamps import kept_ms, period_ms, shown_instant
 from persist.client.transport import OneShard, Transport
-from persist.client.verbs import Verbs
-from persist.client.wall_clock import kept_ms, period_ms, shown_instant
+from persist.client.unique_insert import CheckedWriter
 from persist.client.write import Time, Updates, WriteHandle
 from persist.core import commands as c
-from persist.core.antichain import Antichain, frontier
+from persist.core.audit_log import PURPOSE_CHARS_MAX, Caller
 from persist.core.errors import Conflict, InvalidUsage, shown
+from persist.core.frontier import Antichain, frontier
 from persist.core.ids import Token
-from persist.core.recorded import PURPOSE_CHARS_MAX, Caller
 from persist.core.shard_settings import ShardSettings
-from persist.core.view import ShardView, ViewRequest
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema, newest, sound_schemas
-from persist.parts.evolution import named_by
+from persist.parts.schema_evolution import named_by
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 

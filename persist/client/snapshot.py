@@ -16,23 +16,17 @@ import pyarrow as pa
 
 from blob import BlobNotFound
 from persist.client import deadlines
-from persist.client.arguments import checked, checked_time, checked_wait
-from persist.client.complete import BEFORE_ALL
-from persist.client.complete import latest as latest
-from persist.client.expanding import expanded, limited
-from persist.client.holding_on import Hold
-from persist.client.lease import ReadLease as ReadLease
-from persist.client.lease import ReadSettings as ReadSettings
-from persist.client.lease import taken
-from persist.client.part_reading import part_reader as part_reader
-from persist.client.rows import Rows
-from persist.client.schema_then import schema_then
-from persist.client.show import html_table
+from persist.client.arguments import checked, checked_time, checked_wait, html_table
+from persist.client.read_leases import Hold, taken
+from persist.client.read_leases import ReadLease as ReadLease
+from persist.client.read_leases import ReadSettings as ReadSettings
+from persist.client.row_reader import Rows, expanded, limited
+from persist.client.row_reader import part_reader as part_reader
+from persist.client.timestamps import BEFORE_ALL, schema_then
+from persist.client.timestamps import latest as latest
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.drops import clipped, contents
 from persist.core.errors import (
     Corruption,
     Expired,
@@ -41,9 +35,11 @@ from persist.core.errors import (
     NotReadable,
     UpgradeNeeded,
 )
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
-from persist.core.view import ShardView, ViewRequest
+from persist.core.truncation import clipped, contents
 from persist.formats.store_errors import translate, translated_but_missing
 from persist.parts import (
     KeyRange,
@@ -55,9 +51,9 @@ from persist.parts import (
     plan_within,
     sound_schemas,
 )
-from persist.parts.ahead import side_by_side
-from persist.parts.files import WHOLE_BYTES_MAX
-from persist.parts.then import by_columns, shown_by
+from persist.parts.part_files import WHOLE_BYTES_MAX
+from persist.parts.prefetch import side_by_side
+from persist.parts.scan_spec import by_columns, shown_by
 
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
 LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken

@@ -1,25 +1,32 @@
-"""How a client reaches shards: embedded (its own machines over the stores) or through a server."""
+"""How a client reaches shards: embedded or through a server; and the proof that a store is the server's."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from blob import Blob
-from persist.client.sharing import LeasePool
+from blob import Blob, BlobError
+from persist.client.lease_pool import LeasePool
+from persist.commit.location_identity import ID_KEY, ensure_id
 from persist.commit.storms import Storms
 from persist.commit.system import Clock
 from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller, HistoryPage, Place
 from persist.core.batch import Run
 from persist.core.errors import UnknownShard
 from persist.core.ids import IdSource, ShardId
 from persist.core.phases import dropped, outlived
 from persist.core.record import replace
-from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy, SchemaRecord
-from persist.core.view import ShardView, ViewRequest
 from persist.formats.exposition import Family
+
+# How a client reaches shards: embedded (its own machines over the stores) or through a server.
+
 
 # What these come to depends on who holds the shard: nobody may hear of a reader that has ended.
 WAITING_FOR_HOLDS = (c.Drop, c.DowngradeSince, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings, c.Erase)
@@ -46,7 +53,7 @@ class Transport(Protocol):
 
     @property
     def proof(self) -> str:
-        """Which blob store this is; `persist.client.identity` compares it."""
+        """Which blob store this is; `persist.client.transport` compares it."""
         ...
 
     @property
@@ -271,3 +278,33 @@ class OneShard(ForwardingTransport):
         if found.is_dropped:
             raise UnknownShard(dropped(name))
         return found
+
+
+# How a client learns that the blob store it opened itself is the server's.
+#
+# The store holds the id of its location (`persist.commit.location_identity`). The proof is that id, and for files also
+# the blob's inode, so that a copy of a directory, at the same path on another machine, is not taken for the original.
+
+
+def ensure(blob: Blob, ids: IdSource) -> str:
+    """The proof of the store, whose id is written if it has none. Raises BlobError."""
+    ensure_id(blob, ids)
+    return proof(blob)
+
+
+def proof(blob: Blob) -> str:
+    """The proof of the store. Raises BlobNotFound if no server has ever used it, BlobError."""
+    digest = hashlib.sha256(blob.get(ID_KEY))
+    path = blob.local_path(ID_KEY)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            digest.update(f" inode {os.stat(path).st_ino}".encode())
+    return digest.hexdigest()
+
+
+def is_same(blob: Blob, expected: str) -> bool:
+    """Whether the store is the one that the proof is of; also False when it cannot be read."""
+    try:
+        return proof(blob) == expected
+    except BlobError:
+        return False

@@ -11,29 +11,59 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.attributes.handle import AttributeUpdates
+from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import check_numbers, checked
-from persist.client.digests import digest_of, standing_for_themselves
-from persist.client.pinned import Pinned
-from persist.client.retry import send
-from persist.client.telling import Info, info_bytes
-from persist.client.timed import Timeable
+from persist.client.commit_info import Info, info_bytes
+from persist.client.deadlines import Timeable
+from persist.client.idempotency import digest_of, send, standing_for_themselves
 from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
-from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, Expired, InvalidUsage
+from persist.core.frontier import Antichain, frontier
 from persist.core.ids import Token, WriterId, mint, parse, writer_of
 from persist.core.record import replace
-from persist.core.recorded import NOBODY, Caller
-from persist.core.view import ViewRequest
+from persist.core.shard_view import ViewRequest
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, PartSink, ShardSchema, stage
-from persist.parts.evolution import named_by, newest, sound_schemas
-from persist.parts.given import column_of
+from persist.parts.python_values import column_of
+from persist.parts.schema_evolution import called_by, named_by, newest, sound_schemas
+
+# Rows that name columns as one schema of a shard does, whatever the handle that writes them learns meanwhile.
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """Rows in a form that a writer takes, and the schema, with its id, by which they name columns.
+
+    A handle that threads share may learn of a later schema between two looks at it. Such rows are read by this one.
+    """
+
+    rows: Any
+    schema_id: int
+    schema: ShardSchema
+
+    def by(self, schemas: Mapping[int, ShardSchema]) -> Pinned:
+        """The same rows by the last of these schemas of the shard. What was dropped since is left out.
+
+        Raises InvalidUsage where they are no table.
+        """
+        if not isinstance(self.rows, (pa.Table, pa.RecordBatch)):
+            raise InvalidUsage("rows are read by later columns where they come as a table")
+        number, current = newest(schemas)
+        known = schemas.get(self.schema_id, self.schema)
+        called = called_by(known, current)
+        kept = [name for name in self.rows.schema.names if called.get(name, name) is not None]
+        rows = self.rows.select(kept).rename_columns([called.get(name) or name for name in kept])
+        return Pinned(rows, number, current)
+
+
+# Write handles: stage rows as parts, then commit them with a token that makes retries safe.
+
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
 Updates = Any

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from persist.codecs.cell_text import floats_of_text, from_text, is_textual, to_text
 from persist.codecs.json_rows import BOM, UNREADABLE, Spend, encode, plain, read_cells
+from persist.codecs.text_values import floats_of_text, from_text, is_textual, to_text
 
 HEADER_BYTES_MAX = 1024 * 1024
 SLICE_BYTES = 1024 * 1024  # of which the ends of lines are counted at once

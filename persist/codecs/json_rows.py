@@ -24,13 +24,12 @@ import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
-from persist.codecs.cell_text import floats_of_numbers, from_text, is_lost, is_textual, to_text, too_small
+from persist.codecs.text_values import floats_of_numbers, from_text, is_lost, is_textual, to_text, too_small
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import named_once
-from persist.parts.column_types import family
-from persist.parts.decimal_text import EXACT_NUMBERS
-from persist.parts.given import differing
-from persist.parts.sizes import fixed_bytes
+from persist.parts.column_types import EXACT_NUMBERS, family
+from persist.parts.memory_size import fixed_bytes
+from persist.parts.python_values import differing
 
 BLOCK_BYTES = 256 * 1024  # of NDJSON that is read at once
 OBJECTS_BYTES = 32 * 1024 * 1024  # what Python's objects take at once, unless one line has more

@@ -20,10 +20,10 @@ from persist.codecs.parquet_files import open_parquet
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
-from persist.parts.arrow_messages import Declared, check_schema
 from persist.parts.column_types import check_given
-from persist.parts.columns import one_chunk
-from persist.parts.sizes import is_within, row_bytes, working_bytes
+from persist.parts.ipc_guard import Declared, check_schema
+from persist.parts.memory_size import is_within, row_bytes, working_bytes
+from persist.parts.sort_words import one_chunk
 
 PARQUET = "application/vnd.apache.parquet"
 NDJSON = "application/x-ndjson"

@@ -24,18 +24,17 @@ from itertools import islice
 from typing import Protocol
 
 from blob import BlobNotFound
-from persist.commit.bundler import keys_in
-from persist.commit.lending import Lending
-from persist.commit.lists import LoanLists
+from persist.commit.blob_tasks import keys_in
+from persist.commit.clone_refs import Lending, LoanLists
+from persist.commit.expiry import Silence
 from persist.commit.place import Committer, CommitterOf, Place
-from persist.commit.rollups import check_replayed, rolled_up
-from persist.commit.silence import Silence
-from persist.commit.store_clock import StoreClock, probed
+from persist.commit.state_loader import check_replayed, rolled_up
+from persist.commit.system import StoreClock, probed
 from persist.core import commands as c
+from persist.core.blob_keys import is_bundle_key, is_diff_key, is_loan_key, is_rollup_key, shard_of
 from persist.core.errors import Corruption, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
-from persist.core.keys import is_bundle_key, is_diff_key, is_loan_key, is_rollup_key, shard_of
-from persist.core.loans import compact, is_foreign
+from persist.core.named_holds import compact, is_foreign
 from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.formats.store_errors import translated, translated_but_missing

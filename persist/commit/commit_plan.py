@@ -12,13 +12,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from msgspec import Struct
 
 from persist.core import commands as c
+from persist.core import dedup as tokens
 from persist.core import invariants, state_diff
-from persist.core import outcomes as tokens
-from persist.core.antichain import MINIMUM, Antichain
+from persist.core.audit_log import NOBODY, Caller, Entry
 from persist.core.batch import HollowBatch
-from persist.core.bundles import moves
 from persist.core.errors import InlineBudget, Overloaded, PersistError
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import SeqNo
+from persist.core.manifests import moves
 from persist.core.merge_plan import (
     GARBAGE_PERCENT_MAX,
     GROUP_ROOM_PART,
@@ -29,10 +30,10 @@ from persist.core.merge_plan import (
     tier_overdue,
 )
 from persist.core.record import replace
-from persist.core.recorded import NOBODY, Caller, Entry
 from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
+from persist.core.transitions.audit_recording import check_room, entry_of, recorded
 from persist.core.transitions.context import (
     SOUND,
     UNCHECKED,
@@ -40,10 +41,8 @@ from persist.core.transitions.context import (
     Renewed,
     Verdict,
 )
-from persist.core.transitions.history import stamped
-from persist.core.transitions.leases import with_lease_clock
-from persist.core.transitions.naming import departed
-from persist.core.transitions.recording import check_room, entry_of, recorded
+from persist.core.transitions.history_control import stamped, with_lease_clock
+from persist.core.transitions.part_admission import departed
 
 RELIEFS_MAX = 4  # merges that one commit takes along
 
@@ -104,7 +103,7 @@ class FlushHistory(Struct, frozen=True):
 
 
 class Retain(Struct, frozen=True):
-    """A task of upkeep: do what the shard's policy of rows asks for (`persist.client.keeping`)."""
+    """A task of upkeep: do what the shard's policy of rows asks for (`persist.client.row_retention`)."""
 
 
 class Collect(Struct, frozen=True):

@@ -12,14 +12,14 @@ from itertools import islice
 from blob import Blob, BlobError, BlobNotFound
 from persist.commit.sound import auxiliary_faults
 from persist.core.batch import Part
-from persist.core.bundles import Listed
 from persist.core.errors import Corruption, PersistError
+from persist.core.manifests import Listed
 from persist.core.state import State
 from persist.formats.state_frames import THIS_BUILD, Build
 from persist.formats.store_errors import translate, translated_but_missing
 from persist.parts import decode_inline, sound_schemas
-from persist.parts.bundles import read_bundle
-from persist.parts.check import PartCheck, check_presence
+from persist.parts.part_validation import PartCheck, check_presence
+from persist.parts.read_plan import read_bundle
 
 THREADS = 4
 WINDOW = 64  # parts that are looked at together

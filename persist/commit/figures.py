@@ -9,7 +9,7 @@ from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.commit.storms import Storms
 from persist.commit.system import ThreadBackground
-from persist.core.antichain import Antichain
+from persist.core.frontier import Antichain
 from persist.core.state import State, held_since
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 

@@ -21,29 +21,37 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from blob import Blob, BlobNotFound, BlobNotWritable, is_ambiguous, open_blob, without_secrets
+from blob.blob_urls import is_there
 from blob.cache import CachedBlob
-from blob.location import is_there
 from blob.metrics import MeteredBlob
-from blob.private import FILE_MODE, make_directories, replace_file
+from blob.private_files import FILE_MODE, make_directories, replace_file
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
-from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
-from persist.commit.aging import age, forget_dropped, forget_tags
+from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.counters import MachineMetrics, StoreCalls
-from persist.commit.entry_files import EntryFiles
-from persist.commit.identity import Identity
+from persist.commit.expiry import age, forget_dropped, forget_tags
+from persist.commit.location_identity import Identity
 from persist.commit.machine import Machine, MachineSettings
-from persist.commit.publishing import Publisher, PublishSettings
+from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.commit.sight import Sight
-from persist.commit.store_clock import CheckedClock
-from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
+from persist.commit.spill_files import EntryFiles
+from persist.commit.state_loader import Versions
+from persist.commit.system import (
+    Background,
+    CheckedClock,
+    Clock,
+    OwnProcess,
+    System,
+    SystemClock,
+    SystemIds,
+    ThreadBackground,
+)
 from persist.commit.tracing import Tracer
-from persist.commit.versions import Versions
+from persist.core.audit_log import HistoryPage, Place
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
 from persist.core.ids import IdSource
 from persist.core.phases import dropped
-from persist.core.recorded import HistoryPage, Place
 from persist.core.shard_settings import NO_SETTINGS, HistoryDefaults, ShardSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build

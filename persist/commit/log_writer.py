@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusNotWritable, ConsensusUnavailable
 from persist.commit.counters import MachineMetrics
+from persist.commit.state_loader import Versions
 from persist.commit.system import System, jittered
-from persist.commit.versions import Versions
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.state_diff import StateDiff, only_holds, standing_for
 from persist.formats.store_errors import translate, translated

@@ -1,10 +1,4 @@
-"""The committer of one shard in one process, and the only code that commits.
-
-A commit is: take the queued commands -> plan on the cached State -> compare-and-set at the next seqno -> publish the
-State -> answer the callers. One compare-and-set is in flight at a time; commands that arrive meanwhile queue up and are
-committed together (group commit), each with its own outcome. Any number of machines, here or elsewhere, may work on one
-shard: they only meet in the compare-and-set. The README of this package is the manual of this path.
-"""
+"""The committer of one shard in one process, and the only code that commits."""
 
 from __future__ import annotations
 
@@ -15,9 +9,10 @@ from functools import partial
 from threading import Lock
 
 from consensus.turns import Turn
-from persist.attributes.index import AttributeIndex
-from persist.attributes.storage import NodeCache, StaleIndex
-from persist.commit.blob_worker import BlobWorker, WorkerFiles
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.node_store import NodeCache, StaleIndex
+from persist.commit.background_duties import Duty, Upkeep
+from persist.commit.blob_tasks import BlobWorker, GroupRead, WorkerFiles, read_apart
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import (
@@ -34,35 +29,77 @@ from persist.commit.commit_plan import (
     with_long_diff,
 )
 from persist.commit.counters import MachineMetrics
-from persist.commit.entry_files import EntryFiles
-from persist.commit.group_reads import GroupRead, read_apart
-from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
-from persist.commit.outcome_files import OutcomeFiles
-from persist.commit.rollups import dropped
-from persist.commit.store_clock import StoreClock, checked_ms, probed
-from persist.commit.system import System
-from persist.commit.telling import told
-from persist.commit.upkeep import Duty, Upkeep
-from persist.commit.versions import Versions
+from persist.commit.part_validator import BRINGING, Inspector
+from persist.commit.spill_files import EntryFiles, OutcomeFiles
+from persist.commit.state_loader import Versions, dropped
+from persist.commit.system import StoreClock, System, checked_ms, probed
 from persist.core import commands as c
 from persist.core import invariants
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Run
+from persist.core.blob_keys import diff_key, shard_of
 from persist.core.errors import (
     Corruption,
     Expired,
     Indeterminate,
     InvalidUsage,
     PersistError,
+    ReadOnly,
     Unavailable,
     UnknownShard,
 )
-from persist.core.keys import diff_key, shard_of
-from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy, State
+from persist.core.transitions.audit_recording import is_of_the_future
 from persist.core.transitions.context import SOUND, Context, Verdict
-from persist.core.transitions.naming import check_staged
-from persist.core.transitions.outcomes import is_of_the_future
+from persist.core.transitions.part_admission import check_staged
+
+# What callers are told of a commit: its outcomes, unless another home has taken over, or the store is a copy.
+
+
+def told(versions: Versions, commit: Commit, group: Sequence[Pending]) -> list[Outcome]:
+    """The outcomes as callers are told them: a refusal names the home that has taken over.
+
+    A write that landed before, or changes nothing, is no more than tried: another home may not have it.
+    """
+    outcomes = [
+        versions.named(one) if isinstance(one, ReadOnly) else one for one in _unless_copied(versions, commit, group)
+    ]
+    if commit.diff is not None:
+        return outcomes
+    writes = [
+        index
+        for index, (outcome, pending) in enumerate(zip(outcomes, group, strict=False))
+        if isinstance(pending.command, c.WriteCommand) and not isinstance(outcome, Exception)
+    ]
+    if writes:
+        try:
+            versions.check_writable()
+        except PersistError as error:
+            for index in writes:
+                outcomes[index] = error
+    return outcomes
+
+
+def _unless_copied(versions: Versions, commit: Commit, group: Sequence[Pending]) -> Sequence[Outcome]:
+    """What became of the group. Reads of a shard that goes on elsewhere: unless the store has become a copy."""
+    reads = [not isinstance(pending.command, c.WriteCommand) for pending in group[: len(commit.outcomes)]]
+    if not commit.following.handed_over or not any(reads):
+        return commit.outcomes
+    try:
+        versions.check_no_copy(if_due=True)
+    except PersistError as copied:
+        return [copied if is_read else one for one, is_read in zip(commit.outcomes, reads, strict=True)]
+    return commit.outcomes
+
+
+# The committer of one shard in one process, and the only code that commits.
+#
+# A commit is: take the queued commands -> plan on the cached State -> compare-and-set at the next seqno -> publish the
+# State -> answer the callers. One compare-and-set is in flight at a time; commands that arrive meanwhile queue up and
+# are committed together (group commit), each with its own outcome. Any number of machines, here or elsewhere, may work
+# on one shard: they only meet in the compare-and-set. The README of this package is the manual of this path.
+
 
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
 TURN_S = 1.0  # for which a commit waits for those of other processes

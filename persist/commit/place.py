@@ -7,10 +7,10 @@ from typing import Protocol
 
 from blob import Blob
 from consensus import Consensus
-from persist.commit.identity import Identity
+from persist.commit.location_identity import Identity
 from persist.commit.machine import Machine
+from persist.commit.state_loader import Versions
 from persist.commit.system import Clock
-from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.ids import IdSource
 from persist.core.state import State

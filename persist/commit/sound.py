@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from blob import Blob, BlobNotFound
-from persist.attributes.nodes import check_nodes
+from persist.attributes.node_codec import check_nodes
 from persist.core.attribute import IndexChunk
+from persist.core.audit_log import EntryFile
+from persist.core.dedup import OutcomeFile
 from persist.core.errors import Corruption
-from persist.core.outcomes import OutcomeFile
-from persist.core.recorded import EntryFile
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.entry_frames import read_block, read_index
 from persist.formats.outcome_frames import HEADER_BYTES, PREFIX_BYTES, decode, read_prefixes

@@ -22,9 +22,9 @@ from typing import Any
 
 from blob import Blob, BlobExists, BlobNotFound
 from persist.commit.system import Clock
+from persist.core.blob_keys import belongs_to
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.ids import IdSource, ShardId, check_shard_name, family_of, shard_id_of
-from persist.core.keys import belongs_to
 from persist.formats.store_errors import translated, translated_but_missing
 
 VERSION = 1

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from blob import Blob
 from consensus import Consensus
+from persist.commit.state_loader import Versions
 from persist.commit.system import Clock
-from persist.commit.versions import Versions
 from persist.formats.state_frames import Build
 
 

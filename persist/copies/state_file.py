@@ -19,16 +19,15 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.commit.location import Location
 from persist.copies.backup_store import Sums
-from persist.copies.carried import UNKNOWN, Renaming, blobs_of, carried
-from persist.copies.copying import Copying
-from persist.core.antichain import Antichain
-from persist.core.batches import Batches
-from persist.core.cloning import without_policy
+from persist.copies.state_rewrite import UNKNOWN, Copying, Renaming, blobs_of, carried
+from persist.core.batch import Batches
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
+from persist.core.frontier import Antichain
 from persist.core.ids import check_shard_name
 from persist.core.phases import dropped
 from persist.core.record import Record, replace
 from persist.core.state import State
+from persist.core.transitions.lifecycle import without_policy
 from persist.formats.state_frames import THIS_BUILD, Build, decode_state, encode_state
 from persist.formats.store_errors import translated, translated_but_missing
 

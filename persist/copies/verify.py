@@ -17,23 +17,19 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from blob import Blob, BlobNotFound
-from persist.attributes.storage import StaleIndex
-from persist.commit.bundler import keys_in
+from persist.attributes.node_store import StaleIndex
+from persist.commit.blob_tasks import keys_in
+from persist.commit.clone_refs import LoanLists
 from persist.commit.examine import THREADS, all_parts, faults
-from persist.commit.lists import LoanLists
-from persist.copies.found import Fault, Kind
-from persist.copies.lent_checks import check_borrowed
-from persist.copies.pace import PacedBlob, check_rate
+from persist.copies.log_replay import Replay
 from persist.copies.readable import Readable
-from persist.copies.replaying import Replay
-from persist.copies.row_order import RowOrder
-from persist.copies.state_checks import contradictions, of_runs
-from persist.copies.tree_checks import TreeCheck
+from persist.copies.shard_checks import Fault, Kind, RowOrder, TreeCheck, check_borrowed, contradictions, of_runs
+from persist.copies.throttled_blob import PacedBlob, check_rate
 from persist.core import invariants
+from persist.core.blob_keys import belongs_to, is_bundle_key, is_rollup_key, shard_of
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import check_shard_name, family_of
-from persist.core.keys import belongs_to, is_bundle_key, is_rollup_key, shard_of
-from persist.core.loans import is_foreign
+from persist.core.named_holds import is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts import sound_schemas

@@ -55,7 +55,7 @@ def is_core_key(key: AttributeKey) -> bool:
 
 
 CORE_PREFIX = "0" * 28
-MARK_PREFIX = "ff" * 10  # of marks in the index (`persist.core.marks`), which come after all attributes
+MARK_PREFIX = "ff" * 10  # of marks in the index (`persist.core.clock_index`), which come after all attributes
 MARKS_FROM = AttributeKey(MARK_PREFIX + "0" * 12)
 EVENT_COUNT = AttributeKey(CORE_PREFIX + "0001")  # updates ever appended, as they were given
 BYTE_COUNT = AttributeKey(CORE_PREFIX + "0002")  # bytes of the parts ever appended

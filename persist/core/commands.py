@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
 from persist.core.command import ADMIN as ADMIN
@@ -33,41 +32,46 @@ from persist.core.command import ReadCommand as ReadCommand
 from persist.core.command import WriteCommand as WriteCommand
 from persist.core.command import WriterCommand as WriterCommand
 from persist.core.command import kinds as kinds
-from persist.core.erasure_commands import Erase as Erase
-from persist.core.erasure_commands import NoteRewritten as NoteRewritten
-from persist.core.erasure_commands import ProveErasure as ProveErasure
-from persist.core.erasure_commands import ReadErasures as ReadErasures
+from persist.core.dedup import DIGEST_BYTES, OutcomeFile
+from persist.core.frontier import Antichain
+from persist.core.history_commands import EDITS as EDITS
 from persist.core.history_commands import AgeHistory as AgeHistory
+from persist.core.history_commands import CutKept as CutKept
+from persist.core.history_commands import DropBefore as DropBefore
+from persist.core.history_commands import Edit as Edit
+from persist.core.history_commands import Editing as Editing
+from persist.core.history_commands import Erase as Erase
 from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetDropped as ForgetDropped
 from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import ForgetTags as ForgetTags
 from persist.core.history_commands import HoldPoint as HoldPoint
 from persist.core.history_commands import LowerSeal as LowerSeal
+from persist.core.history_commands import NoteLooked as NoteLooked
+from persist.core.history_commands import NoteRewritten as NoteRewritten
+from persist.core.history_commands import PassCut as PassCut
+from persist.core.history_commands import ProveErasure as ProveErasure
 from persist.core.history_commands import ReadCriticalReaders as ReadCriticalReaders
+from persist.core.history_commands import ReadErasures as ReadErasures
+from persist.core.history_commands import ReadRetention as ReadRetention
 from persist.core.history_commands import ReadShardSettings as ReadShardSettings
 from persist.core.history_commands import ReadTags as ReadTags
 from persist.core.history_commands import RemoveTag as RemoveTag
+from persist.core.history_commands import Reshape as Reshape
 from persist.core.history_commands import ResolveTime as ResolveTime
+from persist.core.history_commands import Restore as Restore
+from persist.core.history_commands import RetentionIs as RetentionIs
+from persist.core.history_commands import RetractAged as RetractAged
+from persist.core.history_commands import Rewrite as Rewrite
+from persist.core.history_commands import SetRungs as SetRungs
 from persist.core.history_commands import SetSettings as SetSettings
 from persist.core.history_commands import SetTag as SetTag
+from persist.core.history_commands import TakeCut as TakeCut
 from persist.core.history_commands import TimeShown as TimeShown
 from persist.core.history_commands import TimesShown as TimesShown
+from persist.core.history_commands import Truncate as Truncate
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, written
-from persist.core.lease_commands import ForgetLapsed as ForgetLapsed
-from persist.core.lease_commands import Leases as Leases
-from persist.core.lease_commands import RefuseStagedBefore as RefuseStagedBefore
-from persist.core.loan_commands import BeginClone as BeginClone
-from persist.core.loan_commands import EndLoan as EndLoan
-from persist.core.loan_commands import Lend as Lend
-from persist.core.loan_commands import LendOn as LendOn
-from persist.core.loan_commands import Lent as Lent
-from persist.core.loan_commands import Returned as Returned
-from persist.core.loan_commands import ShrinkLoan as ShrinkLoan
-from persist.core.outcomes import DIGEST_BYTES, OutcomeFile
 from persist.core.record import Meta, Record
-from persist.core.region_commands import HandOver as HandOver
-from persist.core.region_commands import TakeBack as TakeBack
 from persist.core.results import Appended as Appended
 from persist.core.results import AttributeValues as AttributeValues
 from persist.core.results import Bundled as Bundled
@@ -98,25 +102,21 @@ from persist.core.results import TagsAre as TagsAre
 from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import TimeToCome as TimeToCome
 from persist.core.results import WriterRegistered as WriterRegistered
-from persist.core.retention_commands import CutKept as CutKept
-from persist.core.retention_commands import NoteLooked as NoteLooked
-from persist.core.retention_commands import PassCut as PassCut
-from persist.core.retention_commands import ReadRetention as ReadRetention
-from persist.core.retention_commands import RetentionIs as RetentionIs
-from persist.core.retention_commands import RetractAged as RetractAged
-from persist.core.retention_commands import SetRungs as SetRungs
-from persist.core.retention_commands import TakeCut as TakeCut
-from persist.core.rewrite_commands import EDITS as EDITS
-from persist.core.rewrite_commands import DropBefore as DropBefore
-from persist.core.rewrite_commands import Edit as Edit
-from persist.core.rewrite_commands import Editing as Editing
-from persist.core.rewrite_commands import Reshape as Reshape
-from persist.core.rewrite_commands import Restore as Restore
-from persist.core.rewrite_commands import Rewrite as Rewrite
-from persist.core.rewrite_commands import Truncate as Truncate
-from persist.core.schema_commands import Constrain as Constrain
-from persist.core.schema_commands import EvolveSchema as EvolveSchema
-from persist.core.schema_commands import ReadSchemaTimes as ReadSchemaTimes
+from persist.core.shard_commands import BeginClone as BeginClone
+from persist.core.shard_commands import Constrain as Constrain
+from persist.core.shard_commands import EndLoan as EndLoan
+from persist.core.shard_commands import EvolveSchema as EvolveSchema
+from persist.core.shard_commands import ForgetLapsed as ForgetLapsed
+from persist.core.shard_commands import HandOver as HandOver
+from persist.core.shard_commands import Leases as Leases
+from persist.core.shard_commands import Lend as Lend
+from persist.core.shard_commands import LendOn as LendOn
+from persist.core.shard_commands import Lent as Lent
+from persist.core.shard_commands import ReadSchemaTimes as ReadSchemaTimes
+from persist.core.shard_commands import RefuseStagedBefore as RefuseStagedBefore
+from persist.core.shard_commands import Returned as Returned
+from persist.core.shard_commands import ShrinkLoan as ShrinkLoan
+from persist.core.shard_commands import TakeBack as TakeBack
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.state import SchemaRecord
 

@@ -1,18 +1,39 @@
-"""Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` has all of their names."""
+"""Commands that change history: clocks, settings, tags, retention policies, rewrites and erasures."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from persist.core.antichain import Antichain
-from persist.core.command import MAINTAIN, MANAGE, TIME_MS_MAX, Command, MaintainCommand, ManageCommand, ReadCommand
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, written
-from persist.core.marks import MARKS_PAGE_MAX
+from persist.core.attribute import AttributeUpdate
+from persist.core.audit_log import EntryFile
+from persist.core.batch import Run
+from persist.core.clock_index import MARKS_PAGE_MAX
+from persist.core.command import (
+    ADMIN,
+    MAINTAIN,
+    MANAGE,
+    TIME_MS_MAX,
+    WRITE,
+    Command,
+    MaintainCommand,
+    ManageCommand,
+    ReadCommand,
+    WriteCommand,
+)
+from persist.core.dedup import DIGEST_BYTES
+from persist.core.erasure import DEADLINE_MS_MAX, QUESTION_BYTES, Doomed, Proof
+from persist.core.frontier import Antichain
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId, written
+from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX
 from persist.core.record import Meta
-from persist.core.recorded import EntryFile
-from persist.core.row_policy import RowPolicy
+from persist.core.results import Result
+from persist.core.retention_plan import Facts
+from persist.core.retention_policy import Looked, RowPolicy, Rung
 from persist.core.shard_settings import MARK_EVERY_MS
-from persist.core.tags import KEEP_MS_MAX
+from persist.core.state import SchemaRecord
+
+# Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` has all of their names.
+
 
 CURSORS_MAX = 100  # of which one command asks
 
@@ -149,3 +170,237 @@ class ReadCriticalReaders(ReadCommand, frozen=True):
     """What these critical readers hold. -> CriticalReadersAre; changes nothing."""
 
     readers: Annotated[tuple[Annotated[CriticalReaderId, written(CriticalReaderId)], ...], Meta(max_length=CURSORS_MAX)]
+
+
+# Commands that rewrite what a shard holds, by an earlier time. `commands` has all of their names too.
+
+
+class Rewrite(WriteCommand, frozen=True):
+    """Append rows at the next time iff the shard's upper is `expected_upper`. -> Appended
+
+    The writer has worked them out from the contents as of `as_of`. UpperMismatch carries the actual upper.
+    """
+
+    writer: Annotated[WriterId, written(WriterId)]
+    token: Annotated[Token, written(Token)]
+    expected_upper: Antichain
+    as_of: int
+    runs: tuple[Run, ...]
+    digest: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
+
+
+class Restore(Rewrite, frozen=True):
+    """The rows lead back to the contents as of `as_of`. -> Appended
+
+    With attributes alone, and no `runs`, no time is taken, and the interval is empty.
+    """
+
+    attributes: tuple[AttributeUpdate, ...] = ()
+
+
+class Truncate(Rewrite, frozen=True):
+    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended
+
+    It lands also where rows were added since the upper was `expected_upper`, but none was taken away. InvalidUsage
+    where the shard is fed by `append`.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
+
+
+class DropBefore(Rewrite, frozen=True):
+    """Take away the rows with times up to `as_of`, the last time before the cut, without any `runs`. -> Appended
+
+    An `expected_upper` of [] stands for whatever the upper is; then it takes no time of a shard that is fed by
+    `append`, and becomes effective with the next commit of its writer. An empty interval: that, or no such row is
+    there. InvalidUsage where what was written from the cut on may hold a retraction; NotReadable where the time before
+    the cut was forgotten.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
+
+
+EDITS = (
+    "insert",  # into a shard with unique keys
+    "upsert",
+    "merge_into",
+    "delete",
+    "update",
+    "replace_where",
+    "overwrite",
+)  # verbs, as the commit history has them
+
+
+class Editing(Rewrite, frozen=True, kw_only=True):
+    """The rows are what a verb, such as `upsert`, changes in the contents as of `as_of` (-1: nothing is there yet).
+
+    -> Appended. With `drops` all that is there goes as well, as by `DropBefore`, and an `expected_upper` of [] stands
+    for whatever the upper is. `question` tells what was asked for: a token stands for that, whatever rows it came to.
+    Where nothing changes no time is taken, and the interval is empty. Raises InvalidUsage and NotReadable as
+    `DropBefore` does.
+    """
+
+    verb: Annotated[str, Meta(pattern=f"^({'|'.join(EDITS)})$")]
+    question: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
+    attributes: tuple[AttributeUpdate, ...] = ()
+    drops: bool = False
+
+
+class Edit(Editing, frozen=True, kw_only=True):
+    """See `Editing`; `cut` as for CompareAndAppend. -> Appended"""
+
+    cut: int = 0
+
+
+class Reshape(Editing, frozen=True, kw_only=True):
+    """An edit, and in the same commit `schema` becomes current, iff the current id is `expected_id`. -> Appended
+
+    The rows are of the schema after that, or of one before it. What is refused changes neither rows nor columns:
+    SchemaMismatch, and InvalidUsage where the shard cannot evolve so.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE,)  # as EvolveSchema
+    expected_id: int
+    schema: SchemaRecord
+
+
+# Commands of row policies, and their results. `commands` has all of their names too.
+
+
+RUNGS_AT_ONCE = 8
+
+
+CUTS_TRIED_MAX = 2  # so many a run takes
+
+
+class ReadRetention(ReadCommand, frozen=True):
+    """The shard's policy of rows, and what it goes by. -> RetentionIs; changes nothing.
+
+    With `policy` or `cuts_ms`: as it would be with this policy, and once the cuts of these instants were taken.
+    """
+
+    policy: RowPolicy | None = None
+    cuts_ms: Annotated[tuple[Annotated[int, Meta(ge=0, le=TIME_MS_MAX)], ...], Meta(max_length=CUTS_TRIED_MAX)] = ()
+
+
+class TakeCut(Command, frozen=True):
+    """Keep the upper that the shard had by the instant `at_ms`, for its policy of rows. -> CutKept. A retry is safe.
+
+    Nothing is kept where that is not known or not readable any more, or nothing came since the cut before it.
+    Unavailable: the clock of the committer could not be checked, or the instant is to come.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
+    at_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+
+
+class PassCut(Command, frozen=True):
+    """The policy is done with everything before the time `upper`, the cut of `cut_ms`. -> CutKept. A retry is safe.
+
+    Earlier cuts go. `removed` rows went by it (None: not known); `overran`: it has passed a consumer.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
+    cut_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+    upper: Annotated[int, Meta(ge=0)]
+    removed: int | None = None
+    overran: bool = False
+
+
+class RetractAged(Rewrite, frozen=True, kw_only=True):
+    """The rows take away what the policy of rows says by its column, as the settings of `version` have it. -> Appended
+
+    Conflict where the settings have another version by now: then nothing is taken away.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
+    version: Annotated[int, Meta(ge=0)] = 0
+
+
+class NoteLooked(Command, frozen=True):
+    """Remember how far the policy has come by its column. -> CutKept. A retry is safe.
+
+    Nothing changes where the settings have another version by now, or where it has come further. `overran`: what a
+    consumer has not passed went.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
+    looked: Looked
+    overran: bool = False
+
+
+class SetRungs(Command, frozen=True):
+    """Set tags of the policy's ladder, and take the tags `gone` away, of those that it has set. -> TagsAre
+
+    A tag is set at what was there by its instant. It is left out where that is not known or not readable any more, or
+    where there is one of that name. A retry is safe. Unavailable: no clock can be trusted, or an instant is to come.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
+    rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_AT_ONCE)]
+    gone: Annotated[tuple[str, ...], Meta(max_length=TAGS_MAX)] = ()
+
+
+class RetentionIs(Result, frozen=True):
+    """`checked_ms` is the committer's clock, where the blob store agrees with it; None: nobody knows the time."""
+
+    facts: Facts
+    checked_ms: int | None
+
+
+class CutKept(Result, frozen=True):
+    """Whether anything changed."""
+
+    changed: bool
+
+
+# Commands of erasures. `commands` has all of their names too.
+
+
+class Erase(Rewrite, frozen=True, kw_only=True):
+    """The rows take away what is to be erased as of `as_of`, the latest time. -> Appended
+
+    The State remembers the erasure under its `erasure` id. The shard itself lets history before it go, its commit
+    history too, and with `tags` all earlier tags. It takes a time also where no row is to go. In a shard that is fed by
+    `append` it takes none without `force`: it is pending until the writer completes the next time, and the interval is
+    empty. `pending` erasures were there when the rows were worked out; UpperMismatch where there are others now.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (ADMIN,)
+
+    erasure: Annotated[str, Meta(pattern="^e[0-9a-f]{32}$")]
+    question: Annotated[bytes, Meta(max_length=QUESTION_BYTES)] = b""
+    deadline_ms: Annotated[int, Meta(ge=1, le=DEADLINE_MS_MAX)] | None = None
+    reason: str = ""
+    tags: bool = False
+    pending: Annotated[int, Meta(ge=0)] = 0
+    force: bool = False
+
+
+class ReadErasures(MaintainCommand, frozen=True):
+    """The shard's erasures as of now, and what each waits for. -> ErasuresAre; changes nothing."""
+
+
+class NoteRewritten(MaintainCommand, frozen=True):
+    """From now on no part of the shard shows the rows of this erasure; `doomed` are blobs that did. -> ErasuresAre
+
+    Changes nothing where a part may still show them, or where it was noted before.
+    """
+
+    erasure: str
+    doomed: Doomed
+
+
+class ProveErasure(MaintainCommand, frozen=True):
+    """Both stores were looked through, and nothing of this erasure is left. -> ErasuresAre
+
+    Changes nothing where a rollup of before `rewritten` is still named, or where it was proved before.
+    """
+
+    erasure: str
+    proof: Proof

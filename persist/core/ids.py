@@ -1,7 +1,4 @@
-"""Ids and sequence numbers. An id is its type letter and 32 hex digits, a plain string, as records hold it.
-
-Nothing here makes randomness: ids are minted from bytes that the caller's `IdSource` gives.
-"""
+"""Ids, sequence numbers and shard names, and the record that binds two stores into one location."""
 
 from __future__ import annotations
 
@@ -11,7 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import NewType, Protocol, TypeVar
 
 from persist.core.errors import InvalidUsage
-from persist.core.record import Meta
+from persist.core.record import Meta, Record
+
+# Ids and sequence numbers. An id is its type letter and 32 hex digits, a plain string, as records hold it.
+#
+# Nothing here makes randomness: ids are minted from bytes that the caller's `IdSource` gives.
+
 
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
 LIFE_DIGITS = 8  # of a shard's id, which tell the lives of a name apart
@@ -121,3 +123,17 @@ def check_shard_name(name: object) -> str:
     if len(name) > NAME_CHARS_MAX:
         raise InvalidUsage(f"shard name {name!r} has {len(name)} characters; at most {NAME_CHARS_MAX} are possible")
     return name
+
+
+# What binds two stores into one location: the same record lies in both.
+
+
+class Binding(Record, frozen=True):
+    """The id of a location, its epoch (1 at first), and which pair of stores was bound: `pair` is fresh at each epoch.
+
+    Two consensus stores that were bound to one blob store at the same time differ in `pair` alone.
+    """
+
+    location_id: str
+    epoch: int
+    pair: str

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from persist.core.antichain import MINIMUM, Antichain
 from persist.core.batch import HollowBatch
-from persist.core.drops import begins
+from persist.core.blob_keys import shard_of
 from persist.core.errors import Corruption
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import shard_id_of
-from persist.core.keys import shard_of
-from persist.core.loans import is_foreign
+from persist.core.named_holds import is_foreign
 from persist.core.state import State, cut_times, earliest_readable, is_kept
 from persist.core.state_diff import StateDiff, apply
+from persist.core.truncation import begins
 
 
 def check_step(old: State, new: State) -> None:

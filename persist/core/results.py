@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeKey
 from persist.core.batch import Part
+from persist.core.clock_index import Mark
 from persist.core.erasure import Erasure, Wait
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import CriticalReaderId, SeqNo
-from persist.core.marks import Mark
+from persist.core.named_holds import Tag
 from persist.core.record import Record
 from persist.core.shard_settings import ShardSettings
-from persist.core.tags import Tag
 
 
 def snake(name: str) -> str:

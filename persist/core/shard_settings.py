@@ -6,7 +6,7 @@ import re
 
 from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Record
-from persist.core.row_policy import Ladder, RowPolicy
+from persist.core.retention_policy import Ladder, RowPolicy
 
 MARK_EVERY_MS = 1_000
 MARK_EVERY_MS_MAX = 24 * 3600 * 1000

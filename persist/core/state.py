@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
+from persist.core.audit_log import NOBODY, Caller, Committed, Entry, EntryFile
 from persist.core.batch import Part
-from persist.core.drops import RowDrop
-from persist.core.entries import Entries, watched
+from persist.core.clock_index import NEWBORN, UNSEALED, Seal
+from persist.core.dedup import Outcome, OutcomeFile
 from persist.core.erasure import Erasure
+from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
-from persist.core.loans import Loan
-from persist.core.marks import NEWBORN, UNSEALED, Seal
-from persist.core.outcomes import Outcome, OutcomeFile
+from persist.core.named_holds import Loan, Tag
+from persist.core.persistent_map import Entries, watched
 from persist.core.record import Record, replace
-from persist.core.recorded import NOBODY, Caller, Committed, Entry, EntryFile
-from persist.core.row_policy import DROP, NO_RETENTION, KeptCut, Retention
+from persist.core.retention_policy import DROP, NO_RETENTION, KeptCut, Retention
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
-from persist.core.tags import Tag
 from persist.core.trace import EMPTY_TRACE, Trace
-from persist.core.truncation import NOT_TRUNCATED, Truncation, Truncations
+from persist.core.truncation import NOT_TRUNCATED, RowDrop, Truncation, Truncations
 
 SERVICE_TIMES_MAX = 64
 

@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
+from persist.core.audit_log import Committed, EntryFile
 from persist.core.batch import HollowBatch
-from persist.core.drops import RowDrop
-from persist.core.entries import difference, with_changes
+from persist.core.clock_index import Seal
+from persist.core.dedup import Outcome, OutcomeFile
 from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
+from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, WriterId, shard_id_of
-from persist.core.loans import Loan
-from persist.core.marks import Seal
-from persist.core.outcomes import Outcome, OutcomeFile
+from persist.core.named_holds import Loan, Tag
+from persist.core.persistent_map import difference, with_changes
 from persist.core.record import Record, replace
-from persist.core.recorded import Committed, EntryFile
-from persist.core.row_policy import KeptCut, Retention
+from persist.core.retention_policy import KeptCut, Retention
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import (
     Claim,
@@ -35,9 +34,8 @@ from persist.core.state import (
     WriterState,
     auxiliary_blob_keys,
 )
-from persist.core.tags import Tag
 from persist.core.trace import Trace
-from persist.core.truncation import Truncations
+from persist.core.truncation import RowDrop, Truncations
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -130,7 +128,7 @@ class StateDiff(Record, frozen=True):
     name the newest rollup as of the later State: where one who only has this diff starts to load. `parent_id` is the
     commit that made the earlier State; empty for the first State. `elsewhere`: the
     whole state diff lies in this blob, and this one only stands for it in the log. `emptied` are those bundles among
-    `gone` whose parts did not leave with them (`persist.core.bundles`).
+    `gone` whose parts did not leave with them (`persist.core.manifests`).
     """
 
     seqno: SeqNo

@@ -6,10 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
-from persist.core.antichain import MINIMUM, Antichain
-from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
-from persist.core.batches import Batches, batches_of, common_end, common_start
-from persist.core.entries import Entries, watched, with_changes
+from persist.core.batch import (
+    Batches,
+    Description,
+    HollowBatch,
+    Part,
+    Run,
+    batch_of,
+    batches_of,
+    common_end,
+    common_start,
+)
+from persist.core.frontier import MINIMUM, Antichain
+from persist.core.persistent_map import Entries, watched, with_changes
 from persist.core.record import Record, force_setattr
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator
 
+from persist.core.audit_log import Block, BlockAt, BlockIndex, Committed
 from persist.core.errors import Corruption
 from persist.core.ids import SeqNo
-from persist.core.recorded import Block, BlockAt, BlockIndex, Committed
 from persist.formats.state_frames import NEWEST_FORMAT, decode_block, decode_blocks, encode_block, encode_blocks
 
 BLOCK_ENTRIES = 500  # at least so many a full block has, unless they say much

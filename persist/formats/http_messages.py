@@ -10,13 +10,13 @@ from typing import Any, Union
 
 import msgspec
 
-from persist.core.antichain import Antichain
+from persist.core.audit_log import HistoryPage
 from persist.core.batch import Run
 from persist.core.commands import Command, Result, kinds
 from persist.core.errors import Corruption, InvalidUsage, PersistError, from_kind
+from persist.core.frontier import Antichain
 from persist.core.record import Record, asdict
-from persist.core.recorded import HistoryPage
-from persist.core.view import ShardView
+from persist.core.shard_view import ShardView
 from persist.formats.records import decoded
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"

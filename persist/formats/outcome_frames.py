@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from persist.core.antichain import Antichain
+from persist.core.dedup import Outcome
 from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.outcomes import Outcome
+from persist.core.frontier import Antichain
 
 MAGIC = b"PSOC"
 VERSION = 1

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from persist.core.blob_keys import Journal
 from persist.core.errors import Corruption
-from persist.core.publications import Journal
 from persist.formats.records import decoded, encoded
 from persist.formats.state_frames import FIRST_FORMAT, THIS_BUILD, Build, frame, unframe
 

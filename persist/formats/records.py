@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
-from persist.core.batches import Batches
-from persist.core.entries import Entries
+from persist.core.batch import Batches
 from persist.core.errors import InvalidUsage, PersistError, UpgradeNeeded
+from persist.core.persistent_map import Entries
 from persist.core.record import Record
 
 _T = TypeVar("_T")

@@ -5,7 +5,7 @@ The body is the State, the state diff, what a bundle lists or the binding as Mes
 it is read: what does not verify is Corruption, what verifies but comes from a newer build is UpgradeNeeded.
 
 A build knows one format version or several. All builds that serve a location write the format version of that location
-(`persist.commit.format_version`), so that they can read each other.
+(`persist.commit.location_identity`), so that they can read each other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import msgspec
 
 from consensus import ENDED
+from persist.core.audit_log import Block, BlockIndex
 from persist.core.batch import Listing
-from persist.core.binding import Binding
 from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.loans import LentKeys
-from persist.core.recorded import Block, BlockIndex
+from persist.core.ids import Binding
+from persist.core.named_holds import LentKeys
 from persist.core.state import State, remembering
 from persist.core.state_diff import StateDiff
 from persist.formats.records import decoded, encoded

@@ -10,17 +10,17 @@ from __future__ import annotations
 import pyarrow.compute as pc
 
 from blob import BlobNotFound
-from persist.core.drops import contents
 from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable, UnknownShard
 from persist.core.phases import dropped
 from persist.core.state import State, is_kept
+from persist.core.truncation import contents
 from persist.formats.store_errors import translated_but_missing
 from persist.inspect.documents import Document, Frontier, JsonRecord
-from persist.inspect.looking import Look
-from persist.inspect.states import TRIES, Rechecked, newest
+from persist.inspect.readonly_location import Look
+from persist.inspect.state_history import TRIES, Rechecked, newest
 from persist.parts import DIFF, PartReader, sound_schemas
 from persist.parts import newest as newest_schema
-from persist.parts.digest import MODULUS, digest_of_rows
+from persist.parts.row_stats import MODULUS, digest_of_rows
 
 MEMORY_BYTES = 64 * 1024 * 1024
 

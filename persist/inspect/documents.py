@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
 
-from persist.client.wall_clock import INSTANT_MAX, instant_text
+from persist.client.timestamps import INSTANT_MAX, instant_text
 
 VERSION: Literal[1] = 1  # of what `--json` prints
 HASH_BYTES = 8

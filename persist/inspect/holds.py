@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from blob import BlobNotFound
-from persist.commit.lists import LoanLists
+from persist.commit.clone_refs import LoanLists
 from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.loans import Loan
+from persist.core.named_holds import Loan
 from persist.core.state import Leased, State
 from persist.inspect.documents import Document, Findings, Frontier, JsonRecord, KeyShower, instant
-from persist.inspect.looking import Look
-from persist.inspect.states import Rechecked, newest
+from persist.inspect.readonly_location import Look
+from persist.inspect.state_history import Rechecked, newest
 
 
 class Hold(JsonRecord, frozen=True, kw_only=True):

@@ -11,15 +11,13 @@ from typing import Any, Generic, Literal, TypeVar
 
 from msgspec.json import schema_components
 
+from persist.inspect.attribute_listing import AttributeRow, AttributeTree
 from persist.inspect.content_digest import ContentDigest
 from persist.inspect.documents import VERSION, Finding, JsonRecord
 from persist.inspect.holds import Hold
-from persist.inspect.indexed import AttributeRow, AttributeTree
-from persist.inspect.log import LogEntry
-from persist.inspect.part_file import PartFileSummary, RowGroupSummary
-from persist.inspect.part_list import PartRow
-from persist.inspect.state_changes import StateChange
-from persist.inspect.tree import StateSummary
+from persist.inspect.log_listing import LogEntry
+from persist.inspect.part_listing import PartFileSummary, PartRow, RowGroupSummary
+from persist.inspect.state_dump import StateChange, StateSummary
 from persist.inspect.usage import LocationUsage, ShardUsage
 
 FILE = Path(__file__).with_name("schema.json")

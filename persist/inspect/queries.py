@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from persist.client.wall_clock import instant_ms, read_instant
+from persist.client.timestamps import instant_ms, read_instant
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from persist.inspect.attribute_listing import attributes_document
 from persist.inspect.content_digest import digest_document
 from persist.inspect.documents import Document, KeyShower
 from persist.inspect.holds import holds_document
-from persist.inspect.indexed import attributes_document
-from persist.inspect.log import Span, log_document
-from persist.inspect.looking import Look
-from persist.inspect.part_file import SHOWN_MAX, part_document
-from persist.inspect.part_list import parts_document
-from persist.inspect.states import seqno_of, version_at
-from persist.inspect.tree import state_document
+from persist.inspect.log_listing import Span, log_document
+from persist.inspect.part_listing import SHOWN_MAX, part_document, parts_document
+from persist.inspect.readonly_location import Look
+from persist.inspect.state_dump import state_document
+from persist.inspect.state_history import seqno_of, version_at
 from persist.inspect.usage import usage_document
 
 

@@ -20,22 +20,21 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from blob import BlobNotFound, BlobStat
-from persist.commit.bundler import keys_in
-from persist.commit.lists import LoanLists
-from persist.core.antichain import TIME_MAX
-from persist.core.drops import contents
+from persist.commit.blob_tasks import keys_in
+from persist.commit.clone_refs import LoanLists
+from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, shard_of
 from persist.core.errors import Corruption, PersistError, UpgradeNeeded
+from persist.core.frontier import TIME_MAX
 from persist.core.ids import ReaderId, family_of, shard_id_of
-from persist.core.keys import belongs_to, born_ms, is_bundle_key, shard_of
-from persist.core.loans import is_foreign
+from persist.core.named_holds import is_foreign
 from persist.core.state import State, auxiliary_blob_keys
+from persist.core.truncation import contents
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.inspect.documents import Document, Findings, JsonRecord
-from persist.inspect.log import walked
-from persist.inspect.looking import LocationSummary, Look, location_summary
-from persist.inspect.part_list import listed_by
-from persist.inspect.shard_patterns import check_named, matching, prefix_of
-from persist.inspect.states import Rechecked, Seen, newest
+from persist.inspect.log_listing import walked
+from persist.inspect.part_listing import listed_by
+from persist.inspect.readonly_location import LocationSummary, Look, check_named, location_summary, matching, prefix_of
+from persist.inspect.state_history import Rechecked, Seen, newest
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 _LOCATION = ("location-id", "copy-of")

@@ -1,14 +1,14 @@
 """Parts: rows as Arrow tables on one side, blobs and inline bytes on the other. See the README for the map."""
 
-from persist.parts.ahead import ahead
 from persist.parts.codec import decode_inline, encode_inline, encode_parquet
 from persist.parts.consolidate import at_time, consolidate, negated
-from persist.parts.evolution import current_schema, newest, sound_schemas
-from persist.parts.keycodec import ALL_KEYS, KeyRange, decode_key, encode_key
+from persist.parts.key_encoding import ALL_KEYS, KeyRange, decode_key, encode_key
+from persist.parts.key_splits import overlapping, plan_splits, plan_within
+from persist.parts.prefetch import ahead
 from persist.parts.reader import MEMORY_BYTES, PartReader
-from persist.parts.schema import DIFF, TIME, ShardSchema
-from persist.parts.selection import EVERYTHING, Selected, Selection
-from persist.parts.splits import overlapping, plan_splits, plan_within
+from persist.parts.scan_spec import EVERYTHING, Selected, Selection
+from persist.parts.schema_evolution import current_schema, newest, sound_schemas
+from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.writer import PartSink, PartWriter, spill_inline, stage, stage_at_once
 
 __all__ = [

@@ -1,17 +1,4 @@
-"""Parts as bytes: inline parts (Arrow IPC) and Parquet files, with checksums over every byte.
-
-A Parquet part is laid out as
-
-    row groups | twins | index | Parquet footer
-
-The index (JSON, written by us between the last row group and the Parquet footer, where readers of the format
-look at nothing) gives for every row group its rows, its bytes in memory, the encoded keys of its first, its last
-and some rows between, and a CRC-32 for every column chunk. Of parts that maintenance writes it also tells what is
-`Known` of their rows, and where the twins of each row group are. Builds that know nothing of it pass it over.
-`Part.footer_size`/`footer_checksum` span index and footer. So a pruned read verifies exactly what it fetched: the tail
-by the Part, each column chunk by the index, and a whole file by `Part.checksum`. Page checksums are written as well,
-for other tools.
-"""
+"""Parts as bytes: inline parts (Arrow IPC) and Parquet files with their index, checksummed over every byte."""
 
 from __future__ import annotations
 
@@ -23,28 +10,175 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.ids import PartId
 from persist.core.state import SchemaRecord
-from persist.parts.arrow_messages import check_schema
-from persist.parts.checksums import Checksums
-from persist.parts.column_types import check_no_stray_null
-from persist.parts.columns import extremes, is_bytes, one_chunk
+from persist.parts.column_types import check_no_stray_null, whole_table
 from persist.parts.consolidate import join
-from persist.parts.footers import check_footer
-from persist.parts.keycodec import SortedKeys, lower_bound, successor, upper_bound
-from persist.parts.known import Known, Stats, Teller, known_of
-from persist.parts.part_index import FORMAT_VERSION, MAGIC, GroupTold, decode_index
-from persist.parts.schema import DIFF, TIME, ShardSchema
-from persist.parts.sizes import by_itself
-from persist.parts.strict_types import whole_table
+from persist.parts.ipc_guard import check_schema
+from persist.parts.key_encoding import SortedKeys, lower_bound, successor, upper_bound
+from persist.parts.memory_size import by_itself
+from persist.parts.parquet_guard import check_footer
+from persist.parts.row_stats import Known, Stats, Teller, known_of
+from persist.parts.shard_schema import DIFF, TIME, ShardSchema
+from persist.parts.sort_words import extremes, is_bytes, one_chunk
+
+# CRC-32 of bytes of which some pieces are summed up already: these are not gone through again.
+#
+# Two sums become one by arithmetic on polynomials over GF(2), modulo that of CRC-32, as in zlib's `crc32_combine`.
+
+
+SUMMED_AGAIN_MAX = 256 * 1024  # bytes of a piece up to which going through them is quicker than the arithmetic
+_POLYNOMIAL = 0xEDB88320  # of CRC-32, its bits in reverse: bit 31 is the coefficient of 1
+_ONE = 1 << 31
+_BYTE = 3  # 2 ** 3 bits
+
+
+class Checksums:
+    """Sums of pieces of a body, and of the body."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._known: dict[int, tuple[int, int]] = {}  # by where a large piece begins: its size and sum
+
+    def of(self, start: int, size: int) -> int:
+        """The CRC-32 of the bytes `[start, start + size)`."""
+        found = zlib.crc32(self._body[start : start + size])
+        if size > SUMMED_AGAIN_MAX:
+            self._known[start] = (size, found)
+        return found
+
+    def whole(self) -> int:
+        """The CRC-32 of the body. Pieces that were asked for are not read again, unless they overlap."""
+        at, total = 0, 0
+        for start, (size, found) in sorted(self._known.items()):
+            if start >= at:
+                total = joined(zlib.crc32(self._body[at:start], total), found, size)
+                at = start + size
+        return zlib.crc32(self._body[at:], total)
+
+
+def joined(first: int, second: int, second_size: int) -> int:
+    """The CRC-32 of two byte strings one after the other, given that of each, and how many bytes the second has."""
+    return _product(_shift(second_size), first) ^ second
+
+
+def _product(a: int, b: int) -> int:
+    found = 0
+    while a:
+        if a & _ONE:
+            found ^= b
+        a = a << 1 & 0xFFFFFFFF
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    return found
+
+
+def _powers() -> tuple[int, ...]:
+    """`x ** (2 ** n)` for n in [0, 32): from there on they repeat."""
+    found = [_ONE >> 1]
+    while len(found) < 32:
+        found.append(_product(found[-1], found[-1]))
+    return tuple(found)
+
+
+_POWERS = _powers()
+
+
+def _shift(size: int) -> int:
+    """`x` to the power of the bits of so many bytes."""
+    found, place = _ONE, _BYTE
+    while size:
+        if size & 1:
+            found = _product(_POWERS[place % 32], found)
+        size >>= 1
+        place += 1
+    return found
+
+
+# The index of a Parquet part as it is written: JSON between the last row group and the Parquet footer.
+#
+# It may be anybody's: its size is bounded, and each value is compared with its type while it is decoded.
+
+
+MAGIC = b"PRSTIDX1"
+HEAD_BYTES = 12  # the mark, and how long the JSON is
+FORMAT_VERSION = 1
+FOREIGN_BYTES_MAX = 16 * 1024 * 1024  # of index and footer, where somebody else may have made them
+FOREIGN_CHUNKS_MAX = 128 * 1024  # of all columns and row groups of such a part
+
+ChunkTold = tuple[int, int, int]  # where it begins, its bytes, its CRC-32
+
+
+class GroupTold(msgspec.Struct, gc=False):
+    """What the index tells of one row group; keys are hexadecimal."""
+
+    rows: int
+    nbytes: int
+    lower: str
+    samples: list[str]
+    upper: str | None
+    chunks: list[ChunkTold]
+    known: list[int | bool] | UnsetType = UNSET
+    twins: ChunkTold | UnsetType = UNSET
+
+
+class IndexTold(msgspec.Struct):
+    """An index of this version."""
+
+    has_one_time: bool
+    row_groups: list[GroupTold]
+
+
+class _Version(msgspec.Struct):
+    version: Any
+
+
+_version = msgspec.json.Decoder(_Version)
+_index = msgspec.json.Decoder(IndexTold)
+
+
+def decode_index(part_id: str, tail: bytes, *, is_foreign: bool) -> tuple[IndexTold, bytes]:
+    """The index of a part's tail, and the Parquet footer after it. Raises ValueError, UpgradeNeeded."""
+    if is_foreign and len(tail) > FOREIGN_BYTES_MAX:
+        raise ValueError(f"index and footer take more than {FOREIGN_BYTES_MAX} bytes; write smaller parts")
+    if tail[:8] != MAGIC:
+        raise ValueError("no index")
+    end = HEAD_BYTES + int.from_bytes(tail[8:HEAD_BYTES], "little")
+    text = tail[HEAD_BYTES:end]
+    try:
+        version = _version.decode(text).version
+        if version != FORMAT_VERSION:
+            raise UpgradeNeeded(f"part {part_id} has version {version!r}; this persist knows {FORMAT_VERSION}")
+        told = _index.decode(text)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"the index cannot be read: {error}") from error
+    if is_foreign and sum(len(group.chunks) for group in told.row_groups) > FOREIGN_CHUNKS_MAX:
+        raise ValueError(f"there are more than {FOREIGN_CHUNKS_MAX} column chunks; write smaller parts")
+    return told, tail[end:]
+
+
+# Parts as bytes: inline parts (Arrow IPC) and Parquet files, with checksums over every byte.
+#
+# A Parquet part is laid out as
+#
+#     row groups | twins | index | Parquet footer
+#
+# The index (JSON, written by us between the last row group and the Parquet footer, where readers of the format look at
+# nothing) gives for every row group its rows, its bytes in memory, the encoded keys of its first, its last and some
+# rows between, and a CRC-32 for every column chunk. Of parts that maintenance writes it also tells what is `Known` of
+# their rows, and where the twins of each row group are. Builds that know nothing of it pass it over.
+# `Part.footer_size`/`footer_checksum` span index and footer. So a pruned read verifies exactly what it fetched: the
+# tail by the Part, each column chunk by the index, and a whole file by `Part.checksum`. Page checksums are written as
+# well, for other tools.
+
 
 _T = TypeVar("_T")
 ROW_GROUP_ROWS = 64 * 1024
@@ -179,7 +313,8 @@ def encode_parquet(
 class ParquetEncoder:
     """Writes one part, row group by row group. The rows must come consolidated and in order.
 
-    With `tells` the index says what is `Known` of each row group. Only maintenance may do so (`persist.parts.check`).
+    With `tells` the index says what is `Known` of each row group. Only maintenance may do so
+    (`persist.parts.part_validation`).
     """
 
     def __init__(self, schema: ShardSchema, *, tells: bool = False) -> None:

@@ -1,11 +1,9 @@
-"""The types that columns have: which a shard can store, what fits them, and how rows that come are brought into them.
-
-No value is lost on the way: what would be is refused.
-"""
+"""The types that columns may have, conversion of rows to them, non-null nested types, and exact decimal text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +12,89 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts.strict_types import has_stray_null
+
+# Types that allow no null somewhere within them, such as a field of a struct that is always there.
+#
+# A null struct hides what its fields have. Arrow keeps something there, often a null, and its Parquet writer refuses
+# that though no reader can see it. So what is hidden is made whole before it is written.
+
+
+def is_strict(kind: pa.DataType) -> bool:
+    """Whether something within values of this type may not be null."""
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or is_strict(kind.key_type) or is_strict(kind.item_type)
+    if not pa.types.is_nested(kind):
+        return False
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    return any(not field.nullable or is_strict(field.type) for field in fields)
+
+
+def has_stray_null(column: Any, field: pa.Field) -> bool:
+    """Whether the values hold a null, at any depth, where their type allows none. What a null hides does not count."""
+    if not field.nullable and column.null_count:
+        return True
+    if not is_strict(field.type):
+        return False
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return any(_is_stray_within(chunk.drop_null() if chunk.null_count else chunk) for chunk in chunks)
+
+
+def _is_stray_within(present: pa.Array) -> bool:
+    kind = present.type
+    if pa.types.is_map(kind):
+        keys, items = _entries(present).flatten().flatten()
+        return has_stray_null(keys, kind.key_field) or has_stray_null(items, kind.item_field)
+    if pa.types.is_struct(kind):
+        return any(has_stray_null(child, kind.field(index)) for index, child in enumerate(present.flatten()))
+    return has_stray_null(present.flatten(), kind.value_field)
+
+
+def whole_table(table: pa.Table) -> pa.Table:
+    """The same rows, with something that is no null in each place that may have none and that a null hides."""
+    for index, field in enumerate(table.schema):
+        if is_strict(field.type):
+            chunks = [_whole(chunk) for chunk in table.column(index).chunks]
+            table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
+    return table
+
+
+def _whole(column: pa.Array) -> pa.Array:
+    kind, types = column.type, pa.types
+    if not is_strict(kind):
+        return column
+    if types.is_struct(kind):
+        if column.null_count:  # a null that Arrow builds hides empty values
+            places = pc.if_else(column.is_valid(), pa.array(np.arange(len(column))), len(column))
+            column = pa.concat_arrays([column, pa.array([None], kind)]).take(places)
+        children = [_whole(column.field(index)) for index in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    if types.is_fixed_size_list(kind):
+        present = pa.FixedSizeListArray.from_arrays(_whole(column.flatten()), type=kind)
+        counted = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
+        return present.take(pc.if_else(column.is_valid(), counted, pa.scalar(None, pa.int64())))
+    lists = _entries(column) if types.is_map(kind) else column
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    wide = pa.int64() if types.is_large_list(kind) else pa.int32()
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), wide)
+    if types.is_map(kind):
+        keys, items = lists.flatten().flatten()
+        return pa.MapArray.from_arrays(offsets, _whole(keys), _whole(items), type=kind, mask=column.is_null())
+    build = pa.LargeListArray if types.is_large_list(kind) else pa.ListArray
+    return build.from_arrays(offsets, _whole(lists.flatten()), type=kind, mask=column.is_null())
+
+
+def _entries(column: pa.MapArray) -> pa.ListArray:
+    """A map as lists of its pairs. (Arrow's own cast refuses what a null within them hides.)"""
+    kind = column.type
+    pairs = pa.StructArray.from_arrays([column.keys, column.items], fields=[kind.key_field, kind.item_field])
+    offsets = pa.array(column.offsets.to_numpy())  # a copy: those of a slice take no mask
+    return pa.ListArray.from_arrays(offsets, pairs, mask=column.is_null())
+
+
+# The types that columns have: which a shard can store, what fits them, and how rows that come are brought into them.
+#
+# No value is lost on the way: what would be is refused.
+
 
 NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
 FAMILIES_MAX = 1_000  # types of which is remembered what they hold
@@ -373,3 +453,65 @@ def stored(name: str, kind: Any, levels: int = NESTING_MAX) -> Any:
     if family(kind) is None:
         raise InvalidUsage(f"column {name!r} has type {kind}, which a shard cannot store; cast it first")
     return kind
+
+
+# Decimals written as texts: Arrow's own reading of them is not exact, and may end the process.
+#
+# It ends where an exponent is far beyond all that it has powers of. Where a number has more digits than the type it
+# takes what is left of them for the number, without a word.
+
+
+EXPONENT_MAX = 1_000
+CHARS_MAX = 1_000  # of a text
+_PLAIN = r"^[+-]?0*(?P<whole>[0-9]*)(?:\.(?P<part>[0-9]*))?$"  # without an exponent
+
+
+def decimals(texts: Any, kind: Any) -> Any:
+    """An array of texts, or a scalar, as decimals of `kind`. Raises ValueError where one is none, or does not fit."""
+    if isinstance(texts, pa.Scalar):
+        return decimals(pa.array([texts.as_py()], pa.string()), kind)[0]
+    digits = pc.extract_regex(texts, _PLAIN)
+    whole, part = (pc.binary_length(digits.field(index)) for index in range(2))
+    has_digit = pc.match_substring_regex(texts, "[0-9]")
+    fits = pc.and_(pc.less_equal(whole, kind.precision - kind.scale), pc.less_equal(part, max(0, kind.scale)))
+    is_read = pc.and_(pc.and_(fits, has_digit), pc.is_valid(digits))
+    if kind.scale >= 0 and texts.null_count == len(texts) - (pc.sum(is_read).as_py() or 0):
+        return texts.cast(kind)
+    return pa.array([None if text is None else _decimal(text, kind) for text in texts.to_pylist()], kind)
+
+
+def _decimal(text: str, kind: Any) -> Decimal:
+    """The number of one text, in as many digits as its type has."""
+    if len(text) > CHARS_MAX:
+        raise ValueError(f"a decimal is written with more than {CHARS_MAX} characters")
+    try:
+        found = Decimal(text)
+    except InvalidOperation as error:
+        raise ValueError(f"{text!r} is no number") from error
+    if not found.is_finite() or "_" in text or not text.isascii() or text != text.strip():
+        raise ValueError(f"{text!r} is no number that {kind} can have")
+    sign, digits, exponent = found.as_tuple()
+    shown = "".join(map(str, digits)).lstrip("0")
+    kept = shown.rstrip("0")
+    least = int(exponent) + len(shown) - len(kept)  # the exponent of the last digit that is not zero
+    if not kept:
+        return Decimal(0)
+    if least < -kind.scale or len(kept) + least > kind.precision - kind.scale:
+        raise ValueError(f"{text[:100]!r} does not fit {kind}")
+    return Decimal((sign, tuple(map(int, kept)), least))
+
+
+def exact(text: str) -> Decimal:
+    """A number of JSON as it is written. Raises ValueError where its exponent is one that no column can have."""
+    found = Decimal(text)
+    if found.is_finite() and abs(found.adjusted()) >= EXPONENT_MAX:
+        raise ValueError("a number has an exponent of a thousand or more")
+    return found
+
+
+def _whole_decimal(text: str) -> int | Decimal:
+    return Decimal(text) if text == "-0" else int(text)
+
+
+EXACT_NUMBERS: Mapping[str, Any] = {"parse_float": exact, "parse_int": _whole_decimal}
+"""Arguments of `json.loads` for values of keys: no digit is lost, nor the sign of `-0`."""

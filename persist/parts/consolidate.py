@@ -20,10 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts.columns import Column, Mask, Rows, Words, column, is_bytes, one_chunk
-from persist.parts.packing import ROWS_MIN, lies_in_runs, packed, sort_words
-from persist.parts.picking import is_constant, picked
-from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.parts.row_sort import ROWS_MIN, is_constant, lies_in_runs, packed, picked, sort_words
+from persist.parts.shard_schema import DIFF, TIME, ShardSchema
+from persist.parts.sort_words import Column, Mask, Rows, Words, column, is_bytes, one_chunk
 
 Ints = npt.NDArray[np.int64]
 FEW = 1 << 16  # numbers that lie so close together are ordered by counting

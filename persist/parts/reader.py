@@ -1,6 +1,6 @@
 """Reading runs: one engine for snapshots, listens and compaction.
 
-Runs are planned into stretches of the key space (`persist.parts.stretches`). Row groups whose rows are consolidated
+Runs are planned into stretches of the key space (`persist.parts.read_plan`). Row groups whose rows are consolidated
 already are read straight through, only the columns asked for; everything else goes through the streaming merge.
 """
 
@@ -15,23 +15,31 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.core.antichain import Antichain
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
-from persist.parts.ahead import cores, in_order
-from persist.parts.bundles import expanded
+from persist.core.frontier import Antichain
 from persist.parts.codec import RowGroup, at_part_time
-from persist.parts.columns import one_chunk
 from persist.parts.consolidate import Times, join, merge, negated, stable_order
-from persist.parts.files import BlobReads, Bound, Files, Keeps, PartFile
-from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
-from persist.parts.merge import Cursor, merge_cursors
-from persist.parts.migration import Migration
-from persist.parts.picking import picked
-from persist.parts.resort import resorted, rows_of
-from persist.parts.schema import DIFF, TIME, ShardSchema
-from persist.parts.straight import Filled, Straight
-from persist.parts.stretches import Item, Loose, Piece, Stretch, is_settled, overlapping, stretches
+from persist.parts.key_encoding import ALL_KEYS, KeyRange, SortedKeys, clip_rows
+from persist.parts.part_files import BlobReads, Bound, Files, Keeps, PartFile
+from persist.parts.prefetch import cores, in_order
+from persist.parts.read_plan import (
+    Filled,
+    Item,
+    Loose,
+    Piece,
+    Straight,
+    Stretch,
+    expanded,
+    is_settled,
+    overlapping,
+    stretches,
+)
+from persist.parts.row_sort import picked
+from persist.parts.run_merge import Cursor, merge_cursors, resorted, rows_of
+from persist.parts.schema_evolution import Migration
+from persist.parts.shard_schema import DIFF, TIME, ShardSchema
+from persist.parts.sort_words import one_chunk
 
 DECODERS_MAX = 8  # threads that fetch and decode what is read straight through: as many as there are cores
 DECODERS_BOUND = 2  # of a read that has a bound, whose process has other things to do

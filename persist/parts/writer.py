@@ -10,19 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.batch import Part, Run, diff_sum_of
+from persist.core.blob_keys import COMPACTOR, FLUSHER, part_key
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import IdSource, PartId, ShardId, WriterId, mint
-from persist.core.keys import COMPACTOR, FLUSHER, part_key
 from persist.core.record import replace
 from persist.core.state import SchemaRecord
-from persist.core.transitions.naming import DIFF_MAX
+from persist.core.transitions.part_admission import DIFF_MAX
 from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
 from persist.parts.column_types import to_plain
 from persist.parts.consolidate import consolidate, join
-from persist.parts.constrained import check_rows
-from persist.parts.digest import digest_of_rows
-from persist.parts.keycodec import SortedKeys
-from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.parts.constraint_checks import check_rows
+from persist.parts.key_encoding import SortedKeys
+from persist.parts.row_stats import digest_of_rows
+from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 
 PART_BYTES = 64 * 1024 * 1024  # rows in memory that a writer buffers for a part
 COMPACTED_BYTES = 128 * 1024 * 1024  # encoded bytes of a compacted part

@@ -17,7 +17,8 @@ from typing import Self
 import pyarrow as pa
 
 from persist.client.arguments import checked
-from persist.client.columns import (
+from persist.client.connect import Client
+from persist.client.schema_lineage import (
     Life,
     ShardSchema,
     current_schema,
@@ -28,11 +29,8 @@ from persist.client.columns import (
     with_constraints_of,
     without_constraints,
 )
-from persist.client.connect import Client
-from persist.client.pinned import Pinned
 from persist.client.shard import Shard
-from persist.client.write import Updates
-from persist.core.antichain import Antichain
+from persist.client.write import Pinned, Updates
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
@@ -47,12 +45,10 @@ from persist.core.errors import (
     UnknownShard,
     UpperMismatch,
 )
-from persist.patterns.events import whole_events
-from persist.patterns.feed_position import FeedPosition
-from persist.patterns.following import Clock, Followed, confirmed_by
-from persist.patterns.given import TIME, one_table
-from persist.patterns.numbered import Numbered
-from persist.patterns.stepping import Stepping
+from persist.core.frontier import Antichain
+from persist.patterns.bounded_clock import Clock, Followed, confirmed_by
+from persist.patterns.internal_shards import Stepping, whole_events
+from persist.patterns.sequenced_append import TIME, FeedPosition, Numbered, one_table
 
 NAME_CHARS_MAX = 128
 SCHEMAS_TRIED_MAX = 100  # by which a table follows its log: each failed one is a rival's

@@ -9,10 +9,9 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from persist.client.trust import Trust
+from persist.client.server_address import Trust
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.http_client.answers import Broken, TimedOut
-from persist.http_client.connections import NotSent, Pool, tls_of
+from persist.http_client.http_connection import Broken, NotSent, Pool, TimedOut, tls_of
 
 ANSWER_S = 10.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024

@@ -10,9 +10,9 @@ import logging
 import threading
 import time
 
-from persist.commit.identity import LOOK_EVERY_S, Identity
+from persist.commit.location_identity import LOOK_EVERY_S, Identity
 from persist.core.errors import InvalidUsage, PersistError, ReadOnly
-from persist.regions.index import Index, IndexFile, IndexUrl, OlderIndex
+from persist.regions.region_index import Index, IndexFile, IndexUrl, OlderIndex
 
 FENCE_S_MIN = 2 * LOOK_EVERY_S
 FENCE_S_MAX = 86_400.0

@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 from blob import open_blob, without_secrets
-from blob.location import is_there
+from blob.blob_urls import is_there
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import LocationSettings, directory_urls
 from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
-from persist.regions.following import FollowSettings
 from persist.regions.replica import Home, Replica
+from persist.regions.replica_follower import FollowSettings
 
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
 

@@ -12,31 +12,30 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from blob import Blob, BlobNotFound
-from blob.forwarding import ForwardingBlob
 from blob.interface import SignedPut, Unfinished
+from blob.metrics import ForwardingBlob
 from consensus import Consensus, ConsensusNotWritable, Entry
 from consensus.interface import Wanted
 from consensus.notify import Notifier
 from persist.client.transport import Transport
 from persist.commit.commit_plan import Outcome
-from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key, epochs_in
 from persist.commit.location import Location, LocationSettings
+from persist.commit.location_identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key, epochs_in
 from persist.commit.machine import Machine, MachineSettings
+from persist.commit.state_loader import Versions
 from persist.commit.system import Clock, System, SystemClock
-from persist.commit.versions import Versions
 from persist.core import commands as c
-from persist.core.antichain import Antichain
-from persist.core.binding import Binding
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import HistoryLost, InvalidUsage, PersistError, ReadOnly, Unavailable, UnknownShard
-from persist.core.ids import IdSource, SeqNo
-from persist.core.recorded import NOBODY, Caller
+from persist.core.frontier import Antichain
+from persist.core.ids import Binding, IdSource, SeqNo
+from persist.core.shard_view import Seen
 from persist.core.state import State
 from persist.core.transitions.context import SOUND, Verdict
-from persist.core.view import Seen
 from persist.formats.state_frames import Build, decode_binding
 from persist.formats.store_errors import translated
-from persist.regions.following import Follower, FollowSettings
-from persist.regions.holding import HomeHolds
+from persist.regions.remote_holds import HomeHolds
+from persist.regions.replica_follower import Follower, FollowSettings
 
 HOLD_EVERY_S = 5.0  # between rounds of holds at home
 log = logging.getLogger("persist.regions")

@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist.client.dropped import retractions
+from persist.client.contents_diff import retractions
 from persist.client.snapshot import ReadLease, kept, part_reader
 from persist.client.transport import OneShard
-from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, Run
-from persist.core.drops import RowDrop
-from persist.core.view import ShardView
+from persist.core.frontier import Antichain
+from persist.core.shard_view import ShardView
+from persist.core.truncation import RowDrop
 from persist.parts import DIFF, TIME, KeyRange, PartReader, ShardSchema
-from persist.parts.cuts import NOTHING, Limit, Weight, counted, reach
+from persist.parts.key_splits import NOTHING, Limit, Weight, counted, reach
 from persist.spark import executors, planning
-from persist.spark.changes import Interval, found_runs, overlapping_batches
+from persist.spark.change_feed import Interval, found_runs, overlapping_batches
 from persist.spark.offsets import Position
 from persist.spark.options import ReadOptions, Target
 

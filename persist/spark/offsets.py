@@ -5,8 +5,8 @@ begins with the contents of the shard, `{"v": 1, "snapshot": 4, "shard": "s…"}
 of 4 come first, then changes). Where one of these is too large for a micro-batch, the offset tells how far its keys
 are: `{"v": 2, "snapshot": 4, "key": "…", "shard": "s…"}` (of the contents as of 4 the keys before this one are
 delivered), or `{"v": 2, "frontier": [7], "key": "…", "shard": "s…"}` (everything before time 7, and of time 7 the keys
-before this one). The key is in the encoding of `persist.parts.keycodec`, in base64. Builds that do not know it refuse
-the version. The shard's id tells the lives of a name apart: a checkpoint of a dropped shard is refused. Earlier
+before this one). The key is in the encoding of `persist.parts.key_encoding`, in base64. Builds that do not know it
+refuse the version. The shard's id tells the lives of a name apart: a checkpoint of a dropped shard is refused. Earlier
 checkpoints have none, and are good for whichever shard has the name.
 """
 
@@ -17,11 +17,11 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any
 
-from persist.core.antichain import Antichain, frontier
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import Antichain, frontier
 from persist.core.ids import ShardId
 from persist.parts import KeyRange
-from persist.spark.changes import Interval
+from persist.spark.change_feed import Interval
 
 WHOLE_VERSION = 1  # of offsets between times: what older builds know is written as they know it
 CUT_VERSION = 2  # of offsets between keys

@@ -1,38 +1,215 @@
-"""What the options of `format("persist")` mean for a read or a write, as Python objects."""
+"""The options of `format("persist")`: names, where each is allowed, and their values as Python objects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from persist.client.complete import BEFORE_ALL
+from persist.client.commit_info import read_info
 from persist.client.connect import Connection
-from persist.client.reading import NOW, THEN
+from persist.client.read_api import NOW, THEN
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings, Tagged
-from persist.client.telling import read_info
-from persist.client.wall_clock import read_instant, read_point
+from persist.client.timestamps import BEFORE_ALL, period_ms, read_instant, read_point
 from persist.client.write import WriteSettings
-from persist.core.antichain import EMPTY, TIME_MAX, Antichain
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import EMPTY, TIME_MAX, Antichain
 from persist.core.ids import check_shard_name
-from persist.core.tags import check_tag_name
+from persist.core.named_holds import check_tag_name
+from persist.formats.http_messages import named_once
 from persist.parts import DIFF, TIME, Selection
-from persist.parts.constraints import Constraining
-from persist.spark.option_names import (
-    BATCH_CHANGES,
-    BATCH_HISTORY,
-    BATCH_PAST,
-    BATCH_READ,
-    CHANGES,
-    NO_APPEND,
-    READ,
-    SELECTS,
-    WRITES_OTHERWISE,
+from persist.parts.column_types import EXACT_NUMBERS
+from persist.parts.constraint_checks import Constraining
+from persist.parts.scan_spec import read_values
+
+# The options of `format("persist")` by their names: where each is allowed, and their values as they are written.
+#
+# Spark hands options over as text with case-insensitive names. An option that nobody knows, or that means nothing where
+# it was given, is refused: a misspelt option must not silently read or write something else.
+
+
+LOCATION = ("url", "blob", "consensus", "token", "caFile", "certificateFile", "timeoutSeconds", "path", "shard")
+SELECTS = ("where", "startKey", "endKey", "keyPrefix")
+READ = ("columns", *SELECTS, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
+BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds", "schemaAsOf")
+BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
+CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit", "changeImages")
+BATCH_HISTORY = ("readHistory", "historyLimit", "maintenance")
+BATCH_PAST = ("readChanges", "start", "end", "other")
+STREAM_READ = (
+    "readChangeFeed", "startingVersion", "startingTimestamp", "timeUnit", "startingOffsets", "cursor",
+    "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "endingOffsets", "endingTimestamp",
+    "minRowsPerTrigger", "maxTriggerDelay", "changeImages",
+)  # fmt: skip
+WRITE = (
+    "key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info", "mergeSchema",
+    "unique", "checks",
+)  # fmt: skip
+BATCH_WRITE = (
+    "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites",
+    "overwriteSchema", "appendLower", "appendUpper",
+)  # fmt: skip
+WRITES_OTHERWISE = (
+    "appendLower",
+    "appendUpper",
+    "newUpper",
+    "rewrites",
+    "txnAppId",
+    "txnVersion",
+    "timeColumn",
+    "envelope",
+    "deleteColumn",
+    "history",
+    "mergeSchema",
+    "overwriteSchema",
+    "unique",
+    "checks",
 )
-from persist.spark.option_names import Options as Options
+NO_APPEND = (
+    "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "rewrites", "envelope",
+    "deleteColumn", "overwriteSchema",
+)  # fmt: skip
+RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
+STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
+ALLOWED: Mapping[str, tuple[str, ...]] = {
+    "a batch read": (
+        *LOCATION,
+        *READ,
+        *BATCH_READ,
+        *CHANGES,
+        *BATCH_CHANGES,
+        *BATCH_HISTORY,
+        *BATCH_PAST,
+        "metadata",
+    ),
+    "a streaming read": (*LOCATION, *READ, *STREAM_READ),
+    "a batch write": (*LOCATION, *WRITE, *BATCH_WRITE),
+    "a table": (*LOCATION, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds", "partBytes"),
+    "a restore": (*LOCATION, *RESTORE),
+    "a streaming write": (*LOCATION, *WRITE, *STREAM_WRITE),
+}
+_KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
+_REFUSED = {
+    "location": "CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist",
+}
+_UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+class Options:
+    """Options by their names, whatever the case; every getter raises InvalidUsage naming the option."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value for name, value in given.items()}
+        for name in self._values:
+            if name in _REFUSED:
+                raise InvalidUsage(f"option {name!r} is not supported: {_REFUSED[name]}")
+            if name == "paths":
+                raise InvalidUsage("one load reads one shard: give one name, and union the DataFrames of several")
+            if name not in _KNOWN:
+                raise InvalidUsage(f"option {name!r} is unknown; known are {', '.join(sorted(_KNOWN.values()))}")
+
+    def check(self, use: str) -> None:
+        """Refuse options that mean nothing for this use, a key of `ALLOWED`."""
+        allowed = {name.lower() for name in ALLOWED[use]}
+        for name in self._values:
+            if name not in allowed:
+                raise InvalidUsage(f"option {_KNOWN[name]!r} means nothing for {use}; leave it out")
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        return self._values.get(name.lower(), default)
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of the choices; the first by default."""
+        value = self._values.get(name.lower(), choices[0]).lower()
+        if value not in choices:
+            raise InvalidUsage(f"option {name!r} is one of {', '.join(choices)}, not {value!r}")
+        return value
+
+    def integer(self, name: str, least: int, most: int) -> int | None:
+        """A whole number in `[least, most]`, or None when it is not given."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            raise InvalidUsage(f"option {name!r} is a whole number, not {value!r}") from None
+        if not least <= number <= most:
+            raise InvalidUsage(f"option {name!r} is {number}, outside [{least}, {most}]")
+        return number
+
+    def size(self, name: str) -> int | None:
+        """Bytes, written 1000, 64k, 64m or 1g; None when it is not given."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        digits = value.strip().lower().rstrip("bkmg")
+        unit = value.strip().lower()[len(digits) :].removesuffix("b") if digits else "?"
+        if not digits.isdigit() or unit not in _UNITS or int(digits) == 0:
+            raise InvalidUsage(f"option {name!r} is a size such as 1000, 64k, 64m or 1g, not {value!r}")
+        return int(digits) * _UNITS[unit]
+
+    def seconds(self, name: str, default: float) -> float:
+        value = self._values.get(name.lower())
+        if value is None:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 < number <= 86_400:
+            raise InvalidUsage(f"option {name!r} is a number of seconds in (0, 86400], not {value!r}")
+        return number
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._values.get(name.lower(), str(default)).lower()
+        if value not in ("true", "false"):
+            raise InvalidUsage(f"option {name!r} is true or false, not {value!r}")
+        return value == "true"
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """Column names, separated by commas or as a JSON list; None when not given."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        if value.lstrip().startswith("["):
+            names = self._json(name, value, list)
+        else:
+            names = [part.strip() for part in value.split(",")]
+        if not names or not all(isinstance(part, str) and part for part in names):
+            raise InvalidUsage(f"option {name!r} lists column names, not {value!r}")
+        return tuple(names)
+
+    def values(self, name: str) -> tuple[Any, ...] | None:
+        """Values of the first key columns: a JSON list, or text that is the value of the first one."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        return read_values(
+            f"option {name!r}", value, lambda text: json.loads(text, object_pairs_hook=named_once, **EXACT_NUMBERS)
+        )
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        return dict(self._json(name, self._values[name.lower()], dict))
+
+    def _json(self, name: str, value: str, kind: type) -> Any:
+        try:
+            found = json.loads(value, object_pairs_hook=named_once)
+        except (ValueError, RecursionError) as error:
+            raise InvalidUsage(f"option {name!r} is not valid JSON: {error}") from None
+        if not isinstance(found, kind):
+            raise InvalidUsage(f"option {name!r} must be a JSON {kind.__name__}, not {value!r}")
+        return found
+
+
+# What the options of `format("persist")` mean for a read or a write, as Python objects.
+
 
 BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
 BATCH_ROWS_MAX = 1_000_000
@@ -414,3 +591,101 @@ def version_of(options: Options, name: str) -> int | None:
 
 def listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
+
+
+# What the options of a streaming read mean, besides those that every read takes.
+
+
+MAX_DELAY_S = 15 * 60.0  # that rows wait for more where nobody says how long
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What a streaming read takes besides `ReadOptions`. `starting`: "earliest", "latest", a time, or an instant.
+
+    `ending`: what lies before this time, before this instant, or before the "latest" when the query starts; None: it
+    does not end. A micro-batch waits for `min_rows`, for at most `max_delay_s`.
+    """
+
+    starting: str | int | datetime
+    cursor: str | None
+    max_rows: int | None
+    max_bytes: int | None
+    fail_on_data_loss: bool
+    ending: str | int | datetime | None = None
+    min_rows: int | None = None
+    max_delay_s: float = MAX_DELAY_S
+
+    @classmethod
+    def of(cls, options: Options) -> StreamOptions:
+        starting = _starting(options)
+        cursor = options.text("cursor")
+        if starting == "latest" and not cursor:
+            raise InvalidUsage(
+                "startingOffsets=latest needs option 'cursor', a name under which the shard remembers what latest was: "
+                "Spark asks more than once, and rows written in between would be lost"
+            )
+        max_rows = options.integer("maxRowsPerTrigger", 1, 2**63 - 1)
+        max_bytes = options.size("maxBytesPerTrigger")
+        if max_rows is not None and max_bytes is not None:
+            raise InvalidUsage("give maxRowsPerTrigger or maxBytesPerTrigger, not both")
+        min_rows, max_delay_s = _least(options, max_rows)
+        return cls(
+            starting,
+            cursor or None,
+            max_rows,
+            max_bytes,
+            options.flag("failOnDataLoss", True),
+            _ending(options, starting),
+            min_rows,
+            max_delay_s,
+        )
+
+
+def _least(options: Options, max_rows: int | None) -> tuple[int | None, float]:
+    """How many rows a micro-batch waits for, and how long in seconds."""
+    least = options.integer("minRowsPerTrigger", 1, 2**63 - 1)
+    delay = options.text("maxTriggerDelay")
+    if least is None and delay is not None:
+        raise InvalidUsage("option 'maxTriggerDelay' needs 'minRowsPerTrigger', the rows that are waited for")
+    if least is not None and max_rows is not None and least > max_rows:
+        raise InvalidUsage(f"minRowsPerTrigger is {least}, more than maxRowsPerTrigger, {max_rows}; give fewer")
+    return least, MAX_DELAY_S if delay is None else period_ms(delay, "option 'maxTriggerDelay'", "15m") / 1000
+
+
+def _starting(options: Options) -> str | int | datetime:
+    for given in ("startingVersion", "startingTimestamp"):
+        one_of(options, "startingOffsets", given)
+    when = instant_of(options, "startingTimestamp")
+    if when is not None:
+        return when
+    name = "startingVersion" if options.has("startingVersion") else "startingOffsets"
+    return _point(options, name, "earliest", ("earliest", "latest"))
+
+
+def _ending(options: Options, starting: str | int | datetime) -> str | int | datetime | None:
+    one_of(options, "endingOffsets", "endingTimestamp")
+    when = instant_of(options, "endingTimestamp")
+    if when is not None:
+        if isinstance(starting, datetime) and when < starting:
+            raise InvalidUsage("endingTimestamp lies before startingTimestamp; give a later one")
+        return when
+    if not options.has("endingOffsets"):
+        return None
+    ending = _point(options, "endingOffsets", "", ("latest",))
+    if isinstance(ending, int) and isinstance(starting, int) and ending < starting:
+        raise InvalidUsage(f"endingOffsets is {ending}, before startingOffsets, {starting}; give a later one")
+    return ending
+
+
+def _point(options: Options, name: str, default: str, words: tuple[str, ...]) -> str | int:
+    """A time, or one of the words."""
+    value = (options.text(name) or default).strip()
+    if value.lower() in words:
+        return value.lower()
+    if value.startswith("{"):
+        time = options.mapping(name).get("time")
+        if type(time) is int and 0 <= time <= TIME_MAX:
+            return time
+        raise InvalidUsage(f'option {name!r} is {", ".join(words)}, a time or {{"time": 7}}, not {value!r}')
+    return version_of(options, name) or 0

@@ -11,27 +11,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client.complete import BEFORE_ALL
-from persist.client.dating import dates_of
-from persist.client.retry import send
-from persist.client.schema_then import schema_then
+from persist.client.idempotency import send
+from persist.client.small_reads import holding_for_plans
 from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs
-from persist.client.together import holding_for_plans
+from persist.client.timestamps import BEFORE_ALL, as_of_at, dates_of, instant_ms, resolved, schema_then
 from persist.client.transport import OneShard
-from persist.client.wall_clock import as_of_at, instant_ms, resolved
-from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.commands import ResolveTime, TimeResolved
 from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
+from persist.core.frontier import TIME_MAX, Antichain
+from persist.core.shard_view import ShardView
 from persist.core.state import SchemaRecord
-from persist.core.view import ShardView
 from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within, sound_schemas
-from persist.parts.pruning import Filter
+from persist.parts.filter_eval import Filter
 from persist.parts.reader import PartReader
-from persist.parts.then import shown_by
+from persist.parts.scan_spec import shown_by
 from persist.spark import executors
-from persist.spark.going_on import Known, check_means
 from persist.spark.options import ReadOptions, Target
+from persist.spark.spark_schemas import Known, check_means
 
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
 SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition

@@ -12,30 +12,27 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from persist.client.arguments import names as tuple_of
-from persist.client.changes import Named
-from persist.client.complete import BEFORE_ALL
+from persist.client.commit_info import HistoryEntry, Info, info_bytes
+from persist.client.contents_diff import Named
+from persist.client.history_api import ShardTag
 from persist.client.maintaining import Optimized, Vacuumed
-from persist.client.rewriting import RETRIES_MAX
+from persist.client.rewrites import RETRIES_MAX
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, Tagged, holding
-from persist.client.tags import ShardTag
-from persist.client.telling import HistoryEntry, Info, info_bytes
+from persist.client.timestamps import BEFORE_ALL
 from persist.client.transport import OneShard
 from persist.core.errors import InvalidUsage, UpperMismatch, shown
-from persist.core.tags import check_tag_name
+from persist.core.named_holds import check_tag_name
 from persist.parts import DIFF, ShardSchema, current_schema
-from persist.parts.pruning import Filter
-from persist.spark import executors, jobs, past
-from persist.spark.batch_read import MULTIPLICITY
-from persist.spark.merging import RETRIES, Condition, Merge, Values, as_condition, begun, deleted, quoted, updated
-from persist.spark.native import NativeRead
-from persist.spark.native_choice import AUTO, NEVER, checked_choice
+from persist.parts.filter_eval import Filter
+from persist.spark import executors, snapshot_diff, write_job
+from persist.spark.batch_io import MULTIPLICITY
+from persist.spark.error_unwrapping import plainly
+from persist.spark.merge_builder import RETRIES, Condition, Merge, Values, as_condition, begun, deleted, quoted, updated
 from persist.spark.options import WAIT_S, Options, Target
-from persist.spark.plainly import plainly
-from persist.spark.saving import FORMAT, save
-from persist.spark.schemas import spark_schema
-from persist.spark.telling import transaction_told
-from persist.spark.written import Written
+from persist.spark.parquet_scan import AUTO, NEVER, NativeRead, checked_choice
+from persist.spark.spark_schemas import spark_schema
+from persist.spark.write_job import FORMAT, Written, save, transaction_told
 
 ENTRIES_AT_ONCE = 50
 ENTRIES_LOOKED_MAX = 1_000  # of the commit history, in which a write is looked for
@@ -191,7 +188,7 @@ class ShardTable:
         Raises: what `persist.spark.restore` raises; UpperMismatch where others write meanwhile.
         """
         with plainly():
-            past.restore(self._spark, self.name, as_of, **self._without(("batchrows",)))
+            snapshot_diff.restore(self._spark, self.name, as_of, **self._without(("batchrows",)))
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep a time readable. `name`, `at`, `keep` and what it Raises are as `Shard.tag` says."""
@@ -453,7 +450,7 @@ class ShardTable:
             name, number = _checked_txn(txn)
             options |= {"txnAppId": name, "txnVersion": str(number)}
             home = self._named.at(writes=True)
-            if jobs.is_taken(home, executors.view_of(home).shard_id, txn):
+            if write_job.is_taken(home, executors.view_of(home).shard_id, txn):
                 return self._skipped(name, number)
         with plainly():
             save(self._spark, df, mode, self.name, options)

@@ -15,23 +15,21 @@ from pyspark.sql.types import StructType
 
 from persist.core.errors import PersistError
 from persist.parts import current_schema
-from persist.spark import executors, history, metadata, past, planning
-from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
-from persist.spark.batch_write import BatchWriter
-from persist.spark.changes import changes_schema, check_signs
-from persist.spark.going_on import Known
+from persist.spark import executors, metadata, planning, snapshot_diff
+from persist.spark.batch_io import BatchWriter, ChangesReader, SnapshotReader, snapshot_schema
+from persist.spark.change_feed import changes_schema, check_signs
 from persist.spark.options import (
     HistoryOptions,
     Options,
     PastOptions,
     ReadOptions,
+    StreamOptions,
     Target,
     WriteOptions,
     metadata_of,
 )
-from persist.spark.stream_options import StreamOptions
-from persist.spark.stream_read import RefusedStream, StreamReader
-from persist.spark.stream_write import StreamWriter
+from persist.spark.spark_schemas import Known
+from persist.spark.stream import RefusedStream, StreamReader, StreamWriter
 
 
 class PersistDataSource(DataSource):
@@ -53,7 +51,7 @@ class PersistDataSource(DataSource):
     def schema(self) -> StructType:
         options = Options(self._given)
         if HistoryOptions.of(options) is not None:
-            return history.SCHEMA
+            return metadata.SCHEMA
         if (kind := metadata_of(options)) is not None:
             return metadata.SCHEMAS[kind]
         between = PastOptions.of(options)
@@ -61,7 +59,7 @@ class PersistDataSource(DataSource):
         view = executors.view_of(_near(options))
         self._known = Known.of(view)
         if between is not None:
-            return past.changes_schema(view, between)
+            return snapshot_diff.changes_schema(view, between)
         assert read is not None
         if read.changes:
             return changes_schema(view, read)
@@ -76,11 +74,11 @@ class PersistDataSource(DataSource):
         options = Options(self._given)
         options.check("a batch read")
         if (told := HistoryOptions.of(options)) is not None:
-            return history.HistoryReader(_near(options), told, schema)
+            return metadata.HistoryReader(_near(options), told, schema)
         if (kind := metadata_of(options)) is not None:
             return metadata.MetadataReader(_near(options), kind, schema)
         if (between := PastOptions.of(options)) is not None:
-            return past.PastReader(_near(options), between, schema, self._known)
+            return snapshot_diff.PastReader(_near(options), between, schema, self._known)
         target, read = _near(options), ReadOptions.of(options)
         check_signs(schema, read)
         reader = ChangesReader if read.changes else SnapshotReader

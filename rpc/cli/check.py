@@ -15,22 +15,21 @@ from textwrap import wrap
 from types import FrameType
 from urllib.parse import urlencode
 
-from persist.check import beside
-from persist.check.beside import BackupsSeen, Beside, TokenSeen
-from persist.check.examining import Depth, Report, examined, report, report_of
-from persist.check.limits import AGES, FREE, Limits, read_limits
+from persist.check import external_checks
+from persist.check.check_runner import Depth, Report, examined, report, report_of
+from persist.check.external_checks import BackupsSeen, Beside, TokenSeen
+from persist.check.findings import AGES, FREE, Limits, read_limits
 from persist.cli import repair
+from persist.cli.connection_args import add_client_arguments, check_given
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of, server_of
-from persist.cli.inspect_far import Server, understood
-from persist.cli.screen import complain, plain, texts_of
-from persist.cli.where import add_client_arguments, check_given
+from persist.cli.inspect_client import Server, understood
+from persist.cli.terminal import complain, plain, texts_of
 from persist.commit.system import SystemClock
-from persist.copies.pace import EndingBlob, EndingClock, PacedBlob, read_rate
+from persist.copies.throttled_blob import EndingBlob, EndingClock, PacedBlob, read_rate
 from persist.copies.verify import How
 from persist.core.errors import InvalidUsage, PersistError
-from persist.inspect.looking import Look
-from rpc.auth import read_ending
-from rpc.ending_tokens import tokens_seen
+from persist.inspect.readonly_location import Look
+from rpc.auth import read_ending, tokens_seen
 
 SERVER_S = 600.0  # that a server may take to check all shards
 LINE_CHARS = 100
@@ -78,7 +77,7 @@ def _checked(arguments: argparse.Namespace, given: dict[str, str], limits: Limit
     how = How(arguments.deep, read_rate(arguments.rate))
     how.check()
     clock = SystemClock()
-    backups = None if arguments.backup is None else beside.look_at_backups(arguments.backup, clock)
+    backups = None if arguments.backup is None else external_checks.look_at_backups(arguments.backup, clock)
     tokens = None if arguments.tokens is None else tokens_seen(read_ending(arguments.tokens))
     server = server_of(arguments)
     if server is not None:
@@ -128,10 +127,10 @@ def _with(
     """The report of a server, with what is seen from here."""
     more = list(told.findings)
     if backups is not None:
-        beside.check_location(backups, told.location.id)
-        more += beside.backups(backups, now_ms, limits)
+        external_checks.check_location(backups, told.location.id)
+        more += external_checks.backups(backups, now_ms, limits)
     if tokens is not None:
-        more += beside.tokens(tokens, now_ms, limits)
+        more += external_checks.tokens(tokens, now_ms, limits)
     if len(more) == len(told.findings):
         return told
     return report(told.pattern, told.location, told.shards, more, now_ms, told.left_out)

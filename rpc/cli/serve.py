@@ -1,4 +1,4 @@
-"""`persist serve`: shards over HTTP."""
+"""`persist serve`: shards over HTTP, with maintenance beside it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,96 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import quote
 
 from compactor.supervise import child_command
-from persist.check.location import open_places
-from persist.cli.process import LEVELS, configure_logs
-from persist.cli.where import Where, check_given
-from persist.cli.where import add_arguments as add_where
+from persist.check.location_checks import open_places
+from persist.cli.connection_args import Where, check_given
+from persist.cli.connection_args import add_arguments as add_where
+from persist.cli.long_running import LEVELS, announce, configure_logs
 from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
-from persist.commit.publishing import PublishSettings
+from persist.commit.publication_writer import PublishSettings
 from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage
 from persist.regions.fencing import HomeWatch
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.auth import Tokens, maintenance_token
-from rpc.cli.keeping import Keeper
 from rpc.config_file import in_force, load, misspelt
 from rpc.quota_file import quota_file_of
-from rpc.serving import bind, local_url_of, serve, url_of
+from rpc.server import bind, local_url_of, serve, url_of
 from rpc.settings import DEFAULT_DIRECTORY, SETTINGS, ServerSettings, Setting, Value
+
+# Maintenance beside a server goes on: a process of it that ended, or was killed, is started again.
+
+
+LOOK_S = 0.5
+PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 60.0  # before it is started again; each time in a row twice as long
+STOP_EXTRA_S = 5.0  # that a process may take to end, beyond the server's own shutdown time
+Children = list[subprocess.Popen[bytes]]
+
+
+class Keeper:
+    """Keeps the processes that `start` gives; `children` are those of now."""
+
+    def __init__(self, start: Callable[[], Children], pause_s: float = PAUSE_FIRST_S) -> None:
+        self.children: Children = []
+        self._start = start
+        self._pause_s = pause_s
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="persist-keeper", daemon=True)
+
+    def begin(self) -> None:
+        self.children = self._start()
+        if self.children:
+            self._thread.start()
+
+    def end(self) -> None:
+        """Start nothing any more. Also where it has not begun."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def stop(self, shutdown_s: float) -> None:
+        """End what was started: each process may take so long, and `STOP_EXTRA_S`, before it is killed."""
+        self.end()
+        for child in self.children:
+            if child.poll() is None:
+                child.terminate()
+        deadline = time.monotonic() + shutdown_s + STOP_EXTRA_S
+        for child in self.children:
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def _keep(self) -> None:
+        pause_s, well_s = self._pause_s, 0.0
+        while not self._ending.wait(LOOK_S):
+            ended = [child.returncode for child in self.children if child.poll() is not None]
+            if not ended:
+                well_s += LOOK_S
+                if well_s > PAUSE_MAX_S:
+                    pause_s = self._pause_s
+                continue
+            announce("maintenance ended; it is started again", exit_code=ended[0])
+            if self._ending.wait(pause_s):
+                return
+            pause_s, well_s = min(2 * pause_s, PAUSE_MAX_S), 0.0
+            try:
+                self.children = self._start()
+            except OSError as error:  # no process, or no memory, for now
+                announce("maintenance cannot be started; it is tried again", why=str(error))
+
+
+# `persist serve`: shards over HTTP.
+
 
 _OF_MAINTENANCE = frozenset(
     ("directory", "blob", "consensus", "ca_file", "certificate_file", "index_token", "publish_every", "verify_sample")

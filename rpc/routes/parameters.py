@@ -1,4 +1,4 @@
-"""Query parameters that several routes read, the check that a request has no others, and bodies in JSON."""
+"""Query parameters and bodies that several routes read, and the scope check of a request."""
 
 from __future__ import annotations
 
@@ -14,26 +14,31 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
 from persist.client.arguments import columns_of
-from persist.client.reading import LIMIT_MAX, NOW, is_then, selection_of
+from persist.client.read_api import LIMIT_MAX, NOW, is_then, selection_of
+from persist.client.timestamps import read_instant
 from persist.client.transport import Transport
-from persist.client.wall_clock import read_instant
 from persist.codecs import rows
-from persist.core import antichain
-from persist.core.antichain import EMPTY, Antichain
-from persist.core.errors import InvalidUsage
-from persist.core.ids import SeqNo, Token, parse, token_of_key
-from persist.core.recorded import Caller
-from persist.core.tags import check_tag_name
-from persist.core.view import Seen
+from persist.core import frontier as antichain
+from persist.core.audit_log import Caller
+from persist.core.errors import Forbidden, InvalidUsage
+from persist.core.frontier import EMPTY, Antichain
+from persist.core.ids import SeqNo, Token, check_shard_name, parse, token_of_key
+from persist.core.named_holds import check_tag_name
+from persist.core.shard_view import Seen
 from persist.formats.http_messages import named_once
 from persist.parts import EVERYTHING, Selection, ShardSchema
-from persist.parts.decimal_text import EXACT_NUMBERS
-from persist.parts.given import keys_of_json
+from persist.parts.column_types import EXACT_NUMBERS
 from persist.parts.predicate import PREDICATE_CHARS_MAX
-from persist.parts.selection import KEY_CHARS_MAX, Values, read_values
-from rpc.saying import INFO, PURPOSE, said
-from rpc.service import principal_of, service_of
-from rpc.within_quotas import WithinQuotas
+from persist.parts.python_values import keys_of_json
+from persist.parts.scan_spec import KEY_CHARS_MAX, Values, read_values
+from rpc.app_state import principal_of, service_of
+from rpc.http_protocol import peer_in
+from rpc.listen_frames import INFO, PURPOSE, said
+from rpc.quotas import WithinQuotas
+from rpc.route_table import BY_COMMAND, ROUTE, Route, route_of
+
+# Query parameters that several routes read, the check that a request has no others, and bodies in JSON.
+
 
 B = TypeVar("B", bound="JsonBody")
 KEY_LENGTH_MAX = 200
@@ -331,3 +336,36 @@ def token_of(request: Request, parameter: str | None) -> Token | None:
         return parse(Token, text)
     except InvalidUsage:
         return token_of_key(text)
+
+
+# Whether a caller may ask for a route: the check before each handler, and again while an answer goes on.
+#
+# Handlers that find names of shards in bodies check these themselves. What a command needs stands with its class
+# (`persist.core.command`).
+
+
+async def allowed(request: Request) -> None:
+    """Raises Forbidden unless the caller has a scope of the route, and sees the shard that the path names."""
+    route: Route | None = request.scope[ROUTE]
+    if route is None or request.scope["route"].endpoint is not route.handler:
+        raise Forbidden(f"{request.method} {request.url.path} is not in the table of routes, and so it is not open")
+    check_scopes(route, request)
+
+
+def check_scopes(route: Route, request: Request) -> None:
+    """As `allowed`, for a handler that FastAPI does not call."""
+    if route.scopes is not None and route.scopes != BY_COMMAND:
+        name = request.scope.get("persist.shard")
+        principal_of(request).require_any(route.scopes, None if name is None else check_shard_name(name))
+
+
+def still_allowed(request: Request) -> Callable[[], None]:
+    """What raises Unauthorized, Forbidden once the caller would not be let in any more, as a token is taken away."""
+    tokens, name, scopes = service_of(request).tokens, request.scope.get("persist.shard"), route_of(request).scopes
+    given, peer = request.headers.get("authorization"), peer_in(request.scope)
+
+    def check() -> None:
+        if tokens is not None and scopes is not None:
+            tokens.principal(given, peer).require_any(scopes, name)
+
+    return check

@@ -1,54 +1,49 @@
-"""All routes of the service."""
+"""The table of all routes, and shard names in their paths."""
 
 from __future__ import annotations
 
-from rpc.route import Route, Router, Table
+from typing import Any
+from urllib.parse import unquote
+
+from rpc.route_table import SHARD, Route, Router, Table
 from rpc.routes import (
-    blobs,
-    check,
-    columns,
-    console,
-    constraints,
-    cuts,
-    erasures,
-    health,
-    history,
-    inspect,
-    listen,
-    location,
-    maintenance,
-    past,
-    regions,
-    retention,
-    rows,
-    shards,
-    tags,
-    traces,
-    verbs,
+    blob_routes,
+    dml_routes,
+    history_routes,
+    inspection_routes,
+    listen_routes,
+    rewrite_routes,
+    row_routes,
+    schema_routes,
+    server_routes,
+    shard_routes,
 )
 
+# All routes of the service.
+
+
 ROUTERS: tuple[Router, ...] = (
-    health.router,
-    location.router,
-    shards.router,
-    columns.router,
-    cuts.router,
-    history.router,
-    past.router,
-    verbs.router,
-    tags.router,
-    constraints.router,
-    regions.router,
-    retention.router,
-    erasures.router,
-    maintenance.router,
-    inspect.router,
-    check.router,
-    rows.router,
-    listen.router,
-    traces.router,
-    blobs.router,
-    console.router,
+    server_routes.router,
+    server_routes.location_router,
+    shard_routes.router,
+    schema_routes.router,
+    history_routes.cuts_router,
+    history_routes.router,
+    rewrite_routes.router,
+    dml_routes.router,
+    history_routes.router,
+    schema_routes.router,
+    server_routes.regions_router,
+    history_routes.router,
+    rewrite_routes.router,
+    shard_routes.maintenance_router,
+    inspection_routes.router,
+    inspection_routes.check_router,
+    row_routes.router,
+    listen_routes.router,
+    inspection_routes.statistics_router,
+    blob_routes.router,
+    server_routes.console_router,
 )
 
 
@@ -58,3 +53,51 @@ async def _by_fastapi() -> None:
 
 OPENAPI = Route("GET", "/openapi.json", _by_fastapi, None, "openapi.json")
 TABLE = Table([*(route for router in ROUTERS for route in router.table), OPENAPI])
+
+
+# Shard names in paths. A name may hold one slash, so what a path means is decided here, once.
+#
+# After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and a name is before it; the rest is the name.
+# After the verbs of `OF_ONE` comes a name of one thing, and `PAIRS` are verbs of two words. All of them follow from the
+# table of routes. `eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard
+# that is itself called `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
+
+
+PREFIX = SHARD.removesuffix("{name}")
+_BELOW = [
+    route.path.removeprefix(SHARD + "/").split("/") for route in TABLE.routes if route.path.startswith(SHARD + "/")
+]
+VERBS = frozenset(verb for verb, *more in _BELOW if not more)
+OF_ONE = frozenset(verb for verb, *more in _BELOW if more and more[0].startswith("{"))
+PAIRS = frozenset((verb, more[0]) for verb, *more in _BELOW if more and not more[0].startswith("{"))
+# What the router sees instead of the name's slash. No name holds it.
+_JOINT = ":"
+
+
+def split(raw: str) -> tuple[str, str] | None:
+    """(name, verb or "") of a path that is still percent-encoded; None when it is no shard's path."""
+    if not raw.startswith(PREFIX):
+        return None
+    segments = raw[len(PREFIX) :].split("/")
+    verb = ""
+    if len(segments) > 2 and (segments[-2] in OF_ONE or tuple(segments[-2:]) in PAIRS):
+        verb = "/".join(segments[-2:])
+        del segments[-2:]
+    elif len(segments) > 1 and segments[-1] in VERBS:
+        verb = segments.pop()
+    name = unquote("/".join(segments))
+    return (name, verb) if name else None
+
+
+def resolve(scope: dict[str, Any]) -> tuple[str, str] | None:
+    """(name, verb) of a request to a shard; its scope's path is rewritten so that the router finds one segment."""
+    raw: bytes | None = scope.get("raw_path")
+    path = scope["path"] if raw is None else raw.partition(b"?")[0].decode("latin-1")
+    found = split(path)
+    if found is not None:
+        name, verb = found
+        scope["persist.shard"] = name
+        scope["path"] = PREFIX + name.replace("/", _JOINT) + (f"/{verb}" if verb else "")
+    elif scope["path"].startswith(PREFIX):  # only once it is decoded: `/v1/shards%2Ft` is no shard's path
+        scope["path"] = path
+    return found

@@ -39,13 +39,13 @@ LOW = {
 }
 """Limits by which attacks are cheap."""
 LOW_CONSTANTS = {
-    "rpc.bounds.ADDRESS_PERCENT": 60,
-    "rpc.bounds.TOKEN_PERCENT": 55,
-    "rpc.bounds.SWEEP_S": 0.05,
-    "rpc.joining.BODY_GRACE_S": 1.0,
-    "rpc.joining.HEADS_BYTES_MAX": 2 << 20,
-    "rpc.edge.REFUSAL_PAUSE_S": 0.2,
-    "rpc.work.DECODING_PERCENT": 150,
+    "rpc.connection_limits.ADDRESS_PERCENT": 60,
+    "rpc.connection_limits.TOKEN_PERCENT": 55,
+    "rpc.connection_limits.SWEEP_S": 0.05,
+    "rpc.http_protocol.BODY_GRACE_S": 1.0,
+    "rpc.http_protocol.HEADS_BYTES_MAX": 2 << 20,
+    "rpc.middleware.REFUSAL_PAUSE_S": 0.2,
+    "rpc.concurrency_limits.DECODING_PERCENT": 150,
 }
 """Bounds of the code, as low as these limits are."""
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}, {"name": "text", "type": "string"}]}

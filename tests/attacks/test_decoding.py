@@ -14,8 +14,8 @@ import pytest
 from persist.codecs.rows import MEDIA_TYPES
 from persist.core import commands as c
 from persist.core.batch import Run
+from persist.core.blob_keys import part_key
 from persist.core.ids import PartId, Token, WriterId, shard_id_of
-from persist.core.keys import part_key
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
 from persist.parts import DIFF, TIME, ShardSchema, codec, encode_parquet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain
+from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.formats.records import encoded
 from tests.attacks.harness import GOOD_SHARD, Evil, House

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import NODEFAULT, inspect
 
 from persist.core.batch import Listing
-from persist.core.binding import Binding
+from persist.core.ids import Binding
 from persist.core.record import Record
 from persist.core.state import State
 from persist.core.state_diff import StateDiff

@@ -28,10 +28,10 @@ from blob import open_blob
 from compactor.engine import EngineSettings
 from compactor.worker import Worker, WorkerSettings
 from consensus import Consensus, open_consensus
-from consensus.forwarding import ForwardingConsensus
+from consensus.metrics import ForwardingConsensus
 from persist.cli.__main__ import main as persist_command
 from persist.client.connect import Client
-from persist.client.digests import digest_of
+from persist.client.idempotency import digest_of
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.commit.machine import MachineSettings
@@ -44,8 +44,8 @@ from persist.core.state import Policy
 from persist.formats.records import encoded
 from persist.formats.state_frames import NEWEST_FORMAT
 from persist.parts import ShardSchema
-from persist.parts.altering import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
-from persist.parts.bundles import read_bundle
+from persist.parts.read_plan import read_bundle
+from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
 from tests.compat import history_story, sample
 from tests.compat.sample import HERE, LOCATION, STAGED, Write
 from tests.support.epochs import raise_epoch

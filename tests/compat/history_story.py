@@ -15,22 +15,22 @@ from typing import Any
 import pyarrow as pa
 
 from blob import Blob, BlobStat, open_blob
-from blob.forwarding import ForwardingBlob
-from compactor.erasing import Eraser
+from blob.metrics import ForwardingBlob
+from compactor.erasure_steps import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus
-from consensus.forwarding import ForwardingConsensus
+from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
-from persist.commit.aging import forget_dropped
 from persist.commit.collector import Collector
+from persist.commit.expiry import forget_dropped
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.commit.machine import MachineSettings
 from persist.commit.system import SystemClock
 from persist.core import commands as c
-from persist.core.recorded import Caller
+from persist.core.audit_log import Caller
 from persist.core.state import Policy
 from tests.support.clocks import Ids
 from tests.support.location import InlineBackground

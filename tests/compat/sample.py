@@ -12,8 +12,8 @@ from typing import Any
 
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.identity import LOG_KEY
 from persist.commit.location import Location, open_location
+from persist.commit.location_identity import LOG_KEY
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import PersistError
 from persist.core.ids import Token

@@ -15,18 +15,18 @@ import pytest
 import persist
 from blob import open_blob
 from consensus import ENDED
-from persist.attributes import nodes
+from persist.attributes import node_codec
 from persist.cli.__main__ import main
 from persist.commit.location import Location, open_location
-from persist.copies.backing_up import UPPER, Wanted, back_up
+from persist.copies.backup_creation import UPPER, Wanted, back_up
+from persist.copies.backup_restore import Choice, restore
 from persist.copies.backup_store import BackupStore
-from persist.copies.restoring import Choice, restore
 from persist.copies.state_file import exported, imported, read_file
 from persist.copies.verify import How, verified
 from persist.core import commands as c
-from persist.core.erasing import pending_runs
-from persist.core.outcomes import ENDED as ENDED_DIGEST
-from persist.core.outcomes import RETIRED
+from persist.core.dedup import ENDED as ENDED_DIGEST
+from persist.core.dedup import RETIRED
+from persist.core.erasure_progress import pending_runs
 from persist.core.state import State
 from persist.formats import outcome_frames
 from persist.formats.http_messages import decode_command
@@ -209,7 +209,7 @@ def test_what_the_bytes_hold_is_written_as_the_same_bytes(frozen: Path, copied: 
         for first, chunk in state.attribute_chunks.items():
             if first <= root.offset < first + chunk.length:
                 data = copied.blob.get_range(chunk.key, root.offset - first, root.length)
-                assert nodes.decode(data, root.offset).encode(root.offset) == data, chunk
+                assert node_codec.decode(data, root.offset).encode(root.offset) == data, chunk
 
 
 @each_sample

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from blob import Blob, BlobNotFound, BlobStat
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus import Consensus, Entry
 from consensus.interface import Wanted
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from tests.contract import test_blob as blobs
 from tests.contract import test_consensus as logs
 from tests.contract.consensus_providers import Place

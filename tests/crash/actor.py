@@ -24,7 +24,6 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle
 from persist.commit.location import Location
-from persist.core.antichain import Antichain
 from persist.core.commands import Appended
 from persist.core.errors import (
     Expired,
@@ -36,6 +35,7 @@ from persist.core.errors import (
     Unavailable,
     UpperMismatch,
 )
+from persist.core.frontier import Antichain
 from persist.core.ids import Token, mint
 from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus

@@ -7,10 +7,10 @@ import signal
 from collections.abc import Sequence
 from typing import Self
 
-from blob.forwarding import ForwardingBlob
 from blob.interface import Blob
-from consensus.forwarding import ForwardingConsensus
+from blob.metrics import ForwardingBlob
 from consensus.interface import Consensus
+from consensus.metrics import ForwardingConsensus
 
 NEVER = "none:0"
 

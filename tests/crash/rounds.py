@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blob import Blob, BlobStat, open_blob
-from blob.forwarding import ForwardingBlob
+from blob.metrics import ForwardingBlob
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus
@@ -16,10 +16,9 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector, GcReport
 from persist.commit.location import Location, LocationSettings
-from persist.commit.store_clock import PREFIX
-from persist.commit.system import SystemClock
+from persist.commit.system import PREFIX, SystemClock
+from persist.core.blob_keys import shard_prefix
 from persist.core.ids import SeqNo
-from persist.core.keys import shard_prefix
 from persist.core.merge_plan import claim_is_for_merge
 from tests.crash.actor import SHARD
 from tests.crash.arena import Arena

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.batch import Run
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId, ReaderId, Token, WriterId, mint
 from persist.formats.http_messages import Staged
 from persist.formats.records import encoded

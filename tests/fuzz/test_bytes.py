@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist.core.batch import Part, Run
 from persist.core.commands import Insert
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded

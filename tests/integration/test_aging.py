@@ -7,10 +7,10 @@ import pytest
 
 from compactor.tasks import history_task
 from persist.client.shard import Shard
-from persist.commit.aging import age, step_s
+from persist.commit.expiry import age, step_s
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Unavailable
+from persist.core.frontier import Antichain
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
 
 NAME = "orders"

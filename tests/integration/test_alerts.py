@@ -17,14 +17,14 @@ from starlette.testclient import TestClient
 
 import persist
 from blob import Blob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
 from compactor.scrubber import Scrubber, ScrubSettings
 from compactor.tasks import gc_task
 from consensus import Consensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector
@@ -38,12 +38,12 @@ from persist.regions.replica import Home
 from rpc.app import create_app
 from rpc.audit import Audit, Entry
 from rpc.auth import ANYBODY
-from rpc.changed_files import LOOK_AGAIN_S
 from rpc.metrics import Metrics as ServerMetrics
+from rpc.prefix_usage import Tally
 from rpc.quota_file import QuotaFile
 from rpc.quotas import Quotas
 from rpc.settings import Limits, ServerSettings
-from rpc.tally import Tally
+from rpc.tls import LOOK_AGAIN_S
 from tests.integration.test_metrics import documented
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan, FaultyBlob

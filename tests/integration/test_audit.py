@@ -13,22 +13,22 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.cli.__main__ import main
-from persist.cli.process import JsonFormatter
+from persist.cli.long_running import JsonFormatter
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import PersistError
+from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
-from persist.core.row_policy import RowPolicy
+from persist.core.retention_policy import RowPolicy
 from persist.core.state import SchemaRecord
 from persist.formats.records import encoded
 from rpc.app import create_app
-from rpc.audited import VALUE_CHARS_MAX, did, of_command, of_query
+from rpc.audit import VALUE_CHARS_MAX, did, of_command, of_query
 from rpc.auth import mint
-from rpc.route import ROUTE, SHARD
+from rpc.route_table import ROUTE, SHARD
 from rpc.routes.table import TABLE
 from rpc.settings import ServerSettings
 from tests.support.location import InlineBackground

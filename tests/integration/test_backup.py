@@ -16,24 +16,24 @@ import pyarrow as pa
 import pytest
 
 from blob import Blob, BlobUnavailable
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from persist import AttributeUpdate, named_key
 from persist.client.shard import Shard
-from persist.client.wall_clock import shown_instant
+from persist.client.timestamps import shown_instant
 from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
-from persist.copies.backing_up import Progress, Wanted, back_up
+from persist.copies.backup_check import checked_backup
+from persist.copies.backup_creation import Progress, Wanted, back_up
+from persist.copies.backup_pruning import Kept, prune
+from persist.copies.backup_restore import Choice, ShardRestored, chosen, restore
 from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, Backup, BackupStore
-from persist.copies.checking import checked_backup
-from persist.copies.pruning import Kept, prune
-from persist.copies.restoring import Choice, ShardRestored, chosen, restore
 from persist.copies.verify import How, verified
+from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import Conflict, ConstraintViolated, Corruption, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
-from persist.core.keys import is_bundle_key
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.formats.state_frames import encode_state

@@ -20,11 +20,10 @@ from persist.client.deadlines import Deadline
 from persist.commit.system import SystemClock
 from persist.core.errors import Indeterminate, PersistError, Unavailable
 from persist.formats.http_messages import PROTOCOL_VERSION
-from persist.http_client import connections
-from persist.http_client.calls import Call, HttpCalls
-from persist.http_client.servers import Servers
-from rpc.client import http_blob
-from rpc.client.http_blob import HttpBlob
+from persist.http_client import http_connection
+from persist.http_client.http_calls import Call, HttpCalls, Servers
+from rpc.client import http_stores
+from rpc.client.http_stores import HttpBlob
 from tests.support.answering import Answering, answer, chunked
 from tests.support.of_aws import give_credentials
 from tests.support.waiting import WAIT_S
@@ -109,7 +108,7 @@ def test_a_call_that_may_be_repeated_ends_when_all_answers_are_too_long(said: by
 
 
 def test_the_body_of_an_error_has_a_bound_of_its_own() -> None:
-    said = answer(503, bytes(connections.ERROR_BYTES_MAX + 1))
+    said = answer(503, bytes(http_connection.ERROR_BYTES_MAX + 1))
     with Answering(said) as server, closing(calls_to(server)) as calls, pytest.raises(Indeterminate, match="at most"):
         calls.call(Call("GET", "/x", safe=False))
 
@@ -138,8 +137,8 @@ def test_a_store_sends_no_more_than_was_asked_for(said: bytes) -> None:
 
 def test_a_store_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte had two minutes."""
-    monkeypatch.setattr(http_blob, "PRESIGNED_READ_S", 0.2)
-    monkeypatch.setattr(http_blob, "SLOW_BYTES_PER_S", 1e12)
+    monkeypatch.setattr(http_stores, "PRESIGNED_READ_S", 0.2)
+    monkeypatch.setattr(http_stores, "SLOW_BYTES_PER_S", 1e12)
     with Answering(answer(206, bytes(10_000)), drip_s=0.05) as store:
         signed = answer(200, json.dumps({"get": f"{store.url}/s1/p1?signed"}).encode())
         with Answering(signed) as server, closing(calls_to(server)) as calls:

@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist.cli.__main__ import main
-from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings

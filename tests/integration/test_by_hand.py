@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
-from compactor import by_hand
+from compactor import on_demand
 from persist.client.connect import connect
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.state import Policy
-from persist.inspect.log import first_live
-from persist.inspect.looking import look_at_directory
+from persist.inspect.log_listing import first_live
+from persist.inspect.readonly_location import look_at_directory
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
@@ -107,7 +107,7 @@ def http(machine: Machine) -> Iterator[TestClient]:
 
 
 def test_pieces_over_http(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_hand, "MERGES_AT_ONCE", 1)
+    monkeypatch.setattr(on_demand, "MERGES_AT_ONCE", 1)
     answers = [http.post(f"{PATH}/optimize").json()]
     while answers[-1]["more"]:
         answers.append(http.post(f"{PATH}/optimize").json())

@@ -15,13 +15,13 @@ import pytest
 import urllib3
 
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.batch import Run
+from persist.core.blob_keys import part_key
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId, Token, WriterId, shard_id_of
-from persist.core.keys import part_key
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.codec import encode_inline, encode_parquet
-from persist.parts.given import KEYS_MAX
+from persist.parts.python_values import KEYS_MAX
 from rpc.auth import mint
 from rpc.quota_file import RATES
 from tests.integration.test_quotas import FIELDS, FIVE, House

@@ -12,18 +12,18 @@ import pytest
 
 import persist
 from compactor.worker import Worker
-from persist.check.diagnosis import IDS
-from persist.check.intact import ADVICE, OF_KIND
+from persist.check.findings import IDS
+from persist.check.integrity_checks import ADVICE, OF_KIND
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.bundler import keys_in
+from persist.commit.blob_tasks import keys_in
 from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
-from persist.copies.found import Kind
-from persist.copies.pace import PacedBlob
+from persist.copies.shard_checks import Kind
+from persist.copies.throttled_blob import PacedBlob
 from persist.copies.verify import How, Verified, verified
+from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import InvalidUsage
-from persist.core.keys import is_bundle_key
 from persist.core.state import Policy
 from tests.support.clocks import Machine, World
 from tests.support.waiting import wait_until

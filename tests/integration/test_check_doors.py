@@ -16,16 +16,16 @@ from starlette.testclient import TestClient
 
 import persist
 from blob import BlobUnavailable
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
-from persist.check.examining import examined
-from persist.check.seen import seen_of
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
+from consensus.memory_logs import MemoryConsensus
+from persist.check.check_runner import examined
+from persist.check.shard_probe import seen_of
 from persist.cli.__main__ import main
 from persist.cli.inspect import FOUND, HEALTHY, UNREACHABLE
 from persist.commit.location import open_location
 from persist.core.errors import Unavailable
-from persist.inspect.looking import Look
+from persist.inspect.readonly_location import Look
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings

@@ -13,12 +13,11 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
-from persist.check.diagnosis import IDS
-from persist.check.examining import Report
-from persist.check.limits import AGES, Limits
+from persist.check.check_runner import Report
+from persist.check.findings import AGES, IDS, Limits
 from persist.cli.__main__ import main
 from persist.commit.location import open_location
-from persist.inspect import looking
+from persist.inspect import readonly_location
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
@@ -66,7 +65,7 @@ def test_the_page_tells_every_field_and_every_option() -> None:
 def test_an_example_of_the_page_prints_what_it_says(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "SystemClock", FixedClock)
+    monkeypatch.setattr(readonly_location, "SystemClock", FixedClock)
     place, example = undated(copied(tmp_path / "location")), EXAMPLES[number]
     [line] = example.text.splitlines()
     words = [str(place) if word == "DIR" else word for word in shlex.split(line)]
@@ -83,7 +82,7 @@ def test_of_a_frozen_location_it_prints_what_it_did(
     pytestconfig: pytest.Config,
 ) -> None:
     """`pytest --rewrite` renews the files: read the difference."""
-    monkeypatch.setattr(looking, "SystemClock", FixedClock)
+    monkeypatch.setattr(readonly_location, "SystemClock", FixedClock)
     place, file = undated(copied(tmp_path / "location")), GOLDEN / f"frozen.{form}"
     before = everything(place)
     words = [

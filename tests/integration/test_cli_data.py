@@ -254,7 +254,7 @@ def test_an_upsert_of_some_columns_keeps_the_values_of_the_others(orders: Any) -
 def test_an_upsert_keeps_the_columns_that_the_file_lacks(
     typed: Any, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.cli.files.CHUNK_BYTES", 64)
+    monkeypatch.setattr("persist.cli.row_files.CHUNK_BYTES", 64)
     typed("create", "wide", "--schema", "id int64, a string, b string", "--key", "id")
     Path("all.csv").write_text("id,a,b\n1,x,y\n")
     typed("import", "wide", "all.csv")
@@ -268,7 +268,7 @@ def test_an_upsert_keeps_the_columns_that_the_file_lacks(
 def test_lines_of_an_upsert_that_differ_in_their_columns_are_refused_by_their_line(
     orders: Any, place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.cli.files.CHUNK_BYTES", 64)
+    monkeypatch.setattr("persist.cli.row_files.CHUNK_BYTES", 64)
     lines = [f'{{"id":{number},"state":"sent"}}' for number in range(20)]
     for uneven in ('{"id":20}', '{"id":20,"state":"sent","more":1}', '{"id":20,"sta'):
         Path("uneven.ndjson").write_text("\n".join([*lines, "", uneven]))
@@ -365,9 +365,9 @@ def test_cells_of_several_lines_and_blank_lines_are_counted_as_an_editor_counts_
 def test_a_bad_row_far_into_a_file_is_told_by_its_line_and_nothing_is_written(
     typed: Any, place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.cli.files.CSV_BLOCK_BYTES", 4_096)
-    monkeypatch.setattr("persist.cli.files.CHUNK_BYTES", 4_096)
-    monkeypatch.setattr("persist.cli.files.BATCH_ROWS", 100)
+    monkeypatch.setattr("persist.cli.row_files.CSV_BLOCK_BYTES", 4_096)
+    monkeypatch.setattr("persist.cli.row_files.CHUNK_BYTES", 4_096)
+    monkeypatch.setattr("persist.cli.row_files.BATCH_ROWS", 100)
     typed("create", "days", "--schema", "id int64 not null, day date32", "--key", "id")
     good = [(number, f"2030-01-{number % 28 + 1:02}") for number in range(3_000)]
     for row, line in ((2_000, 2_002), (2_999, 3_001)):
@@ -392,7 +392,7 @@ def test_a_bad_row_far_into_a_file_is_told_by_its_line_and_nothing_is_written(
 def test_a_new_shard_is_not_made_for_rows_that_it_cannot_take(
     place: Place, typed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.cli.files.CHUNK_BYTES", 64)
+    monkeypatch.setattr("persist.cli.row_files.CHUNK_BYTES", 64)
     Path("late.ndjson").write_text('{"id":1}\n' * 50 + '{"id":"x"}\n')
     found = place.type(capsys, "import", "late", "late.ndjson", "--create", "--key", "id")
     assert (found.code, "line 51" in found.err) == (1, True)

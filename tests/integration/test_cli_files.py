@@ -19,12 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist
-from persist.cli import files
+from persist.cli import row_files
 from persist.cli.__main__ import main
-from persist.cli.log_flood import LINES_MAX, WINDOW_S, FloodFilter
+from persist.cli.long_running import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
-from rpc.auth import ANYBODY, MAINTENANCE, Principal, Tokens, mint
-from rpc.token_figures import TokenFigures, label_of
+from rpc.auth import ANYBODY, MAINTENANCE, Principal, TokenFigures, Tokens, label_of, mint
 from tests.support.examples import thinned
 from tests.support.shells import environment
 from tests.support.waiting import WAIT_S
@@ -228,7 +227,7 @@ def test_deep_json_ended_the_process_by_a_signal(content: str, line: int) -> Non
     assert (found.returncode, found.stdout) == (1, "")
     said = f"deep.ndjson, line {line}: it is nested more than 100 levels deep; flatten it; nothing of it was written"
     assert found.stderr == f"persist import: {said}\n"
-    with pytest.raises(InvalidUsage, match=f"line {line}"), files.opened(["deep.ndjson"], None) as sources:
+    with pytest.raises(InvalidUsage, match=f"line {line}"), row_files.opened(["deep.ndjson"], None) as sources:
         sources[0].inferred()  # as `persist create --like` does
 
 
@@ -258,21 +257,21 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
 ) -> None:
     for name, number in (("a", 10), ("b", 20)):
         Path(f"{name}.csv").write_text(f"id,state\n{number},new\n")
-    real = files.opened
+    real = row_files.opened
 
     @contextmanager
-    def growing(names: list[str], form: str | None, *more: Any) -> Iterator[list[files.Source]]:
+    def growing(names: list[str], form: str | None, *more: Any) -> Iterator[list[row_files.Source]]:
         with real(names, form, *more) as found:
             with open("b.csv", "a") as file:
                 file.write("21,late\n")
             yield found
 
-    monkeypatch.setattr(files, "opened", growing)
+    monkeypatch.setattr(row_files, "opened", growing)
     assert main(["import", "orders", "a.csv", "b.csv", *one_commit]) == 1
     assert capsys.readouterr().err == (
         "persist import: b.csv, it was changed while it was read; nothing of it was written\n"
     )
-    monkeypatch.setattr(files, "opened", real)
+    monkeypatch.setattr(row_files, "opened", real)
     for _ in range(2):
         assert main(["import", "orders", "a.csv", "b.csv", *one_commit]) == 0
     capsys.readouterr()

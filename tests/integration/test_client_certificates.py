@@ -15,10 +15,10 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
-from persist.client.trust import Trust
+from persist.client.server_address import Trust
 from persist.commit.system import SystemClock
 from persist.core.errors import Forbidden, InvalidUsage, PersistError, Unauthorized, Unavailable
-from persist.regions.index import Entry, Index, open_index, write_index
+from persist.regions.region_index import Entry, Index, open_index, write_index
 from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.support.certificates import Authority

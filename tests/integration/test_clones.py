@@ -11,16 +11,17 @@ import pyarrow as pa
 import pytest
 
 from blob import BlobStat, open_blob
-from blob.forwarding import ForwardingBlob
+from blob.metrics import ForwardingBlob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.aging import forget_dropped
-from persist.commit.cloning import Cloning
-from persist.copies.backing_up import UPPER, Wanted, back_up
+from persist.commit.clone_refs import Cloning
+from persist.commit.expiry import forget_dropped
+from persist.copies.backup_creation import UPPER, Wanted, back_up
+from persist.copies.backup_restore import Choice, restore
 from persist.copies.backup_store import BackupStore
-from persist.copies.restoring import Choice, restore
 from persist.copies.verify import How, verified
 from persist.core import commands as c
+from persist.core.blob_keys import is_part_key
 from persist.core.errors import (
     Conflict,
     ConstraintViolated,
@@ -33,7 +34,6 @@ from persist.core.errors import (
     Unavailable,
     UnknownShard,
 )
-from persist.core.keys import is_part_key
 from persist.core.state import Policy, State
 from tests.support.clones import Shards
 from tests.support.crashing import Crash, Fuse

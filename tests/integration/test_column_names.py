@@ -13,7 +13,7 @@ import persist
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage
-from persist.parts.altering import AddColumn, Change, DropColumn, RenameColumn, WidenColumn
+from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn, WidenColumn
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.int32())])
 SWAP = (RenameColumn("a", "t"), RenameColumn("b", "a"), RenameColumn("t", "b"))
@@ -180,7 +180,7 @@ def test_stray_nulls_that_an_older_build_wrote_are_merged_once_the_type_allows_t
 ) -> None:
     shard = client.create_shard("orders", pa.schema([("id", pa.int64()), ("c", STRICT)]), ["id"])
     with monkeypatch.context() as older:
-        for module in ("column_types", "schema"):
+        for module in ("column_types", "shard_schema"):
             older.setattr(f"persist.parts.{module}.check_no_stray_null", lambda column, field: None)
         for start in range(2):
             shard.insert([{"id": start, "c": {"x": None}}])

@@ -16,23 +16,23 @@ from starlette.testclient import TestClient
 
 import persist
 from blob import BlobUnavailable
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from persist.cli.__main__ import main
+from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
-from persist.client.telling import HistoryEntry
-from persist.commit.aging import age, is_aging
 from persist.commit.collector import Collector
+from persist.commit.expiry import age, is_aging
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate, named_key
+from persist.core.audit_log import FILES_MAX, INFO_BYTES_MAX, Caller
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, UnknownShard
-from persist.core.recorded import FILES_MAX, INFO_BYTES_MAX, Caller
+from persist.core.frontier import Antichain
 from persist.core.state import Policy, State
 from rpc.app import create_app
 from rpc.auth import ANYBODY, mint
-from rpc.saying import said as headers_said
+from rpc.listen_frames import said as headers_said
 from rpc.settings import ServerSettings
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 from tests.support.late import LateTransport

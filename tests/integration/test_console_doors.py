@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-import rpc.routes.traces
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+import rpc.routes.inspection_routes
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -25,12 +25,12 @@ from persist.core.errors import UnknownShard
 from persist.core.state import State
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.browsers import SAFE_HEADERS
 from rpc.console.files import POLICY, console_files
-from rpc.routes.console import PATHS
-from rpc.routes.shards import BATCHES_ON_THE_LOOP_MAX
+from rpc.csrf import SAFE_HEADERS
+from rpc.routes.server_routes import PATHS
+from rpc.routes.shard_routes import BATCHES_ON_THE_LOOP_MAX
 from rpc.settings import ServerSettings
-from rpc.traces import trace_json
+from rpc.shard_stats import trace_json
 from tests.support.location import InlineBackground
 from tests.support.served import Served
 from tests.support.server import Server
@@ -190,7 +190,7 @@ def test_a_trace_with_many_holds_is_written_beside_the_event_loop(
         threads.append(threading.current_thread().name)
         return trace_json(state, tells_names=tells_names)
 
-    monkeypatch.setattr(rpc.routes.traces, "trace_json", told)
+    monkeypatch.setattr(rpc.routes.inspection_routes, "trace_json", told)
     shard = Client(EmbeddedTransport(location)).shard("eu/other")
     for number in range(BATCHES_ON_THE_LOOP_MAX):
         shard.tag(f"t{number}", at=0)
@@ -218,8 +218,8 @@ def test_a_stream_tells_each_move_and_ends_with_an_error_when_the_shard_is_dropp
 
 def test_a_stream_that_rests_still_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace that took a second to write rests for 100: the page would take the server for gone."""
-    monkeypatch.setattr(rpc.routes.traces, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(rpc.routes.traces, "PAUSE_S", 1.0)
+    monkeypatch.setattr(rpc.routes.inspection_routes, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(rpc.routes.inspection_routes, "PAUSE_S", 1.0)
     path = "/v1/shards/eu/orders/trace"
     with closing(located([])) as location, Served(location) as served, opened(served, path) as lines:
         trace_in(lines)

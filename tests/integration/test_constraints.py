@@ -24,11 +24,11 @@ from persist import (
     ShardExists,
     UpperMismatch,
 )
-from persist.client.editing import Editing
+from persist.client.optimistic_edit import Editing
 from persist.core.batch import Run
 from persist.core.errors import TokenReused
 from persist.core.ids import Token
-from persist.parts.altering import AddColumn, RenameColumn
+from persist.parts.schema_changes import AddColumn, RenameColumn
 
 COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 Row = dict[str, Any]
@@ -451,11 +451,11 @@ def test_what_others_write_while_the_contents_are_looked_at_is_looked_at_as_well
     """Rows that come between a look and the change are looked at; the second try finds what they break."""
     shard = client.create_shard("raced", COLUMNS, ["id"])
     shard.insert([{"id": 1, "n": 1}])
-    from persist.client import constraining
+    from persist.client import schema_api
 
     rivals = [[{"id": 2, "n": 2}], [{"id": 1, "n": 3}]]
     looked: list[int] = []
-    check = constraining.Look.check
+    check = schema_api.Look.check
 
     def interrupted(look: Any) -> None:
         check(look)
@@ -463,7 +463,7 @@ def test_what_others_write_while_the_contents_are_looked_at_is_looked_at_as_well
         if rivals:
             shard.insert(rivals.pop(0))
 
-    monkeypatch.setattr(constraining.Look, "check", interrupted)
+    monkeypatch.setattr(schema_api.Look, "check", interrupted)
     with pytest.raises(ConstraintViolated, match="1 key with more than one row"):
         shard.set_constraints(unique=True)
     assert len(looked) == 2

@@ -15,11 +15,11 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist.cli.__main__ import main
-from persist.client.cut import SHARDS_MAX, TIMES, Cut
-from persist.client.wall_clock import shown_instant
+from persist.client.stream_cuts import SHARDS_MAX, TIMES, Cut
+from persist.client.timestamps import shown_instant
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
+from persist.core.frontier import EMPTY, Antichain
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings

@@ -18,20 +18,20 @@ import pyarrow.compute as pc
 import pytest
 
 import persist.parts.reader
-from persist.commit.bundler import keys_in
+from persist.commit.blob_tasks import keys_in
 from persist.commit.examine import all_parts
-from persist.copies.found import Fault, Kind
+from persist.copies.shard_checks import Fault, Kind
 from persist.copies.verify import How, Sample, verified
-from persist.core.antichain import Antichain
 from persist.core.attribute import KEY_BYTES
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
-from persist.core.loans import LentKeys
+from persist.core.frontier import Antichain
+from persist.core.named_holds import LentKeys
 from persist.core.record import replace
 from persist.core.state import Claim, CriticalReader, State
 from persist.formats.state_frames import Listing, decode_lent, decode_listing, encode_lent, encode_listing
 from persist.parts import DIFF, newest, sound_schemas
-from persist.parts.digest import digest_of_rows
+from persist.parts.row_stats import digest_of_rows
 from tests.support.damaged import SCHEMA, Damaged, healthy, opened, with_part
 from tests.support.naive_reader import Contents, NaiveReader
 from tests.support.pages import ROOT

@@ -7,11 +7,11 @@ from datetime import datetime
 import pyarrow as pa
 import pytest
 
-from persist.client import dating
-from persist.client.dating import dates_of
+from persist.client import timestamps
 from persist.client.shard import Shard
-from persist.core.antichain import TIME_MAX
+from persist.client.timestamps import dates_of
 from persist.core.errors import InvalidUsage, NotReadable
+from persist.core.frontier import TIME_MAX
 from persist.core.state import Policy
 from tests.support.clocks import Machine, World
 
@@ -72,7 +72,7 @@ def test_a_page_goes_on_where_the_one_before_it_ended(
     for _ in range(30):
         insert(world, shard, passes_ms=1_000)
     whole = dated(shard, 0, 29)
-    monkeypatch.setattr(dating, "PAGE", 4)
+    monkeypatch.setattr(timestamps, "PAGE", 4)
     assert dated(shard, 0, 29) == whole
     assert len(set(whole)) == 30
 
@@ -102,7 +102,7 @@ def test_what_was_forgotten_is_refused_and_a_closed_shard_is_dated_to_its_end(wo
 def test_too_many_wall_clocks_at_once_are_refused(world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
         insert(world, shard, passes_ms=1_000)
-    monkeypatch.setattr(dating, "STRETCHES_MAX", 4)
+    monkeypatch.setattr(timestamps, "STRETCHES_MAX", 4)
     with pytest.raises(InvalidUsage, match="have more than 4 wall clocks; ask for fewer"):
         dated(shard, 0, 4)
     assert len(dated(shard, 3, 4)) == 2

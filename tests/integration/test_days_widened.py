@@ -15,9 +15,9 @@ import persist
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpperMismatch
-from persist.parts.altering import WidenColumn, altered
+from persist.core.frontier import Antichain
+from persist.parts.schema_changes import WidenColumn, altered
 from tests.support.location import memory_location
 from tests.support.served import Served
 from tests.support.without_jvm import read, write

@@ -13,19 +13,19 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.tasks import history_task
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
-from persist.commit.aging import forget_dropped
-from persist.commit.bundler import Bundler
+from persist.commit.blob_tasks import Bundler
+from persist.commit.expiry import forget_dropped
 from persist.core import commands as c
-from persist.core.antichain import Antichain
-from persist.core.drops import RowDrop
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard
+from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
+from persist.core.shard_view import ViewRequest, view_of
 from persist.core.state import Policy, State
-from persist.core.view import ViewRequest, view_of
+from persist.core.truncation import RowDrop
 from persist.formats.http_messages import decode_view, encode_view
 from rpc.app import create_app
 from rpc.settings import ServerSettings
@@ -346,7 +346,7 @@ def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None
 
 
 def test_drops_that_readable_times_tell_apart_are_bounded(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.core.drops.DROPS_MAX", 20)
+    monkeypatch.setattr("persist.core.truncation.DROPS_MAX", 20)
     for _ in range(20):
         upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
         shard.truncate(upper, mode="drop")  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ import pytest
 import persist
 from persist.client.connect import Client
 from persist.client.shard import Shard
-from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import (
     Conflict,
     Corruption,
@@ -29,6 +28,7 @@ from persist.core.errors import (
     UpgradeNeeded,
     UpperMismatch,
 )
+from persist.core.frontier import EMPTY, Antichain
 from persist.parts import ShardSchema
 from tests.support.waiting import WAIT_S
 

@@ -11,7 +11,7 @@ import pytest
 
 import persist
 from compactor.embedded import maintain
-from persist.client import keeping
+from persist.client import row_retention
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings
@@ -44,7 +44,7 @@ def program(world: World, *, collects: bool = True) -> Client:
         ids=Ids(clock, world.machines),
         background=InlineBackground(),
     )
-    return Client(keeping.kept_by_itself(location, maintain))
+    return Client(row_retention.kept_by_itself(location, maintain))
 
 
 def live(world: World, shard: Shard, days: int) -> list[int]:
@@ -92,7 +92,7 @@ def test_it_costs_nothing_without_a_policy_and_little_with_one(world: World) -> 
     client = program(world)
     plain, kept = (client.create_shard(name, SCHEMA, ["id"], history="1d") for name in ("plain", "kept"))
     kept.retain({"age": "3d", "cut_every": "1h"})
-    with patch.object(keeping, "run_retention", side_effect=keeping.run_retention) as run:
+    with patch.object(row_retention, "run_retention", side_effect=row_retention.run_retention) as run:
         for number in range(50):
             plain.insert([{"id": number, "at": None}])
             kept.insert([{"id": number, "at": None}])

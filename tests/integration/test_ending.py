@@ -96,7 +96,7 @@ def test_maintenance_of_a_server_that_is_killed_as_soon_as_it_is_up_ends_with_it
 
 STUBBORN = f"""
 import os, signal, subprocess, sys, time
-from persist.cli.process import end_with_parent
+from persist.cli.long_running import end_with_parent
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = os.fork()
 if child:
@@ -128,7 +128,7 @@ SERVE = [sys.executable, "-m", "persist.cli", "serve", "--port", "0"]
 ENDED_WHEN_READY = """
 import os, signal, sys
 from persist.commit.location import open_location
-from rpc.serving import bind, serve
+from rpc.server import bind, serve
 from rpc.settings import ServerSettings
 location = open_location(sys.argv[1])
 serve(location, ServerSettings(), bind("127.0.0.1", 0), lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -175,7 +175,7 @@ INTERRUPTED = """
 import signal, sys, threading, faulthandler
 import compactor.loop
 from compactor.loop import Loop, LoopSettings
-from persist.cli.process import on_signals
+from persist.cli.long_running import on_signals
 from persist.commit.location import open_stores
 
 FILES = (compactor.loop.__file__, threading.__file__)

@@ -12,23 +12,24 @@ import pyarrow as pa
 import pytest
 
 from blob import BlobMisconfigured, Unfinished
-from compactor.erasing import Eraser
+from compactor.erasure_steps import Eraser
 from compactor.loop import in_turn
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
-from persist.client.by_column import TakingAged
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.erase import ErasureStatus
+from persist.client.erasure_api import ErasureStatus
+from persist.client.retention_kinds import TakingAged
 from persist.client.shard import Shard
 from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteHandle
-from persist.commit.aging import forget_dropped
 from persist.commit.collector import Collector
+from persist.commit.expiry import forget_dropped
 from persist.core import commands as c
-from persist.core.antichain import Antichain
-from persist.core.erasing import is_merged
+from persist.core.audit_log import NOBODY, Caller
+from persist.core.blob_keys import part_key
 from persist.core.erasure import ERASURES_MAX, Scanned
+from persist.core.erasure_progress import is_merged
 from persist.core.errors import (
     Conflict,
     Indeterminate,
@@ -38,9 +39,8 @@ from persist.core.errors import (
     Unavailable,
     UpperMismatch,
 )
+from persist.core.frontier import Antichain
 from persist.core.ids import WriterId, token_of_key
-from persist.core.keys import part_key
-from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import thinned
@@ -677,12 +677,12 @@ def test_a_build_that_forgets_rollups_is_caught(
     secret = marker()
     shard.insert([{"id": secret, "v": "1"}])
     told = shard.erase(keys=[secret])
-    monkeypatch.setattr("compactor.erasing.Eraser._may_collect", lambda *_: False)
-    monkeypatch.setattr("compactor.erasing.scanned", _clean(machine))
+    monkeypatch.setattr("compactor.erasure_steps.Eraser._may_collect", lambda *_: False)
+    monkeypatch.setattr("compactor.erasure_steps.scanned", _clean(machine))
     Maintenance(machine).step()
     assert shard.erased(told.id).phase == "rewritten", "the State itself refuses: it names a rollup of before"
     machine.location.machine(NAME)
-    monkeypatch.setattr("persist.core.transitions.erasures.min", lambda _: 2**62, raising=False)
+    monkeypatch.setattr("persist.core.transitions.row_removal.min", lambda _: 2**62, raising=False)
     Maintenance(machine).step()
     assert shard.erased(told.id).done
     assert {place.split()[0] for place in found(world, secret)} >= {"log"}
@@ -694,7 +694,7 @@ def test_a_build_that_forgets_parts_and_their_bounds_is_caught(
     secret = marker()
     padded(shard, secret, "b")
     told = shard.erase(keys=[secret])
-    for module in ("persist.core.transitions.erasures", "persist.commit.erased", "compactor.erasing"):
+    for module in ("persist.core.transitions.row_removal", "persist.commit.erasure_scan", "compactor.erasure_steps"):
         monkeypatch.setattr(f"{module}.is_rewritten", lambda *_: True)
     monkeypatch.setattr("persist.core.merge_plan.to_rewrite", lambda _: None)
     collector = Collector(machine.location)

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from compactor.erasing import Eraser
+from compactor.erasure_steps import Eraser
 from compactor.worker import Worker
 from persist.cli.__main__ import main
 from persist.client.shard import Shard

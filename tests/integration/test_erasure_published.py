@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from compactor.erasing import Eraser, EraserSettings
+from compactor.erasure_steps import Eraser, EraserSettings
 from compactor.worker import Worker
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
-from persist.commit.publishing import FAILED_TRIES_MAX, Publisher, PublishSettings
-from persist.core.publications import is_journal_key
+from persist.commit.publication_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
+from persist.core.blob_keys import is_journal_key
 from persist.core.state import Policy
 from tests.support.clocks import Machine, World
 from tests.support.markers import in_memory, marker, uncompressed, where

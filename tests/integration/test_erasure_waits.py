@@ -8,9 +8,9 @@ import json
 import pytest
 
 from persist.client.shard import Shard
-from persist.commit.publishing import Publisher, PublishSettings
-from persist.core.antichain import Antichain
+from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.core.errors import NotReadable
+from persist.core.frontier import Antichain
 from persist.core.state import Policy
 from tests.integration.test_erasure import NAME, SCHEMA, Maintenance, found, rows
 from tests.support.clocks import Machine, World

@@ -9,18 +9,18 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
-from compactor.erasing import Eraser
+from compactor.erasure_steps import Eraser
 from compactor.orphans import Sweeper
 from compactor.tasks import retention_task
 from compactor.worker import Worker
-from persist.client import inserting
+from persist.client import unique_insert
 from persist.client.embedded import EmbeddedTransport
-from persist.client.erase import Erasing
+from persist.client.erasure_api import Erasing
 from persist.client.shard import Shard
-from persist.client.wall_clock import shown_instant
+from persist.client.timestamps import shown_instant
 from persist.commit.collector import Collector
-from persist.core.antichain import Antichain
 from persist.core.errors import Conflict, ConstraintViolated, InvalidUsage, NotReadable, PersistError, UpperMismatch
+from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from tests.support.clocks import DAY_MS, START_MS, Machine, World
 
@@ -310,7 +310,7 @@ def test_a_truncation_that_is_withdrawn_after_keys_were_looked_up(
     fed = machine.client.create_shard("keyed", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"], unique=True)
     fed.append([{"id": key, "v": "old"} for key in (1, 2)], 0, 1)
     assert fed.truncate(1).pending
-    withdraws, real = [True], inserting.check_keys
+    withdraws, real = [True], unique_insert.check_keys
 
     def check_keys(*args: Any) -> None:
         real(*args)
@@ -318,7 +318,7 @@ def test_a_truncation_that_is_withdrawn_after_keys_were_looked_up(
             withdraws.clear()
             machine.shard("keyed").erase(keys=[2])
 
-    monkeypatch.setattr(inserting, "check_keys", check_keys)
+    monkeypatch.setattr(unique_insert, "check_keys", check_keys)
     with pytest.raises(ConstraintViolated):
         write(fed, [{"id": 1, "v": "new"}])
     write(fed, [{"id": 2, "v": "new"}])
@@ -335,7 +335,7 @@ def test_a_look_at_keys_that_an_append_overtakes_is_taken_anew(
     fed.append([{"id": 1, "v": "old"}], 0, 1)
     fed.erase(keys=[1])
     rows = [{"id": 1, "v": "new", "__time": 1}, {"id": 2, "v": "new", "__time": 2}]
-    overtakes, real = [True], inserting.holding
+    overtakes, real = [True], unique_insert.holding
 
     def holding(*args: Any) -> Any:
         if overtakes:
@@ -343,7 +343,7 @@ def test_a_look_at_keys_that_an_append_overtakes_is_taken_anew(
             machine.shard("keyed").append(rows[:1], 1, 2)
         return real(*args)
 
-    monkeypatch.setattr(inserting, "holding", holding)
+    monkeypatch.setattr(unique_insert, "holding", holding)
     fed.append(rows, 1, 3)
     assert [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()] == [(1, "new"), (2, "new")]
 
@@ -353,11 +353,11 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
     fed = machine.client.create_shard("keyed", SCHEMA, ["id"], unique=True)
     fed.append([{"id": 0}], 0, 1)
     fed.erase(keys=[0])
-    real, rows = inserting.holding, pa.table({"id": range(1, 40), "__time": range(1, 40)})
+    real, rows = unique_insert.holding, pa.table({"id": range(1, 40), "__time": range(1, 40)})
 
     def holding(*args: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(inserting, "holding", real)
+            patch.setattr(unique_insert, "holding", real)
             other = machine.shard("keyed")
             time = other.upper().element or 0
             other.append(rows.slice(time - 1, 1), time, time + 1)
@@ -366,12 +366,12 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
 
     fed.append(rows.slice(0, 2), 1, 3)
     fed.erase(keys=[1])
-    monkeypatch.setattr(inserting, "holding", holding)
+    monkeypatch.setattr(unique_insert, "holding", holding)
     before = fed.upper()
     with pytest.raises(PersistError) as refused:
         fed.append(rows, 1, 40)
     assert refused.value.kind == "unavailable", "nothing was written, and it may be repeated"
-    monkeypatch.setattr(inserting, "holding", real)
+    monkeypatch.setattr(unique_insert, "holding", real)
     assert before < fed.upper() < Antichain(40)
     fed.append(rows, 1, 40)
     assert fed.upper() == Antichain(40)

@@ -14,7 +14,7 @@ import pytest
 
 from persist.core.errors import Conflict, Unavailable
 from persist.regions.asking import RegionServer, presence
-from persist.regions.promoting import OldHome
+from persist.regions.failover import OldHome
 from tests.integration.test_http_security import certificate
 
 LONG_S = 60.0

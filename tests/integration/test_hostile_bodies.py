@@ -27,17 +27,16 @@ from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, Overloaded
 from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.record import replace
-from persist.core.transitions.naming import DIFF_MAX
+from persist.core.transitions.part_admission import DIFF_MAX
 from persist.formats.records import encoded
 from persist.parts import ShardSchema, encode_inline
-from persist.parts.sizes import column_bytes
+from persist.parts.memory_size import column_bytes
+from rpc import concurrency_limits as work_module
 from rpc import decoders as decoders_module
-from rpc import work as work_module
 from rpc.app import create_app
+from rpc.concurrency_limits import CALLER, SharedSlots, Work
 from rpc.decoders import Decoders
 from rpc.settings import Limits, ServerSettings
-from rpc.slots import CALLER, SharedSlots
-from rpc.work import Work
 from tests.fuzz.fuzzing import MEMORY_BYTES_MAX, memory_bytes, peak_bytes
 from tests.support.asking import typed
 from tests.support.bombs import file, named, nulls_within, stream, viewed, zeros

@@ -20,9 +20,9 @@ from persist.client.connect import Client
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage, NotReadable, ShardExists, Unavailable, UnknownShard, UpperMismatch
+from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy
-from persist.core.view import ViewRequest
-from rpc.client.http_blob import HttpBlob
+from rpc.client.http_stores import HttpBlob
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 
@@ -204,7 +204,7 @@ def test_somebody_else_there(server: Server) -> None:
 @pytest.fixture
 def far_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A client to which the server's directory looks as if it were on another machine."""
-    monkeypatch.setattr("persist.client.identity.is_same", lambda blob, proof: False)
+    monkeypatch.setattr("persist.client.transport.is_same", lambda blob, proof: False)
     with persist.connect(server.url) as connected:
         metered = connected.transport.blob
         assert isinstance(metered, MeteredBlob)
@@ -223,16 +223,16 @@ def test_parts_go_through_the_servers_door(far_client: Client) -> None:
 
 def test_the_proof_tells_a_copy_from_the_original(server: Server, tmp_path: Path) -> None:
     from blob import open_blob
-    from persist.client import identity
+    from persist.client import transport
 
     with urllib.request.urlopen(f"{server.url}/v1/location") as answer:
         told = json.load(answer)["blob"]
     original = open_blob(told["url"])
-    assert identity.is_same(original, told["proof"])
+    assert transport.is_same(original, told["proof"])
     copy = open_blob((tmp_path / "copy").as_uri())
-    copy.put(identity.ID_KEY, original.get(identity.ID_KEY))
-    assert not identity.is_same(copy, told["proof"])
-    assert not identity.is_same(open_blob((tmp_path / "other").as_uri()), told["proof"])
+    copy.put(transport.ID_KEY, original.get(transport.ID_KEY))
+    assert not transport.is_same(copy, told["proof"])
+    assert not transport.is_same(open_blob((tmp_path / "other").as_uri()), told["proof"])
 
 
 def test_a_client_takes_the_servers_inline_limits(client: Client) -> None:

@@ -15,14 +15,14 @@ from msgspec.msgpack import encode as packb
 from starlette.testclient import TestClient
 
 from blob import BlobNotFound
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus import ConsensusUnavailable
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
+from persist.core.blob_keys import part_key
 from persist.core.ids import PartId, WriterId, shard_id_of
-from persist.core.keys import part_key
-from rpc import commanding
+from rpc import command_endpoint
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
 from tests.support.asking import typed
@@ -45,7 +45,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def http(location: Location, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    monkeypatch.setattr(commanding, "COMMAND_BYTES_MAX", 10_000)
+    monkeypatch.setattr(command_endpoint, "COMMAND_BYTES_MAX", 10_000)
     app = create_app(location, ServerSettings(limits=LIMITS))
     with typed(TestClient(app, base_url="http://127.0.0.1")) as client:
         client.put("/v1/shards/orders", json=FIELDS)

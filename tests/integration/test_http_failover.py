@@ -12,9 +12,9 @@ import pytest
 
 import persist
 from persist.client.connect import Client
-from persist.core.antichain import Antichain
-from persist.http_client.servers import rendezvous
-from rpc.client.transport import HttpTransport
+from persist.core.frontier import Antichain
+from persist.http_client.http_calls import rendezvous
+from rpc.client.http_transport import HttpTransport
 from tests.services.fault_proxy import FaultProxy
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until

@@ -23,9 +23,9 @@ from persist.client.write import WriteSettings
 from persist.core.errors import Indeterminate, Unavailable
 from persist.core.ids import Token, mint
 from rpc.app import create_app
-from rpc.bounds import Bounds
-from rpc.joining import JoiningProtocol
-from rpc.serving import bind
+from rpc.connection_limits import Bounds
+from rpc.http_protocol import JoiningProtocol
+from rpc.server import bind
 from rpc.settings import Limits
 from tests.support.location import memory_location
 from tests.support.server import Server

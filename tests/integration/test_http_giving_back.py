@@ -13,7 +13,7 @@ import pytest
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
-from rpc import commanding
+from rpc import command_endpoint
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
 from tests.support.location import memory_location
@@ -192,7 +192,7 @@ def test_a_body_gives_its_bytes_back(
     how: dict[str, Any],
     status: int | None,
 ) -> None:
-    monkeypatch.setattr(commanding, "COMMAND_BYTES_MAX", 90)
+    monkeypatch.setattr(command_endpoint, "COMMAND_BYTES_MAX", 90)
     Client(EmbeddedTransport(location)).create_shard("open", SCHEMA, ["id"])
 
     async def act(stage: Scene) -> None:

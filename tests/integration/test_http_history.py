@@ -17,7 +17,7 @@ import pytest
 
 import persist
 from persist.core.errors import HistoryLost
-from rpc.client.transport import HttpTransport
+from rpc.client.http_transport import HttpTransport
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 

@@ -19,9 +19,9 @@ from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
 from persist.commit.location import open_location
-from persist.core.antichain import Antichain
 from persist.core.errors import NotReadable, UnknownShard
-from rpc.client.transport import HttpTransport
+from persist.core.frontier import Antichain
+from rpc.client.http_transport import HttpTransport
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from persist.core.ids import shard_id_of
 from rpc.app import create_app

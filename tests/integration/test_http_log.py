@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from persist.core.errors import Corruption, Expired, Indeterminate, Unavailable, UnknownShard
 from rpc.app import create_app
-from rpc.routes import rows
+from rpc.routes import row_routes
 from tests.support.location import memory_location
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
@@ -122,7 +122,7 @@ def test_an_answer_that_is_cut_off_is_logged_and_counted_as_what_went_wrong(
         for piece in broken():
             yield piece
 
-    monkeypatch.setattr(rows, "_pieces", broken)
+    monkeypatch.setattr(row_routes, "_pieces", broken)
     with closing(memory_location()) as location:
         app = create_app(location)
         monkeypatch.setattr(app.state.service.listening, "stream", broken_stream)

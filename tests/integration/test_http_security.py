@@ -19,21 +19,21 @@ from starlette.types import Receive, Scope, Send
 
 import persist
 from blob.interface import SignedPut
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.batch import Run
+from persist.core.blob_keys import part_key
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized, Unavailable
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId, ReaderId, Token, WriterId, shard_id_of
-from persist.core.keys import part_key
 from persist.formats.http_messages import Staged
 from persist.formats.records import encoded
-from rpc import service
+from rpc import app_state
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.joining import CONNECTION
+from rpc.http_protocol import CONNECTION
 from rpc.settings import ServerSettings
 from rpc.tls import Peer
 from tests.support.asking import typed
@@ -431,7 +431,7 @@ def test_an_upper_where_no_clock_counts_needs_the_word_force(http: TestClient, t
 
 
 def test_a_token_takes_so_many_leases_and_no_more(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "TOKEN_SHARD_LEASES_MAX", 2)
+    monkeypatch.setattr(app_state, "TOKEN_SHARD_LEASES_MAX", 2)
     location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
     settings = ServerSettings(tokens_file=str(tokens.path))
     with TestClient(create_app(location, settings)) as http:

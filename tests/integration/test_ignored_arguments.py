@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from persist.client.cut import Cut
-from persist.core.antichain import Antichain
+from persist.client.stream_cuts import Cut
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import Antichain
 from rpc.cli import serve
 from rpc.config_file import load
 from rpc.settings import ServerSettings

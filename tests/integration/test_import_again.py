@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.import_history import INSERT, OVERWRITE, UPSERT, after
+from persist.cli.import_job import INSERT, OVERWRITE, UPSERT, after
+from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
-from persist.client.telling import HistoryEntry
-from persist.client.wall_clock import shown_instant
+from persist.client.timestamps import shown_instant
 from tests.support.examples import thinned
 from tests.support.typed import KINDS, Place, place_of
 

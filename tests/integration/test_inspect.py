@@ -14,7 +14,7 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
-from persist.inspect import json_schema, looking
+from persist.inspect import json_schema, readonly_location
 from persist.inspect.queries import ANSWERS
 from tests.support.inspected import COMMANDS, PART, FixedClock, copied
 
@@ -32,7 +32,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ran(directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Runs a command on the frozen location: its exit code, and what it printed."""
-    monkeypatch.setattr(looking, "SystemClock", FixedClock)
+    monkeypatch.setattr(readonly_location, "SystemClock", FixedClock)
 
     def run(*arguments: str) -> tuple[int, str]:
         code = main(["inspect", *arguments, "--dir", str(directory)])

@@ -11,10 +11,10 @@ import persist
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Part
 from persist.core.errors import Unavailable
-from persist.inspect.looking import Look, look_at_directory
-from persist.inspect.part_list import PartRow
+from persist.inspect.part_listing import PartRow
 from persist.inspect.queries import Query, answer
-from persist.inspect.states import Rechecked, newest
+from persist.inspect.readonly_location import Look, look_at_directory
+from persist.inspect.state_history import Rechecked, newest
 from tests.support.clones import Shards
 
 SCHEMA = pa.schema([("id", pa.int64())])

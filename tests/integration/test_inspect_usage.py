@@ -9,16 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector
+from persist.core.blob_keys import FLUSHER, part_key
 from persist.core.ids import PartId, ShardId, mint
-from persist.core.keys import FLUSHER, part_key
 from persist.core.state import Policy
-from persist.inspect.looking import Look, look_at_directory
 from persist.inspect.queries import Query, answer
+from persist.inspect.readonly_location import Look, look_at_directory
 from persist.inspect.usage import DAY_MS, HOUR_MS, NOTHING, LocationUsage, Room, ShardUsage
 from tests.support.clones import GC, ClockedIds
 from tests.support.inspected import copied

@@ -14,13 +14,13 @@ import pytest
 
 import persist
 from blob import BlobNotWritable
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus import ConsensusNotWritable
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.cli.__main__ import main
 from persist.core.errors import ReadOnly
-from persist.inspect.looking import Look
 from persist.inspect.queries import ANSWERS, Query, answer
+from persist.inspect.readonly_location import Look
 from tests.support.inspected import COMMANDS, copied, everything
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S

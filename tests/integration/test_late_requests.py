@@ -18,14 +18,13 @@ import pyarrow as pa
 import pytest
 
 import persist
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import (
     AttributeMismatch,
     Conflict,
@@ -36,11 +35,11 @@ from persist.core.errors import (
     SchemaMismatch,
     UpperMismatch,
 )
+from persist.core.frontier import Antichain
 from persist.core.state import SchemaRecord
-from persist.http_client.calls import HttpCalls
-from persist.http_client.servers import Servers
+from persist.http_client.http_calls import HttpCalls, Servers
 from persist.parts import ShardSchema
-from rpc.client.transport import HttpTransport
+from rpc.client.http_transport import HttpTransport
 from tests.support.answering import CLOSE, Answering
 from tests.support.late import LateTransport
 from tests.support.location import AscendingIds, TestClock, memory_location

@@ -18,11 +18,11 @@ import persist
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import ListenEvent
-from persist.client.rows import Rows
+from persist.client.row_reader import Rows
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
-from persist.core.antichain import EMPTY, TIME_MAX
 from persist.core.errors import Conflict, Corruption, Expired, InvalidUsage, Unavailable
+from persist.core.frontier import EMPTY, TIME_MAX
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S, wait_until
 

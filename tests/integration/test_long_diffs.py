@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus import Consensus, open_consensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
@@ -26,10 +26,10 @@ from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c
 from persist.core.batch import Run
+from persist.core.blob_keys import diff_key, part_key
+from persist.core.blob_keys import shard_of as shard_id_of_key
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import PartId, Token, WriterId, mint
-from persist.core.keys import diff_key, part_key
-from persist.core.keys import shard_of as shard_id_of_key
 from persist.core.record import replace
 from persist.core.state import Policy
 from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
@@ -239,9 +239,9 @@ def test_a_long_diff_is_planned_once(log: Consensus, monkeypatch: pytest.MonkeyP
     seqno = location.machine("orders").state().seqno + 1
     for module, name, is_meant in (
         ("machine", "plan_commit", lambda base: True),
-        ("versions", "encode_diff", lambda change: change.trace is not None),
-        ("versions", "decode_diff", lambda data: len(data) > VALUE_BYTES),
-        ("receipts", "_digest", lambda key: True),
+        ("state_loader", "encode_diff", lambda change: change.trace is not None),
+        ("state_loader", "decode_diff", lambda data: len(data) > VALUE_BYTES),
+        ("part_receipts", "_digest", lambda key: True),
     ):
         path = f"persist.commit.{module}"
         real = getattr(__import__(path, fromlist=[name]), name)

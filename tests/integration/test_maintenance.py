@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client, connect
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
@@ -133,7 +133,7 @@ MERGE_ALONE = """
 import sys
 from pathlib import Path
 from compactor.engine import EngineSettings
-from compactor.memory import use_system_allocator
+from compactor.engine import use_system_allocator
 from compactor.worker import Worker, WorkerSettings
 from persist.commit.location import open_location
 use_system_allocator()

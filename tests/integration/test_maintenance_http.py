@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import uvicorn
 
-from blob.memory import MemoryBlob
-from compactor.committing import through_server
+from blob.memory_blobs import MemoryBlob
+from compactor.on_demand import through_server
 from compactor.worker import Worker, WorkerSettings
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client, Connection, connect
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.commit.machine import MachineSettings
@@ -28,8 +28,8 @@ from persist.core.state import Policy
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.client.transport import open_transport
-from rpc.serving import bind
+from rpc.client.http_transport import open_transport
+from rpc.server import bind
 from tests.support.forked import ran
 from tests.support.server import Server
 from tests.support.waiting import wait_until

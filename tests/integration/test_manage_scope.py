@@ -10,9 +10,9 @@ import pytest
 
 import persist
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import NotReadable
-from rpc import leases
+from persist.core.frontier import EMPTY, Antichain
+from rpc import stream_leases
 from tests.integration.test_read_scope import CRITICAL, EVENTS, FAR, NAME, OTHER, READER, TOKEN, UPPER, WRITER, Place
 from tests.support.waiting import wait_until
 
@@ -113,7 +113,7 @@ def test_a_hold_beyond_the_upper_takes_no_history_from_others(place: Place) -> N
 def test_the_renewed_lease_of_a_listener_takes_no_history_from_others(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE_MS", 600)
+    monkeypatch.setattr(stream_leases, "LEASE_MS", 600)
     path = f"/v1/shards/{NAME}/listen?after={BEYOND}&until={BEYOND + 5}"
     listening = threading.Thread(target=lambda: place.call("manage", "GET", path, headers=EVENTS))
     listening.start()

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 
 from blob import Blob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist import AttributeUpdate, named_key
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.examine import all_parts, faults
-from persist.copies.backing_up import Wanted, back_up
+from persist.copies.backup_creation import Wanted, back_up
 from persist.copies.backup_store import BLOBS, BackupStore
-from persist.copies.mending import LEFT, PUT, REPLACED, Mended, mended
+from persist.copies.blob_repair import LEFT, PUT, REPLACED, Mended, mended
 from persist.copies.verify import How, verified
+from persist.core.blob_keys import is_bundle_key, is_part_key
 from persist.core.errors import InvalidUsage
 from persist.core.ids import token_of_key
-from persist.core.keys import is_bundle_key, is_part_key
 from persist.core.state import Policy
 from tests.support.clocks import HOUR_MS, Machine, World
 

@@ -27,7 +27,7 @@ from persist.core.errors import InvalidUsage
 from persist.formats.exposition import Family
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
-from rpc.service import Service
+from rpc.app_state import Service
 from rpc.settings import ServerSettings
 from tests.support.location import memory_location
 from tests.support.monitored import maintenance, scraped, series, types

@@ -14,9 +14,9 @@ import pytest
 import persist
 import persist.aio
 from persist import Client, Shard
-from persist.client.erase import Erasing
+from persist.client.erasure_api import Erasing
 from persist.core.errors import InvalidUsage, PersistError, SchemaMismatch
-from persist.parts.altering import AddColumn, RenameColumn
+from persist.parts.schema_changes import AddColumn, RenameColumn
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.string())])
 SWAP = RenameColumn("a", "x"), RenameColumn("b", "a"), RenameColumn("x", "b")

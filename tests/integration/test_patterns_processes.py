@@ -17,8 +17,8 @@ import pytest
 
 import persist
 from persist.bindings import Bindings
-from persist.patterns.routed_read import read_routed
-from persist.patterns.routes import Routes
+from persist.patterns.partition_map import Routes
+from persist.patterns.routed import read_routed
 from tests.support.waiting import WAIT_S, wait_until
 
 KILLS = 1
@@ -80,7 +80,7 @@ ROUTED = """
 import os, sys
 import persist
 from persist.patterns.routed import RoutedWriter
-from persist.patterns.routes import Routes
+from persist.patterns.partition_map import Routes
 url, name, stop = sys.argv[1:]
 with persist.connect(url) as client:
     writer = RoutedWriter(Routes.open(client, "routes"), name)

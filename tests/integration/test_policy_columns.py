@@ -21,7 +21,7 @@ from persist.core.shard_settings import NO_SETTINGS
 from persist.core.state import initial_state
 from persist.core.transitions import Context, step
 from persist.core.transitions.context import Verdict
-from persist.parts.altering import DropColumn, RenameColumn
+from persist.parts.schema_changes import DropColumn, RenameColumn
 from tests.support.clocks import World
 from tests.support.location import memory_location
 

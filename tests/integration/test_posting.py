@@ -12,16 +12,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from blob import Blob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus import Consensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from rpc.app import create_app
-from rpc.posting import AT_ONCE_BYTES_MAX, AT_ONCE_COLUMNS_MAX
-from rpc.route import Route
-from rpc.service import THIN_WRITER_LEASE_MS
+from rpc.app_state import THIN_WRITER_LEASE_MS
+from rpc.insert_endpoint import AT_ONCE_BYTES_MAX, AT_ONCE_COLUMNS_MAX
+from rpc.route_table import Route
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan
 from tests.support.consensus_faults import FaultyConsensus

@@ -21,17 +21,17 @@ from persist.cli.__main__ import COMMANDS, main
 from persist.cli.promote import Indexed
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.identity import epoch_key
 from persist.commit.location import open_stores
-from persist.commit.published import Published
-from persist.commit.publishing import PublishSettings
-from persist.copies.recovering import marked
-from persist.core.binding import Binding
+from persist.commit.location_identity import epoch_key
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import PublishSettings
+from persist.copies.recovery import marked
+from persist.core.ids import Binding
 from persist.formats.state_frames import encode_binding
+from persist.regions.failover import moved_home
+from persist.regions.failover_record import last_promotion
 from persist.regions.fencing import HomeWatch
-from persist.regions.index import IndexFile, read_index
-from persist.regions.promoting import moved_home
-from persist.regions.promotion import last_promotion
+from persist.regions.region_index import IndexFile, read_index
 from rpc.settings import ServerSettings
 from tests.support.pages import blocks, page
 from tests.support.server import Server
@@ -520,13 +520,13 @@ def test_a_home_that_can_be_reached_is_stopped_first(place: Place) -> None:
 
 
 def test_a_promotion_that_was_killed_is_repeated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from persist.copies import recovering
+    from persist.copies import recovery
 
     def dies(location: object, binding: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(recovering, "_bind", dies)
+        patch.setattr(recovery, "_bind", dies)
         with suppress(SystemExit):
             place.promote()
     assert place.promote() == 0
@@ -604,13 +604,13 @@ def test_a_store_that_is_in_use_is_refused_with_the_advice_that_fits_the_command
 
 
 def test_a_switch_is_undone_and_home_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from persist.regions import switching
+    from persist.regions import switchover
 
     def dies(home: object, names: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(switching, "_publish", dies)
+        patch.setattr(switchover, "_publish", dies)
         with suppress(SystemExit):
             place.switch()
     with pytest.raises(persist.ReadOnly):

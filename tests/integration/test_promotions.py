@@ -12,29 +12,28 @@ import pyarrow.parquet as pq
 import pytest
 
 from blob import Blob, BlobStat
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from consensus import Consensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.identity import COPY_KEY, EPOCHS
 from persist.commit.location import Location
-from persist.commit.published import Published
-from persist.commit.publishing import PublishSettings
-from persist.copies.recovering import How
+from persist.commit.location_identity import COPY_KEY, EPOCHS
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import PublishSettings
+from persist.copies.recovery import How
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
-from persist.regions import demoting, switching
-from persist.regions.demoting import demote
-from persist.regions.index import Index, write_index
-from persist.regions.promoting import OldHome, moved_home, promote
-from persist.regions.promotion import last_promotion
-from persist.regions.replicating import ReplicateSettings, Replicator
-from persist.regions.salvaging import Diverged, diverged, salvage
-from persist.regions.switching import Switch
+from persist.regions import switchover
+from persist.regions.divergence import Diverged, diverged, salvage
+from persist.regions.failover import OldHome, moved_home, promote
+from persist.regions.failover_record import last_promotion
+from persist.regions.region_index import Index, write_index
+from persist.regions.replication import ReplicateSettings, Replicator
+from persist.regions.switchover import Switch, demote
 from tests.integration import test_erasure
 from tests.support.clones import SCHEMA, ClockedIds, Shards
 from tests.support.examples import thinned
@@ -129,7 +128,7 @@ class World:
 
         replicator = None if sleep != self.sleep else region.replicator()
         with monkeypatch.context() as patch:
-            patch.setattr(switching, "begin_anew", dies)
+            patch.setattr(switchover, "begin_anew", dies)
             with suppress(Dies):
                 region.switch(self.home.process(), replicator).run(sleep=sleep)
 
@@ -223,14 +222,14 @@ def test_what_was_undone_becomes_no_home(world: World, monkeypatch: pytest.Monke
     """Neither by the run that goes on beside the undo, nor by one that comes later, while home goes on."""
     home, us = world.home, world.us
     world.begin(a=3)
-    whole = switching.begin_anew
+    whole = switchover.begin_anew
 
     def undone_meanwhile(location: Location, how: How) -> Any:
         us.switch(home.process()).undo()
         return whole(location, how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(switching, "begin_anew", undone_meanwhile)
+        patch.setattr(switchover, "begin_anew", undone_meanwhile)
         with pytest.raises(Conflict):
             us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
     assert not us.consensus.keys("", "", 1)
@@ -275,7 +274,7 @@ def test_an_undo_lifts_no_fence_of_another_home(world: World, monkeypatch: pytes
     world.begin(a=3)
     ap.replicate()
     with monkeypatch.context() as patch, suppress(Dies):
-        patch.setattr(switching, "fence", lambda blob, binding: (_ for _ in ()).throw(Dies))
+        patch.setattr(switchover, "fence", lambda blob, binding: (_ for _ in ()).throw(Dies))
         us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
     ap.promote(OldHome(blob=home.blob))
     for _ in range(2):
@@ -471,7 +470,7 @@ def test_salvage_reads_what_was_handed_over_to_nobody(
     home.write("a")
     home.write("b")
     world.publish()
-    whole = switching._hand_over
+    whole = switchover._hand_over
 
     def dies(location: Location, name: str, epoch: int) -> None:
         if name == "b":
@@ -479,7 +478,7 @@ def test_salvage_reads_what_was_handed_over_to_nobody(
         whole(location, name, epoch)
 
     with monkeypatch.context() as patch, suppress(Dies):
-        patch.setattr(switching, "_hand_over", dies)
+        patch.setattr(switchover, "_hand_over", dies)
         us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
     assert [bool(home.state(name).handed_over) for name in "ab"] == [True, False]
     ap.promote(OldHome(blob=home.blob))  # us is lost as well
@@ -575,7 +574,7 @@ def test_what_comes_after_a_demotion_has_looked_is_not_dropped_unseen(
     monkeypatch.setattr(server.identity, "look", lambda: None)  # it is at the very commit
     promotion = last_promotion(us.blob)
     assert promotion is not None
-    whole = demoting._end
+    whole = switchover._end
 
     def late(*given: Any) -> None:
         insert(server, "a", "acknowledged", 77)
@@ -583,7 +582,7 @@ def test_what_comes_after_a_demotion_has_looked_is_not_dropped_unseen(
         with pytest.raises(ReadOnly):
             insert(server, "a", "late", 78)
 
-    monkeypatch.setattr(demoting, "_end", late)
+    monkeypatch.setattr(switchover, "_end", late)
     with pytest.raises(Conflict, match="has something of 1 shards"):
         demote(home.process(), us.blob, promotion)
     assert home.blob.stat(COPY_KEY) is None

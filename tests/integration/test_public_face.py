@@ -24,7 +24,7 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
-from persist.client.reading import Reading
+from persist.client.read_api import Reading
 from persist.core import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def test_a_typed_program_passes_strict_mypy_and_a_wrong_one_does_not(tmp_path: P
         """
 import persist
 import persist.aio
-from persist.client.reading import Reading
+from persist.client.read_api import Reading
 
 def main(url: str) -> int | None:
     with persist.connect(url) as client:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from blob import BlobUnavailable
-from persist.commit.published import BEATS_KEPT, CATALOGUES_KEPT, Published
-from persist.commit.publishing import FAILED_TRIES_MAX, Publisher, PublishSettings
-from persist.commit.rollups import rolled_up
-from persist.copies.bucket import Bucket
+from persist.commit.publication_keeper import BEATS_KEPT, CATALOGUES_KEPT, Published
+from persist.commit.publication_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
+from persist.commit.state_loader import rolled_up
+from persist.copies.blob_store_scan import Bucket
 from persist.core import commands as c
+from persist.core.blob_keys import BEATS, CATALOGUES, JOURNALS, is_journal_key, is_rollup_key
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, ReadOnly
 from persist.core.ids import SeqNo
-from persist.core.keys import is_rollup_key
-from persist.core.publications import BEATS, CATALOGUES, JOURNALS, is_journal_key
 from persist.core.record import replace
 from persist.core.trace import trace_of
 from persist.formats.publication_frames import decode_catalogue, decode_journal
@@ -86,7 +85,7 @@ def test_entries_of_an_interval_are_one_blob(world: World) -> None:
 
 def test_a_queue_that_is_full_drops_and_tells_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     append(world, 3)
-    monkeypatch.setattr("persist.commit.publishing.QUEUE_ENTRIES_MAX", 2)
+    monkeypatch.setattr("persist.commit.publication_writer.QUEUE_ENTRIES_MAX", 2)
     one = publisher(world)
     for seqno in (1, 2, 3):
         one.add(NAME, entry(world, seqno))

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from persist.core import commands as c
+from persist.core.blob_keys import part_key
 from persist.core.ids import PartId, Token, WriterId, shard_id_of
-from persist.core.keys import part_key
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.changed_files import LOOK_AGAIN_S
 from rpc.quota_file import COUNTS, RATES
 from rpc.settings import ServerSettings
+from rpc.tls import LOOK_AGAIN_S
 from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}]}

@@ -14,19 +14,19 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain
 from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
+from persist.core.audit_log import EntryFile
+from persist.core.blob_keys import entries_key, loan_key, rollup_key
 from persist.core.erasure import Doomed, Proof
+from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, Token, WriterId
-from persist.core.keys import entries_key, loan_key, rollup_key
-from persist.core.recorded import EntryFile
-from persist.core.row_policy import Looked, Rung
+from persist.core.retention_policy import Looked, Rung
 from persist.core.state import SchemaRecord, State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded

@@ -20,10 +20,10 @@ from blob import BlobNotFound
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings
-from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable
+from persist.core.frontier import Antichain
 from persist.core.state import Policy
-from persist.parts.files import Files
+from persist.parts.part_files import Files
 from tests.support.pages import page
 
 SCHEMA = pa.schema(

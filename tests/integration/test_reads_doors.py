@@ -14,10 +14,10 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist.cli.__main__ import main
-from persist.client.far import AT_HOME, FarShard
-from persist.client.reading import Reading
+from persist.client.connect import AT_HOME, FarShard
+from persist.client.read_api import Reading
 from persist.client.shard import Shard
-from persist.core.antichain import Antichain
+from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from persist import InvalidUsage
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.published import Published
-from persist.commit.publishing import Publisher, PublishSettings
-from persist.copies.recovering import recover
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import Publisher, PublishSettings
+from persist.copies.recovery import recover
 from tests.support.clones import Shards
 
 SETTINGS = PublishSettings(every_s=5.0)

@@ -13,21 +13,21 @@ import pyarrow as pa
 import pytest
 
 import persist
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector
-from persist.commit.identity import LOG_KEY
 from persist.commit.location import Location
-from persist.commit.published import Published
-from persist.commit.publishing import Publisher, PublishSettings
-from persist.copies.recovering import GAP, SEQNO_GAP, Recovered, plan, recover
+from persist.commit.location_identity import LOG_KEY
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import Publisher, PublishSettings
+from persist.copies.recovery import GAP, SEQNO_GAP, Recovered, plan, recover
 from persist.copies.verify import How, verified
+from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
-from persist.core.keys import COMPACTOR, is_part_key, part_key
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
 from tests.support.examples import thinned
 from tests.support.location import AscendingIds, memory_location

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import persist
-from persist.regions.index import read_index
-from rpc.client.transport import open_transport
+from persist.regions.region_index import read_index
+from rpc.client.http_transport import open_transport
 from tests.services.postgres import Postgres
 from tests.support.disaster import NAMES, Disaster, Stores, free_port
 from tests.support.urls import with_path

@@ -10,19 +10,18 @@ import pytest
 from compactor.worker import Worker
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.lease import ReadLease
+from persist.client.read_leases import ReadLease
 from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Expired, Unavailable
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, mint
-from persist.core.recorded import NOBODY, Caller
-from persist.regions import holding
-from persist.regions.holding import IDLE_S, SILENT_MAX, HomeHolds
-from persist.regions.letting_go import held_by_regions, let_go
-from persist.regions.replicating import ReplicateSettings, Replicator
+from persist.regions import remote_holds
+from persist.regions.remote_holds import IDLE_S, SILENT_MAX, HomeHolds, held_by_regions, let_go
+from persist.regions.replication import ReplicateSettings, Replicator
 from tests.integration.test_regions import Place, rows
 from tests.support.clones import Shards
 
@@ -297,7 +296,7 @@ def test_every_shard_has_its_turn_where_there_are_more_than_one_round_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those that are read all the time are held too, though others were read less lately."""
-    monkeypatch.setattr(holding, "PER_ROUND_MAX", 2)
+    monkeypatch.setattr(remote_holds, "PER_ROUND_MAX", 2)
     names = [f"s{number}" for number in range(5)]
     many = Many(*names)
     many.readers = {name: many.readers[name] for name in names[2:]}  # the first two are not read any more

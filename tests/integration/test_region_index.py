@@ -22,11 +22,12 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
-from persist.client.far import AT_HOME
+from persist.client.connect import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
-from persist.regions import changing
+from persist.regions import region_index
 from persist.regions.asking import RegionServer, presence
-from persist.regions.index import (
+from persist.regions.failover import moved_home
+from persist.regions.region_index import (
     Entry,
     Index,
     IndexFile,
@@ -37,7 +38,6 @@ from persist.regions.index import (
     read_index,
     write_index,
 )
-from persist.regions.promoting import moved_home
 from tests.integration.test_regions import WRITES
 from tests.support.location import TestClock
 from tests.support.server import Server
@@ -123,7 +123,7 @@ def test_a_region_that_no_server_near_reads_is_refused(centres: TwoCentres) -> N
 
 
 def test_a_shard_is_made_at_its_home_only(centres: TwoCentres) -> None:
-    from rpc.client.transport import open_transport
+    from rpc.client.http_transport import open_transport
 
     opened = open_transport(persist.Connection(centres.dc2.url))  # a client that follows no index
     with closing(opened) as transport:
@@ -274,7 +274,7 @@ def test_an_index_that_others_may_write_is_refused(mode: int, tmp_path: Path) ->
     for read in (
         read_index,
         lambda path: IndexFile(str(path)),
-        lambda path: changing.change_index(path, lambda one: one),
+        lambda path: region_index.change_index(path, lambda one: one),
     ):
         with pytest.raises(InvalidUsage, match=f"has the mode {mode:04o}"):
             read(path)
@@ -484,7 +484,7 @@ def test_a_change_waits_for_another_one_for_so_long_and_no_longer(
     path = tmp_path / "regions.json"
     assert main(["regions", "set", "eu", "--write", "http://eu:1", "--index", str(path)]) == 0
     before = path.read_bytes()
-    monkeypatch.setattr(changing, "LOCK_S", 0.1)
+    monkeypatch.setattr(region_index, "LOCK_S", 0.1)
     with open(f"{path}.lock", "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(["regions", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from blob import Blob, BlobUnavailable
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
+from consensus.memory_logs import MemoryConsensus
 from persist import AttributeUpdate, named_key
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -22,9 +22,9 @@ from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.commit.location import Location
-from persist.commit.published import Published
-from persist.commit.publishing import PublishSettings
-from persist.copies.recovering import recover
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import PublishSettings
+from persist.copies.recovery import recover
 from persist.core.errors import (
     Conflict,
     Corruption,
@@ -37,11 +37,11 @@ from persist.core.errors import (
     Unavailable,
     UnknownShard,
 )
+from persist.core.shard_view import Seen
 from persist.core.state import Policy
-from persist.core.view import Seen
-from persist.regions.following import FollowSettings
 from persist.regions.replica import Home, Replica
-from persist.regions.replicating import ReplicateSettings, Replicator
+from persist.regions.replica_follower import FollowSettings
+from persist.regions.replication import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import thinned
 from tests.support.location import InlineBackground

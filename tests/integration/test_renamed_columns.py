@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.codecs import rows
 from persist.core.errors import SchemaMismatch
-from persist.parts.altering import DropColumn, RenameColumn
-from rpc import posting
+from persist.parts.schema_changes import DropColumn, RenameColumn
+from rpc import insert_endpoint
 from rpc.app import create_app
 from tests.support.location import TestClock, memory_location
 
@@ -80,7 +80,7 @@ def once_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
                 done.append(work())
             return table
 
-        monkeypatch.setattr(posting.rows, "read", read)
+        monkeypatch.setattr(insert_endpoint.rows, "read", read)
         return done
 
     return patched
@@ -141,8 +141,8 @@ def test_columns_that_change_all_the_time_are_told(servers: Servers, monkeypatch
         read.append(servers.other.alter(*SWAP))
         return real(*given)
 
-    monkeypatch.setattr(posting.rows, "read", changing)
+    monkeypatch.setattr(insert_endpoint.rows, "read", changing)
     answer = servers.post("insert", "text/csv", BODIES["text/csv"])
     assert (answer.status_code, answer.json()["kind"]) == (409, SchemaMismatch.kind)
-    assert len(read) == posting.READINGS_MAX
+    assert len(read) == insert_endpoint.READINGS_MAX
     assert servers.rows() == []

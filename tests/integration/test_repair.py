@@ -12,15 +12,15 @@ import pytest
 
 import persist
 from blob import Blob
-from blob.forwarding import ForwardingBlob
+from blob.metrics import ForwardingBlob
 from persist import Corruption
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.examine import faults
 from persist.commit.location import LocationSettings
 from persist.core.batch import Part
+from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import PersistError
-from persist.core.keys import is_bundle_key
 from persist.core.state import Policy
 from tests.support.waiting import wait_until
 

@@ -16,7 +16,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage, TokenReused
-from persist.parts.altering import AddColumn, Change, DropColumn, RenameColumn, WidenColumn
+from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn, WidenColumn
 from rpc.app import create_app
 from tests.support.location import memory_location
 

@@ -10,19 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.client import rewriting as rewriting_module
+from persist.client import rewrites as rewriting_module
 from persist.client.arguments import read_attribute
-from persist.client.changes import Asked, between
-from persist.client.changes import Between as ChangesBetween
-from persist.client.restore import Restored, Restoring
-from persist.client.rewriting import RETRIES_MAX
+from persist.client.contents_diff import Between as ChangesBetween
+from persist.client.contents_diff import DiffRequest, between
+from persist.client.rewrites import RETRIES_MAX, Restored, Restoring
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadSettings
-from persist.client.wall_clock import shown_instant
+from persist.client.timestamps import shown_instant
 from persist.client.write import WriteHandle
-from persist.commit.blob_worker import merged
+from persist.commit.blob_tasks import merged
 from persist.core import commands as c
-from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
@@ -35,9 +33,10 @@ from persist.core.errors import (
     UnknownShard,
     UpperMismatch,
 )
+from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.ids import token_of_key
+from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy
-from persist.core.view import ViewRequest
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -434,7 +433,7 @@ def test_a_try_that_finds_nothing_since_the_other_one_landed_is_told_so(
         if not told:
             told.append(restoring)  # the other one, which goes on now, does not come here again
             told[:] = [months.restore(2, token=token)]
-            with between(months._transport, NAME, 2, None, Asked(), ReadSettings()) as found:
+            with between(months._transport, NAME, 2, None, DiffRequest(), ReadSettings()) as found:
                 return real(restoring, found, *args)
         return real(restoring, found, *args)
 

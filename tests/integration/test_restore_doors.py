@@ -16,9 +16,9 @@ from fastapi.testclient import TestClient
 import persist
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
-from persist.client.wall_clock import shown_instant
-from persist.core.antichain import Antichain
+from persist.client.timestamps import shown_instant
 from persist.core.attribute import named_key
+from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings

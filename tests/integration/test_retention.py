@@ -20,13 +20,13 @@ from compactor.tasks import retention_task
 from compactor.worker import Worker
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
+from persist.client.rewrites import Truncating
 from persist.client.shard import Shard
-from persist.client.truncate import Truncating
-from persist.client.wall_clock import shown_instant
-from persist.commit.aging import age
+from persist.client.timestamps import shown_instant
+from persist.commit.expiry import age
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unavailable
+from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.asking import typed

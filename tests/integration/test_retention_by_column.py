@@ -17,13 +17,13 @@ import persist
 from compactor.metering import Metrics
 from compactor.worker import Worker
 from persist.cli.__main__ import main
-from persist.client import by_column
+from persist.client import retention_kinds
 from persist.client.shard import Shard
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Conflict, InvalidUsage, Unavailable, UpperMismatch
-from persist.core.row_policy import RowPolicy
-from persist.parts.ages import Sieve
+from persist.core.frontier import Antichain
+from persist.core.retention_policy import RowPolicy
+from persist.parts.row_age import Sieve
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.integration.test_retention import keeper
@@ -195,7 +195,9 @@ def test_a_shard_at_rest_is_not_read(world: World, machine: Machine, shard: Shar
     shard.insert(rows(world, r1=8, r2=4, r3=None))
     Worker(machine.location).run(NAME, idle=True)
     task, looks, waits, seqnos = keeper(machine), [], [], []
-    with patch.object(by_column.TakingAged, "run", autospec=True, side_effect=by_column.TakingAged.run) as run:
+    with patch.object(
+        retention_kinds.TakingAged, "run", autospec=True, side_effect=retention_kinds.TakingAged.run
+    ) as run:
         for _ in range(20):
             waits.append(task(NAME))
             looks.append(run.call_count)
@@ -212,7 +214,9 @@ def test_a_shard_at_rest_is_not_read(world: World, machine: Machine, shard: Shar
 def test_at_most_once_every_cut_every(world: World, machine: Machine, shard: Shard) -> None:
     shard.retain(POLICY)
     task = keeper(machine)
-    with patch.object(by_column.TakingAged, "run", autospec=True, side_effect=by_column.TakingAged.run) as run:
+    with patch.object(
+        retention_kinds.TakingAged, "run", autospec=True, side_effect=retention_kinds.TakingAged.run
+    ) as run:
         for number in range(24):
             shard.insert(rows(world, **{f"r{number}": 20}))
             task(NAME)
@@ -405,7 +409,7 @@ def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard
         [{**rows(world, r2=20)[0], "__diff": -1}],
         [{**rows(world, r4=20)[0], "__diff": 2}],
     ]
-    real = by_column.TakingAged._staged
+    real = retention_kinds.TakingAged._staged
 
     def staged(self: Any, *given: Any) -> Any:
         found = real(self, *given)
@@ -413,7 +417,7 @@ def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard
             shard.insert(meanwhile.pop(0))
         return found
 
-    with patch.object(by_column.TakingAged, "_staged", staged):
+    with patch.object(retention_kinds.TakingAged, "_staged", staged):
         done = shard.run_retention().by_column
     assert done is not None
     assert (done.removed, ids(shard)) == (4, [3, 5])
@@ -423,7 +427,7 @@ def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard
 def test_who_loses_each_time_changes_nothing(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.retain(POLICY)
-    real = by_column.TakingAged._staged
+    real = retention_kinds.TakingAged._staged
 
     def staged(self: Any, *given: Any) -> Any:
         found = real(self, *given)
@@ -431,7 +435,7 @@ def test_who_loses_each_time_changes_nothing(world: World, shard: Shard) -> None
         return found
 
     with (
-        patch.object(by_column.TakingAged, "_staged", staged),
+        patch.object(retention_kinds.TakingAged, "_staged", staged),
         pytest.raises(UpperMismatch, match="others wrote to shard 'events' each of 6 times"),
     ):
         shard.run_retention()
@@ -444,7 +448,7 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.insert(rows(world, r3=20, r4=1))
     shard.retain(POLICY)
-    real, dropped = by_column.TakingAged._staged, []
+    real, dropped = retention_kinds.TakingAged._staged, []
 
     def staged(self: Any, *given: Any) -> Any:
         found = real(self, *given)
@@ -452,7 +456,7 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
             dropped.append(shard.truncate(1, mode="drop"))
         return found
 
-    with patch.object(by_column.TakingAged, "_staged", staged):
+    with patch.object(retention_kinds.TakingAged, "_staged", staged):
         done = shard.run_retention().by_column
     assert done is not None
     assert (done.removed, ids(shard)) == (1, [4])
@@ -462,14 +466,14 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
 def test_nothing_goes_by_a_policy_that_was_taken_away_meanwhile(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.retain(POLICY)
-    real = by_column.TakingAged._staged
+    real = retention_kinds.TakingAged._staged
 
     def staged(self: Any, *given: Any) -> Any:
         shard.retain(None)
         return real(self, *given)
 
     with (
-        patch.object(by_column.TakingAged, "_staged", staged),
+        patch.object(retention_kinds.TakingAged, "_staged", staged),
         pytest.raises(Conflict, match=r"of rows of shard .* has changed"),
     ):
         shard.run_retention()

@@ -15,7 +15,7 @@ import persist
 from compactor.worker import Worker
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
-from persist.commit.aging import age, forget_dropped
+from persist.commit.expiry import age, forget_dropped
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.retention_plan import facts_of
@@ -114,7 +114,7 @@ def test_where_rows_were_taken_away_nothing_goes_and_it_says_so(world: World, ma
 
 
 def test_too_many_drops_hold_it_back(world: World, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.core.drops.DROPS_MAX", 64)
+    monkeypatch.setattr("persist.core.truncation.DROPS_MAX", 64)
     shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="forever")
     for number in range(70):
         shard.insert([{"id": number}])

@@ -23,14 +23,14 @@ import persist
 import persist.aio
 from compactor.worker import Worker, WorkerSettings
 from persist.client.connect import Client
-from persist.client.holding_on import Hold
+from persist.client.read_leases import Hold
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable, Unavailable
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
-from persist.parts import codec, files
-from persist.parts.files import PartFile
+from persist.parts import codec, part_files
+from persist.parts.part_files import PartFile
 from tests.support.clocks import HOUR_MS, World
 from tests.support.pages import page
 from tests.support.server import url_of
@@ -50,7 +50,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 def shard(client: Client, monkeypatch: pytest.MonkeyPatch) -> Shard:
     """Rows 0 to 99, the last ones at time 1, when row 7 is changed; ten rows a row group; no history is kept."""
     monkeypatch.setattr(codec, "ROW_GROUP_ROWS", 10)
-    monkeypatch.setattr(files, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(part_files, "WHOLE_BYTES_MAX", 0)
     found = client.create_shard("orders", KINDS, ["id"], history="none")
     found.insert([row(number) for number in range(60)])
     found.insert([*(row(number) for number in range(60, 100)), {**row(7), "__diff": -1}, row(7, "paid")])

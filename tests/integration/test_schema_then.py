@@ -19,6 +19,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 import persist
+from compactor.embedded import maintain
 from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -28,7 +29,7 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, mint
 from persist.core.transitions.context import SOUND
-from persist.parts.altering import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, altered
+from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, altered
 from tests.support.location import memory_location
 from tests.support.served import Served
 from tests.support.without_jvm import planned, read, rows_of, source, write
@@ -261,7 +262,7 @@ def test_a_data_frame_of_spark_whose_tag_was_moved_is_loaded_again(shard: Shard,
 def test_rows_of_a_newer_schema_never_join_a_time_of_before() -> None:
     """Inserts of one commit share a time. Beyond a change of the columns they do not: then would be two schemas."""
     location = memory_location()
-    with closing(Client(EmbeddedTransport(location))) as client:
+    with closing(Client(EmbeddedTransport(location, maintain))) as client:
         shard = client.create_shard("s", SCHEMA, key=["id"])
         shard.insert([FIRST])
         wider = altered(shard.schema, [WidenColumn("n", pa.int64())])

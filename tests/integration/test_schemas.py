@@ -17,7 +17,15 @@ import persist
 from persist import Client, InvalidUsage, Shard
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
-from persist.parts.altering import AddColumn, Change, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
+from persist.parts.schema_changes import (
+    AddColumn,
+    Change,
+    DropColumn,
+    MoveColumn,
+    RelaxColumn,
+    RenameColumn,
+    WidenColumn,
+)
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.integration.test_maintenance_http import served

@@ -9,17 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.client.columns import Life
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.client.schema_lineage import Life
 from persist.client.shard import Shard
 from persist.core.errors import ConstraintViolated, InvalidUsage
-from persist.core.view import ShardView
-from persist.parts.altering import AddColumn, RenameColumn
+from persist.core.shard_view import ShardView
+from persist.parts.schema_changes import AddColumn, RenameColumn
 from persist.patterns import wal
-from persist.patterns.numbered import Numbered
+from persist.patterns.partition_map import Routes
 from persist.patterns.routed import RoutedWriter
-from persist.patterns.routes import Routes
+from persist.patterns.sequenced_append import Numbered
 from persist.patterns.wal import FrontEnd, Replica
 from tests.support.location import memory_location
 

@@ -14,7 +14,7 @@ import pytest
 
 import persist
 from persist.client.embedded import EmbeddedTransport
-from persist.client.sharing import BUSY_READS, KEPT_S, TAKES_S, LeasePool
+from persist.client.lease_pool import BUSY_READS, KEPT_S, TAKES_S, LeasePool
 from persist.client.transport import OneShard
 from persist.core.state import State
 from tests.integration.test_fork import forked

@@ -10,7 +10,7 @@ import persist
 from persist.cli.__main__ import main
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, history_ms
-from persist.inspect.shard_patterns import prefix_of
+from persist.inspect.readonly_location import prefix_of
 
 
 @pytest.fixture

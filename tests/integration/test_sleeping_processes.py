@@ -7,21 +7,21 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.orphans import Sweeper
-from consensus.forwarding import ForwardingConsensus
-from consensus.memory import MemoryConsensus
-from persist.attributes.index import AttributeIndex
-from persist.attributes.storage import NodeCache
+from consensus.memory_logs import MemoryConsensus
+from consensus.metrics import ForwardingConsensus
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.commit.system import SystemClock
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Corruption
+from persist.core.frontier import Antichain
 from tests.support.flushing import flushed
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])

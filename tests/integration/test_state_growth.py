@@ -14,8 +14,8 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, Overloaded, PersistError
+from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, WriterId
 from persist.core.record import replace
 from persist.core.state import Policy

@@ -14,16 +14,16 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.tasks import history_task
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
-from persist.commit.blob_worker import merged
+from persist.commit.blob_tasks import merged
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Conflict, Expired, InvalidUsage, NotReadable, PersistError, Unavailable
-from persist.core.tags import TAGS_MAX
+from persist.core.named_holds import TAGS_MAX
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World

@@ -15,7 +15,7 @@ import pytest
 
 import persist
 from persist.client.embedded import EmbeddedTransport
-from persist.http_client.servers import rendezvous
+from persist.http_client.http_calls import rendezvous
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S
 

@@ -22,17 +22,17 @@ from opentelemetry.trace import StatusCode
 from starlette.testclient import TestClient
 
 import persist
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Connection
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
 from persist.commit.otel import OtelTracer, exporting
 from persist.commit.tracing import Tracer
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.frontier import Antichain
 from rpc.app import create_app
-from rpc.serving import bind
+from rpc.server import bind
 from tests.support.location import EAGER, InlineBackground
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
@@ -98,7 +98,7 @@ def served(location: Location) -> Iterator[str]:
 def test_one_trace_goes_from_the_client_over_the_server_to_the_stores(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.http_client.calls.open_tracer", lambda: traced.tracer)
+    monkeypatch.setattr("persist.http_client.http_calls.open_tracer", lambda: traced.tracer)
     with closing(traced.location()) as location, served(location) as url, persist.connect(url, traces=True) as client:
         shard = client.create_shard("orders", SCHEMA, key=["id"])
         shard.insert([{"id": 0}])

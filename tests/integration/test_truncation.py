@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 from compactor.worker import Worker
-from persist.client.retry import is_final
+from persist.client.idempotency import is_final
 from persist.client.shard import Shard
-from persist.client.wall_clock import shown_instant
+from persist.client.timestamps import shown_instant
 from persist.client.write import WriteHandle
-from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpperMismatch
+from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
 from persist.core.transitions import writers

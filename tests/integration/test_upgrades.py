@@ -13,8 +13,8 @@ import pytest
 import persist
 from blob import open_blob
 from persist.client.connect import Client
-from persist.commit.format_version import raise_format
 from persist.commit.location import open_location
+from persist.commit.location_identity import raise_format
 from persist.core.errors import PersistError, UpgradeNeeded
 from persist.formats.state_frames import format_of
 from tests.services.process import free_ports

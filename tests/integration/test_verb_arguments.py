@@ -18,8 +18,8 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.transport import ForwardingTransport
 from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import InvalidUsage, TokenReused, Unavailable, UpperMismatch
-from persist.core.recorded import NOBODY, Caller
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.asking import typed

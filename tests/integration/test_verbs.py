@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.client.far import AT_HOME, FarShard
+from persist.client.connect import AT_HOME, FarShard
+from persist.client.row_verbs import Verbs
 from persist.client.shard import Shard
-from persist.client.verbs import Verbs
 from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
-from persist.parts.files import Files
+from persist.parts.part_files import Files
 from tests.support.clocks import Machine, World
 
 SCHEMA = pa.schema(
@@ -177,8 +177,8 @@ def overwritten(shard: Shard, times: int) -> list[int | None]:
 
 
 def test_overwrites_go_on_when_drops_are_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.core.drops.DROPS_MAX", 24)
-    monkeypatch.setattr("persist.client.dropped.DROPS_MAX", 24)
+    monkeypatch.setattr("persist.core.truncation.DROPS_MAX", 24)
+    monkeypatch.setattr("persist.client.contents_diff.DROPS_MAX", 24)
     shard = machine.client.create_shard("often", SCHEMA, ["id"])
     assert overwritten(shard, 20) == [0, *[None] * 8, *[1] * 11]
     assert rows(shard) == [(19, "x", 19)]

@@ -15,10 +15,10 @@ import persist
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.client.wall_clock import shown_instant
+from persist.client.timestamps import shown_instant
 from persist.commit.location import Location, LocationSettings
-from persist.core.antichain import Antichain
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
+from persist.core.frontier import Antichain
 from persist.core.state import Policy
 from rpc.app import create_app
 from rpc.settings import ServerSettings

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blob import Blob, BlobUnavailable
-from blob.memory import MemoryBlob
-from persist.attributes.nodes import Shape
-from persist.attributes.storage import ChunkReader
-from persist.attributes.tree import LEAVES_A_MOVE
-from persist.copies.tree_checks import TreeCheck
+from blob.memory_blobs import MemoryBlob
+from persist.attributes.btree import LEAVES_A_MOVE
+from persist.attributes.node_codec import Shape
+from persist.attributes.node_store import ChunkReader
+from persist.copies.shard_checks import TreeCheck
 from persist.core.errors import Unavailable
 from tests.conftest import SeededIds
 from tests.support.examples import examples

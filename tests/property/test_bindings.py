@@ -39,5 +39,5 @@ def caught(seed: int) -> bool:
 
 
 def test_a_build_that_takes_a_binding_of_a_rival_for_a_later_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.patterns.known.bisect_left", lambda found, at: min(len(found) - 1, len(found) // 2))
+    monkeypatch.setattr("persist.patterns.reclock.bisect_left", lambda found, at: min(len(found) - 1, len(found) // 2))
     assert any(caught(seed) for seed in range(20))

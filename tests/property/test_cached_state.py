@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.client.shard import Shard
-from persist.commit.blob_worker import merged
-from persist.commit.format_version import raise_format
+from persist.commit.blob_tasks import merged
+from persist.commit.location_identity import raise_format
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import PersistError
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key
 from persist.core.state import Policy
 from persist.formats.state_frames import Build

@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.client.changes import Changes
+from persist.client.contents_diff import Changes
 from tests.property.test_model import STEPS, Played
 from tests.support.examples import examples
 from tests.support.maintained import SCHEMA

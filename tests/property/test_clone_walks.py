@@ -16,7 +16,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, Expired, PersistError, Unavailable, UnknownShard
 from persist.core.ids import SeqNo
-from persist.core.loans import is_foreign
+from persist.core.named_holds import is_foreign
 from tests.simulation import cloning
 from tests.simulation.breaking import Broken
 from tests.support.clones import AGE_MS, Shards

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from compactor.worker import Worker
 from persist import ConstraintViolated, Shard
-from persist.client import editing
+from persist.client import optimistic_edit
 from tests.support.clocks import World
 
 COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
@@ -108,15 +108,15 @@ def tell(story: list[tuple[Step, Step | None]]) -> None:
     """A step at a time, with its rival between its look and its commit."""
     place = new_story(World())
     rivals: list[Step] = []
-    commit = editing.Editing._commit
+    commit = optimistic_edit.Editing._commit
 
-    def interrupted(self: editing.Editing, *given: Any) -> Any:
+    def interrupted(self: optimistic_edit.Editing, *given: Any) -> Any:
         if rivals:
             place.run(rivals.pop())
         return commit(self, *given)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(editing.Editing, "_commit", interrupted)
+        patched.setattr(optimistic_edit.Editing, "_commit", interrupted)
         for step, rival in story:
             if rival is not None and "compare_and_append" not in (step[0], rival[0]):
                 rivals.append(rival)
@@ -140,7 +140,7 @@ def test_no_key_gets_a_second_row_whoever_comes_between(story: list[tuple[Step, 
 
 
 def test_a_build_that_does_not_look_at_what_came_between_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.client.planned.Bound.concerns", lambda *_: False)
+    monkeypatch.setattr("persist.client.dml_plans.Bound.concerns", lambda *_: False)
     story: list[tuple[Step, Step | None]] = [
         (("insert", [(0, 0, 1)]), None),
         (("insert", [(1, 1, 1)]), ("insert", [(1, 2, 1)])),

@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from persist.parts import codec, cuts
+from persist.parts import codec, key_splits
 from persist.spark.admission import Admission
 from persist.spark.offsets import Offset, Position
-from persist.spark.stream_read import StreamReader
+from persist.spark.stream import StreamReader
 from tests.support.examples import seeds, thinned
 from tests.support.maintained import NAME, Row, World
 from tests.support.rivals import caught_within
@@ -150,7 +150,9 @@ def test_it_does_in_many_stories() -> None:
 
 
 def with_cuts_one_piece_too_far(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cuts.Limit, "allows", lambda self, weight: self.rows is None or weight.rows <= self.rows + GROUP_ROWS)
+    patch.setattr(
+        key_splits.Limit, "allows", lambda self, weight: self.rows is None or weight.rows <= self.rows + GROUP_ROWS
+    )
 
 
 def without_counting(patch: pytest.MonkeyPatch) -> None:

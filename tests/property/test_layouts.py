@@ -24,9 +24,9 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.codecs.rows import PARQUET
 from persist.commit.location import Location
-from persist.core.antichain import Antichain
 from persist.core.batch import Part
 from persist.core.errors import Corruption
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import ShardSchema, codec, writer

@@ -11,15 +11,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from blob.memory import MemoryBlob
-from persist.attributes.index import AttributeIndex
-from persist.attributes.nodes import Shape
-from persist.attributes.storage import NodeCache
+from blob.memory_blobs import MemoryBlob
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.node_codec import Shape
+from persist.attributes.node_store import NodeCache
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.clock_index import GRIDS_MAX, Mark
 from persist.core.errors import NotReadable, PersistError, Unavailable
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId
-from persist.core.marks import GRIDS_MAX, Mark
 from tests.support.examples import examples
 from tests.support.location import AscendingIds
 from tests.support.shard import Shard, numbered

@@ -15,25 +15,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from blob import Blob
-from blob.memory import MemoryBlob
-from consensus.forwarding import ForwardingConsensus
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
+from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.identity import ID_KEY, LOOK_EVERY_S, Identity
 from persist.commit.location import Location
-from persist.copies import recovering
-from persist.copies.recovering import How
+from persist.commit.location_identity import ID_KEY, LOOK_EVERY_S, Identity
+from persist.copies import recovery
+from persist.copies.recovery import How
 from persist.core.errors import Conflict, Expired, PersistError, ReadOnly, Unavailable, UnknownShard
-from persist.core.transitions import handing
-from persist.regions import demoting, promoting, salvaging
-from persist.regions.demoting import demote
-from persist.regions.promoting import OldHome, promote
-from persist.regions.promotion import Kept, Promotion, last_promotion
+from persist.core.transitions import lifecycle
+from persist.regions import divergence, failover, switchover
+from persist.regions.divergence import salvage
+from persist.regions.failover import OldHome, promote
+from persist.regions.failover_record import Kept, Promotion, last_promotion
 from persist.regions.replica import Replica
-from persist.regions.replicating import ReplicateSettings, Replicator
-from persist.regions.salvaging import salvage
-from persist.regions.switching import Switch
+from persist.regions.replication import ReplicateSettings, Replicator
+from persist.regions.switchover import Switch, demote
 from tests.property.test_region_walks import Walk
 from tests.support.clones import ClockedIds
 from tests.support.examples import seeds, thinned
@@ -266,7 +265,7 @@ class Ending(Walk):
             client.shard(name).insert([{"k": "new", "v": -1}])
         promotion = last_promotion(self.regions.copy)
         assert promotion is not None
-        assert not list(salvaging.diverged(home.process(), promotion))
+        assert not list(divergence.diverged(home.process(), promotion))
         demote(home.process(), self.regions.copy, promotion)
 
     def _dies_and_is_undone(self, switch: Switch, rivals: _Rivals) -> bool:
@@ -356,13 +355,13 @@ def test_many_more_walks(tmp_path: Path) -> None:
 
 def promotes_without_a_gap(patch: pytest.MonkeyPatch) -> None:
     """The new home goes on at the upper that it knows: the old one may have given that time out."""
-    whole = recovering._resumed
-    patch.setattr(recovering, "_resumed", lambda state, known, gap, pair: whole(state, known, 0, pair))
+    whole = recovery._resumed
+    patch.setattr(recovery, "_resumed", lambda state, known, gap, pair: whole(state, known, 0, pair))
 
 
 def hands_nothing_over(patch: pytest.MonkeyPatch) -> None:
     """A shard that is handed over takes commits all the same."""
-    patch.setattr(handing, "check_here", lambda state: None)
+    patch.setattr(lifecycle, "check_here", lambda state: None)
 
 
 def never_looks_again(patch: pytest.MonkeyPatch) -> None:
@@ -372,33 +371,33 @@ def never_looks_again(patch: pytest.MonkeyPatch) -> None:
 
 def salvages_what_is_listed_first(patch: pytest.MonkeyPatch) -> None:
     """Only shards that the new home has are looked at."""
-    whole = salvaging.diverged
+    whole = divergence.diverged
 
     def first(old: Location, promotion: Promotion) -> Any:
         return (found for found in whole(old, promotion) if found.kept is not None)
 
-    patch.setattr(salvaging, "diverged", first)
+    patch.setattr(divergence, "diverged", first)
 
 
 def notes_what_is_known(patch: pytest.MonkeyPatch) -> None:
     """The note tells where the shard resumed, not what it had."""
-    whole = promoting.kept_of
+    whole = failover.kept_of
 
-    def resumed(found: recovering.Recovered) -> dict[str, Kept]:
+    def resumed(found: recovery.Recovered) -> dict[str, Kept]:
         return {name: Kept(one.version, one.resumes, one.resumes) for name, one in whole(found).items()}
 
-    patch.setattr(promoting, "kept_of", resumed)
+    patch.setattr(failover, "kept_of", resumed)
 
 
 def compares_with_the_last_home(patch: pytest.MonkeyPatch) -> None:
     """Salvage takes the last promotion for the one that came after the old home."""
-    patch.setattr(salvaging, "_left_at", lambda old, epoch, promotion: salvaging._Left(promotion, None))
+    patch.setattr(divergence, "_left_at", lambda old, epoch, promotion: divergence._Left(promotion, None))
 
 
 def keeps_what_it_published(patch: pytest.MonkeyPatch) -> None:
     """An old home that becomes a copy keeps what it published alone."""
-    patch.setattr(demoting, "JOURNALS", "none/")
-    patch.setattr(demoting, "_is_own_rollup", lambda key: False)
+    patch.setattr(switchover, "JOURNALS", "none/")
+    patch.setattr(switchover, "_is_own_rollup", lambda key: False)
 
 
 BROKEN = (

@@ -7,10 +7,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blob.memory import MemoryBlob
-from persist.commit.published import Published
-from persist.commit.publishing import Publisher, PublishSettings
-from persist.copies.bucket import Bucket
+from blob.memory_blobs import MemoryBlob
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import Publisher, PublishSettings
+from persist.copies.blob_store_scan import Bucket
 from persist.core import commands as c
 from persist.core import state_diff
 from persist.core.ids import SeqNo

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from persist.core.errors import Conflict, Expired, Unavailable, UnknownShard
-from persist.regions.following import Follower
-from persist.regions.presence import Presence
+from persist.regions.replica_follower import Follower, Presence
 from tests.support.examples import seeds, thinned
 from tests.support.regions import Regions
 

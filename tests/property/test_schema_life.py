@@ -26,10 +26,10 @@ from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 from persist.parts import ShardSchema, at_time
 from persist.parts import codec as codec_module
-from persist.parts import files as files_module
-from persist.parts import resort as resort_module
-from persist.parts.altering import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
+from persist.parts import part_files as files_module
+from persist.parts import run_merge as resort_module
 from persist.parts.consolidate import sort_groups
+from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
 from tests.support.examples import examples
 from tests.support.maintained import NAME, WORKER, World
 
@@ -305,7 +305,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes at which a few rows meet every path."""
     monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(resort_module, "ROWS_MIN", 1)
+    monkeypatch.setattr(resort_module, "DECODED_ROWS_MIN", 1)
     monkeypatch.setattr(resort_module, "PIECE_BYTES", 1)
 
 

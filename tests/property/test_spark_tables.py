@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from persist.spark import replacing
+from persist.spark import upsert
 from tests.support.examples import seeds, thinned
 from tests.support.rivals import caught_within
 from tests.support.spark_rivals import SparkRivals
@@ -49,18 +49,18 @@ def without_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_conditions_looked_at_only_when_a_job_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = replacing.Replacement.publish
+    real = upsert.Replacement.publish
     monkeypatch.setattr(
-        replacing.Replacement, "publish", lambda self, *given: real(self, *given[:3], replace(given[3], alone=False))
+        upsert.Replacement, "publish", lambda self, *given: real(self, *given[:3], replace(given[3], alone=False))
     )
 
 
 def without_a_look_at_what_others_wrote_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.spark.replacing.Replacement._retract_between", lambda *_: ())
+    monkeypatch.setattr("persist.spark.upsert.Replacement._retract_between", lambda *_: ())
 
 
 def without_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.spark.batch_write.progress_of", lambda txn: None)
+    monkeypatch.setattr("persist.spark.batch_io.progress_of", lambda txn: None)
 
 
 @pytest.mark.parametrize(

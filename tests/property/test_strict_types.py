@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.parts.strict_types import has_stray_null, is_strict, whole_table
+from persist.parts.column_types import has_stray_null, is_strict, whole_table
 
 LEAVES = {
     pa.int32(): 1,

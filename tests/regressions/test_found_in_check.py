@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from blob.forwarding import ForwardingBlob
+from blob.metrics import ForwardingBlob
 from compactor.worker import Worker, WorkerSettings
-from persist.check.beside import Served, store_failing
+from persist.check.external_checks import Served, store_failing
 from persist.cli.__main__ import main
 from persist.commit.collector import Collector
 from persist.commit.location import LocationSettings

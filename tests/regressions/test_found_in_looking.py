@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 import persist
 from blob import BlobExists, BlobNotFound, open_blob
-from persist.cli import inspect_far
+from persist.cli import inspect_client
 from persist.cli.__main__ import main
 from persist.commit.location import open_location
 from rpc.app import create_app
@@ -446,7 +446,7 @@ def served(home: Path, monkeypatch: pytest.MonkeyPatch, *prefixes: str) -> Itera
     """A server that takes everybody for who administers the shards with these prefixes."""
     location = open_location(f"persist://{home}")
     only = Principal("eu", frozenset({"read", "write", "admin"}), prefixes)
-    monkeypatch.setattr("rpc.edge.ANYBODY", only)
+    monkeypatch.setattr("rpc.middleware.ANYBODY", only)
     with TestClient(create_app(location, ServerSettings()), base_url="http://127.0.0.1") as client:
         yield client
 
@@ -477,4 +477,4 @@ def test_a_token_with_a_prefix_was_told_the_names_of_other_shards(
 
 def test_one_that_does_not_answer_is_passed_over() -> None:
     with closing(Answers(200, b'{"a": 1}')) as asked:
-        assert inspect_far.Server(f"http://127.0.0.1:1,{asked.url}", None).document("/v1/check", 5.0) == {"a": 1}
+        assert inspect_client.Server(f"http://127.0.0.1:1,{asked.url}", None).document("/v1/check", 5.0) == {"a": 1}

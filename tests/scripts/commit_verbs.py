@@ -34,11 +34,11 @@ from typing import Any
 import pyarrow as pa
 
 from blob import BlobUnavailable
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from consensus import ConsensusIndeterminate, ConsensusUnavailable, Entry
-from consensus.forwarding import ForwardingConsensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
+from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.commit_plan import Outcome

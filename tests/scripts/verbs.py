@@ -14,11 +14,13 @@ from typing import Any
 from unittest.mock import patch
 
 from persist.core import commands as c
-from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
 from persist.core.batch import Description, HollowBatch, Part, Run
+from persist.core.clock_index import MARKS_PAGE_MAX, Mark
+from persist.core.dedup import OutcomeFile, born_ms
 from persist.core.erasure import Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import (
     CriticalReaderId,
     LoanId,
@@ -31,15 +33,13 @@ from persist.core.ids import (
     shard_id_of,
     writer_of,
 )
-from persist.core.marks import MARKS_PAGE_MAX, Mark
-from persist.core.outcomes import OutcomeFile, born_ms
+from persist.core.named_holds import Tag
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
-from persist.core.row_policy import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
+from persist.core.retention_policy import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
 from persist.core.state import Policy, SchemaRecord, State, initial_state
-from persist.core.tags import Tag
 from persist.core.trace import trace_of
-from persist.core.transitions import attributes, history, lifecycle, outcomes
+from persist.core.transitions import attribute_updates, audit_recording, history_control, lifecycle
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, SCHEMA, Shard, make_part, numbered
 
@@ -624,10 +624,10 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
 
 
 CONSTANTS = {
-    "attribute_updates_max": (attributes, "UPDATES_MAX"),
-    "marks_overlay_max": (history, "MARKS_OVERLAY_MAX"),
+    "attribute_updates_max": (attribute_updates, "UPDATES_MAX"),
+    "marks_overlay_max": (history_control, "MARKS_OVERLAY_MAX"),
     "finalise_batches_per_step": (lifecycle, "FINALISE_BATCHES_PER_STEP"),
-    "outcomes_max": (outcomes, "OUTCOMES_MAX"),
+    "outcomes_max": (audit_recording, "OUTCOMES_MAX"),
 }  # limits that no setting changes, by the names that `policy` takes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from blob.s3_settings import S3Settings
+from blob.s3 import S3Settings
 from compactor.cli import compactor as compactor_command
 from consensus import open_consensus
 from rpc.cli import serve as serve_command

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from blob import open_blob
-from compactor.erasing import Eraser
+from compactor.erasure_steps import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus
 from persist.client.connect import Client

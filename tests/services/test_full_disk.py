@@ -19,8 +19,8 @@ import pytest
 
 import persist
 from persist.client.connect import Client
+from persist.client.lease_pool import BUSY_READS
 from persist.client.shard import HandleSettings
-from persist.client.sharing import BUSY_READS
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.write import WriteSettings
 from persist.commit.location import LocationSettings

@@ -21,7 +21,7 @@ import persist
 from persist.cli.__main__ import COMMANDS, main
 from persist.core.errors import Unauthorized
 from rpc.auth import mint
-from rpc.cli.keeping import STOP_EXTRA_S
+from rpc.cli.serve import STOP_EXTRA_S
 from rpc.settings import Limits, ServerSettings
 from tests.support.dockerfile import stages
 from tests.support.pages import ROOT, page

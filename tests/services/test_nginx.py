@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from rpc import paths
+from rpc.routes import table
 from tests.services.process import Server as Process
 from tests.services.process import free_ports, port_answers, run
 from tests.support.installed import installed
@@ -128,12 +128,12 @@ def test_the_file_knows_the_paths_of_shards_as_the_servers_do() -> None:
     (pattern,) = re.findall(r'^ +"~(\^/v1/shards/.*)" \$path;$', FILE.read_text(), re.MULTILINE)
     found = re.compile(pattern.replace("(?<", "(?P<"))
     names = [*NAMES[:7], "insert", "eu/tags", "eu%2Flisten", "tags/insert"]
-    verbs = ["", *paths.VERBS, "retention/run", *(f"{of}/{one}" for of in paths.OF_ONE for one in ("x", "tags", "run"))]
+    verbs = ["", *table.VERBS, "retention/run", *(f"{of}/{one}" for of in table.OF_ONE for one in ("x", "tags", "run"))]
     for path in [f"{name}/{verb}".removesuffix("/") for name in names for verb in verbs]:
-        split = paths.split(paths.PREFIX + path)
+        split = table.split(table.PREFIX + path)
         assert split is not None
         for query in ("", "?wait=1&where=a/insert"):
-            match = found.match(paths.PREFIX + path + query)
+            match = found.match(table.PREFIX + path + query)
             assert match is not None
             assert match["path"].replace("%2F", "/") == split[0], path
 

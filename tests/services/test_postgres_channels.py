@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from consensus import Consensus, open_consensus
-from consensus.postgres_channels import (
+from consensus.postgres import (
     ALL_CHANNELS,
     CHANNELS,
     LINGER_S,

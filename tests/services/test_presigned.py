@@ -18,9 +18,9 @@ from blob import Blob, BlobExists, open_blob
 from blob.metrics import MeteredBlob
 from blob.s3 import S3Blob
 from persist.client.connect import Client
+from persist.core.blob_keys import is_part_key, part_key
 from persist.core.ids import PartId, WriterId, shard_id_of
-from persist.core.keys import is_part_key, part_key
-from rpc.client.http_blob import HttpBlob
+from rpc.client.http_stores import HttpBlob
 from tests.support.server import Server
 
 SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("n", pa.int64())])

@@ -12,8 +12,7 @@ import boto3
 import pytest
 
 from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable, open_blob
-from blob.s3 import S3Blob
-from blob.s3_settings import S3Settings
+from blob.s3 import S3Blob, S3Settings
 from tests.services.fault_proxy import FaultProxy
 from tests.services.plugin import make_bucket
 from tests.services.process import free_ports, wait_until

@@ -15,7 +15,7 @@ import boto3
 import pytest
 
 from bench.cost import S3_STANDARD
-from blob.s3_settings import S3Settings
+from blob.s3 import S3Settings
 from compactor.cli import compactor
 from consensus.sql import POOL_SIZE
 from persist.core.state import Policy

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from persist.cli.__main__ import COMMANDS, main
-from rpc.cli.keeping import STOP_EXTRA_S
+from rpc.cli.serve import STOP_EXTRA_S
 from rpc.settings import Limits, ServerSettings
 from tests.support.installed import installed
 from tests.support.pages import ROOT

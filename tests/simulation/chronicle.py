@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
-from persist.client.telling import HistoryEntry
 from persist.commit.collector import Collector
 from persist.core.errors import Corruption, PersistError
 from tests.simulation.host import SCHEMA, WEATHER, Host, expect_damage, me

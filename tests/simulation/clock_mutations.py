@@ -9,15 +9,15 @@ from unittest.mock import patch
 
 import persist.client.listen
 import persist.client.snapshot
-import persist.core.transitions.readers
+import persist.core.transitions.reader_holds
 from compactor import orphans
 from compactor.orphans import Sweeper
-from persist.commit.lease_watch import LeaseWatch
-from persist.commit.store_clock import OFFSET_MS_MAX, CheckedClock, _Compared, probed
+from persist.commit.cached_state import LeaseWatch
+from persist.commit.system import OFFSET_MS_MAX, CheckedClock, _Compared, probed
 from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.state import State
-from persist.core.transitions.leases import HEARTBEAT_EVERY
+from persist.core.transitions.history_control import HEARTBEAT_EVERY
 from tests.simulation.breaking import Broken, every, transition
 
 
@@ -50,7 +50,7 @@ def heartbeats_by_the_lease_clock() -> Broken:
         fresh: bool = context.lease_now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY
         return fresh
 
-    return patch.object(persist.core.transitions.readers, "is_fresh", is_fresh)
+    return patch.object(persist.core.transitions.reader_holds, "is_fresh", is_fresh)
 
 
 def sweep_by_its_own_clock() -> Broken:

@@ -9,15 +9,15 @@ from typing import Any
 from unittest.mock import patch
 
 from persist.client.shard import Shard
-from persist.commit import cloning, collector, lending
-from persist.commit.lists import LoanLists
+from persist.commit import clone_refs, collector
+from persist.commit.clone_refs import LoanLists
 from persist.core import commands as c
 from persist.core.errors import Conflict, Expired, UnknownShard
 from persist.core.ids import SeqNo
-from persist.core.loans import is_foreign
+from persist.core.named_holds import is_foreign
 from persist.core.record import replace
 from persist.core.trace import trace_of
-from persist.core.transitions import loans
+from persist.core.transitions import lifecycle
 from tests.simulation.breaking import Broken, transition
 from tests.simulation.host import COPIES, DOOMED, MAIN, Host, extras_of, lived, weathered
 from tests.simulation.lifecycle import drop_shard, insert
@@ -123,30 +123,30 @@ def owner_forgets_loans() -> Broken:
 
 def lend_below_rollup() -> Broken:
     """The owner lends of a State that its collections have passed."""
-    return patch.object(loans, "lends_from", lambda state: SeqNo(0))
+    return patch.object(lifecycle, "lends_from", lambda state: SeqNo(0))
 
 
 def returned_while_versions_need_it() -> Broken:
     """A clone gives back what its newest State does not name, though older versions that are read do."""
-    whole = lending.Lending._needed
+    whole = clone_refs.Lending._needed
 
-    def needed(self: lending.Lending, name: str, state: Any) -> tuple[SeqNo, set[str]]:
+    def needed(self: clone_refs.Lending, name: str, state: Any) -> tuple[SeqNo, set[str]]:
         first, _ = whole(self, name, state)
         return first, {key for key in state.blob_keys() if is_foreign(key, state.shard_id)}
 
-    return patch.object(lending.Lending, "_needed", needed)
+    return patch.object(clone_refs.Lending, "_needed", needed)
 
 
 def untaken_ended_without_fence() -> Broken:
     """A loan without a clone is ended, and the clone may begin afterwards."""
 
-    def taken(self: lending.Lending, state: Any, loan_id: Any, loan: Any) -> bool:
+    def taken(self: clone_refs.Lending, state: Any, loan_id: Any, loan: Any) -> bool:
         try:
             return loan_id in self._committer_of(loan.borrower).refresh().borrowed
         except UnknownShard:
             return False
 
-    return patch.object(lending.Lending, "_may_be_taken", taken)
+    return patch.object(clone_refs.Lending, "_may_be_taken", taken)
 
 
 def loans_never_end() -> Broken:
@@ -156,13 +156,13 @@ def loans_never_end() -> Broken:
 
 def clone_of_an_older_state() -> Broken:
     """A clone lacks the batch that was written last."""
-    real = cloning.clone_of
+    real = clone_refs.clone_of
 
     def clone_of(state: Any, *arguments: Any) -> Any:
         born = real(state, *arguments)
         return replace(born, trace=trace_of(born.trace.batches[:-1])) if len(born.trace.batches) > 1 else born
 
-    return patch.object(cloning, "clone_of", clone_of)
+    return patch.object(clone_refs, "clone_of", clone_of)
 
 
 BROKEN = (

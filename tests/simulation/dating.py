@@ -12,13 +12,13 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from persist.client import dating
+from persist.client import timestamps
 from persist.client.shard import Shard
-from persist.client.wall_clock import instant_ms
+from persist.client.timestamps import instant_ms
+from persist.core.clock_index import Mark
 from persist.core.errors import Corruption, NotReadable
-from persist.core.marks import Mark
 from persist.core.state import State
-from persist.core.transitions import history
+from persist.core.transitions import history_control
 from tests.simulation.breaking import Broken
 from tests.simulation.host import COPIES, HANDLES, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import expect
@@ -44,7 +44,7 @@ def ask_dates(host: Host, shard: Shard, first: int, last: int) -> None:
     """The wall clocks of the times from `first` to `last`, checked against what is known of each."""
     truth, times = host.run.truth(shard.name), range(first, last + 1)
     try:
-        dates = dating.dates_of(shard._transport, shard.name, first, last, HANDLES.read.retry_s)
+        dates = timestamps.dates_of(shard._transport, shard.name, first, last, HANDLES.read.retry_s)
         one = host.random.choice(times)
         alone = shard.timestamp_of(one)
     except WEATHER:
@@ -65,7 +65,7 @@ def ask_dates(host: Host, shard: Shard, first: int, last: int) -> None:
 
 
 def small_pages() -> Broken:
-    return patch.object(dating, "PAGE", PAGE)
+    return patch.object(timestamps, "PAGE", PAGE)
 
 
 def _ms(at: datetime | None) -> int | None:
@@ -77,7 +77,7 @@ def _ms(at: datetime | None) -> int | None:
 
 def date_before_its_mark() -> Broken:
     """What has no mark yet is told the next millisecond, and not the point of the grid at which its mark will lie."""
-    real = history._newest_first
+    real = history_control._newest_first
 
     def newest_first(state: State) -> list[Mark]:
         marks = real(state)
@@ -85,7 +85,7 @@ def date_before_its_mark() -> Broken:
             marks[0] = Mark(state.seal.floor_ms + 1, marks[0].upper)
         return marks
 
-    return patch.object(history, "_newest_first", newest_first)
+    return patch.object(history_control, "_newest_first", newest_first)
 
 
 BROKEN: tuple[Any, ...] = (date_before_its_mark,)

@@ -10,26 +10,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import compactor.erasing
-import persist.client.erase
-import persist.core.erasing
-from compactor.erasing import Eraser, EraserSettings
+import compactor.erasure_steps
+import persist.client.erasure_api
+import persist.core.erasure_progress
+from compactor.erasure_steps import Eraser, EraserSettings
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
-from persist.client.erase import Picked
+from persist.client.erasure_api import Picked
 from persist.client.shard import Shard
-from persist.commit.aging import forget_dropped
 from persist.commit.collector import Collector
+from persist.commit.expiry import forget_dropped
 from persist.commit.place import Committer
 from persist.core import commands as c
-from persist.core.antichain import MINIMUM, Antichain
+from persist.core.blob_keys import born_ms
 from persist.core.erasure import Erasure, Scanned
 from persist.core.errors import Corruption, Indeterminate, NotReadable
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import SeqNo, Token, critical_reader_id_of
-from persist.core.keys import born_ms
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions import erasures
+from persist.core.transitions import row_removal
 from tests.simulation.breaking import Broken, transition
 from tests.simulation.erasures import HEX, MARKER, PHASES, Meant, gone_markers, shown
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, extras_of, me
@@ -275,14 +275,14 @@ def rewritten_before_they_met() -> Broken:
     """One batch counts as merged, whether its inserts have met their retractions or not."""
 
     def is_merged(state: State, at: int) -> bool:
-        return len([batch for batch in persist.core.erasing.stretch(state, at) if batch.runs]) <= 1
+        return len([batch for batch in persist.core.erasure_progress.stretch(state, at) if batch.runs]) <= 1
 
-    return patch.object(persist.core.erasing, "is_merged", is_merged)
+    return patch.object(persist.core.erasure_progress, "is_merged", is_merged)
 
 
 def erase_ignores_the_upper() -> Broken:
     """An erasure lands though another write came since it looked."""
-    real = erasures.erase
+    real = row_removal.erase
 
     def erase(state: State, command: c.Erase, context: Any) -> Any:
         probes = command.expected_upper == MINIMUM  # it asks only whether the erasure has landed
@@ -293,7 +293,7 @@ def erase_ignores_the_upper() -> Broken:
 
 def erased_over_a_drop() -> Broken:
     """An erasure that begins anew does not see that a drop came between: it takes what that took once more."""
-    return patch.object(persist.client.erase, "is_dropped_since", lambda *given: False)
+    return patch.object(persist.client.erasure_api, "is_dropped_since", lambda *given: False)
 
 
 def erased_by_key_alone() -> Broken:
@@ -310,8 +310,8 @@ def erased_by_key_alone() -> Broken:
 
 def _scans(other: Callable[[Scanned], Scanned]) -> Broken:
     """Scans find something else."""
-    real = compactor.erasing.scanned
-    return patch.object(compactor.erasing, "scanned", lambda *given: other(real(*given)))
+    real = compactor.erasure_steps.scanned
+    return patch.object(compactor.erasure_steps, "scanned", lambda *given: other(real(*given)))
 
 
 BROKEN = (receipt_before_the_sweep, receipt_with_rollups_left, rewritten_before_they_met)

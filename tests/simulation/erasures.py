@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
-from persist.core.antichain import Antichain
 from persist.core.erasure import Proof
+from persist.core.frontier import Antichain
 from persist.core.state import State
 from tests.simulation.oracle_errors import expect
 

@@ -18,22 +18,22 @@ from collections import Counter
 import pyarrow as pa
 
 from blob import Blob
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from compactor.orphans import Sweeper, SweepSettings
 from consensus import HIDDEN
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import Listen
 from persist.client.shard import Shard
 from persist.commit.collector import Collector, GcSettings
-from persist.commit.identity import CONFIRM_EVERY_S
+from persist.commit.location_identity import CONFIRM_EVERY_S
 from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller
+from persist.core.blob_keys import rollup_seqno, rollups_prefix
 from persist.core.errors import Corruption, Expired, HistoryLost, InvalidUsage, NotReadable
 from persist.core.ids import shard_id_of
-from persist.core.keys import rollup_seqno, rollups_prefix
-from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from persist.formats.state_frames import decode_diff
 from tests.simulation.oracle_errors import expect

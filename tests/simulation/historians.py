@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from persist.client.shard import Shard
-from persist.client.wall_clock import shown_instant
+from persist.client.timestamps import shown_instant
 from persist.core.errors import Conflict, Corruption, NotReadable, UnknownShard
 from persist.core.shard_settings import ShardSettings
 from tests.simulation.host import COPIES, DOOMED, MAIN, WEATHER, Host, expect_damage, lived, me

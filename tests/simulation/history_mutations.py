@@ -7,16 +7,16 @@ from typing import Any
 from unittest.mock import patch
 
 import persist.commit.commit_plan
-import persist.core.transitions.readers
-from persist.attributes.marks import Marks
-from persist.attributes.tree import entries
+import persist.core.transitions.reader_holds
+from persist.attributes.attribute_index import Marks
+from persist.attributes.btree import entries
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain
 from persist.core.attribute import AttributeKey
-from persist.core.marks import Mark, Seal, mark_key, sealed_by
+from persist.core.clock_index import Mark, Seal, mark_key, sealed_by
+from persist.core.frontier import EMPTY, Antichain
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions import history
+from persist.core.transitions import history_control
 from tests.simulation.breaking import Broken, transition
 
 
@@ -39,7 +39,7 @@ def mark_forgotten_early() -> Broken:
 
 def wall_clock_answered_without_a_seal() -> Broken:
     """An instant that is not sealed is told the upper as it is, and nothing is committed for it."""
-    real = history.resolve_time
+    real = history_control.resolve_time
 
     def resolve_time(state: State, command: c.ResolveTime, context: Any) -> Any:
         every_ms = state.settings.mark_every_ms
@@ -59,17 +59,17 @@ def mark_moved_later() -> Broken:
             return found
         return replace(found, last=Mark(found.point_ms(checked_ms, every_ms), found.last.upper))
 
-    return patch.object(history, "sealed_by", sealed)
+    return patch.object(history_control, "sealed_by", sealed)
 
 
 def grid_changed_at_once() -> Broken:
     """A new grid holds from the seal on, though it was told already where the next mark lies."""
-    return patch.object(history, "with_grid", lambda seal, every_ms: seal)
+    return patch.object(history_control, "with_grid", lambda seal, every_ms: seal)
 
 
 def mark_with_the_commit_itself() -> Broken:
     """A mark has the upper after the commit that makes it, instead of the one before."""
-    real = history.stamped
+    real = history_control.stamped
 
     def stamped(state: State, base_upper: Antichain, *others: Any) -> State:
         return real(state, state.upper, *others)
@@ -84,7 +84,7 @@ def sealed_by_any_clock() -> Broken:
 
 def history_aged_by_any_clock() -> Broken:
     """History gets older by the clock of who asks, whatever the blob store says."""
-    real = history.age_history
+    real = history_control.age_history
 
     def age_history(state: State, command: c.AgeHistory, context: Any) -> Any:
         return real(state, command, replace(context, checked_ms=context.now_ms))
@@ -94,7 +94,7 @@ def history_aged_by_any_clock() -> Broken:
 
 def history_aged_without_its_length() -> Broken:
     """What is older than now is forgotten, and not what is older than the history."""
-    real = history.age_history
+    real = history_control.age_history
 
     def age_history(state: State, command: c.AgeHistory, context: Any) -> Any:
         if state.settings.history_ms and context.checked_ms is not None:
@@ -108,7 +108,7 @@ def history_aged_without_its_length() -> Broken:
 
 def readers_alone_move_since() -> Broken:
     """The shard's own hold goes where readers go."""
-    real = persist.core.transitions.readers.compare_and_downgrade_since
+    real = persist.core.transitions.reader_holds.compare_and_downgrade_since
 
     def downgrade(state: State, command: c.CompareAndDowngradeSince, context: Any) -> Any:
         following, result = real(replace(state, history_hold=EMPTY), command, context)
@@ -119,7 +119,7 @@ def readers_alone_move_since() -> Broken:
 
 def settings_not_compared() -> Broken:
     """Settings are changed whatever their version is."""
-    real = history.set_settings
+    real = history_control.set_settings
 
     def set_settings(state: State, command: c.SetSettings, context: Any) -> Any:
         known = replace(state.settings, version=command.expected_version)

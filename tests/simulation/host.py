@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
@@ -20,9 +20,9 @@ from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteSettings
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
-from persist.commit.publishing import PublishSettings
+from persist.commit.publication_writer import PublishSettings
 from persist.core import commands as c
-from persist.core.antichain import EMPTY
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import (
     Corruption,
     Indeterminate,
@@ -32,9 +32,9 @@ from persist.core.errors import (
     ShardExists,
     Unavailable,
 )
+from persist.core.frontier import EMPTY
 from persist.core.ids import Token
 from persist.core.record import replace
-from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from tests.simulation.history import History
 from tests.simulation.instants import number

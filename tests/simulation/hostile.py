@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from persist.core import commands as c
 from persist.core.batch import Part, Run
+from persist.core.blob_keys import part_key
 from persist.core.errors import Corruption, Expired, InvalidUsage
 from persist.core.ids import PartId, Token, WriterId, mint
-from persist.core.keys import part_key
 from persist.core.record import replace
 from tests.simulation.host import KEYS, MAIN, WEATHER, WRITE_LEASE_MS, Host, expect_damage, extras_of, me
 from tests.simulation.oracle import Violation, Write

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from compactor.erasing import Eraser
+from compactor.erasure_steps import Eraser
 from compactor.worker import Worker
 from persist.bindings import Bindings, Ingester, Minter
 from persist.client.connect import Client
@@ -26,7 +26,7 @@ from persist.commit.collector import Collector
 from persist.core.errors import Expired, NotReadable, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.transitions import writers
-from persist.patterns.feed_position import FeedPosition
+from persist.patterns.sequenced_append import FeedPosition
 from tests.simulation.breaking import Broken
 from tests.simulation.host import HANDLES, Host, Run, weathered
 from tests.simulation.maintenance import GC, WORKER

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from persist.commit.store_clock import JUMP_MS_MAX, OFFSET_MS_MAX
-from persist.core.antichain import Antichain
+from persist.commit.system import JUMP_MS_MAX, OFFSET_MS_MAX
+from persist.core.frontier import Antichain
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import State
 from tests.simulation.oracle_errors import expect

@@ -12,11 +12,11 @@ from compactor.orphans import Sweeper, SweepSettings
 from compactor.tasks import history_task
 from compactor.worker import Worker, WorkerSettings
 from persist.commit.collector import Collector, GcSettings
-from persist.core.antichain import meet
-from persist.core.erasing import erased_from
+from persist.core.blob_keys import born_ms, is_loan_key
+from persist.core.erasure_progress import erased_from
 from persist.core.errors import UnknownShard
+from persist.core.frontier import meet
 from persist.core.ids import family_of
-from persist.core.keys import born_ms, is_loan_key
 from persist.core.merge_plan import MergePolicy, claim_is_for_merge
 from persist.core.state import latest_time
 from persist.formats.state_frames import decode_lent

@@ -14,17 +14,17 @@ from unittest.mock import patch
 import pyarrow.compute as pc
 
 import compactor.orphans
+import persist.client.idempotency
 import persist.client.listen
 import persist.client.pipelined
-import persist.client.retry
 import persist.client.snapshot
 import persist.client.write
 import persist.commit.commit_plan
 import persist.core.state_diff
 import persist.core.transitions
-import persist.core.transitions.attributes
+import persist.core.transitions.attribute_updates
 import persist.core.transitions.lifecycle
-import persist.core.transitions.readers
+import persist.core.transitions.reader_holds
 from compactor.engine import LocalEngine
 from compactor.orphans import Sweeper
 from persist.client.listen import Listen
@@ -33,19 +33,19 @@ from persist.client.write import WriteHandle
 from persist.commit.collector import Collector, GcReport
 from persist.commit.log_writer import LogWriter
 from persist.commit.machine import Machine
-from persist.commit.outcome_files import OutcomeFiles
+from persist.commit.spill_files import OutcomeFiles
 from persist.core import commands as c
-from persist.core.antichain import Antichain, meet
 from persist.core.attribute import AttributeUpdate
-from persist.core.bundles import Moves
+from persist.core.blob_keys import is_bundle_key, is_part_key
 from persist.core.errors import Conflict, Indeterminate, Unavailable
+from persist.core.frontier import Antichain, meet
 from persist.core.ids import SeqNo, Token, mint
-from persist.core.keys import is_bundle_key, is_part_key
+from persist.core.manifests import Moves
 from persist.core.record import replace
+from persist.core.shard_view import ViewRequest
 from persist.core.state import Claim, State, latest_time
 from persist.core.trace import Trace
-from persist.core.transitions import Context, maintenance, writers
-from persist.core.view import ViewRequest
+from persist.core.transitions import Context, part_maintenance, writers
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
 from tests.simulation import (
@@ -88,7 +88,7 @@ def gc_reads_beyond_its_horizon() -> Broken:
 
 def gc_forgets_the_rollup_of_the_log() -> Broken:
     """Rollups up to the horizon are forgotten, with the one at which the log begins."""
-    real = maintenance.remove_rollups
+    real = part_maintenance.remove_rollups
     return transition(
         c.RemoveRollups, lambda s, command, x: real(s, replace(command, below=SeqNo(command.below + 1)), x)
     )
@@ -104,7 +104,7 @@ def sweep_ignores_age() -> Broken:
 
 def merge_applied_by_time_bounds() -> Broken:
     """A merge replaces the batches that some of its inputs are in, though others are gone; claims keep nobody out."""
-    real, take = Trace.covering, maintenance.take_claim
+    real, take = Trace.covering, part_maintenance.take_claim
 
     def take_claim(state: State, command: c.TakeClaim, context: Any) -> Any:
         others = {key: claim for key, claim in state.claims.items() if claim.owner == command.owner}
@@ -116,7 +116,7 @@ def merge_applied_by_time_bounds() -> Broken:
 
     return every(
         transition(c.TakeClaim, take_claim),
-        every(patch.object(Trace, "covering", covering), patch.object(maintenance, "_may_apply", lambda *_: True)),
+        every(patch.object(Trace, "covering", covering), patch.object(part_maintenance, "_may_apply", lambda *_: True)),
     )
 
 
@@ -201,7 +201,7 @@ def since_ignores_leased_readers() -> Broken:
         holds = [*(reader.since for reader in state.critical_readers.values()), *more]
         return meet(holds) if holds else state.since
 
-    return patch.object(persist.core.transitions.readers, "held_since", held)
+    return patch.object(persist.core.transitions.reader_holds, "held_since", held)
 
 
 def listen_downgrades_before_reading() -> Broken:
@@ -279,23 +279,23 @@ def insert_joins_what_was_seen() -> Broken:
 
 def opaque_not_compared() -> Broken:
     """Whoever was fenced moves the critical reader all the same."""
-    return patch.object(persist.core.transitions.readers, "_check_opaque", lambda *_: None)
+    return patch.object(persist.core.transitions.reader_holds, "_check_opaque", lambda *_: None)
 
 
 def conditions_ignored() -> Broken:
     """Attributes are set whatever they are."""
-    real = persist.core.transitions.attributes.updated
+    real = persist.core.transitions.attribute_updates.updated
 
     def updated(updates: Any, current: Any) -> Any:
         met = [replace(update, verb="replace") if "if" in update.verb else update for update in updates]
         return real(met, current)
 
-    return patch.object(persist.core.transitions.attributes, "updated", updated)
+    return patch.object(persist.core.transitions.attribute_updates, "updated", updated)
 
 
 def flush_covers_what_came_later() -> Broken:
     """A flush takes every value out of the State, those too that changed since it began."""
-    real = persist.core.transitions.attributes.flush
+    real = persist.core.transitions.attribute_updates.flush
 
     def flush(state: State, command: c.FlushAttributes, context: Any) -> Any:
         following, result = real(state, command, context)

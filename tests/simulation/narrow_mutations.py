@@ -10,21 +10,21 @@ from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
-import persist.client.retry
+import persist.client.idempotency
 import persist.client.snapshot
-import persist.commit.versions
+import persist.commit.state_loader
 import persist.parts.writer
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Run
 from persist.core.errors import Conflict, NotReadable
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.record import replace
-from persist.core.recorded import NOBODY, Caller
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
-from persist.core.transitions import readers
-from persist.core.view import ShardView, ViewRequest
+from persist.core.transitions import reader_holds
 from tests.simulation.breaking import Broken, every, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -76,12 +76,12 @@ def tokens_made_anew() -> Broken:
 
 def first_rollup_without_its_name() -> Broken:
     """The rollup of a new shard is the State before that names it."""
-    real = persist.commit.versions.encode_state
+    real = persist.commit.state_loader.encode_state
 
     def encode_state(state: State, version: int) -> bytes:
         return real(replace(state, rollups={}) if state.seqno == 1 else state, version)
 
-    return patch.object(persist.commit.versions, "encode_state", encode_state)
+    return patch.object(persist.commit.state_loader, "encode_state", encode_state)
 
 
 def upper_taken_for_complete() -> Broken:
@@ -102,7 +102,7 @@ def upper_taken_for_complete() -> Broken:
 
 def since_itself_refused() -> Broken:
     """A read as of since is refused as if since had passed it."""
-    real = readers.register
+    real = reader_holds.register
 
     def register(state: State, command: c.RegisterReader, context: Any) -> Any:
         if command.since is not None and command.since == state.since != Antichain(0):
@@ -120,7 +120,7 @@ def latest_lags() -> Broken:
 
 def refused_while_under_way() -> Broken:
     """A refusal is told as one, though an earlier try is still under way and may find what it needs."""
-    return patch.object(persist.client.retry, "is_final", lambda error: isinstance(error, Conflict))
+    return patch.object(persist.client.idempotency, "is_final", lambda error: isinstance(error, Conflict))
 
 
 MEANT_FOR: dict[Callable[[], Broken], str] = {

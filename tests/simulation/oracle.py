@@ -11,18 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus import HIDDEN
-from consensus.memory import MemoryConsensus
-from persist.commit.bundler import keys_in
+from consensus.memory_logs import MemoryConsensus
+from persist.commit.blob_tasks import keys_in
 from persist.core import state_diff
-from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
+from persist.core.blob_keys import (
+    is_bundle_key,
+    is_loan_key,
+    is_part_key,
+    is_rollup_key,
+    part_id_of,
+    rollup_seqno,
+    shard_of,
+)
+from persist.core.dedup import ENDED, RETIRED, Outcome
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import critical_reader_id_of, family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
-from persist.core.keys import is_bundle_key, is_loan_key, is_part_key, is_rollup_key, part_id_of, rollup_seqno, shard_of
-from persist.core.loans import is_foreign
-from persist.core.outcomes import ENDED, RETIRED, Outcome
+from persist.core.named_holds import is_foreign
 from persist.core.state import State, WriterState, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
 from tests.simulation.attributed import AttributeTruth

@@ -12,18 +12,18 @@ from typing import Any
 from unittest.mock import patch
 
 from blob.errors import BlobError
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.tasks import names_dropped
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.log_writer import LogWriter
-from persist.commit.published import Published
-from persist.commit.publishing import Publisher, PublishSettings
-from persist.copies import bucket
-from persist.copies.bucket import Bucket, Evidence
-from persist.copies.recovering import plan, recover
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import Publisher, PublishSettings
+from persist.copies import blob_store_scan
+from persist.copies.blob_store_scan import Bucket, Evidence
+from persist.copies.recovery import plan, recover
 from persist.core.state import State
 from tests.simulation.breaking import Broken, every
 from tests.simulation.host import Host, weathered
@@ -208,7 +208,7 @@ def _lossy() -> Broken:
 
 def files_overlooked() -> Broken:
     """Of what a State needs besides parts nothing is looked for."""
-    return patch.object(bucket, "needed_blobs", lambda state: [])
+    return patch.object(blob_store_scan, "needed_blobs", lambda state: [])
 
 
 BROKEN = (

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.client.shard import CriticalReaderHandle, Shard
-from persist.core.antichain import Antichain
-from persist.core.erasing import erased_from
+from persist.core.erasure_progress import erased_from
 from persist.core.errors import (
     Corruption,
     Expired,
@@ -21,6 +20,7 @@ from persist.core.errors import (
     Overloaded,
     Unavailable,
 )
+from persist.core.frontier import Antichain
 from tests.simulation.fencing import FenceOp
 from tests.simulation.history import Read
 from tests.simulation.host import (

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 from persist.client.shard import Shard
 from persist.core import commands as c
-from persist.core.antichain import MINIMUM
-from persist.core.erasing import erased_at
+from persist.core.erasure_progress import erased_at
 from persist.core.errors import Indeterminate, NotReadable
+from persist.core.frontier import MINIMUM
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.transitions import writers

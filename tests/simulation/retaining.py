@@ -11,16 +11,16 @@ import random
 from typing import Any
 from unittest.mock import patch
 
-from persist.client.retaining import run_retention
+from persist.client.row_retention import run_retention
 from persist.client.shard import Shard
 from persist.client.transport import ForwardingTransport, OneShard
 from persist.core import commands as c
 from persist.core import retention_plan
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Conflict, Corruption, Indeterminate, Overloaded, Unavailable
-from persist.core.recorded import NOBODY, Caller
 from persist.core.retention_plan import facts_of, next_ms
 from persist.core.state import State
-from persist.core.transitions import retention
+from persist.core.transitions import row_removal
 from tests.simulation.breaking import Broken, every, transition
 from tests.simulation.host import HANDLES, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write, expect
@@ -137,7 +137,7 @@ def check_retained(host: Host) -> None:
 
 def policy_by_its_own_clock() -> Broken:
     """A policy goes by the clock of who commits, whether the blob store agrees with it or not."""
-    real = retention.take_cut
+    real = row_removal.take_cut
 
     def read(state: State, command: c.ReadRetention, context: Any) -> Any:
         return state, c.RetentionIs(facts_of(state), context.now_ms)

@@ -16,17 +16,16 @@ import persist.client.shard
 import persist.client.write
 import persist.commit.cached_state
 import persist.commit.command_queue
-import persist.commit.identity
 import persist.commit.location
-import persist.commit.looks
-import persist.commit.receipts
-import persist.commit.versions
-import persist.parts.files
+import persist.commit.location_identity
+import persist.commit.part_receipts
+import persist.commit.state_loader
+import persist.parts.part_files
+import persist.parts.read_plan
 import persist.parts.reader
-import persist.parts.straight
-import persist.patterns.bindings
+import persist.patterns.reclock
 import tests.simulation.oracle
-from consensus.memory import VALUE_BYTES_MAX
+from consensus.memory_logs import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
 from tests.simulation.chronicle import check_chronicle
 from tests.simulation.cloning import CLONES_FROM
@@ -64,16 +63,16 @@ LOCKING = (
     persist.client.shard,
     persist.commit.cached_state,
     persist.commit.command_queue,
-    persist.commit.identity,
+    persist.commit.location_identity,
     persist.commit.location,
-    persist.commit.looks,
-    persist.commit.receipts,
-    persist.parts.files,
+    persist.commit.location_identity,
+    persist.commit.part_receipts,
+    persist.parts.part_files,
     persist.parts.reader,
-    persist.parts.straight,
+    persist.parts.read_plan,
     persist.client.pipelined,
     persist.client.write,
-    persist.patterns.bindings,
+    persist.patterns.reclock,
 )
 PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a blob
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
@@ -231,8 +230,8 @@ def run_plan(plan: Plan) -> Outcome:
             stack.enter_context(plain_parts())
         stack.enter_context(small_pages())
         # Every process and the oracle read every entry of the log: the same bytes are decoded once.
-        decode = lru_cache(DECODED_MAX)(persist.commit.versions.decode_diff)
-        for module in (persist.commit.versions, tests.simulation.oracle):
+        decode = lru_cache(DECODED_MAX)(persist.commit.state_loader.decode_diff)
+        for module in (persist.commit.state_loader, tests.simulation.oracle):
             stack.enter_context(patch.object(module, "decode_diff", decode))
         try:
             _chaos(run, plan)

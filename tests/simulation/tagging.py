@@ -5,9 +5,9 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import compactor.worker
-import persist.commit.blob_worker
+import persist.commit.blob_tasks
 from persist.client.shard import Shard
-from persist.core.erasing import erased_from
+from persist.core.erasure_progress import erased_from
 from persist.core.errors import Conflict, NotReadable
 from tests.simulation.breaking import Broken, every
 from tests.simulation.host import COPIES, MAIN, Host, weathered
@@ -88,7 +88,7 @@ def advance_over_tag() -> Broken:
     """Merges bring all times before since to since, those that are tagged too."""
     return every(
         patch.object(compactor.worker, "kept_below", lambda state, since: ()),
-        patch.object(persist.commit.blob_worker, "kept_below", lambda state, since: ()),
+        patch.object(persist.commit.blob_tasks, "kept_below", lambda state, since: ()),
     )
 
 
@@ -98,7 +98,7 @@ def advance_short_of_tag() -> Broken:
     shifted = lambda state, since: tuple(time - 1 for time in real(state, since) if time)  # noqa: E731
     return every(
         patch.object(compactor.worker, "kept_below", shifted),
-        patch.object(persist.commit.blob_worker, "kept_below", shifted),
+        patch.object(persist.commit.blob_tasks, "kept_below", shifted),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate, named_key
+from persist.core.frontier import Antichain
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import State, blank_state

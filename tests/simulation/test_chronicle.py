@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pytest
 
 import persist.commit.commit_plan
+from persist.core.audit_log import Committed, Entry
 from persist.core.ids import SeqNo
-from persist.core.recorded import Committed, Entry
 from persist.core.state import Policy, State
 from persist.formats.entry_frames import FileWriter
 from tests.simulation.runner import Plan, run_plan

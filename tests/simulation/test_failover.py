@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import pytest
 
-from persist.commit.identity import Identity
+from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter
-from persist.commit.versions import Versions
+from persist.commit.state_loader import Versions
 from persist.core.errors import Corruption
 from persist.core.record import replace
 from persist.core.state import State

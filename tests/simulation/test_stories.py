@@ -18,11 +18,11 @@ from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.commit.location import LocationSettings, open_stores
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Expired, Indeterminate, OpaqueMismatch, Unavailable
-from persist.core.recorded import NOBODY, Caller
+from persist.core.frontier import Antichain
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy
-from persist.core.view import ShardView, ViewRequest
 from tests.support.clocks import HOUR_MS, World
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])

@@ -12,17 +12,17 @@ from unittest.mock import patch
 
 import compactor.worker
 import persist.client.listen
-import persist.commit.aging
-import persist.commit.blob_worker
-import persist.core.transitions.dropping
-import persist.core.view
+import persist.commit.blob_tasks
+import persist.commit.expiry
+import persist.core.shard_view
+import persist.core.transitions.tombstones
+from persist.client.rewrites import Truncating
 from persist.client.shard import Shard
-from persist.client.truncate import Truncating
-from persist.commit.aging import forget_dropped
+from persist.commit.expiry import forget_dropped
 from persist.core import commands as c
-from persist.core.antichain import MINIMUM
-from persist.core.erasing import erased_from
+from persist.core.erasure_progress import erased_from
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, NotReadable
+from persist.core.frontier import MINIMUM
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.state import State
@@ -171,12 +171,12 @@ def truncated_once_more() -> Broken:
 
 def truncated_rows_count_again() -> Broken:
     """What earlier truncations took away since the cut counts as there, so equal rows that came later go for it."""
-    return patch.object(persist.core.view, "told_apart", lambda _: ())
+    return patch.object(persist.core.shard_view, "told_apart", lambda _: ())
 
 
 def drop_ignores_retractions() -> Broken:
     """Rows are dropped that were taken away after the cut."""
-    return patch.object(persist.core.transitions.dropping, "check_droppable", lambda *_: None)
+    return patch.object(persist.core.transitions.tombstones, "check_droppable", lambda *_: None)
 
 
 def merge_over_the_cut() -> Broken:
@@ -185,7 +185,7 @@ def merge_over_the_cut() -> Broken:
     without = lambda state, since: real(replace(state, drops=()), since)  # noqa: E731
     return every(
         patch.object(compactor.worker, "kept_below", without),
-        patch.object(persist.commit.blob_worker, "kept_below", without),
+        patch.object(persist.commit.blob_tasks, "kept_below", without),
     )
 
 
@@ -197,8 +197,8 @@ def drop_unheard() -> Broken:
 def drop_forgotten_early() -> Broken:
     """What a drop took away leaves the State while times before it can be read."""
     return every(
-        patch.object(persist.core.transitions.dropping, "forgettable", lambda state: len(state.drops)),
-        patch.object(persist.commit.aging, "forgettable", lambda state: len(state.drops)),
+        patch.object(persist.core.transitions.tombstones, "forgettable", lambda state: len(state.drops)),
+        patch.object(persist.commit.expiry, "forgettable", lambda state: len(state.drops)),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import persist.commit.commit_plan
-import persist.commit.inspector
-import persist.core.transitions.naming
-from persist.commit.inspector import Inspector
-from persist.commit.receipts import Receipts
+import persist.commit.part_validator
+import persist.core.transitions.part_admission
+from persist.commit.part_receipts import Receipts
+from persist.commit.part_validator import Inspector
 from tests.simulation.breaking import Broken, every
 
 
@@ -16,7 +16,7 @@ def existence_not_checked() -> Broken:
     """Nobody looks whether a blob is there, nor what is in it."""
     real = Inspector._look
     return every(
-        patch.object(persist.commit.inspector, "check_put", lambda part, blob: None),
+        patch.object(persist.commit.part_validator, "check_put", lambda part, blob: None),
         patch.object(Inspector, "_look", lambda self, parts, state: real(self, [p for p in parts if not p.key], state)),
     )
 
@@ -33,7 +33,7 @@ def receipt_not_verified() -> Broken:
 
 def parts_taken_twice() -> Broken:
     """A part may be named that the State names already, and twice in a command."""
-    return patch.object(persist.core.transitions.naming, "_check_new", lambda state, parts: None)
+    return patch.object(persist.core.transitions.part_admission, "_check_new", lambda state, parts: None)
 
 
 TRUSTING = (existence_not_checked, left_not_remembered, receipt_not_verified, parts_taken_twice)

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from blob.errors import BlobError, BlobUnavailable
 from blob.interface import Blob, BlobStat
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus.errors import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
 from consensus.interface import Consensus, Entry, Wanted
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from tests.simulation.scheduler import Scheduler, Task
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus

@@ -14,26 +14,25 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 import persist
-from persist.check.beside import Beside, look_at_backups, served_by
-from persist.check.examining import Depth, Report, examined
-from persist.check.limits import ROLLUP_ENTRIES_MAX, Limits
+from persist.check.check_runner import Depth, Report, examined
+from persist.check.external_checks import Beside, look_at_backups, served_by
+from persist.check.findings import ROLLUP_ENTRIES_MAX, Limits
 from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.identity import LOG_KEY
 from persist.commit.location import Location, LocationSettings
+from persist.commit.location_identity import LOG_KEY
 from persist.commit.machine import MachineSettings
-from persist.commit.published import Published
+from persist.commit.publication_keeper import Published
 from persist.commit.system import SystemClock
 from persist.copies.verify import How
 from persist.core import commands as c
 from persist.core.ids import ReaderId, WriterId
 from persist.core.record import replace
 from persist.core.state import Policy
-from persist.inspect.looking import Look, look_at_directory
-from rpc.auth import read_ending
-from rpc.ending_tokens import tokens_seen
+from persist.inspect.readonly_location import Look, look_at_directory
+from rpc.auth import read_ending, tokens_seen
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
 from tests.support.damaged import Damaged, healthy

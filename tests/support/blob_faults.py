@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from blob.errors import BlobMisconfigured, BlobUnavailable
-from blob.forwarding import ForwardingBlob
 from blob.interface import Blob, BlobStat
+from blob.metrics import ForwardingBlob
 
 FAULT_KINDS = ("fail_before", "fail_after", "fail_unknown", "delay", "truncate", "flip", "drop_push")
 """Every kind of fault. `fail_unknown` and `drop_push` mean something to consensus stores only."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Binding, Bindings, BindingsSettings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard

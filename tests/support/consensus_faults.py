@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from consensus.errors import ConsensusIndeterminate, ConsensusUnavailable
-from consensus.forwarding import ForwardingConsensus
 from consensus.interface import Consensus, Entry, Wanted
+from consensus.metrics import ForwardingConsensus
 from tests.support.blob_faults import FaultPlan
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from rpc.settings import ServerSettings
 from tests.services.chromium import Browser

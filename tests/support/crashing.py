@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from blob import Blob, BlobStat
-from blob.forwarding import ForwardingBlob
+from blob.metrics import ForwardingBlob
 from consensus import Consensus, Entry
-from consensus.forwarding import ForwardingConsensus
+from consensus.metrics import ForwardingConsensus
 
 T = TypeVar("T")
 

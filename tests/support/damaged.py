@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from compactor.engine import EngineSettings
 from compactor.worker import Worker, WorkerSettings
-from persist.attributes.nodes import Leaf, decode
+from persist.attributes.node_codec import Leaf, decode
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings, open_location

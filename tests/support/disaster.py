@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 import persist
 from blob import Blob, open_blob
-from persist.regions.index import Entry, Index, write_index
+from persist.regions.region_index import Entry, Index, write_index
 from tests.support.forked import Forked, ran
 from tests.support.regions import Copier
 from tests.support.server import Server

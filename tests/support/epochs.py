@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from persist.commit.identity import LOG_KEY, epoch_key
 from persist.commit.location import Location
-from persist.core.binding import Binding
+from persist.commit.location_identity import LOG_KEY, epoch_key
+from persist.core.ids import Binding
 from persist.formats.state_frames import encode_binding
 
 

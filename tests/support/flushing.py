@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blob import Blob
-from persist.commit.blob_worker import merged
+from persist.commit.blob_tasks import merged
 from persist.core import commands as c
 from persist.core.ids import IdSource
 from persist.core.merge_plan import inline_stretch

@@ -22,7 +22,7 @@ from tests.support.waiting import WAIT_S
 
 LOADED = [
     *sorted({module for module, _ in COMMANDS.values()}),
-    "rpc.serving",
+    "rpc.server",
     "consensus.sqlite",  # by the scheme of a URL, and by nothing above: SQLAlchemy takes longer than a command does
     "tests.crash.command",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blob import Blob
-from persist.attributes.index import AttributeIndex
-from persist.attributes.nodes import Shape
-from persist.attributes.storage import NodeCache
-from persist.attributes.tree import NodeReader, entries
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.btree import NodeReader, entries
+from persist.attributes.node_codec import Shape
+from persist.attributes.node_store import NodeCache
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey, attribute_key
 from persist.core.ids import IdSource

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from persist.client.transport import ForwardingTransport
 from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Indeterminate, PersistError
-from persist.core.recorded import NOBODY, Caller
 from persist.core.shard_settings import ShardSettings
+from persist.core.shard_view import ShardView
 from persist.core.state import SchemaRecord
-from persist.core.view import ShardView
 
 
 class LateTransport(ForwardingTransport):

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 from blob import Blob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus import Consensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.state import Policy

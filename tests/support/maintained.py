@@ -8,20 +8,20 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from compactor.engine import EngineSettings
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.bundler import keys_in
+from persist.commit.blob_tasks import keys_in
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location
 from persist.core.batch import Run
+from persist.core.blob_keys import is_bundle_key, shard_prefix
 from persist.core.ids import SeqNo
-from persist.core.keys import is_bundle_key, shard_prefix
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy, State
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse

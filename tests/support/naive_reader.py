@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist.core.batch import Part
-from persist.core.drops import RowDrop
+from persist.core.truncation import RowDrop
 from persist.parts import DIFF, TIME, ShardSchema
-from persist.parts.digest import MODULUS, digest_of_rows
-from persist.parts.files import BlobReads
+from persist.parts.part_files import BlobReads
+from persist.parts.row_stats import MODULUS, digest_of_rows
 
 
 @dataclass(slots=True)

@@ -12,12 +12,12 @@ from blob import Blob
 from persist.commit.examine import all_parts
 from persist.commit.location import Location
 from persist.core.batch import Part, Run
-from persist.core.drops import contents
 from persist.core.errors import Corruption, PersistError
 from persist.core.state import State, latest_time
+from persist.core.truncation import contents
 from persist.parts import DIFF, PartReader, ShardSchema, at_time, newest, sound_schemas
-from persist.parts.bundles import expanded
 from persist.parts.consolidate import sort_groups
+from persist.parts.read_plan import expanded
 from tests.support.naive_reader import Contents, NaiveReader
 
 MEMORY_BYTES = 64 * 1024 * 1024  # of the reader of the product

@@ -7,18 +7,18 @@ from contextlib import closing
 from random import Random
 
 from blob import Blob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.bundler import keys_in
-from persist.commit.published import Published
-from persist.commit.publishing import Publisher, PublishSettings
-from persist.copies.bucket import needed_blobs
+from persist.commit.blob_tasks import keys_in
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import Publisher, PublishSettings
+from persist.copies.blob_store_scan import needed_blobs
 from persist.core.errors import Expired, NotReadable, Unavailable, UnknownShard
 from persist.core.ids import ShardId
 from persist.core.state import Policy, State
-from persist.regions.following import FollowSettings
 from persist.regions.replica import Home, Replica
+from persist.regions.replica_follower import FollowSettings
 from tests.support.clones import Shards
 from tests.support.location import AscendingIds
 

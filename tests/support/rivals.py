@@ -14,10 +14,10 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import ForwardingTransport, Transport
 from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Indeterminate, PersistError, UpperMismatch
-from persist.core.recorded import NOBODY, Caller
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy
-from persist.core.view import ShardView, ViewRequest
 from tests.support.location import TestClock, memory_location
 from tests.support.table_model import COLUMNS, KEY, VERBS, Bag, Story, Verb, contents, options
 

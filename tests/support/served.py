@@ -9,13 +9,14 @@ from typing import Any, Self, cast
 
 import uvicorn
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from rpc.app import create_app
-from rpc.joining import JoiningProtocol
-from rpc.service import Service
-from rpc.serving import bind
+from rpc.app_state import Service
+from rpc.http_protocol import JoiningProtocol
+from rpc.server import bind
 from rpc.settings import ServerSettings
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -37,7 +38,7 @@ class Served:
 
     def __init__(self, location: Location, settings: ServerSettings | None = None) -> None:
         self.location = location
-        self.client = Client(EmbeddedTransport(location))
+        self.client = Client(EmbeddedTransport(location, maintain))
         app = create_app(location, settings)
         service: Service = app.state.service
         protocol = cast(Any, partial(JoiningProtocol, bounds=service.bounds))

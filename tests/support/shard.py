@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from persist.core.antichain import MINIMUM
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
+from persist.core.blob_keys import part_key
 from persist.core.commands import Appended, Command, Insert, Result
+from persist.core.dedup import Outcome
 from persist.core.errors import PersistError
+from persist.core.frontier import MINIMUM
 from persist.core.ids import PartId, SeqNo, WriterId, shard_id_of
 from persist.core.invariants import check_state, check_step
-from persist.core.keys import part_key
-from persist.core.outcomes import Outcome
 from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.state_diff import apply, diff, gone_between
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.context import NOTHING_INDEXED, SOUND
-from persist.core.transitions.history import stamped
-from persist.core.transitions.naming import departed
+from persist.core.transitions.history_control import stamped
+from persist.core.transitions.part_admission import departed
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 
 NAME = "orders"

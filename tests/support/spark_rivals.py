@@ -17,9 +17,9 @@ from persist.client.connect import Connection
 from persist.client.transport import Transport
 from persist.core.errors import Indeterminate, UpperMismatch
 from persist.parts import DIFF
-from persist.spark import executors, replacing
-from persist.spark.schemas import spark_schema
+from persist.spark import executors, upsert
 from persist.spark.shard_table import ShardTable
+from persist.spark.spark_schemas import spark_schema
 from tests.support.rivals import DEPTH_MAX, NAME, Interrupted, PythonWriter, Rival, Rivals
 from tests.support.spark_session import ABANDONED, DONE, REFUSED, Frame, Job, JobLost, Session
 from tests.support.table_model import COLUMNS, GIVEN, VERBS, Bag, Verb, contents
@@ -49,7 +49,7 @@ class SparkRivals(Rivals):
         self._patches.enter_context(mock.patch.object(executors, "transport", self._reach))
         for name, small in SMALL.items():
             if self.rng.random() < 0.3:
-                self._patches.enter_context(mock.patch.object(replacing, name, small))
+                self._patches.enter_context(mock.patch.object(upsert, name, small))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from persist.core.errors import UpperMismatch
-from persist.spark.schemas import arrow_schema
+from persist.spark.spark_schemas import arrow_schema
 from tests.support.without_jvm import source
 
 Task = Callable[[], Iterable[pa.RecordBatch]]

@@ -9,12 +9,11 @@ import pytest
 
 from persist.parts import current_schema
 from persist.spark import executors
-from persist.spark.batch_read import snapshot_schema
-from persist.spark.changes import changes_schema
+from persist.spark.batch_io import snapshot_schema
+from persist.spark.change_feed import changes_schema
 from persist.spark.offsets import Offset
-from persist.spark.options import Options, ReadOptions, Target
-from persist.spark.stream_options import StreamOptions
-from persist.spark.stream_read import StreamReader
+from persist.spark.options import Options, ReadOptions, StreamOptions, Target
+from persist.spark.stream import StreamReader
 from tests.support.maintained import NAME, World
 
 FEED = {"readChangeFeed": "true"}

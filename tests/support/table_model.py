@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.editing import Edited
-from persist.client.merging import source, target
+from persist.client.merge import source, target
+from persist.client.optimistic_edit import Edited
 from persist.client.shard import Shard
 from persist.core.ids import Token
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import persist
-from persist.regions.index import Entry, Index, write_index
+from persist.regions.region_index import Entry, Index, write_index
 from tests.support.forked import Forked
 from tests.support.server import Server
 from tests.support.waiting import wait_until

@@ -10,8 +10,8 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
 from persist.spark import PersistDataSource
-from persist.spark.batch_write import BatchWriter
-from persist.spark.schemas import spark_schema
+from persist.spark.batch_io import BatchWriter
+from persist.spark.spark_schemas import spark_schema
 
 
 def source(url: str, shard: str, **options: Any) -> PersistDataSource:

@@ -14,22 +14,28 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
-from persist.cli.log_flood import ALL_LINES_MAX, LINES_MAX, TROUBLES_MAX, WINDOW_S, FloodFilter
-from persist.cli.process import TRACE_CHARS_MAX, JsonFormatter
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
+from persist.cli.long_running import (
+    ALL_LINES_MAX,
+    LINES_MAX,
+    TRACE_CHARS_MAX,
+    TROUBLES_MAX,
+    WINDOW_S,
+    FloodFilter,
+    JsonFormatter,
+)
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.retry import Asked, settled
+from persist.client.idempotency import RetriedCall, settled
 from persist.commit.location import Location
 from persist.commit.storms import STORM_TRIES, TOLD_EVERY_S, Storms
 from persist.commit.storms import TROUBLES_MAX as STORMS_MAX
 from persist.commit.system import SystemClock
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, Overloaded, Unavailable
-from persist.http_client.calls import Call, HttpCalls
-from persist.http_client.servers import Servers
+from persist.core.frontier import Antichain
+from persist.http_client.http_calls import Call, HttpCalls, Servers
 from rpc.app import create_app
 from tests.support.answering import Answering, answer
 from tests.support.asking import typed
@@ -111,7 +117,7 @@ def test_a_client_that_retries_logs_one_line(caplog: pytest.LogCaptureFixture) -
             return "done"
 
         transport = EmbeddedTransport(location)
-        assert settled(ask, Asked("a command", "orders"), transport, 60.0, remedy="") == "done"
+        assert settled(ask, RetriedCall("a command", "orders"), transport, 60.0, remedy="") == "done"
     (line,) = lines(caplog, "retry storm")
     assert (line["who"], line["shard"], line["kind"]) == ("client", "orders", "overloaded")
 
@@ -197,7 +203,7 @@ def test_a_command_that_meets_something_damaged_says_so_in_an_embedded_program(
         raise Corruption("the log is damaged")
 
     with closing(memory_location()) as location, pytest.raises(Corruption):
-        settled(damaged, Asked("a command", "orders"), EmbeddedTransport(location), 1.0, remedy="")
+        settled(damaged, RetriedCall("a command", "orders"), EmbeddedTransport(location), 1.0, remedy="")
     (line,) = lines(caplog, "corruption")
     assert (line["shard"], line["doing"]) == ("orders", "a command")
 

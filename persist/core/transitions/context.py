@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey
+from persist.core.blob_keys import born_ms
+from persist.core.clock_index import Mark
+from persist.core.dedup import Outcome
 from persist.core.errors import InvalidUsage, from_kind
+from persist.core.frontier import Antichain
 from persist.core.ids import ShardId
-from persist.core.keys import born_ms
-from persist.core.marks import Mark
-from persist.core.outcomes import Outcome
 from persist.core.record import Record
 from persist.core.state import Policy, State
 

@@ -1,23 +1,34 @@
-"""Transitions of a shard as a whole: its schema, closing it, finalising it to a tombstone, and the next life."""
+"""Transitions of a shard as a whole: schema, close, tombstone, next life, handover to another region, and clones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX
 from persist.core.attribute import NO_INDEX
+from persist.core.audit_log import CLONE, NOBODY, Caller, Committed, Entry
 from persist.core.batch import Description, HollowBatch
-from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
-from persist.core.ids import INCARNATION_MAX, shard_id_of
-from persist.core.outcomes import births
+from persist.core.blob_keys import belongs_to, is_loan_key, shard_of
+from persist.core.dedup import births
+from persist.core.errors import Conflict, Expired, InvalidUsage, Overloaded, ReadOnly, SchemaMismatch
+from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX
+from persist.core.ids import INCARNATION_MAX, LoanId, SeqNo, check_shard_name, family_of, shard_id_of
+from persist.core.named_holds import LOANS_MAX, Loan, is_foreign
+from persist.core.persistent_map import with_changes
 from persist.core.record import replace
-from persist.core.row_policy import NO_RETENTION
+from persist.core.retention_policy import NO_RETENTION
 from persist.core.shard_settings import ShardSettings
-from persist.core.state import State, initial_state
+from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.trace import trace_of
-from persist.core.transitions.context import Context
-from persist.core.transitions.leases import without_lapsed_readers
-from persist.core.transitions.outcomes import of_ended_life
-from persist.core.transitions.uppers import check_upper
+from persist.core.transitions.audit_recording import of_ended_life, retired
+from persist.core.transitions.context import RETRY_LATER_S, Context
+from persist.core.transitions.history_control import without_lapsed_readers
+from persist.core.transitions.part_admission import check_upper
+from persist.core.transitions.tombstones import without_pending
+
+# Transitions of a shard as a whole: its schema, closing it, finalising it to a tombstone, and the next life.
+
 
 FINALISE_BATCHES_PER_STEP = 100
 HOLDERS_NAMED_MAX = 5
@@ -182,3 +193,261 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
         borrowed=state.borrowed,
         entries={},
     ), c.Done()
+
+
+# A shard is handed over to another home of its location, and taken back where nothing came of that home.
+
+
+HANDING = (c.HandOver, c.TakeBack)
+_KEEPING = (c.HeartbeatReader, c.DowngradeSince, c.MoveHold)
+HOLDS = (c.RegisterReader, c.HoldPoint, c.ExpireReader, *_KEEPING)
+"""What is answered without a commit where the shard was handed over: nothing is forgotten there any more.
+
+After it was taken back, a reader that came meanwhile is told that its hold is gone.
+"""
+
+
+def hand_over(state: State, command: c.HandOver, context: Context) -> tuple[State, c.Done]:
+    _check(state, command.epoch)
+    return (state if state.handed_over else replace(state, handed_over=command.epoch)), c.Done()
+
+
+def take_back(state: State, command: c.TakeBack, context: Context) -> tuple[State, c.Done]:
+    _check(state, command.epoch)
+    return (replace(state, handed_over=0) if state.handed_over else state), c.Done()
+
+
+def held(state: State, command: Any, held_here: Callable[[], c.Result]) -> c.Result:
+    """The answer to a hold at a shard that was handed over. `held_here`: what the shard itself would say."""
+    if not isinstance(command, _KEEPING) or command.reader in state.leased_readers:
+        return held_here()
+    return c.Done() if isinstance(command, c.HeartbeatReader) else c.SinceDowngraded(command.since, state.since)
+
+
+def check_here(state: State) -> None:
+    """Raises ReadOnly where the shard goes on elsewhere."""
+    if state.handed_over:
+        raise ReadOnly(
+            f"shard {state.name!r} goes on at another home of its location, of epoch {state.handed_over}: write there",
+            home=[],
+            region="",
+        )
+
+
+def _check(state: State, epoch: int) -> None:
+    if state.handed_over not in (0, epoch):
+        raise Conflict(f"shard {state.name!r} was handed over to the home of epoch {state.handed_over}, not {epoch}")
+
+
+# Transitions of loans, at the owner and at the borrower, and the first State of a clone.
+
+
+def lend(state: State, command: c.Lend, context: Context) -> tuple[State, c.Lent]:
+    """A collector whose State has not this loan deletes nothing that a State from its horizon on names.
+
+    Its horizon is a rollup that no reader forbade, in an earlier State than this. The latest of these only moves on.
+    """
+    if (known := _known(state, command)) is not None:
+        return state, known
+    if command.seqno > state.seqno:
+        raise InvalidUsage(f"shard {state.name!r} is at v{state.seqno}: it cannot lend what v{command.seqno} names")
+    if command.seqno < lends_from(state):
+        return state, c.Lent(False)
+    return _lent(state, command, context), c.Lent(True)
+
+
+def lends_from(state: State) -> SeqNo:
+    """The first seqno of which all blobs are there for sure: the latest horizon that a collector can have."""
+    held = state.seqno_since
+    return max((seqno for seqno in state.rollups if seqno <= held), default=SeqNo(0))
+
+
+def lend_on(state: State, command: c.LendOn, context: Context) -> tuple[State, c.Lent]:
+    if (known := _known(state, command)) is not None:
+        return state, known
+    through = state.loans.get(command.through)
+    if through is None or through.list_key != command.through_key:
+        return state, c.Lent(False)
+    return _lent(state, command, context), c.Lent(True)
+
+
+def shrink(state: State, command: c.ShrinkLoan, context: Context) -> tuple[State, c.Lent]:
+    loan = state.loans.get(command.loan)
+    if loan is None or loan.list_key == command.new_key:
+        return state, c.Lent(loan is not None)
+    if loan.list_key != command.list_key or command.keys > loan.keys or context.may_be_swept(state, command.new_key):
+        return state, c.Lent(False)
+    _check_list(state, command.new_key)
+    shrunk = replace(loan, list_key=command.new_key, keys=command.keys)
+    return replace(state, loans=with_changes(state.loans, {command.loan: shrunk})), c.Lent(True)
+
+
+def end(state: State, command: c.EndLoan, context: Context) -> tuple[State, c.Done]:
+    if command.loan not in state.loans:
+        return state, c.Done()
+    return replace(state, loans=with_changes(state.loans, {}, (command.loan,))), c.Done()
+
+
+def returned(state: State, command: c.Returned, context: Context) -> tuple[State, c.Done]:
+    owner = state.borrowed.get(command.loan)
+    if owner is None:
+        return state, c.Done()
+    others = [loan for loan, name in state.borrowed.items() if name == owner and loan != command.loan]
+    family = family_of(shard_id_of(owner))
+    if not others and any(key.startswith(family) for key in state.blob_keys()):
+        raise InvalidUsage(
+            f"shard {state.name!r} still names blobs of shard {owner!r}: the loan {command.loan} cannot be given back"
+        )
+    return replace(state, borrowed=with_changes(state.borrowed, {}, (command.loan,))), c.Done()
+
+
+def begin_clone(state: State, command: c.BeginClone, context: Context) -> tuple[State, c.Done]:
+    """As `lifecycle.recreate`, with the contents of another shard. Whoever ends a loan that nobody took has made sure
+
+    before that lists as old as that one are refused here.
+    """
+    born, incarnation = command.state, state.incarnation + 1
+    if incarnation > INCARNATION_MAX:
+        raise InvalidUsage(f"the name {state.name!r} was used {incarnation} times; take another one")
+    if any(context.may_be_swept(state, key) for key in command.lists):
+        raise Expired(f"the clone {state.name!r} was begun so long ago that its loans were ended; clone again")
+    check_own(born)
+    return replace(
+        born,
+        name=state.name,
+        shard_id=shard_id_of(state.name, incarnation),
+        seqno=state.seqno,
+        walltime_ms=state.walltime_ms,
+        commit_id=state.commit_id,
+        rollups=state.rollups,
+        features=tuple(sorted({*state.features, *born.features})),
+        incarnation=incarnation,
+        forgotten_ms=max(state.forgotten_ms, born.forgotten_ms),
+        outcomes={**born.outcomes, **state.outcomes},
+        long_diffs=state.long_diffs,
+        lease_clock_ms=state.lease_clock_ms,
+        swept_before_ms=state.swept_before_ms,
+        entries={},
+        info_bytes=0,
+        loans=state.loans,
+        borrowed={**state.borrowed, **born.borrowed},
+    ), c.Done()
+
+
+def check_own(state: State) -> None:
+    """Raises InvalidUsage where a clone names blobs of its own name, or of an owner of whom it has no loan."""
+    owners = {family_of(shard_id_of(owner)) for owner in state.borrowed.values()}
+    for key in state.blob_keys():
+        if not is_foreign(key, state.shard_id) or family_of(shard_of(key)) not in owners:
+            raise InvalidUsage(f"the clone {state.name!r} has no loan for {key}")
+
+
+def _known(state: State, command: c.Lend | c.LendOn) -> c.Lent | None:
+    """What a command is answered that landed before."""
+    known = state.loans.get(command.loan)
+    return None if known is None else c.Lent(known.list_key == command.list_key)
+
+
+def _lent(state: State, command: c.Lend | c.LendOn, context: Context) -> State:
+    check_shard_name(command.borrower)
+    if not is_foreign(shard_id_of(command.borrower), state.shard_id):
+        raise InvalidUsage(f"shard {state.name!r} cannot lend to itself")
+    _check_list(state, command.list_key)
+    if context.may_be_swept(state, command.list_key):
+        raise Expired(f"the list {command.list_key} is so old that it may have been swept; clone again")
+    if len(state.loans) >= LOANS_MAX:
+        raise Overloaded(
+            f"shard {state.name!r} has {LOANS_MAX} clones that still use its blobs; drop some, or wait until they are "
+            "merged",
+            retry_after_s=RETRY_LATER_S,
+        )
+    loan = Loan(command.borrower, command.list_key, context.now_ms, command.keys)
+    return replace(state, loans=with_changes(state.loans, {LoanId(command.loan): loan}))
+
+
+def _check_list(state: State, key: str) -> None:
+    if not belongs_to(key, shard_of(key)) or not is_loan_key(key) or is_foreign(key, state.shard_id):
+        raise InvalidUsage(f"{key!r:.200} is not the key of a list of shard {state.name!r}")
+
+
+# The first State of a clone: what it takes from the shard that it is made of. Pure.
+
+
+FIRST = SeqNo(1)
+
+
+def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: str, now_ms: int) -> State:
+    """The State v1 of the clone `name`: rows, schemas, attributes, tags and what is readable are those of `state`.
+
+    Readers, writers, claims, the commit history, erasures and outcomes of tokens stay behind. Of tokens that were
+    minted before it nobody knows whether they were committed to what it was made of. `loans` are the names of owners.
+    """
+    state = without_feed(state)
+    while state.writers:
+        state = retired(state, state.writers, state.lease_now_ms)
+    born = [*births(state.outcomes), *(file.born_last for file in state.outcome_files)]
+    return replace(
+        state,
+        name=name,
+        shard_id=shard_id_of(name),
+        seqno=FIRST,
+        walltime_ms=max(now_ms, state.walltime_ms),
+        commit_id=commit_id,
+        incarnation=0,
+        leased_readers={},
+        critical_readers={},
+        given_up=SeqNo(0),
+        rollups={},
+        long_diffs={},
+        claims={},
+        left={},
+        left_before_ms=0,
+        swept_before_ms=0,
+        outcomes={},
+        outcome_files=(),
+        forgotten_ms=max([state.forgotten_ms, *(min(at_ms, now_ms) for at_ms in born)]),
+        erasures={},
+        entries={},
+        entry_files=(),
+        info_bytes=0,
+        loans={},
+        borrowed=dict(loans),
+    )
+
+
+def without_feed(state: State) -> State:
+    """The State of a shard that has no writer yet: until one appends to it, the service owns its times.
+
+    A truncation that waits for the writer of the source stays behind.
+    """
+    if not state.retention.appended:
+        return state
+    return replace(without_pending(state), retention=replace(state.retention, appended=False))
+
+
+def without_policy(state: State) -> State:
+    """The State without its policy of rows, which would take at once what somebody wants to have back."""
+    settings = state.settings
+    if settings.rows is None:
+        return state
+    return replace(state, settings=replace(settings, rows=None, version=settings.version + 1), cuts={})
+
+
+def fence_of(name: str, schema: SchemaRecord, now_ms: int, commit_id: str) -> State:
+    """The State of a name that nobody has used, as that of a shard that was dropped: its next life may begin."""
+    ended = HollowBatch(Description(MINIMUM, EMPTY, MINIMUM), (), 0)
+    return replace(
+        initial_state(name, schema, now_ms),
+        commit_id=commit_id,
+        trace=trace_of((ended,)),
+        since=EMPTY,
+        tombstone=True,
+        entries={},
+        info_bytes=0,
+    )
+
+
+def with_entry(state: State, caller: Caller) -> State:
+    """The State v1 with its entry in the commit history, where no commit of the ordinary path writes it."""
+    entry = Entry(CLONE, MINIMUM, state.upper, caller=None if caller == NOBODY else caller)
+    return replace(state, entries={state.seqno: Committed(state.walltime_ms, (entry,))}, info_bytes=len(caller.info))

@@ -5,33 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from persist.core import commands as c
-from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, Part, Run, batch_of, diff_sum_of
-from persist.core.drops import RowDrop, clipped, pending_drop
-from persist.core.entries import with_changes
-from persist.core.erasing import erased_at, pending_erasures, pending_runs
 from persist.core.erasure import Erasure
+from persist.core.erasure_progress import erased_at, pending_erasures, pending_runs
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
+from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.ids import Token, WriterId
+from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
 from persist.core.trace import Trace
-from persist.core.transitions.attributes import with_updates
+from persist.core.transitions.attribute_updates import with_updates
+from persist.core.transitions.audit_recording import Written, answered, is_alone, is_retired, retired, with_outcome
 from persist.core.transitions.context import RETRY_LATER_S, Context
-from persist.core.transitions.dropping import (
+from persist.core.transitions.history_control import forgotten, heartbeat_ms, is_fresh, without_lapsed_writers
+from persist.core.transitions.lifecycle import with_schema
+from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
+from persist.core.transitions.tombstones import (
     check_not_withdrawn,
     drops_rows,
     without_cuts,
     without_pending,
     without_undue,
 )
-from persist.core.transitions.history import forgotten
-from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
-from persist.core.transitions.lifecycle import with_schema
-from persist.core.transitions.naming import check_staged
-from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
-from persist.core.transitions.uppers import check_near, check_upper, no_time_left
-from persist.core.truncation import TRUNCATIONS_MAX, Truncation, owned_by_appenders, until, with_truncation
+from persist.core.truncation import (
+    TRUNCATIONS_MAX,
+    RowDrop,
+    Truncation,
+    clipped,
+    owned_by_appenders,
+    pending_drop,
+    until,
+    with_truncation,
+)
 
 LEASE_MS_MAX = 24 * 3600 * 1000
 

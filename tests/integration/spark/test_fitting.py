@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from persist.core.errors import InvalidUsage
 from persist.spark import ShardTable
-from persist.spark.fitting import SET, fit
-from persist.spark.plainly import plainly
-from persist.spark.schemas import spark_type
+from persist.spark.error_unwrapping import plainly
+from persist.spark.spark_schemas import spark_type
+from persist.spark.store_assignment import SET, fit
 
 pytestmark = pytest.mark.spark
 

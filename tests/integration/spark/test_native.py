@@ -13,7 +13,7 @@ import pytest
 import persist.spark
 from persist.core.errors import InvalidUsage
 from persist.spark import ShardTable
-from persist.spark.native_holds import holds
+from persist.spark.parquet_scan import holds
 from tests.support.examples import seeds
 
 pytestmark = pytest.mark.spark

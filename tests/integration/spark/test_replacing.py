@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.spark import executors
-from persist.spark.batch_read import ChangesReader
-from persist.spark.changes import changes_schema
-from persist.spark.jobs import Job
+from persist.spark.batch_io import ChangesReader
+from persist.spark.change_feed import changes_schema
 from persist.spark.options import Options, ReadOptions, Target, WriteOptions
+from persist.spark.write_job import Job
 from tests.support.examples import size
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard, UpperMismatch
 from persist.spark import ShardTable
-from persist.spark.plainly import plainly, told
+from persist.spark.error_unwrapping import plainly, told
 from tests.support.examples import size
 
 pytestmark = pytest.mark.spark

@@ -14,16 +14,15 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from persist.client.critical import CriticalReaderHandle
+from persist.core.audit_log import NOBODY
 from persist.core.commands import ExpireWriter
 from persist.core.errors import Expired, InvalidUsage, NotReadable, UnknownShard
 from persist.core.ids import critical_reader_id_of
-from persist.core.recorded import NOBODY
 from persist.spark import executors, planning
-from persist.spark.jobs import Job
-from persist.spark.options import Options, ReadOptions, Target, WriteOptions
-from persist.spark.schemas import spark_schema
-from persist.spark.stream_options import StreamOptions
-from persist.spark.stream_read import NOT_BEGUN, StreamReader
+from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
+from persist.spark.spark_schemas import spark_schema
+from persist.spark.stream import NOT_BEGUN, StreamReader
+from persist.spark.write_job import Job
 from tests.support.patience import patiently
 
 pytestmark = pytest.mark.spark

@@ -18,11 +18,11 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import persist
-from persist.client.merging import source, target
+from persist.client.merge import source, target
 from persist.client.shard import Shard
 from persist.core.errors import UpperMismatch
 from persist.spark import ShardTable
-from persist.spark.written import Written
+from persist.spark.write_job import Written
 from tests.support.examples import seeds
 from tests.support.table_model import COLUMNS, GIVEN, KEY, VERBS, Story, Verb, contents, options, replace_where
 

@@ -15,8 +15,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.datasource import DataSourceReader
 
 from persist.spark import ShardTable
-from persist.spark.batch_read import SnapshotReader
-from persist.spark.batch_write import BatchWriter
+from persist.spark.batch_io import BatchWriter, SnapshotReader
 from persist.spark.options import Options, Target, WriteOptions
 
 pytestmark = [pytest.mark.spark, pytest.mark.proof]

@@ -15,10 +15,10 @@ from pyspark.errors import PySparkException
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from persist.parts.pruning import Filter
-from persist.spark.batch_read import SnapshotReader
+from persist.parts.filter_eval import Filter
+from persist.spark.batch_io import SnapshotReader
 from persist.spark.options import Options, ReadOptions, Target
-from persist.spark.schemas import spark_schema
+from persist.spark.spark_schemas import spark_schema
 from tests.support.examples import size
 
 pytestmark = pytest.mark.spark

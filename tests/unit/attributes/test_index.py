@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from blob.memory import MemoryBlob
-from persist.attributes.index import AttributeIndex
-from persist.attributes.nodes import LEAF_ENTRIES_MAX, Shape
-from persist.attributes.storage import ChunkReader, NodeCache, StaleIndex
+from blob.memory_blobs import MemoryBlob
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.node_codec import LEAF_ENTRIES_MAX, Shape
+from persist.attributes.node_store import ChunkReader, NodeCache, StaleIndex
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey, AttributeUpdate
 from persist.core.errors import Corruption

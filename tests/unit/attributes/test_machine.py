@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from blob.errors import BlobUnavailable
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c

@@ -6,16 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from blob.memory import MemoryBlob
-from persist.attributes.index import AttributeIndex
-from persist.attributes.marks import OUTLIVED_MAX
-from persist.attributes.storage import NodeCache
+from blob.memory_blobs import MemoryBlob
+from persist.attributes.attribute_index import OUTLIVED_MAX, AttributeIndex
+from persist.attributes.node_store import NodeCache
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.attribute import MARKS_FROM, AttributeKey, AttributeUpdate
+from persist.core.clock_index import Mark, Seal
 from persist.core.errors import InvalidUsage, NotReadable, PersistError
+from persist.core.frontier import Antichain
 from persist.core.ids import Token, WriterId
-from persist.core.marks import Mark, Seal
 from persist.core.record import replace
 from persist.core.state import State
 from tests.support.location import AscendingIds

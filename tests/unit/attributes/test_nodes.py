@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.attributes.nodes import (
+from persist.attributes.node_codec import (
     HEADER_BYTES,
     INDEX_ENTRIES_MAX,
     LEAF_ENTRIES_MAX,
@@ -19,8 +19,10 @@ from persist.attributes.nodes import (
     check_nodes,
     decode,
     locate,
+    packed,
+    packed_bytes,
+    unpacked,
 )
-from persist.attributes.packed import packed, packed_bytes, unpacked
 from persist.core.errors import Corruption, UpgradeNeeded
 from tests.support.indexed import key_of
 
@@ -89,7 +91,7 @@ def test_a_node_that_was_written_elsewhere_is_another() -> None:
 
 
 def test_a_later_format_asks_for_an_upgrade() -> None:
-    with patch("persist.attributes.nodes.VERSION", 3):
+    with patch("persist.attributes.node_codec.VERSION", 3):
         data = leaf_of({}).encode(0)
     with pytest.raises(UpgradeNeeded, match="version 3"):
         decode(data, 0)

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.cli.columns import read_columns, storable
-from persist.cli.files import first_bad, form_of, opened
-from persist.cli.screen import Screen, cut, padded, plain, width_of
-from persist.cli.table import CELL_WIDTH_MIN, GAP, fitted, table_lines
+from persist.cli.row_files import first_bad, form_of, opened
+from persist.cli.schema_argument import read_columns, storable
+from persist.cli.terminal import CELL_WIDTH_MIN, GAP, Screen, cut, fitted, padded, plain, table_lines, width_of
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 
@@ -147,7 +146,7 @@ def test_no_control_character_reaches_a_terminal(text: str) -> None:
 
 
 def test_rows_after_those_by_which_widths_are_chosen_are_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.cli.table.MEASURED_ROWS", 2)
+    monkeypatch.setattr("persist.cli.terminal.MEASURED_ROWS", 2)
     tables = [pa.table({"a": ["x", "yy"]}), pa.table({"a": ["zzzzzz", None]})]
     assert list(table_lines(iter(tables), tables[0].slice(0, 0), Screen())) == ["a", "x", "yy", "z…", "n…"]
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.cli.files import opened
 from persist.cli.inference import Texts
+from persist.cli.row_files import opened
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 

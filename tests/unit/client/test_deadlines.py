@@ -12,17 +12,16 @@ import pytest
 
 import persist
 from blob import Blob, Unfinished
-from blob.forwarding import ForwardingBlob
 from blob.interface import SignedPut
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from persist.client import deadlines
-from persist.client.deadlines import Deadline, Patience
+from persist.client.deadlines import INNER, UNBOUNDED, Deadline, Patience, Timeable, timed
+from persist.client.idempotency import send
 from persist.client.listen import Listen
 from persist.client.pipelined import PipelinedWriter
-from persist.client.retry import send
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, Snapshot
-from persist.client.timed import INNER, UNBOUNDED, Timeable, timed
 from persist.client.write import WriteHandle
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
 from tests.support.location import TestClock

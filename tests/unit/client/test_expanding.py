@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.client import expanding
-from persist.client.expanding import EXPANDED_ROWS_MAX, PIECE_BYTES, expanded
+from persist.client import row_reader
+from persist.client.row_reader import EXPANDED_ROWS_MAX, PIECE_BYTES, expanded
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 
 
@@ -51,7 +51,7 @@ def test_a_negative_row_is_told_without_its_values() -> None:
 
 
 def test_no_piece_holds_much_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expanding, "PIECE_BYTES", PIECE_BYTES // 1024)
+    monkeypatch.setattr(row_reader, "PIECE_BYTES", PIECE_BYTES // 1024)
     wide = pa.table({"v": ["x" * 4096] * 3, "__diff": [40, 0, 2]})
     pieces = list(expanded(wide))
     assert sum(len(piece) for piece in pieces) == 42
@@ -65,7 +65,7 @@ def test_nothing_is_one_empty_piece() -> None:
 
 def test_one_large_row_among_small_ones_makes_no_large_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of a table were taken for equally large: the large one was repeated as often as small ones fit."""
-    monkeypatch.setattr(expanding, "PIECE_BYTES", 16 * 1024)
+    monkeypatch.setattr(row_reader, "PIECE_BYTES", 16 * 1024)
     rows = pa.table({"v": ["x" * 8192] + ["a"] * 5000, "__diff": [1000] + [1] * 5000})
     pieces = list(expanded(rows))
     assert sum(len(piece) for piece in pieces) == 6000

@@ -7,16 +7,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.transport import ForwardingTransport, Transport
 from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Indeterminate, Unavailable
-from persist.core.recorded import NOBODY, Caller
 from tests.support.examples import thinned
 from tests.support.location import AscendingIds, TestClock, memory_location
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from blob.memory import MemoryBlob
-from persist.client.retry import BACKOFF_MAX_S, LAPSING, send
+from blob.memory_blobs import MemoryBlob
+from persist.client.idempotency import BACKOFF_MAX_S, LAPSING, send
 from persist.commit.storms import Storms
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import (
     AttributeMismatch,
     Conflict,
@@ -30,10 +30,10 @@ from persist.core.errors import (
     UpgradeNeeded,
     UpperMismatch,
 )
-from persist.core.recorded import NOBODY, Caller
+from persist.core.frontier import Antichain
 from persist.core.shard_settings import ShardSettings
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy, SchemaRecord
-from persist.core.view import ShardView, ViewRequest
 from tests.support.location import AscendingIds, TestClock
 
 WRITE = c.Insert("w" + "0" * 32, "i" + "1" * 32, ())

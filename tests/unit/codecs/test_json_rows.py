@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from persist.client.listen import ListenEvent
 from persist.codecs import rows
 from persist.codecs.json_rows import BLOCK_BYTES, ndjson
-from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, ShardId
-from persist.core.view import Seen
+from persist.core.shard_view import Seen
 from persist.parts import ShardSchema
 from rpc.listen_frames import Source, sse
 from tests.unit.parts.strategies import ALL, array_of, arrays, canonical

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persist.cli.files import opened
+from persist.cli.row_files import opened
 from persist.codecs import rows
 from persist.codecs.parquet_files import check_counts, open_parquet
 from persist.core.errors import InvalidUsage

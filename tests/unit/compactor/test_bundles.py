@@ -9,24 +9,23 @@ from unittest.mock import patch
 
 import pytest
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist.client.snapshot import ReadSettings, part_reader
-from persist.commit.bundler import Bundler
+from persist.commit.blob_tasks import Bundler
 from persist.commit.examine import faults
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, Run
-from persist.core.bundles import packed, to_bundle
+from persist.core.blob_keys import COMPACTOR, bundle_key, is_bundle_key, is_rollup_key
 from persist.core.errors import Corruption, Expired, InvalidUsage
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId, mint
-from persist.core.keys import COMPACTOR, bundle_key, is_bundle_key, is_rollup_key
+from persist.core.manifests import packed, to_bundle
 from persist.core.record import replace
+from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy
-from persist.core.view import ViewRequest
 from persist.parts import KeyRange, ShardSchema, encode_key
-from persist.parts.bundles import expanded, read_bundle
-from persist.parts.files import Files
-from persist.parts.stretches import classify
+from persist.parts.part_files import Files
+from persist.parts.read_plan import classify, expanded, read_bundle
 from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import NAME, World

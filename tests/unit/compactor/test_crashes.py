@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from persist.core.keys import is_rollup_key
+from persist.core.blob_keys import is_rollup_key
 from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import NAME, World

@@ -10,12 +10,12 @@ import pytest
 from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core import record
-from persist.core.antichain import Antichain
+from persist.core.blob_keys import COMPACTOR, is_rollup_key, part_key
 from persist.core.errors import Corruption
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId, ReaderId, SeqNo
-from persist.core.keys import COMPACTOR, is_rollup_key, part_key
 from persist.core.state import Policy
-from persist.core.transitions.leases import CLAIM_KEPT_LEASES
+from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
 from tests.support.crashing import Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import AGE_MS, LEASE_MS, NAME, World

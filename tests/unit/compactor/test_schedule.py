@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.loop import Loop, LoopSettings
-from compactor.schedule import FAILED_AGAIN_S, NAMES_PAGE, STALE_MIN, Schedule, Turns
+from compactor.loop import FAILED_AGAIN_S, NAMES_PAGE, STALE_MIN, Loop, LoopSettings, Schedule, Turns
 from persist.core.errors import Unavailable
 from tests.support.location import memory_location
 

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from persist.core.antichain import EMPTY, TIME_MAX, Antichain
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Description, HollowBatch, Part, Run, batch_of
+from persist.core.blob_keys import part_key
+from persist.core.clock_index import Mark, Seal
+from persist.core.frontier import EMPTY, TIME_MAX, Antichain
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, mint, shard_id_of
-from persist.core.keys import part_key
-from persist.core.marks import Mark, Seal
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import (

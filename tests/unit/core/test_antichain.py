@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier, join, meet
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier, join, meet
 from tests.unit.core.strategies import antichains, times
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.antichain import Antichain
-from persist.core.batch import Description, HollowBatch
-from persist.core.batches import BLOCK_MAX, Batches, batches_of, common_end, common_start
+from persist.core.batch import BLOCK_MAX, Batches, Description, HollowBatch, batches_of, common_end, common_start
+from persist.core.frontier import Antichain
 from persist.core.trace import Trace
 
 CHANGES = st.lists(

@@ -14,9 +14,9 @@ from msgspec import msgpack
 from consensus import ENDED
 from persist.core import commands as c
 from persist.core import transitions
-from persist.core.antichain import Antichain
 from persist.core.batch import Description, batch_of
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
+from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, critical_reader_id_of
 from persist.core.record import replace
 from persist.core.state import State

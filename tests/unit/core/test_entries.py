@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.antichain import Antichain
-from persist.core.entries import CHANGES_MIN, Entries, difference, watched, with_changes
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo
+from persist.core.persistent_map import CHANGES_MIN, Entries, difference, watched, with_changes
 from persist.core.record import replace
 from persist.core.state import LeasedReader
 from persist.core.transitions import expire_lapsed

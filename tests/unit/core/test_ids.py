@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.commit.system import SystemIds
+from persist.core.blob_keys import belongs_to, bundle_key, chunk_key, is_key_of, part_key, rollup_key, shard_prefix
 from persist.core.errors import InvalidUsage
 from persist.core.ids import (
     CriticalReaderId,
@@ -27,7 +28,6 @@ from persist.core.ids import (
     shard_id_of,
     written,
 )
-from persist.core.keys import belongs_to, bundle_key, chunk_key, is_key_of, part_key, rollup_key, shard_prefix
 from tests.conftest import SeededIds
 
 KINDS: dict[Any, str] = {ShardId: "s", WriterId: "w", ReaderId: "r", CriticalReaderId: "c", PartId: "p", Token: "i"}

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from persist.core.antichain import Antichain
 from persist.core.batch import Description, HollowBatch, batch_of
 from persist.core.errors import Corruption
+from persist.core.frontier import Antichain
 from persist.core.invariants import check_batches_replaced, check_state
 from persist.core.record import replace
 from persist.core.state import State

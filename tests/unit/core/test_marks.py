@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.clock_index import GRIDS_MAX
 from persist.core.errors import NotReadable
-from persist.core.marks import GRIDS_MAX
+from persist.core.frontier import Antichain
 from tests.support.shard import Shard
 
 GRIDS_MS = [400, 700, 1_000, 3_000, 3_700, 3_600_000]

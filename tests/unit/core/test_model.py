@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain
 from persist.core.batch import Part, Run
 from persist.core.errors import PersistError
+from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.state import Policy
 from persist.core.transitions import lifecycle

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from persist.core.antichain import Antichain
-from persist.core.marks import NEWBORN, UNSEALED, Mark, Seal, lowered, passed_by, sealed_by
+from persist.core.clock_index import NEWBORN, UNSEALED, Mark, Seal, lowered, passed_by, sealed_by
+from persist.core.frontier import Antichain
 
 EVERY_MS = 1_000
 DAY_MS = 86_400_000

@@ -12,14 +12,14 @@ import pytest
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.bundler import Bundler
+from persist.commit.blob_tasks import Bundler
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Part, Run
+from persist.core.blob_keys import COMPACTOR, part_key, rollup_key
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.ids import PartId, SeqNo, Token, WriterId, mint
-from persist.core.keys import COMPACTOR, part_key, rollup_key
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.parts.codec import encode_inline

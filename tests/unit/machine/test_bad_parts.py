@@ -10,17 +10,17 @@ import pytest
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.blob_worker import merged
+from persist.commit.blob_tasks import merged
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.batch import Part, Run
+from persist.core.blob_keys import COMPACTOR, part_key
 from persist.core.errors import Expired, InvalidUsage
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId, Token, WriterId, mint
-from persist.core.keys import COMPACTOR, part_key
 from persist.core.record import replace
 from persist.core.state import Policy
-from persist.core.transitions.naming import DIFF_MAX, departed
+from persist.core.transitions.part_admission import DIFF_MAX, departed
 from persist.parts.codec import encode_inline, encode_parquet
 from tests.support.location import memory_location
 

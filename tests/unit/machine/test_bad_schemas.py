@@ -10,13 +10,13 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.command_queue import Pending
 from persist.commit.examine import faults
-from persist.commit.inspector import Inspector
 from persist.commit.location import Location
+from persist.commit.part_validator import Inspector
 from persist.core import commands as c
 from persist.core.batch import Run
+from persist.core.blob_keys import belongs_to
 from persist.core.errors import Corruption, InvalidUsage, SchemaMismatch, ShardExists, UnknownShard
 from persist.core.ids import Token, WriterId, mint, shard_id_of
-from persist.core.keys import belongs_to
 from persist.core.state import SchemaRecord
 from persist.core.transitions.context import SOUND
 from persist.parts import ShardSchema, sound_schemas

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.cached_state import CachedState
 from persist.commit.machine import Machine
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import UnknownShard
+from persist.core.frontier import Antichain
 from persist.core.state import State, initial_state
 from tests.support.location import AscendingIds, memory_location
 from tests.support.shard import NAME, SCHEMA

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blob.memory import MemoryBlob
-from persist.commit.store_clock import COMPARED_EVERY_S, OFFSET_MS_MAX, CheckedClock
+from blob.memory_blobs import MemoryBlob
+from persist.commit.system import COMPARED_EVERY_S, OFFSET_MS_MAX, CheckedClock
 from tests.support.clocks import HOUR_MS, Clock, Ids, World
 
 

@@ -10,9 +10,9 @@ import pytest
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import Outcome
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.attribute import IndexRoot
 from persist.core.errors import Overloaded, Unavailable
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId
 from tests.support.shard import SCHEMA
 

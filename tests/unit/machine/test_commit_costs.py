@@ -7,18 +7,18 @@ from contextlib import AbstractContextManager, closing, nullcontext
 
 import pyarrow as pa
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from consensus.turns import Turn
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
-from persist.core.keys import is_rollup_key
+from persist.core.blob_keys import is_rollup_key
+from persist.core.frontier import Antichain
 from persist.core.state import Policy
+from rpc.concurrency_limits import Work
 from rpc.settings import Limits
-from rpc.work import Work
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -7,14 +7,14 @@ import pytest
 from persist.commit.commit_plan import RELIEFS_MAX, Commit, Given, Merge, Spill, Supply, plan_commit, supplied
 from persist.core import commands as c
 from persist.core import state_diff
-from persist.core.antichain import EMPTY, Antichain
-from persist.core.drops import RowDrop
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Expired, InlineBudget, Overloaded, Unavailable, UpperMismatch
+from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import ReaderId, Token, WriterId
 from persist.core.record import replace
-from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy, State
 from persist.core.transitions.context import NOTHING_INDEXED, SOUND
+from persist.core.truncation import RowDrop
 from tests.support.shard import Shard, make_part, make_run, numbered
 
 ROOM = 1_000

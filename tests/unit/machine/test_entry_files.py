@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from blob.memory import MemoryBlob
-from persist.attributes.storage import NodeCache
-from persist.commit import entry_files
-from persist.commit.entry_files import EntryFiles
+from blob.memory_blobs import MemoryBlob
+from persist.attributes.node_store import NodeCache
+from persist.commit import spill_files
+from persist.commit.spill_files import EntryFiles
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.audit_log import Committed, Entry, EntryFile
+from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
 from persist.core.record import replace
-from persist.core.recorded import Committed, Entry, EntryFile
 from persist.core.state import State
 from persist.formats.entry_frames import BLOCK_ENTRIES, read_index
 from tests.support.location import memory_location
@@ -79,7 +79,7 @@ def test_files_of_another_process_are_read() -> None:
 
 
 def test_a_large_file_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_files, "CACHED_BYTES_MAX", 10)
+    monkeypatch.setattr(spill_files, "CACHED_BYTES_MAX", 10)
     files = Files()
     files.flush()
     files.flush()

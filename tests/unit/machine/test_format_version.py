@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
-from persist.commit.format_version import raise_format, read_format
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
+from persist.commit.location_identity import raise_format, read_format
 from persist.commit.machine import Machine
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import UpgradeNeeded
+from persist.core.frontier import Antichain
 from persist.core.record import replace
 from persist.core.state import State, initial_state
 from persist.formats.state_frames import Build, format_of

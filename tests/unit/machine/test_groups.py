@@ -9,24 +9,23 @@ import pyarrow as pa
 import pytest
 
 from blob import BlobUnavailable
-from blob.memory import MemoryBlob
-from persist.attributes.index import AttributeIndex
-from persist.attributes.storage import NodeCache
+from blob.memory_blobs import MemoryBlob
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.blob_worker import merged
-from persist.commit.bundler import Bundler
+from persist.commit.blob_tasks import Bundler, merged
 from persist.commit.commit_plan import Outcome
 from persist.commit.location import Location
 from persist.commit.machine import Machine
-from persist.commit.outcome_files import OutcomeFiles
+from persist.commit.spill_files import OutcomeFiles
 from persist.core import commands as c
 from persist.core import invariants
-from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.dedup import FUTURE_MS_MAX
 from persist.core.errors import Corruption, Expired, InvalidUsage, TokenReused, Unavailable
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writer_of
-from persist.core.outcomes import FUTURE_MS_MAX
 from persist.core.state import Policy, State, initial_state
 from persist.core.transitions import writers
 from persist.core.transitions.context import Context

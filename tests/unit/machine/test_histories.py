@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import Listen
@@ -17,13 +17,13 @@ from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, HistoryLost
+from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
 from persist.core.record import replace
+from persist.core.shard_view import Seen
 from persist.core.state import initial_state
 from persist.core.state_diff import apply, diff
-from persist.core.view import Seen
 from persist.formats.state_frames import THIS_BUILD, Build, decode_diff
 from tests.support.location import AscendingIds, memory_location
 from tests.support.shard import NAME as STEPPED

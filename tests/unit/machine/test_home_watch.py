@@ -9,25 +9,24 @@ import pyarrow as pa
 import pytest
 
 from blob.errors import BlobUnavailable
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from consensus import Consensus, ConsensusUnavailable
 from consensus import Entry as LogEntry
-from consensus.forwarding import ForwardingConsensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
+from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.identity import LOOK_EVERY_S, epoch_key
 from persist.commit.location import Location
+from persist.commit.location_identity import LOOK_EVERY_S, epoch_key
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, attribute_key
-from persist.core.binding import Binding
 from persist.core.errors import Indeterminate, InvalidUsage, ReadOnly, Unavailable
-from persist.core.ids import ReaderId, Token, mint, writer_of
+from persist.core.ids import Binding, ReaderId, Token, mint, writer_of
 from persist.formats.state_frames import encode_binding
 from persist.regions.fencing import HomeWatch, check_fence
-from persist.regions.index import Entry, Index, IndexFile, write_index
+from persist.regions.region_index import Entry, Index, IndexFile, write_index
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.location import AscendingIds, TestClock, memory_location
 

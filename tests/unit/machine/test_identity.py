@@ -9,21 +9,21 @@ import pyarrow as pa
 import pytest
 
 from blob import Blob
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from compactor.orphans import Sweeper, SweepSettings
 from consensus import ConsensusIndeterminate
-from consensus.forwarding import ForwardingConsensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
+from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector
-from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, LOG_KEY
 from persist.commit.location import Location
-from persist.copies.recovering import recover
+from persist.commit.location_identity import CONFIRM_EVERY_S, ID_KEY, LOG_KEY
+from persist.copies.recovery import recover
+from persist.core.blob_keys import is_rollup_key, part_key, shard_prefix
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly
 from persist.core.ids import PartId, WriterId, shard_id_of
-from persist.core.keys import is_rollup_key, part_key, shard_prefix
 from persist.core.state import Policy
 from persist.formats.state_frames import decode_binding
 from tests.support.epochs import raise_epoch

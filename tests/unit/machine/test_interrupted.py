@@ -20,8 +20,8 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit import command_queue, machine
 from persist.commit.machine import Machine
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Indeterminate
+from persist.core.frontier import Antichain
 from tests.support.location import memory_location
 from tests.support.waiting import WAIT_S
 

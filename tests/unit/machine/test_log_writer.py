@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from consensus import (
     ConsensusDamaged,
     ConsensusError,
@@ -16,13 +16,13 @@ from consensus import (
     ConsensusUnavailable,
     Entry,
 )
-from consensus.forwarding import ForwardingConsensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
+from consensus.metrics import ForwardingConsensus
 from persist.commit.counters import MachineMetrics
-from persist.commit.identity import Identity
+from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
+from persist.commit.state_loader import Versions
 from persist.commit.system import System
-from persist.commit.versions import Versions
 from persist.core.errors import Indeterminate, PersistError, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.state_diff import StateDiff

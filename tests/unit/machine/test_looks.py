@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from persist.commit import looks as module
-from persist.commit.looks import LOOK_EVERY_S, TRIES_MAX, Looks
+from persist.commit import location_identity as module
+from persist.commit.location_identity import LOOK_EVERY_S, TRIES_MAX, Looks
 from persist.commit.system import moment
 from persist.core.errors import InvalidUsage, Unavailable
 from tests.support.clocks import Clock, World

@@ -9,19 +9,19 @@ import pyarrow as pa
 import pytest
 
 from blob import BlobUnavailable
-from blob.forwarding import ForwardingBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
+from blob.metrics import ForwardingBlob
 from consensus import ConsensusIndeterminate, ConsensusUnavailable, Entry
-from consensus.forwarding import ForwardingConsensus
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
+from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.lease_watch import LEASE_STEP_MS_MAX
+from persist.commit.cached_state import LEASE_STEP_MS_MAX
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Indeterminate, InvalidUsage, Unavailable, UnknownShard, UpperMismatch
+from persist.core.frontier import Antichain
 from persist.core.ids import Token, WriterId, mint
 from persist.core.state import Policy
 from tests.support.location import AscendingIds, TestClock, memory_location

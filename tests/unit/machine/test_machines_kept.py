@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import EVICTIONS_TRIED_MAX, Location, LocationSettings
 from persist.core.errors import UnknownShard
 from persist.core.state import initial_state

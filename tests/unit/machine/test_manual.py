@@ -6,20 +6,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-from persist.attributes.index import AttributeIndex
-from persist.attributes.storage import NodeCache
-from persist.commit.blob_worker import BlobWorker, WorkerFiles
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.node_store import NodeCache
+from persist.commit.background_duties import Upkeep
+from persist.commit.blob_tasks import BlobWorker, WorkerFiles
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Given, Outcome, plan_commit, supplied
 from persist.commit.counters import MachineMetrics
-from persist.commit.entry_files import EntryFiles
 from persist.commit.log_writer import LogWriter
-from persist.commit.outcome_files import OutcomeFiles
+from persist.commit.spill_files import EntryFiles, OutcomeFiles
 from persist.commit.system import System
-from persist.commit.upkeep import Upkeep
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.frontier import Antichain
 from persist.core.state import Policy, initial_state
 from persist.core.transitions.context import NOTHING_INDEXED, SOUND
 from tests.support.location import memory_location

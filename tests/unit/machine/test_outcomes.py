@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.dedup import FILE_COUNT_MAX, Outcome, OutcomeFile, outcome_files_to_merge
 from persist.core.errors import Corruption, InvalidUsage, OutcomeForgotten, UpgradeNeeded
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, token_of_key, writer_of
-from persist.core.outcomes import FILE_COUNT_MAX, Outcome, OutcomeFile, to_merge
 from persist.core.record import replace
 from persist.core.state import Policy, initial_state
 from persist.formats import outcome_frames as frames
@@ -267,11 +267,13 @@ def file(count: int, first_ms: int = 0) -> OutcomeFile:
 )
 def test_a_new_file_takes_in_those_that_are_not_much_larger(counts: list[int], taken: list[int]) -> None:
     files = tuple(file(count) for count in counts)
-    assert [found.count for found in to_merge(files, 100, 0, DAY_MS)] == taken
+    assert [found.count for found in outcome_files_to_merge(files, 100, 0, DAY_MS)] == taken
 
 
 def test_a_new_file_takes_in_none_that_is_old_and_would_be_kept_longer_by_it() -> None:
-    assert to_merge((file(1, 0), file(1, 5 * HOUR_MS)), 100, 5 * HOUR_MS, DAY_MS) == (file(1, 5 * HOUR_MS),)
+    assert outcome_files_to_merge((file(1, 0), file(1, 5 * HOUR_MS)), 100, 5 * HOUR_MS, DAY_MS) == (
+        file(1, 5 * HOUR_MS),
+    )
 
 
 DIGESTS = (b"", b"retired", b"d" * 16, b"d" * 15 + b"\0")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from blob import BlobUnavailable
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard

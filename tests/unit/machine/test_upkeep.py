@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+from persist.commit.background_duties import TURNS_LEFT_MAX, Duty, Upkeep
 from persist.commit.commit_plan import FlushHistory, FlushIndex, Merge, RollUp
-from persist.commit.upkeep import TURNS_LEFT_MAX, Duty, Upkeep
 from persist.core import commands as c
-from persist.core.antichain import MINIMUM
 from persist.core.attribute import AttributeUpdate
+from persist.core.audit_log import Committed, Entry, EntryFile
 from persist.core.batch import HollowBatch, Run
+from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, Token, WriterId
 from persist.core.record import replace
-from persist.core.recorded import Committed, Entry, EntryFile
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, Rollup, State
 from tests.scripts.verbs import parse_attribute_key
@@ -285,7 +285,7 @@ def test_only_batches_that_came_are_looked_at_for_bundles() -> None:
         shard.one(c.Insert(WRITER, Token(numbered("i", number)), runs))
         return upkeep.due(rolled_up(shard.state))
 
-    with patch("persist.commit.upkeep.to_bundle", to_bundle):
+    with patch("persist.commit.background_duties.to_bundle", to_bundle):
         assert [appended(number, 1) for number in (1, 2, 3)] == [[], [], []]
         assert len(looked) == 3
         [duty] = appended(4, 3)

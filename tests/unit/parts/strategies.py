@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist.core.batch import Part, Run
 from persist.core.ids import WriterId, mint, shard_id_of
 from persist.parts import PartReader, PartSink, ShardSchema, stage

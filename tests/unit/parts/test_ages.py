@@ -11,7 +11,7 @@ import pytest
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from persist.parts.ages import DAY_MS, AgeColumn, Sieve
+from persist.parts.row_age import DAY_MS, AgeColumn, Sieve
 
 # The type, its unit, how many milliseconds one of its units is (as a fraction), and the arrow type of the raw values.
 KINDS: list[tuple[Any, str, tuple[int, int], Any]] = [

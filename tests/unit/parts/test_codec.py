@@ -20,7 +20,7 @@ from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.ids import PartId, mint
 from persist.core.record import replace
 from persist.parts import PartReader, ShardSchema, consolidate, decode_inline, encode_inline, encode_key, encode_parquet
-from persist.parts import files as files_module
+from persist.parts import part_files as files_module
 from persist.parts.codec import decode_footer
 from tests.support.examples import examples, size
 from tests.unit.parts.strategies import ALL, KEYED, CountingIds, Shard, arrays, updates

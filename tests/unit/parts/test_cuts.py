@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from persist.parts import KeyRange, ShardSchema, codec, encode_key
 from persist.parts.codec import RowGroup
-from persist.parts.cuts import Limit, counted, pieces_of, reach
+from persist.parts.key_splits import Limit, counted, pieces_of, reach
 from tests.unit.parts.strategies import Shard
 
 SCHEMA = ShardSchema(pa.schema([("k", pa.int64()), ("v", pa.int64())]), ("k",))

@@ -10,7 +10,7 @@ import pytest
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema
-from persist.parts.described import DEFAULT_BYTES_MAX, GUARD, Check, Details, decode_value, encode_value
+from persist.parts.shard_schema import DEFAULT_BYTES_MAX, GUARD, Check, Details, decode_value, encode_value
 
 COLUMNS = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.int32())])
 PLAIN = ShardSchema(COLUMNS, ("k",))

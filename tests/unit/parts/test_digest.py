@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.parts.digest import MODULUS, digest_of_rows
+from persist.parts.row_stats import MODULUS, digest_of_rows
 
 COLUMNS = {
     "n": pa.array([1, None, 3, 4, 5, 5], pa.int64()),

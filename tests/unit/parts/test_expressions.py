@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage
 from persist.parts import ALL_KEYS, ShardSchema
-from persist.parts.expressions import MayMatch, matching, may_match, needed
-from persist.parts.files import Files
-from persist.parts.pruning import Filter
+from persist.parts.filter_eval import Filter, MayMatch, matching, may_match, needed
+from persist.parts.part_files import Files
 from tests.unit.parts.strategies import Shard
 
 ZONE = dt.UTC

@@ -14,16 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from persist.core.batch import Part
+from persist.core.blob_keys import part_key
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import PartId, WriterId, shard_id_of
-from persist.core.keys import part_key
 from persist.core.record import replace
 from persist.parts import DIFF, TIME, ShardSchema, codec
-from persist.parts.check import PartCheck
 from persist.parts.codec import encode_parquet
-from persist.parts.files import Bound, Files, PartFile
+from persist.parts.part_files import Bound, Files, PartFile
+from persist.parts.part_validation import PartCheck
 from tests.support.examples import thinned
 
 KEY = part_key(shard_id_of("orders"), WriterId("w" + "1" * 32), PartId(f"p{1:032x}"))

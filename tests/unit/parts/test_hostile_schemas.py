@@ -15,16 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.codecs.rows import read
-from persist.codecs.schemas import read_schema
+from persist.codecs.schema_json import read_schema
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import PartId
 from persist.core.record import replace
 from persist.core.state import SchemaRecord
 from persist.parts import DIFF, TIME, ShardSchema
-from persist.parts.arrow_messages import FIELDS_MAX, UNFOLDED_BYTES_MAX, check_schema
-from persist.parts.codec import decode_footer, encode_parquet
-from persist.parts.decimal_text import decimals
-from persist.parts.part_index import FOREIGN_BYTES_MAX, FOREIGN_CHUNKS_MAX, MAGIC
+from persist.parts.codec import FOREIGN_BYTES_MAX, FOREIGN_CHUNKS_MAX, MAGIC, decode_footer, encode_parquet
+from persist.parts.column_types import decimals
+from persist.parts.ipc_guard import FIELDS_MAX, UNFOLDED_BYTES_MAX, check_schema
 
 ZONED = pa.timestamp("us", "Europe/Berlin")
 SCHEMA = ShardSchema(pa.schema([("id", pa.int64()), ("text", pa.string())]), ("id",))

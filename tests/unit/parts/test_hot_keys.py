@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from persist.core.batch import Run
-from persist.core.keys import COMPACTOR
+from persist.core.blob_keys import COMPACTOR
 from persist.parts import PartSink, PartWriter, ShardSchema, consolidate
 from persist.parts import codec as codec_module
-from persist.parts import files as files_module
+from persist.parts import part_files as files_module
 from tests.support.examples import thinned
 from tests.unit.parts.strategies import SHARD, Shard
 

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blob.memory import MemoryBlob
-from persist.core.antichain import Antichain
+from blob.memory_blobs import MemoryBlob
 from persist.core.batch import Run
+from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import Corruption
+from persist.core.frontier import Antichain
 from persist.core.ids import WriterId, mint
-from persist.core.keys import COMPACTOR
 from persist.parts import DIFF, TIME, PartReader, PartSink, PartWriter, ShardSchema, plan_splits, stage
 from persist.parts import codec as codec_module
-from persist.parts import files as files_module
-from persist.parts import merge as merge_module
-from persist.parts import resort as resort_module
-from persist.parts.altering import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, altered
+from persist.parts import part_files as files_module
+from persist.parts import run_merge as merge_module
+from persist.parts import run_merge as resort_module
 from persist.parts.consolidate import consolidate
-from persist.parts.migration import Migration
-from persist.parts.pruning import Filter
+from persist.parts.filter_eval import Filter
+from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, altered
+from persist.parts.schema_evolution import Migration
 from tests.support.examples import examples
 from tests.unit.parts.strategies import SHARD, CountingIds, joined
 
@@ -63,7 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(merge_module, "BATCH_ROWS_MIN", 1)
-    monkeypatch.setattr(resort_module, "ROWS_MIN", 1)
+    monkeypatch.setattr(resort_module, "DECODED_ROWS_MIN", 1)
     monkeypatch.setattr(resort_module, "PIECE_BYTES", 1)
 
 

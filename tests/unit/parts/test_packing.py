@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.parts import ShardSchema, consolidate, packing
-from persist.parts.columns import column
-from persist.parts.packing import LEVELS_MAX, ROWS_MIN, packed
+from persist.parts import ShardSchema, consolidate, row_sort
+from persist.parts.row_sort import LEVELS_MAX, ROWS_MIN, packed
+from persist.parts.sort_words import column
 from tests.support.examples import examples
 from tests.unit.parts.strategies import ALL, KEYED, arrays, canonical, plain, updates
 
@@ -123,7 +123,7 @@ def test_words_are_sorted_whether_they_lie_in_runs_or_not(runs: list[list[int]],
     words = np.array(given_words, np.uint64)
     falls = sum(later < earlier for earlier, later in pairwise(given_words))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "RUN_ROWS_MIN", each)
-        assert packing.lies_in_runs(words) == (falls * each < len(words))
-        packing.sort_words(words)
+        patch.setattr(row_sort, "RUN_ROWS_MIN", each)
+        assert row_sort.lies_in_runs(words) == (falls * each < len(words))
+        row_sort.sort_words(words)
     assert words.tolist() == sorted(given_words)

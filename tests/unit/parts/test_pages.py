@@ -17,8 +17,8 @@ import pytest
 
 from persist.core.ids import PartId
 from persist.parts.codec import encode_parquet
-from persist.parts.pages import Decoded, decoded_bytes_max
-from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.parts.parquet_guard import Decoded, decoded_bytes_max
+from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from tests.support.examples import thinned
 
 MIB = 1024 * 1024

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.parts import picking
-from persist.parts.picking import is_constant, picked
+from persist.parts import row_sort
+from persist.parts.row_sort import is_constant, picked
 from tests.unit.parts.strategies import ALL, arrays
 
-MANY = picking.ROWS_MIN
+MANY = row_sort.ROWS_MIN
 COLUMNS = {
     "texts of one length": pa.array([f"k{number:05}" for number in range(MANY)]),
     "bytes of one length": pa.array([b"%06d" % number for number in range(MANY)]),
     "texts of several lengths": pa.array([str(number) for number in range(MANY)]),
     "texts, the last one longer": pa.array(["ab"] * (MANY - 1) + ["abc"]),
     "empty texts": pa.array([""] * MANY),
-    "long texts": pa.array([f"{number:0{picking.LENGTH_MAX + 1}}" for number in range(MANY)]),
+    "long texts": pa.array([f"{number:0{row_sort.LENGTH_MAX + 1}}" for number in range(MANY)]),
     "large texts": pa.array(["ab"] * MANY, pa.large_string()),
     "a null": pa.array([None, *["ab"] * (MANY - 1)]),
     "one number": pa.array([7] * MANY),
@@ -46,7 +46,7 @@ def test_many_rows(name: str, start: int) -> None:
 @pytest.mark.parametrize("kinds", [3, 1000, 40_000])
 def test_texts_of_which_few_differ(kinds: int) -> None:
     """Those of which many differ are picked one by one."""
-    values = pa.array([f"text {number % kinds}" for number in range(2 * picking.SAMPLED + 1)]).slice(1)
+    values = pa.array([f"text {number % kinds}" for number in range(2 * row_sort.SAMPLED + 1)]).slice(1)
     rows = pa.array(np.random.default_rng(0).permutation(len(values)))
     found = picked(values, rows)
     found.validate(full=True)
@@ -59,7 +59,7 @@ def test_few_rows_of_every_type(kind: Any, data: st.DataObject) -> None:
     values = data.draw(arrays(kind, 1))
     rows = pa.array(data.draw(st.lists(st.integers(0, len(values) - 1), max_size=9)), pa.int64())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(picking, "ROWS_MIN", 0)
+        patch.setattr(row_sort, "ROWS_MIN", 0)
         assert str(picked(values, rows)) == str(values.take(rows))  # a text: no NaN is like another
 
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import Antichain
 from persist.core.record import replace
 from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, consolidate, encode_key, plan_splits
 from persist.parts import codec as codec_module
-from persist.parts import files as files_module
-from persist.parts import merge as merge_module
+from persist.parts import part_files as files_module
+from persist.parts import run_merge as merge_module
 from tests.support.examples import examples
 from tests.unit.parts.strategies import KEYED, Shard, as_dict, joined, naive, updates
 

@@ -15,7 +15,7 @@ from persist.core.ids import PartId
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema, decode_inline, encode_inline
 from persist.parts.column_types import NESTING_MAX
-from persist.parts.evolution import check_evolution, evolution_error
+from persist.parts.schema_evolution import check_evolution, evolution_error
 
 PLAIN = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int32())]), ("k",))
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.parts.sizes import is_within, row_bytes, working_bytes
+from persist.parts.memory_size import is_within, row_bytes, working_bytes
 
 TEXTS = st.lists(st.none() | st.text(max_size=300), max_size=40)
 TYPES: dict[str, tuple[Any, Any]] = {

@@ -13,25 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.antichain import Antichain
 from persist.core.batch import Part, Run
+from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import Antichain
 from persist.core.ids import PartId, mint
-from persist.core.keys import COMPACTOR
 from persist.core.record import replace
 from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, plan_splits
 from persist.parts import codec as codec_module
-from persist.parts import files as files_module
-from persist.parts import known as known_module
-from persist.parts import merge as merge_module
-from persist.parts import stretches as stretches_module
-from persist.parts.check import PartCheck
+from persist.parts import part_files as files_module
+from persist.parts import read_plan as stretches_module
+from persist.parts import row_stats as known_module
+from persist.parts import run_merge as merge_module
 from persist.parts.codec import encode_parquet
 from persist.parts.consolidate import consolidate
-from persist.parts.files import Files
-from persist.parts.known import Known
-from persist.parts.migration import Migration
-from persist.parts.weave import woven
+from persist.parts.part_files import Files
+from persist.parts.part_validation import PartCheck
+from persist.parts.row_stats import Known
+from persist.parts.run_merge import woven
+from persist.parts.schema_evolution import Migration
 from tests.unit.parts.strategies import SHARD, Shard, as_dict, joined, naive
 from tests.unit.parts.test_reader import Counting
 

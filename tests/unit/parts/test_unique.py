@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.parts import ShardSchema, consolidate
-from persist.parts import unique as module
-from persist.parts.unique import Crowds, crowded, keys_shown
+from persist.parts import constraint_checks as module
+from persist.parts.constraint_checks import Crowds, crowded, keys_shown
 
 SCHEMA = ShardSchema(pa.schema([("key", pa.int64()), ("value", pa.string())]), ("key",))
 Update = tuple[int, str, int, int]  # key, value, time, diff

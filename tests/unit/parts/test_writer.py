@@ -15,7 +15,7 @@ import pytest
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts import ahead, codec, consolidate, plan_splits, spill_inline, writer
-from persist.parts.ahead import side_by_side
+from persist.parts.prefetch import side_by_side
 from tests.support.waiting import WAIT_S
 from tests.unit.parts.strategies import KEYED, SHARD, Shard, joined
 

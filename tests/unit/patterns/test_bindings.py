@@ -13,8 +13,8 @@ from persist.bindings import Binding, Bindings, BindingsSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Corruption, InvalidUsage, ShardExists, Unavailable
-from persist.patterns import following, stored
-from persist.patterns.positions import PARTITIONS_MAX, POSITION_MAX
+from persist.patterns import bounded_clock, reclock
+from persist.patterns.reclock import PARTITIONS_MAX, POSITION_MAX
 from tests.support.clocks import HOUR_MS, YEAR_MS, World
 from tests.support.location import memory_location
 
@@ -97,7 +97,7 @@ def test_what_is_no_position_is_refused_and_nothing_is_bound(bindings: Bindings,
 def test_a_source_with_too_many_partitions_is_refused_also_over_several_calls(
     bindings: Bindings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.patterns.bindings.PARTITIONS_MAX", 3)
+    monkeypatch.setattr("persist.patterns.reclock.PARTITIONS_MAX", 3)
     bindings.get_binding({"a": 1, "b": 1})
     with pytest.raises(InvalidUsage, match="would have 4 partitions"):
         bindings.get_binding({"c": 1, "d": 1})
@@ -215,7 +215,7 @@ def test_a_clock_that_is_behind_or_jumps_back_never_turns_times_back() -> None:
 
 
 def test_a_clock_that_runs_away_leads_by_no_more_than_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "LOOK_AHEAD_MS", 10_000)
+    monkeypatch.setattr(bounded_clock, "LOOK_AHEAD_MS", 10_000)
     world = World()
     true = world.machine()
     runaway = world.machine()
@@ -235,7 +235,7 @@ def test_opening_reads_what_came_since_the_last_whole_mint(client: Client, monke
     bindings = Bindings.open(client, "bindings", settings=SMALL)
     for position in range(60):
         bindings.get_binding({"a": position, "b": 5})
-    monkeypatch.setattr(stored, "WINDOW", 2)
+    monkeypatch.setattr(reclock, "WINDOW", 2)
     fresh = Bindings.open(client, "bindings", settings=SMALL)
     assert fresh._known.rows <= 12
     assert fresh.heads == {"a": 59, "b": 5}

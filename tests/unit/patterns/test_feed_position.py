@@ -10,20 +10,20 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Bindings, Ingester, IngestSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
-from persist.commit.published import Published
-from persist.commit.publishing import PublishSettings
-from persist.copies.recovering import How, recover
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import PublishSettings
+from persist.copies.recovery import How, recover
 from persist.core.errors import Conflict, Indeterminate
-from persist.patterns.stepping import Stepping
+from persist.patterns.internal_shards import Stepping
 from persist.patterns.wal import FrontEnd, Replica
-from persist.regions.promoting import OldHome, promote
+from persist.regions.failover import OldHome, promote
 from tests.support.examples import seeds
 from tests.support.location import AscendingIds, memory_location
 

@@ -15,7 +15,7 @@ from persist.bindings import Bindings, BindingsSettings, Ingester, IngestSetting
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, Indeterminate, InvalidUsage
-from persist.patterns.ingesting import ends_of_batches
+from persist.patterns.ingest import ends_of_batches
 from tests.support.bound import Processes
 from tests.support.examples import seeds
 from tests.support.location import memory_location

@@ -11,9 +11,9 @@ from persist.bindings import Binding, Bindings, BindingsSettings, Ingester, Inge
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage, ShardExists
-from persist.parts.altering import AddColumn, Change, DropColumn, RenameColumn
+from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn
+from persist.patterns.partition_map import Routes
 from persist.patterns.routed import RoutedWriter
-from persist.patterns.routes import Routes
 from tests.support.location import memory_location
 
 SMALL = BindingsSettings(whole_every_rows=4, known_rows_max=6)

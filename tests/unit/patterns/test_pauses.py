@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from persist.bindings import Binding, Bindings, Ingester, Minter
 from persist.core.errors import Expired
-from persist.patterns.routed import RoutedWriter
-from persist.patterns.routed_read import RoutedReader
-from persist.patterns.routes import Routes
+from persist.patterns.partition_map import Routes
+from persist.patterns.routed import RoutedReader, RoutedWriter
 from persist.patterns.wal import FrontEnd, Replica
 from tests.support.clocks import DAY_MS, Machine, World
 

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.client.columns import alike
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.client.schema_lineage import alike
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.parts.altering import (
+from persist.parts.schema_changes import (
     AddColumn,
     Change,
     DropColumn,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.http_client import answers
-from persist.http_client.answers import Answer, Broken, Reply
+from persist.http_client import http_connection
+from persist.http_client.http_connection import Answer, Broken, Reply
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -141,7 +141,7 @@ def test_a_cut_answer_is_never_taken_for_whole(is_chunked: bool) -> None:
 
 def test_the_longest_header_is_read_and_one_byte_more_is_refused() -> None:
     end = b"\r\ncontent-length: 0\r\n\r\n"
-    room = answers.HEADER_BYTES_MAX - len(OK) - len(b"x: ") - len(end)
+    room = http_connection.HEADER_BYTES_MAX - len(OK) - len(b"x: ") - len(end)
     assert read(OK + b"x: " + b"y" * room + end)[0] == 200
     for cuts in ([], [1], [100, 40_000]):
         with pytest.raises(Broken, match="longer than"):
@@ -150,9 +150,9 @@ def test_the_longest_header_is_read_and_one_byte_more_is_refused() -> None:
 
 def test_the_most_interim_answers_are_skipped_and_one_more_is_refused() -> None:
     interim, whole = b"HTTP/1.1 100 Continue\r\n\r\n", OK + b"content-length: 0\r\n\r\n"
-    assert read(interim * answers.INTERIM_MAX + whole)[0] == 200
+    assert read(interim * http_connection.INTERIM_MAX + whole)[0] == 200
     with pytest.raises(Broken, match="100"):
-        read(interim * (answers.INTERIM_MAX + 1) + whole)
+        read(interim * (http_connection.INTERIM_MAX + 1) + whole)
 
 
 def test_a_body_is_given_as_it_comes_and_need_not_fit_a_header() -> None:

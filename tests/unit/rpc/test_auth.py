@@ -14,9 +14,8 @@ import pytest
 from persist.core import commands as c
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from rpc.auth import Principal, Tokens, mint
-from rpc.changed_files import LOOK_AGAIN_S
 from rpc.cli.token import add_arguments, run
-from rpc.tls import Peer
+from rpc.tls import LOOK_AGAIN_S, Peer
 
 
 class File:
@@ -133,7 +132,7 @@ def test_a_file_that_cannot_be_opened_for_now_is_read_again(file: File, monkeypa
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("persist.client.regular_file.opens_regular", none_free)
+        patch.setattr("persist.client.arguments.opens_regular", none_free)
         file.now += LOOK_AGAIN_S
         tokens.principal(f"Bearer {token}")
     file.now += LOOK_AGAIN_S

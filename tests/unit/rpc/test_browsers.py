@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from persist.core.errors import Forbidden, InvalidUsage
-from rpc import browsers
-from rpc.browsers import FormRefused
+from rpc import csrf
+from rpc.csrf import FormRefused
 
 HOST = "persist.example:8787"
 CROSS = {"sec-fetch-site": "cross-site"}
@@ -28,7 +28,7 @@ def of(headers: dict[str, str]) -> dict[bytes, bytes]:
     ],
 )
 def test_a_page_of_our_own_may_write(host: str, origin: str) -> None:
-    browsers.check_site("POST", of({"host": host, "origin": origin, **CROSS}))
+    csrf.check_site("POST", of({"host": host, "origin": origin, **CROSS}))
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,25 @@ def test_a_page_of_our_own_may_write(host: str, origin: str) -> None:
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
 def test_a_page_of_another_site_may_do_nothing(method: str, origin: str) -> None:
     with pytest.raises(Forbidden, match="a web page of"):
-        browsers.check_site(method, of({"host": HOST, "origin": origin}))
+        csrf.check_site(method, of({"host": HOST, "origin": origin}))
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "CROSS-SITE "])
 def test_what_another_site_embeds_is_refused_and_a_link_is_followed(site: str) -> None:
     headers = {"host": HOST, "sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
     with pytest.raises(Forbidden, match="another site"):
-        browsers.check_site("GET", of(headers))
+        csrf.check_site("GET", of(headers))
     link = headers | {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
-    browsers.check_site("GET", of(link))
+    csrf.check_site("GET", of(link))
     with pytest.raises(Forbidden, match="another site"):
-        browsers.check_site("POST", of(link))
+        csrf.check_site("POST", of(link))
     with pytest.raises(Forbidden, match="another site"):
-        browsers.check_site("GET", of(link | {"sec-fetch-dest": "iframe"}))
+        csrf.check_site("GET", of(link | {"sec-fetch-dest": "iframe"}))
 
 
 @pytest.mark.parametrize("site", ["same-origin", "none"])
 def test_what_the_page_itself_or_its_reader_asks_for_passes(site: str) -> None:
-    browsers.check_site("GET", of({"host": HOST, "sec-fetch-site": site}))
+    csrf.check_site("GET", of({"host": HOST, "sec-fetch-site": site}))
 
 
 FORMS = [
@@ -84,28 +84,28 @@ FORMS = [
 @pytest.mark.parametrize("has_token", [False, True])
 def test_a_type_that_forms_have_is_refused(kind: str, has_token: bool) -> None:
     with pytest.raises(FormRefused, match="any web page may send"):
-        browsers.check_type("POST", of({"content-type": kind, "content-length": "0"}), has_token=has_token)
+        csrf.check_type("POST", of({"content-type": kind, "content-length": "0"}), has_token=has_token)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/csv", "application/json; charset=utf-8", "x/y"])
 def test_a_type_that_no_form_has_passes(kind: str) -> None:
-    browsers.check_type("POST", of({"content-type": kind, "content-length": "9"}), has_token=False)
+    csrf.check_type("POST", of({"content-type": kind, "content-length": "9"}), has_token=False)
 
 
 @pytest.mark.parametrize("length", [{"content-length": "9"}, {"transfer-encoding": "chunked"}])
 def test_a_body_without_a_type_needs_a_token(length: dict[str, str]) -> None:
     with pytest.raises(FormRefused, match="is none"):
-        browsers.check_type("POST", of(length), has_token=False)
-    browsers.check_type("POST", of(length), has_token=True)
-    browsers.check_type("PUT", of(length), has_token=False)  # for which a browser asks first
-    browsers.check_type("POST", of({"content-length": "0"}), has_token=False)
+        csrf.check_type("POST", of(length), has_token=False)
+    csrf.check_type("POST", of(length), has_token=True)
+    csrf.check_type("PUT", of(length), has_token=False)  # for which a browser asks first
+    csrf.check_type("POST", of({"content-length": "0"}), has_token=False)
 
 
 def test_a_request_of_http_1_1_names_its_host() -> None:
-    browsers.check_host("1.1", of({"host": HOST}))
-    browsers.check_host("1.0", {})
+    csrf.check_host("1.1", of({"host": HOST}))
+    csrf.check_host("1.0", {})
     with pytest.raises(InvalidUsage):
-        browsers.check_host("1.1", of({"accept": "*/*"}))
+        csrf.check_host("1.1", of({"accept": "*/*"}))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_request_of_http_1_1_names_its_host() -> None:
 )
 def test_a_body_that_is_compressed_or_no_utf_8_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(FormRefused) as error:
-        browsers.check_encoding(of(headers))
+        csrf.check_encoding(of(headers))
     assert error.value.kind == "form_refused"
 
 
@@ -128,11 +128,11 @@ def test_a_body_that_is_compressed_or_no_utf_8_is_refused(headers: dict[str, str
     [{}, {"content-encoding": "identity"}, {"content-type": "text/csv; charset=UTF-8"}, {"content-type": "text/csv"}],
 )
 def test_a_body_as_it_is_and_in_utf_8_passes(headers: dict[str, str]) -> None:
-    browsers.check_encoding(of(headers))
+    csrf.check_encoding(of(headers))
 
 
 @pytest.mark.parametrize("name", [b"host", b"origin", b"content-type", b"sec-fetch-site", b"authorization"])
 def test_a_header_that_tells_pages_apart_comes_once(name: bytes) -> None:
     with pytest.raises(Forbidden, match="more than once"):
-        browsers.check_once([(name, b"a"), (b"accept", b"b"), (name, b"a")])
-    browsers.check_once([(b"accept", b"a"), (b"accept", b"b"), (name, b"a")])
+        csrf.check_once([(name, b"a"), (b"accept", b"b"), (name, b"a")])
+    csrf.check_once([(b"accept", b"a"), (b"accept", b"b"), (name, b"a")])

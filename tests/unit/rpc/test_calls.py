@@ -12,8 +12,7 @@ import pytest
 from persist.commit.system import SystemClock
 from persist.core.errors import Indeterminate, Overloaded, PersistError, Unavailable, UpperMismatch
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
-from persist.http_client.calls import Call, HttpCalls
-from persist.http_client.servers import Servers, rendezvous
+from persist.http_client.http_calls import Call, HttpCalls, Servers, rendezvous
 from tests.support.answering import CLOSE, Answering, answer
 from tests.support.location import TestClock
 from tests.support.waiting import WAIT_S

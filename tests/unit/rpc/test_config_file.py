@@ -20,9 +20,9 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import WriterId
 from persist.core.state import Policy
 from rpc.cli import serve
+from rpc.concurrency_limits import Work
 from rpc.config_file import ENVIRONMENT, FILE, OPTION, Loaded, in_force, load, misspelt, read_file
 from rpc.settings import SETTINGS, Limits, ServerSettings, Setting, server_settings
-from rpc.work import Work
 from tests.support import settings_page
 from tests.support.location import memory_location
 from tests.support.shard import numbered

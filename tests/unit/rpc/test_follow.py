@@ -11,14 +11,13 @@ import pyarrow as pa
 import pytest
 
 from persist.client.listen import ListenEvent
-from persist.core.antichain import Antichain
 from persist.core.errors import NotReadable, Unavailable
+from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, shard_id_of
-from persist.core.view import Seen
+from persist.core.shard_view import Seen
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
-from persist.http_client.calls import HttpCalls
-from persist.http_client.servers import Servers, rendezvous
-from rpc.client.follow import follow
+from persist.http_client.http_calls import HttpCalls, Servers, rendezvous
+from rpc.client.http_transport import follow
 from rpc.listen_frames import FRAMES, HEADER_BYTES_MAX, Source, frame, frames, heartbeat
 from tests.support.answering import CLOSE, Answering, answer, chunked
 from tests.support.location import TestClock

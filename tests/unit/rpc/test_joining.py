@@ -11,8 +11,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from rpc.bounds import Bounds
-from rpc.joining import JoiningProtocol
+from rpc.connection_limits import Bounds
+from rpc.http_protocol import JoiningProtocol
 from rpc.settings import Limits
 from tests.support.waiting import WAIT_S
 

@@ -9,18 +9,18 @@ import pyarrow as pa
 import pytest
 
 from consensus import ConsensusUnavailable
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Expired, NotReadable, UnknownShard
+from persist.core.frontier import Antichain
 from persist.core.state import State
-from rpc import leases as module
-from rpc.leases import Hold, Leases
+from rpc import stream_leases as module
+from rpc.concurrency_limits import Work
 from rpc.settings import Limits
-from rpc.work import Work
+from rpc.stream_leases import Hold, Leases
 from tests.support.location import TestClock, memory_location
 from tests.support.waiting import WAIT_S
 

@@ -13,22 +13,22 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.commit.location import Location, LocationSettings
-from persist.core.antichain import EMPTY, Antichain
-from persist.core.view import ViewRequest
+from persist.core.frontier import EMPTY, Antichain
+from persist.core.shard_view import ViewRequest
 from persist.parts import codec
-from rpc import listening as listening_module
+from rpc import change_streams as listening_module
+from rpc.change_streams import Listeners
+from rpc.concurrency_limits import Work
 from rpc.listen_frames import EVENTS, FRAMES, frames
-from rpc.listening import Listeners
 from rpc.settings import Limits
-from rpc.watching import Watcher
-from rpc.work import Work
+from rpc.shard_watcher import Watcher
 from tests.support.location import InlineBackground, memory_location
 from tests.support.waiting import WAIT_S
 

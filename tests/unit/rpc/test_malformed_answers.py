@@ -13,10 +13,9 @@ from blob import BlobUnavailable
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.core.state import Policy
 from persist.formats.http_messages import PROBLEM_JSON, PROTOCOL_VERSION
-from persist.http_client.calls import Call, HttpCalls
-from persist.http_client.servers import Servers
-from rpc.client.http_blob import HttpBlob
-from rpc.client.transport import HttpTransport
+from persist.http_client.http_calls import Call, HttpCalls, Servers
+from rpc.client.http_stores import HttpBlob
+from rpc.client.http_transport import HttpTransport
 from tests.support.answering import Answering, answer
 from tests.support.location import AscendingIds, TestClock
 

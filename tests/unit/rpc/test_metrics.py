@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from blob.cache import CachedBlob
-from blob.memory import MemoryBlob
-from consensus.memory import MemoryConsensus
+from blob.memory_blobs import MemoryBlob
+from consensus.memory_logs import MemoryConsensus
 from persist.commit.durations import OTHER, SERIES_MAX, Durations
 from persist.commit.figures import of_location
 from persist.commit.location import Location, LocationSettings
@@ -19,10 +19,10 @@ from persist.core import commands as c
 from persist.formats.exposition import COUNTER, Family, Spread, exposition, figures
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
-from rpc import service
+from rpc import app_state
 from rpc.app import create_app
+from rpc.auth import COUNTED_TOKENS_MAX, TokenFigures
 from rpc.settings import ServerSettings
-from rpc.token_figures import TOKENS_MAX, TokenFigures
 from tests.support.asking import typed
 from tests.support.location import InlineBackground
 
@@ -37,7 +37,7 @@ def location(blob: MemoryBlob | CachedBlob | None = None, machines_max: int = 20
 
 @pytest.fixture
 def http(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    monkeypatch.setattr(service, "METRIC_SHARDS_MAX", 3)
+    monkeypatch.setattr(app_state, "METRIC_SHARDS_MAX", 3)
     with (
         closing(location()) as opened,
         typed(TestClient(create_app(opened, ServerSettings()), base_url="http://127.0.0.1")) as client,
@@ -104,7 +104,7 @@ def test_tokens_beyond_the_bound_are_counted_together() -> None:
         },
     }
     assert all('token="a"' in series for series in figures(tokens.families("a")))
-    assert TOKENS_MAX == 100
+    assert COUNTED_TOKENS_MAX == 100
 
 
 def test_requests_and_bytes_of_bodies_are_counted_by_token(http: TestClient) -> None:

@@ -15,9 +15,8 @@ from blob import BlobError
 from persist.client import deadlines
 from persist.client.deadlines import Deadline
 from persist.commit.system import SystemClock
-from rpc.client.http_blob import HttpBlob
-from rpc.client.named_store import place_of
-from rpc.client.transport import _open_blob
+from rpc.client.http_stores import HttpBlob, place_of
+from rpc.client.http_transport import _open_blob
 from tests.support.of_aws import give_credentials
 from tests.support.waiting import WAIT_S
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.paths import VERBS, resolve, split
+from rpc.routes.table import VERBS, resolve, split
 
 SEGMENT = st.text("abcXYZ019._-", min_size=1, max_size=12)
 

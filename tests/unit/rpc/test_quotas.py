@@ -14,17 +14,15 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.batch import Run
+from persist.core.frontier import Antichain
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
 from rpc import quotas as quotas_module
-from rpc.admitting import admit
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
+from rpc.prefix_usage import Tally
 from rpc.quota_file import COUNTS, RATES, QuotaFile
-from rpc.quotas import CHARGED, FREED_BYTES, SHOWN_MAX, STAGED_S, QuotaFull, Quotas
-from rpc.rates import BURST_S, Bucket
-from rpc.tally import Tally
+from rpc.quotas import BURST_S, CHARGED, FREED_BYTES, SHOWN_MAX, STAGED_S, Bucket, QuotaFull, Quotas, admit
 from tests.support.location import TestClock, memory_location
 from tests.support.shard import make_part
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from persist.core.errors import Unavailable
-from rpc.readiness import KEPT_S, Readiness
+from rpc.app_state import KEPT_S, Readiness
 
 
 class Stores:

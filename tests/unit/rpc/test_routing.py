@@ -8,7 +8,7 @@ import pytest
 
 from persist.client.connect import Connection
 from persist.core.errors import InvalidUsage
-from rpc.client import routing
+from rpc.client import http_transport
 
 OLD, NEW, NEAR, FAR = "http://old-eu:8787", "http://us:8787", "http://near-eu:8787", "http://asia:8787"
 
@@ -20,8 +20,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, read: list[str], index_epoch: int = 2
         "asia": {"write": [FAR], "read": [FAR], "epoch": 7},
     }
     told = {"role": "home", "region": "eu", "epoch": 1, "index": index, **told}
-    monkeypatch.setattr(routing, "_told", lambda connection: told)
-    found = [routing.routed(Connection(url=OLD), "eu/orders", writes=writes).url for writes in (True, False)]
+    monkeypatch.setattr(http_transport, "_told", lambda connection: told)
+    found = [http_transport.routed(Connection(url=OLD), "eu/orders", writes=writes).url for writes in (True, False)]
     return str(found[0]), str(found[1])
 
 
@@ -46,8 +46,8 @@ def test_so_is_a_home_of_that_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_so_is_a_server_that_tells_no_epoch_or_whose_index_lacks_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(monkeypatch, [NEAR], index={"us": {"write": [NEW], "read": [NEW]}}) == (OLD, OLD)
-    monkeypatch.setattr(routing, "_told", lambda connection: {})
-    assert routing.routed(Connection(url=OLD), "eu/orders", writes=True).url == OLD
+    monkeypatch.setattr(http_transport, "_told", lambda connection: {})
+    assert http_transport.routed(Connection(url=OLD), "eu/orders", writes=True).url == OLD
 
 
 def test_an_old_home_that_is_a_copy_now_reads_and_sends_writes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_an_old_home_that_is_a_copy_now_reads_and_sends_writes_on(monkeypatch: p
 
 def test_shards_of_other_regions_go_where_the_index_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked(monkeypatch, [NEAR])
-    assert routing.routed(Connection(url=OLD), "asia/x", writes=True).url == FAR
-    assert routing.routed(Connection(url=OLD), "orders", writes=True).url == OLD
+    assert http_transport.routed(Connection(url=OLD), "asia/x", writes=True).url == FAR
+    assert http_transport.routed(Connection(url=OLD), "orders", writes=True).url == OLD
     with pytest.raises(InvalidUsage, match="knows no region 'mars'"):
-        routing.routed(Connection(url=OLD), "mars/x", writes=True)
+        http_transport.routed(Connection(url=OLD), "mars/x", writes=True)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from persist.core.errors import InvalidUsage
-from persist.http_client.servers import RETRY_DOWN_S, TRY_S, Servers, normal, rendezvous
+from persist.http_client.http_calls import RETRY_DOWN_S, TRY_S, Servers, normal, rendezvous
 
 URLS = [f"http://s{n}:8787" for n in range(4)]
 NAMES = [f"shard-{n}" for n in range(2_000)]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from persist.core.errors import Overloaded
-from rpc.slots import CALLER, Slots, Turns
+from rpc.concurrency_limits import CALLER, Slots, Turns
 
 
 def test_one_caller_has_a_share_and_the_server_itself_the_whole() -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from cryptography.x509.oid import NameOID
 
-from persist.client.trust import Trust
+from persist.client.server_address import Trust
 from persist.core.errors import InvalidUsage
-from rpc.changed_files import LOOK_AGAIN_S
 from rpc.settings import ServerSettings
-from rpc.tls import TlsContext, TlsFiles, checked_name, context_of, names_in, peer_of
+from rpc.tls import LOOK_AGAIN_S, TlsContext, TlsFiles, checked_name, context_of, names_in, peer_of
 from tests.support.certificates import Authority, subject_of
 
 

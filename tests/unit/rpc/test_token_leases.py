@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Indeterminate, NotReadable, Overloaded
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo
 from persist.core.record import replace
 from persist.core.state import LeasedReader, State, blank_state

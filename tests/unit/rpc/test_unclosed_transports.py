@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 from persist.client.connect import Connection
-from rpc.client.transport import open_transport
+from rpc.client.http_transport import open_transport
 from tests.support.console_page import server
 
 

@@ -11,13 +11,13 @@ import pytest
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Overloaded
-from persist.core.view import ViewRequest
-from rpc import work as work_module
+from persist.core.frontier import Antichain
+from persist.core.shard_view import ViewRequest
+from rpc import concurrency_limits as work_module
+from rpc.concurrency_limits import Work, _Answers
 from rpc.settings import Limits
-from rpc.watching import Watcher
-from rpc.work import Work, _Answers
+from rpc.shard_watcher import Watcher
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.string())])

@@ -10,10 +10,10 @@ import persist
 from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadLease
 from persist.commit.location import LocationSettings
-from persist.core.antichain import Antichain
+from persist.core.frontier import Antichain
+from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy
-from persist.core.view import ViewRequest
-from persist.spark import changes, executors, planning
+from persist.spark import change_feed, executors, planning
 from persist.spark.options import Options, ReadOptions, Target
 from tests.support.waiting import wait_until
 
@@ -46,8 +46,8 @@ def test_a_plan_of_few_keys_carries_their_parts(tmp_path: Path) -> None:
 
     view = transport.view("orders", ViewRequest())
     lease = ReadLease.open(transport, "orders", Antichain(0), "test", target.connection.handles.read)
-    interval = changes.Interval(0, Antichain(1), snapshot=False)
-    partitions = changes.plan_changes(target, wanted, view, interval, lease, ["id"])
+    interval = change_feed.Interval(0, Antichain(1), snapshot=False)
+    partitions = change_feed.plan_changes(target, wanted, view, interval, lease, ["id"])
     assert {part.id for one in partitions for part in one.split.parts} == set(parts)
     found = pa.concat_tables(table for one in partitions for table in one.split.read(transport))
     assert sorted(found.column("id").to_pylist()) == list(range(55, 75))

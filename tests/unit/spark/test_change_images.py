@@ -13,8 +13,8 @@ import pytest
 import persist
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from persist.spark import executors, images
-from persist.spark.changes import changes_schema
+from persist.spark import change_feed, executors
+from persist.spark.change_feed import changes_schema
 from persist.spark.options import Options, ReadOptions, Target
 from persist.spark.source import PersistDataSource
 from tests.support.without_jvm import read, rows_of, source
@@ -136,18 +136,18 @@ def test_the_changes_of_a_key_come_together_whatever_tables_they_lie_in() -> Non
     whole = pa.Table.from_pylist(rows, schema.updates_schema)
     places = sorted(chance.sample(range(1, len(rows)), 9))
     tables = [whole.slice(a, b - a) for a, b in zip([0, *places], [*places, len(rows)], strict=True)]
-    found = list(images.by_whole_keys(iter(tables), schema, "orders"))
+    found = list(change_feed.by_whole_keys(iter(tables), schema, "orders"))
     assert pa.concat_tables(found).equals(whole)
     keys = [set(table.column("k").to_pylist()) for table in found]
     assert sum(map(len, keys)) == 12, "no key is in two tables"
-    apart = [flag for table in found for flag in images.updates(table, schema)]
-    assert apart == list(images.updates(whole, schema))
+    apart = [flag for table in found for flag in change_feed.updates(table, schema)]
+    assert apart == list(change_feed.updates(whole, schema))
 
 
 def test_a_key_with_too_many_changes_is_refused_with_what_helps(
     shard: Any, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "HELD_ROWS_MAX", 3)
+    monkeypatch.setattr(change_feed, "HELD_ROWS_MAX", 3)
     shard.insert([row("a", number) for number in range(5)])
     with pytest.raises(InvalidUsage, match=r"key {'k': 'a'} has more than 3 changes .* leave changeImages out"):
         read(url, "orders", **IMAGES)

@@ -13,8 +13,8 @@ import persist
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage
-from persist.parts.altering import AddColumn, DropColumn, RenameColumn
-from persist.spark import PersistDataSource, executors, outliving
+from persist.parts.schema_changes import AddColumn, DropColumn, RenameColumn
+from persist.spark import PersistDataSource, executors
 from tests.support.maintained import World
 from tests.support.streamed import opened, rows_between
 from tests.support.without_jvm import rows_of
@@ -153,7 +153,7 @@ def test_a_plan_that_has_outlived_its_lease_is_not_read_by_names_of_before(
     transport = EmbeddedTransport(world.process())
     monkeypatch.setattr(executors, "transport", lambda connection: transport)
     monkeypatch.setattr(executors, "check_there", lambda target: None)
-    outliving._kept.cache_clear()
+    executors._kept.cache_clear()
     world.shard.insert([{"k": "b", "v": 3, "w": 5}])
     source = PersistDataSource({"url": "persist:///nowhere", "path": "orders", **options})
     reader = source.reader(source.schema())
@@ -164,4 +164,4 @@ def test_a_plan_that_has_outlived_its_lease_is_not_read_by_names_of_before(
     world.settle()
     with pytest.raises(InvalidUsage, match=r"column 'v', .* its lease has lapsed, so load\(\) again"):
         list(rows_of(reader, partitions))
-    outliving._kept.cache_clear()
+    executors._kept.cache_clear()

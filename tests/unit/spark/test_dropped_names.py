@@ -9,11 +9,11 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import persist
-from persist.core.antichain import Antichain
 from persist.core.errors import UnknownShard
+from persist.core.frontier import Antichain
 from persist.spark import executors
-from persist.spark.jobs import Job
 from persist.spark.options import Options, Target, WriteOptions
+from persist.spark.write_job import Job
 
 SCHEMA = StructType([StructField("id", LongType(), False), StructField("s", StringType())])
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from persist.core.errors import InvalidUsage
-from persist.spark.history import HistoryReader
+from persist.spark.metadata import HistoryReader
 
 
 def test_some_of_its_columns_will_do() -> None:

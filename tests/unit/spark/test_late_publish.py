@@ -13,8 +13,8 @@ import persist
 from persist.core import commands as c
 from persist.core.errors import AttributeMismatch
 from persist.spark import executors
-from persist.spark.jobs import Job
 from persist.spark.options import Options, Target, WriteOptions
+from persist.spark.write_job import Job
 from tests.support.late import LateTransport
 
 ROWS = pa.RecordBatch.from_pydict({"id": pa.array([7], pa.int64())})

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from persist.core.errors import Expired, PersistError, Unavailable
-from persist.spark import native_choice as choice
-from persist.spark import native_holds
-from persist.spark.native_holds import HELD_MAX_S, Holds
+from persist.spark import parquet_scan
+from persist.spark import parquet_scan as choice
 from persist.spark.options import Options
+from persist.spark.parquet_scan import HELD_MAX_S, Holds
 
 
 @dataclass
@@ -80,7 +80,7 @@ def test_a_hold_that_cannot_be_renewed_is_tried_again_and_one_that_lapsed_is_lef
 
 
 def test_beyond_the_most_a_hold_is_left_to_lapse(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_holds, "HOLDS_MAX", 1)
+    monkeypatch.setattr(parquet_scan, "HOLDS_MAX", 1)
     world.kept()
     assert world.holds.is_full
     assert not world.kept().closed

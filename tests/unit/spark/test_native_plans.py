@@ -6,9 +6,9 @@ import pytest
 
 from persist.core.batch import Run
 from persist.parts import codec as codec_module
-from persist.parts import files as files_module
-from persist.parts.files import Files
-from persist.parts.stretches import classify
+from persist.parts import part_files as files_module
+from persist.parts.part_files import Files
+from persist.parts.read_plan import classify
 from tests.unit.parts.strategies import Shard
 from tests.unit.parts.test_straight import SCHEMA, compacted, numbered, table_of
 

@@ -13,10 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import persist
 from persist.client.connect import Client
 from persist.core.errors import InvalidUsage, NotReadable, UnknownShard
-from persist.parts import new_schema
-from persist.spark import option_names, table
-from persist.spark.option_names import Options
-from persist.spark.options import Target
+from persist.parts import schema_validation
+from persist.spark import options as option_names
+from persist.spark import table
+from persist.spark.options import Options, Target
 from tests.support.without_jvm import read, rows_of, source, write, writer
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -180,7 +180,7 @@ def test_a_feed_of_a_shard_that_has_such_a_column_is_refused_and_other_reads_are
 ) -> None:
     """Python once made such shards."""
     with monkeypatch.context() as once:
-        once.setattr(new_schema, "RESERVED", frozenset())
+        once.setattr(schema_validation, "RESERVED", frozenset())
         shard = client.create_shard("orders", pa.schema([*SCHEMA, ("_change_type", pa.string())]), ["k"])
     shard.insert([{"k": "a", "n": 1, "_change_type": "x"}])
     with pytest.raises(InvalidUsage, match="has a column '_change_type', and so has a change feed; leave that"):

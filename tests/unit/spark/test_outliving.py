@@ -14,10 +14,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.errors import Expired, UnknownShard
-from persist.spark import executors, outliving
-from persist.spark.batch_read import ChangesReader, SnapshotReader
+from persist.spark import executors
+from persist.spark.batch_io import ChangesReader, SnapshotReader
 from persist.spark.options import Options, PastOptions, ReadOptions, Target
-from persist.spark.past import PastReader
+from persist.spark.snapshot_diff import PastReader
 from tests.support.maintained import NAME, World
 from tests.support.without_jvm import rows_of
 
@@ -34,9 +34,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world.append_many(9, 30)
     opened = EmbeddedTransport(world.process())
     monkeypatch.setattr(executors, "transport", lambda connection: opened)
-    outliving._kept.cache_clear()
+    executors._kept.cache_clear()
     yield world
-    outliving._kept.cache_clear()
+    executors._kept.cache_clear()
 
 
 def snapshot(**options: str) -> SnapshotReader:
@@ -146,7 +146,7 @@ def test_what_a_lease_loses_between_two_pieces_is_an_error_and_no_row_comes_twic
     reader = snapshot(batchRows="1")
     [partition] = reader.partitions()
     split = partition.split
-    pieces = outliving.outliving(iter([1, 2]), lambda: iter([1, 2]))  # type: ignore[list-item]
+    pieces = executors.outliving(iter([1, 2]), lambda: iter([1, 2]))  # type: ignore[list-item]
     assert list(pieces) == [1, 2]
 
     def lapses() -> Iterator[Any]:
@@ -154,6 +154,6 @@ def test_what_a_lease_loses_between_two_pieces_is_an_error_and_no_row_comes_twic
         raise Expired("gone")
 
     with pytest.raises(Expired, match=r"gone\. This task took longer than leaseSeconds between two batches"):
-        list(outliving.outliving(lapses(), lambda: iter([1, 2])))  # type: ignore[list-item]
+        list(executors.outliving(lapses(), lambda: iter([1, 2])))  # type: ignore[list-item]
     executors.transport(TARGET.connection).apply(NAME, c.ExpireReader(split.reader))
     assert len(rows_of(reader, [partition])) == sum(world.expected(AS_OF).values())

@@ -16,7 +16,7 @@ from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpperMismatch
-from persist.parts.altering import AddColumn, WidenColumn
+from persist.parts.schema_changes import AddColumn, WidenColumn
 from persist.spark import executors
 from tests.support.late import LateTransport
 from tests.support.location import memory_location

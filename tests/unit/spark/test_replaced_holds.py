@@ -14,10 +14,10 @@ from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage
 from persist.spark import executors
-from persist.spark.batch_write import BatchWriter
-from persist.spark.jobs import Job, Staged
+from persist.spark.batch_io import BatchWriter
 from persist.spark.options import Options, Target, WriteOptions
-from persist.spark.stream_write import StreamWriter
+from persist.spark.stream import StreamWriter
+from persist.spark.write_job import Job, Staged
 from tests.support.late import LateTransport
 
 ROWS = pa.record_batch({"k": ["a"], "n": [5]})

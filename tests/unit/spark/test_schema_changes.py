@@ -15,9 +15,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import persist
 from persist.client.connect import Client
 from persist.core.errors import InvalidUsage, UpperMismatch
-from persist.parts.altering import AddColumn, DropColumn, RenameColumn
-from persist.parts.schema import COLUMNS_MAX
-from persist.spark import jobs
+from persist.parts.schema_changes import AddColumn, DropColumn, RenameColumn
+from persist.parts.shard_schema import COLUMNS_MAX
+from persist.spark import write_job
 from tests.support.without_jvm import read, rows_of, source, write
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
@@ -120,14 +120,14 @@ def test_merge_schema_goes_by_what_others_add_meanwhile(
     client: Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
-    evolve = jobs.evolve
+    evolve = write_job.evolve
 
     def late(*args: Any) -> None:
-        monkeypatch.setattr(jobs, "evolve", evolve)
+        monkeypatch.setattr(write_job, "evolve", evolve)
         shard.add_column("city", pa.string())
         evolve(*args)
 
-    monkeypatch.setattr(jobs, "evolve", late)
+    monkeypatch.setattr(write_job, "evolve", late)
     write(url, "orders", pa.table({"k": ["a"], "city": ["Bonn"], "m": [1]}), mergeSchema="true")
     assert read(url, "orders") == [{"k": "a", "n": None, "city": "Bonn", "m": 1}]
 

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 import persist
-from persist.client.sharing import PLANS_S, Kind, LeasePool
+from persist.client.lease_pool import PLANS_S, Kind, LeasePool
 from persist.core.state import State
 from persist.spark import executors
-from persist.spark.batch_read import SnapshotReader, SplitPartition
+from persist.spark.batch_io import SnapshotReader, SplitPartition
 from persist.spark.options import Options, ReadOptions, Target
 from tests.support.location import TestClock
 

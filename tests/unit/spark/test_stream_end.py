@@ -13,10 +13,9 @@ import persist
 from persist.client.shard import Shard
 from persist.core.errors import Conflict
 from persist.spark import executors
-from persist.spark.changes import changes_schema
-from persist.spark.options import Options, ReadOptions, Target
-from persist.spark.stream_options import StreamOptions
-from persist.spark.stream_read import StreamReader
+from persist.spark.change_feed import changes_schema
+from persist.spark.options import Options, ReadOptions, StreamOptions, Target
+from persist.spark.stream import StreamReader
 
 EVERYTHING = ReadAllAvailable()
 CLOSED = pytest.mark.parametrize("rows", [[{"k": "z", "n": 9, "__time": 5}], []], ids=["with rows", "without rows"])

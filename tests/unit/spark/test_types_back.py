@@ -11,7 +11,7 @@ import pytest
 
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
-from persist.spark.schemas import arrow_schema, cast, spark_schema
+from persist.spark.spark_schemas import arrow_schema, cast, spark_schema
 
 NOON = dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC)
 KINDS: list[tuple[Any, list[Any]]] = [

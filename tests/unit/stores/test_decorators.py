@@ -8,10 +8,10 @@ import pytest
 
 from blob import BlobError, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.cache import ENTRY_OVERHEAD_BYTES, CachedBlob
-from blob.memory import MemoryBlob
+from blob.memory_blobs import MemoryBlob
 from blob.metrics import MeteredBlob
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus

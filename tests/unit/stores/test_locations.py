@@ -13,7 +13,7 @@ from blob.cache import CachedBlob
 from consensus import ConsensusMisconfigured, open_consensus
 from persist.client.connect import connect
 from persist.core.errors import InvalidUsage
-from persist.http_client.servers import normal
+from persist.http_client.http_calls import normal
 
 
 def test_mem_is_private_and_mem_with_a_name_is_shared() -> None:

@@ -16,10 +16,10 @@ import pytest
 import persist
 from blob import open_blob
 from blob.file import FileBlob
-from blob.private import is_open, make_directories, make_file
+from blob.private_files import is_open, make_directories, make_file
 from consensus import open_consensus
-from persist.cli.writing import replacing
-from persist.regions.index import Index, write_index
+from persist.cli.output_files import replacing
+from persist.regions.region_index import Index, write_index
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_a_directory_that_may_not_be_listed_takes_new_ones(tmp_path: Path, monke
     def refused(*_: object) -> int:
         raise PermissionError(errno.EACCES, "not to be listed")
 
-    monkeypatch.setattr("blob.private.os.open", refused)
+    monkeypatch.setattr("blob.private_files.os.open", refused)
     make_directories(tmp_path / "a")
     assert (tmp_path / "a").is_dir()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from blob.memory import MemoryBlob
-from blob.recent import RECENT_MAX, RECENT_S, RecentPuts
+from blob.cache import RECENT_MAX, RECENT_S, RecentPuts
+from blob.memory_blobs import MemoryBlob
 
 
 def test_a_put_is_known_for_a_minute() -> None:

@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from blob import open_blob
-from blob.s3_errors import Refused, translate
+from blob.s3 import Refused, translate
 
 
 @pytest.mark.parametrize(("code", "status"), [("ConditionalRequestConflict", 409), ("NoSuchKey", 404)])

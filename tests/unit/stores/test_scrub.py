@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from consensus import sqlite
-from consensus.memory import MemoryConsensus
+from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
 from consensus.sqlite import SqliteConsensus
 from tests.support.markers import in_files, marker, where

@@ -16,10 +16,10 @@ from consensus import ConsensusError, open_consensus
 from persist.cli.__main__ import main
 from persist.cli.commands import COMMANDS, parser_of
 from persist.client.connect import Connection
-from persist.client.server_url import normal
+from persist.client.server_address import normal
 from persist.commit.location import check_there
 from persist.core.errors import PersistError
-from persist.regions.index import check_server
+from persist.regions.region_index import check_server
 from rpc.settings import ServerSettings
 from tests.support.examples import thinned
 

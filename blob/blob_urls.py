@@ -1,0 +1,99 @@
+"""From a location URL to an open blob store."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import cast
+from urllib.parse import unquote, urlsplit
+
+from blob.cache import CachedBlob
+from blob.errors import BlobMisconfigured, optional
+from blob.file import FileBlob
+from blob.interface import Blob
+from blob.memory_blobs import MemoryBlob
+from blob.url_redaction import is_ambiguous, without_secrets
+
+CACHE_MB_MAX = 2**20
+
+# `mem:name` means the same store for everybody in this process, so its registry has to be the process's.
+_memory: dict[str, MemoryBlob] = {}
+_memory_lock = threading.Lock()
+
+
+def open_blob(url: str, *, makes: bool = True) -> Blob:
+    """Open the blob store at `url`; BlobMisconfigured says what is wrong with it.
+
+    `mem:` (private), `mem:name` (shared in this process), `file:///dir`, `s3://bucket/prefix?endpoint=…`,
+    `gs://bucket/prefix`, `abfs://container@account.dfs.core.windows.net/prefix`, `hdfs://host:port/prefix`.
+    With the option `cache_mb=N` any of them keeps up to N MiB of what it reads in memory (`blob.cache`).
+    Nothing is contacted yet, except that a `file:` directory is made; call `check()` to probe the store. Without
+    `makes` none is made, for who only looks: then a directory that is not there is BlobMisconfigured.
+    """
+    url, cache_bytes = _cache_of(url)
+    store = _open(url, makes)
+    return CachedBlob(store, cache_bytes) if cache_bytes else store
+
+
+def is_there(url: str) -> bool:
+    """Whether there may be something: False for a directory that `open_blob` would make. Contacts no service."""
+    url, _ = _cache_of(url)
+    return url.partition(":")[0].lower() != "file" or _file_root(url).is_dir()
+
+
+def _cache_of(url: str) -> tuple[str, int]:
+    """The URL without the option `cache_mb`, and the bytes that it asks for."""
+    base, _, query = url.partition("?")
+    rest, size = [], 0
+    for option in query.split("&"):
+        name, _, text = option.partition("=")
+        if name != "cache_mb":
+            rest.append(option)
+        elif text.isascii() and text.isdecimal() and 0 < int(text) <= CACHE_MB_MAX:
+            size = int(text) * 2**20
+        else:
+            raise BlobMisconfigured(f"blob option cache_mb must be 1 to {CACHE_MB_MAX} (MiB)")
+    return "?".join(filter(None, (base, "&".join(rest)))), size
+
+
+def _open(url: str, makes: bool) -> Blob:
+    scheme = url.partition(":")[0].lower()
+    if scheme == "mem":
+        return _open_memory(url)
+    if scheme == "file":
+        return FileBlob(_file_root(url), makes=makes)
+    if scheme == "s3":
+        store = optional("blob.s3", "s3:", "persist-shards[s3]", BlobMisconfigured).S3Blob.from_url(url)
+        return cast(Blob, store)
+    if scheme in ("gs", "abfs", "abfss", "hdfs"):
+        from blob.arrow_fs import ArrowFsBlob
+
+        return ArrowFsBlob.from_url(url)
+    needs = "must start with mem: file: s3: gs: abfs: or hdfs:"
+    if "://" not in url:
+        needs += "; a directory is written file:///path"
+    raise BlobMisconfigured(f"blob location {without_secrets(url)!r} {needs}")
+
+
+def _open_memory(url: str) -> Blob:
+    name = url[len("mem:") :]
+    if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
+        raise BlobMisconfigured(
+            f"blob location {without_secrets(url)!r}: the name after mem: must be of A-Z a-z 0-9 . _ -"
+        )
+    if not name:
+        return MemoryBlob()
+    with _memory_lock:
+        return _memory.setdefault(name, MemoryBlob(name))
+
+
+def _file_root(url: str) -> Path:
+    if is_ambiguous(url):
+        raise BlobMisconfigured(f"blob location {without_secrets(url)!r} must be file:///absolute/directory")
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.path == "/":
+        raise BlobMisconfigured(f"blob location {without_secrets(url)!r} must be file:///absolute/directory")
+    if parts.query or parts.fragment:
+        raise BlobMisconfigured(f"blob location {without_secrets(url)!r}: file: takes no options")
+    return Path(unquote(parts.path))

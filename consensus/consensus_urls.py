@@ -1,0 +1,64 @@
+"""From a location URL to an open consensus store."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import cast
+
+from blob import optional, without_secrets
+from consensus.errors import ConsensusMisconfigured
+from consensus.interface import Consensus
+from consensus.memory_logs import MemoryConsensus
+
+# `mem:name` means the same store for everybody in this process, so its registry has to be the process's.
+_memory: dict[str, MemoryConsensus] = {}
+_memory_lock = threading.Lock()
+
+
+def open_consensus(url: str, *, reads_only: bool = False) -> Consensus:
+    """Open the consensus store at `url`; ConsensusMisconfigured says what is wrong with it.
+
+    `mem:` (private), `mem:name` (shared in this process), `sqlite:///relative.db`, `sqlite:////absolute.db`,
+    `postgresql://user:password@host:5432/database`, `etcd://host:2379,host2:2379/prefix`.
+    Nothing is contacted yet; call `check()` to probe the store. With `reads_only` it cannot write, and makes nothing:
+    no file, no table. Credentials that may only read are enough for it.
+    """
+    scheme = url.partition(":")[0].lower()
+    if scheme == "mem":
+        return _open_memory(url)
+    if scheme in ("sqlite", "postgresql", "postgres"):
+        return _open_sql(url, reads_only)
+    if scheme == "etcd":
+        etcd = optional("consensus.etcd", "etcd:", "persist-shards[etcd]", ConsensusMisconfigured)
+        return cast(Consensus, etcd.EtcdConsensus.from_url(url))
+    raise ConsensusMisconfigured(
+        f"consensus location {without_secrets(url)!r} must start with mem: sqlite: postgresql: or etcd:"
+    )
+
+
+def _open_memory(url: str) -> Consensus:
+    name = url[len("mem:") :]
+    if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
+        raise ConsensusMisconfigured(
+            f"consensus location {without_secrets(url)!r}: the name after mem: must be of A-Z a-z 0-9 . _ -"
+        )
+    if not name:
+        return MemoryConsensus()
+    with _memory_lock:
+        return _memory.setdefault(name, MemoryConsensus(name))
+
+
+def _open_sql(url: str, reads_only: bool) -> Consensus:
+    from consensus.sql import parsed_url
+
+    parsed = parsed_url(url)
+    if parsed.drivername == "sqlite":
+        from consensus.sqlite import ReadingSqlite, SqliteConsensus
+
+        return (ReadingSqlite if reads_only else SqliteConsensus).from_url(parsed)
+    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        sql = optional("consensus.postgres", "postgresql:", "persist-shards[postgres]", ConsensusMisconfigured)
+        opens = sql.ReadingPostgres if reads_only else sql.PostgresConsensus
+        return cast(Consensus, opens.from_url(parsed))
+    raise ConsensusMisconfigured(f"consensus driver {parsed.drivername!r} is not one of sqlite, postgresql")

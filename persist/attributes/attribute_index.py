@@ -1,0 +1,238 @@
+"""The index of a shard's attributes as the committer uses it, and clock marks in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import islice
+
+from blob import Blob
+from persist.attributes.btree import Flush, NodeReader, entries, last_key, lookup
+from persist.attributes.node_codec import DEFAULT_SHAPE, Shape, Update
+from persist.attributes.node_store import ChunkReader, ChunkWriter, NodeCache
+from persist.core import commands as c
+from persist.core.attribute import MARKS_FROM, AttributeKey, IndexChunk, is_core_key, key_after
+from persist.core.blob_keys import chunk_key
+from persist.core.clock_index import Mark, mark_key, mark_of, mark_value
+from persist.core.ids import IdSource
+from persist.core.record import replace
+from persist.core.state import State
+from persist.core.transitions.context import NOTHING_INDEXED, Indexed, IndexPage
+
+# Marks in the index of attributes: which upper the shard had by an instant that is no longer in the State.
+#
+# Later marks come first there, so the newest one at or before an instant is the first entry from that instant's key on.
+# The uppers of marks never go back, so the first mark beyond a time is found by halving.
+
+
+OUTLIVED_MAX = 4_096  # marks that one flush takes out
+
+
+class Marks:
+    """The marks in the index of this State; not those that the State itself holds, which are later."""
+
+    def __init__(self, state: State, reader: NodeReader) -> None:
+        self._state = state
+        self._reader = reader
+
+    def newest_at(self, at_ms: int) -> Mark | None:
+        """The newest mark at or before the instant."""
+        if at_ms < 0:
+            return None  # no mark lies before 1970
+        for leaf in entries(self._state.attribute_root, self._reader, bytes.fromhex(mark_key(at_ms))):
+            for key, value in leaf:
+                return mark_of(AttributeKey(key.hex()), value)
+        return None
+
+    def first_ms(self) -> int | None:
+        """Where the oldest mark lies: the last entry of all. None: there is none in the index."""
+        found = last_key(self._state.attribute_root, self._reader)
+        key = AttributeKey("" if found is None else found.hex())
+        return mark_of(key, 0).at_ms if key >= MARKS_FROM else None
+
+    def first_beyond(self, time: int) -> Mark | None:
+        """The first mark whose upper is beyond the time. None: there is none in the index."""
+        state, last = self._state, self._state.seal.last
+        if last is None:
+            return None
+        found = self.newest_at(min([*state.marks, last.at_ms]) - 1)
+        if found is None or found.upper.less_equal(time):
+            return None
+        first_ms = 0  # no mark before this instant is beyond the time
+        while first_ms < found.at_ms:
+            middle = (first_ms + found.at_ms - 1) // 2
+            mark = self.newest_at(middle)
+            if mark is not None and not mark.upper.less_equal(time):
+                found = mark
+            else:
+                first_ms = middle + 1
+        return found
+
+    def around(self, first: int, last: int, limit: int) -> tuple[Mark, ...]:
+        """The marks from the first one beyond `last` on, newest first, down to one that is not beyond `first`.
+
+        At most `limit`. Where none is beyond `last`, from the newest one on.
+        """
+        state, newest = self._state, self._state.seal.last
+        if newest is None:
+            return ()
+        beyond = self.first_beyond(last)
+        from_ms = min([*state.marks, newest.at_ms]) - 1 if beyond is None else beyond.at_ms
+        found: list[Mark] = []
+        if from_ms < 0:
+            return ()  # no mark lies before 1970
+        for leaf in entries(state.attribute_root, self._reader, bytes.fromhex(mark_key(from_ms))):
+            for key, value in leaf:
+                found.append(mark_of(AttributeKey(key.hex()), value))
+                if len(found) == limit or found[-1].upper.less_equal(first):
+                    return tuple(found)
+        return tuple(found)
+
+    def outlived(self) -> list[AttributeKey]:
+        """Marks whose answer lies before since, but for the newest of them, by which it is told; some, if many."""
+        since, root = self._state.since.element, self._state.attribute_root
+        if since is None or not root.height:
+            return []
+        first = self.first_beyond(since)
+        last = self._state.seal.last
+        if first is None and (last is None or last.upper.less_equal(since)):
+            return []  # what the State holds lies before since too: the next flush finds the same
+        before_ms = first.at_ms if first is not None else min([*self._state.marks, last.at_ms if last else 0])
+        newest = self.newest_at(before_ms - 1)
+        found: list[AttributeKey] = []
+        if newest is None or not newest.at_ms:
+            return found
+        for leaf in entries(root, self._reader, bytes.fromhex(mark_key(newest.at_ms - 1))):
+            found += [AttributeKey(key.hex()) for key, _ in leaf[: OUTLIVED_MAX - len(found)]]
+            if len(found) == OUTLIVED_MAX:
+                break
+        return found
+
+
+# The index of a shard's attributes, as the committer uses it: what it reads before a step, and flushes.
+
+
+SCAN_LEAVES_MAX = 64  # leaves that one scan reads
+
+
+class AttributeIndex:
+    """Reads and writes the index of one shard. Thread-safe."""
+
+    def __init__(self, blob: Blob, ids: IdSource, cache: NodeCache, shape: Shape = DEFAULT_SHAPE) -> None:
+        self._blob = blob
+        self._ids = ids
+        self._cache = cache
+        self._shape = shape
+        self._latest = ChunkReader(blob, {}, cache)
+
+    def indexed(self, state: State, commands: Iterable[c.Command]) -> Indexed:
+        """What the commands need of the index to be applied to `state`, or to one that follows within the same commit.
+
+        Raises StaleIndex when the State is so old that its index is gone, and the errors of the store.
+        """
+        if not state.attribute_root.height:
+            return NOTHING_INDEXED
+        keys: set[AttributeKey] = set()
+        instants: set[int] = set()
+        times: set[int] = set()
+        spans: dict[tuple[int, int], int] = {}
+        pages: dict[tuple[AttributeKey, AttributeKey | None], int] = {}
+        for command in commands:
+            if isinstance(command, c.ReadAttributes):
+                keys.update(command.keys)
+            elif isinstance(command, c.ScanAttributes):
+                pages[command.lower, command.upper] = max(command.limit, pages.get((command.lower, command.upper), 0))
+            elif isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes)):
+                keys.update(update.key for update in command.attributes if update.needs_value)
+            elif isinstance(command, (c.ResolveTime, c.TakeCut)):
+                instants.add(command.at_ms)
+            elif isinstance(command, c.ReadRetention):
+                instants.update(command.cuts_ms)
+            elif isinstance(command, c.SetRungs):
+                instants.update(rung.at_ms for rung in command.rungs)
+            elif isinstance(command, c.AgeHistory):
+                instants.add(command.before_ms)
+            elif isinstance(command, c.TimeShown):
+                times.add(command.time)
+            elif isinstance(command, c.TimesShown):
+                spans[command.first, command.last] = max(command.limit, spans.get((command.first, command.last), 0))
+        keys = {key for key in keys if key not in state.attributes and not is_core_key(key)}
+        marks = Marks(state, self._reader(state.attribute_chunks))
+        newest = {at_ms: marks.newest_at(at_ms) for at_ms in instants}
+        return Indexed(
+            state.attribute_root.flushes,
+            self.lookup(state, keys) if keys else {},
+            {span: self.page(state, *span, limit) for span, limit in pages.items()},
+            newest,
+            {time: marks.first_beyond(time) for time in times},
+            {span: marks.around(*span, limit) for span, limit in spans.items()},
+            marks.first_ms() if None in newest.values() else None,
+        )
+
+    def lookup(self, state: State, keys: Iterable[AttributeKey]) -> dict[AttributeKey, int | None]:
+        """The values of these keys in the index alone."""
+        wanted = {bytes.fromhex(key): key for key in keys}
+        found = lookup(state.attribute_root, self._reader(state.attribute_chunks), list(wanted))
+        return {key: found[raw] for raw, key in wanted.items()}
+
+    def page(self, state: State, lower: AttributeKey, upper: AttributeKey | None, limit: int) -> IndexPage:
+        """The first entries of the index alone with keys in `[lower, upper)`: `limit` and what the State may cover."""
+        end = bytes.fromhex(MARKS_FROM if upper is None else min(upper, MARKS_FROM))
+        covered = sum(1 for key in state.attributes if lower <= key and (upper is None or key < upper))
+        found: list[tuple[bytes, int]] = []
+        leaves = entries(state.attribute_root, self._reader(state.attribute_chunks), bytes.fromhex(lower))
+        for leaf in islice(leaves, SCAN_LEAVES_MAX):
+            within = [entry for entry in leaf if entry[0] < end]
+            found.extend(within)
+            if len(within) < len(leaf):
+                return _page(found, None)
+            if len(found) > limit + covered:
+                break
+        else:
+            if next(leaves, None) is None:
+                return _page(found, None)
+        return _page(found, key_after(AttributeKey(found[-1][0].hex())))
+
+    def flush(self, state: State, *, compact: bool = True) -> c.FlushAttributes:
+        """Write the State's recent values and marks into a new version of its index; the command that makes it the
+
+        State's. Marks that nobody can read by any more leave it. `compact=False` leaves the oldest nodes where they
+        are, which only a benchmark wants.
+        """
+        values: dict[AttributeKey, int | None] = dict(state.attributes)
+        values |= {mark_key(at_ms): mark_value(upper) for at_ms, upper in state.marks.items()}
+        values |= dict.fromkeys(Marks(state, self._reader(state.attribute_chunks)).outlived(), None)
+        updates: list[Update] = [(bytes.fromhex(key), values[key]) for key in sorted(values)]
+        return self.flushed(state, updates, compact=compact)
+
+    def flushed(self, state: State, updates: list[Update], *, compact: bool = True) -> c.FlushAttributes:
+        """As `flush`, for any updates: ascending by key, no key twice."""
+        root, shape = state.attribute_root, self._shape
+        reader = self._reader(state.attribute_chunks)
+        new_key = partial(chunk_key, state.shard_id, self._ids)
+        writer = ChunkWriter(self._blob, new_key, self._cache, root.end, shape.chunk_bytes_target)
+        moves = shape.crowded_moves_max
+
+        def crowded(lowest: int) -> bool:
+            nonlocal moves
+            live = len(reader.firsts) - bisect_right(reader.firsts, lowest) + 1
+            moves -= 1
+            return moves >= 0 and live + len(writer.chunks) >= shape.chunks_max
+
+        following = Flush(root, reader, writer, shape, compact=compact).run(updates, crowded)
+        writer.close()
+        lowest = following.lowest if following.height else writer.end
+        following = replace(following, lowest=lowest, end=writer.end)
+        values = {AttributeKey(key.hex()): value for key, value in updates}
+        return c.FlushAttributes(root, following, writer.chunks, values)
+
+    def _reader(self, chunks: Mapping[int, IndexChunk]) -> ChunkReader:
+        latest = self._latest
+        if latest.chunks is not chunks:
+            latest = self._latest = ChunkReader(self._blob, chunks, self._cache)
+        return latest
+
+
+def _page(found: list[tuple[bytes, int]], following: AttributeKey | None) -> IndexPage:
+    return IndexPage({AttributeKey(key.hex()): value for key, value in found}, following)

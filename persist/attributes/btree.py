@@ -1,0 +1,282 @@
+"""The index as a B+tree on append-only storage: looking up, and flushing a batch of updates into a new version.
+
+Nodes are never changed: a flush writes every leaf that it touches, and all their ancestors, anew at the end. Whatever
+was there before stays as it was, so a flush that is not committed has changed nothing.
+
+Progressive compaction: with every flush the leaves with the lowest offsets are written anew too, one for every
+`LEAVES_A_MOVE` that were touched and at least one. So the oldest nodes die steadily, the chunks at the front hold
+nothing that lives, and no compaction ever runs by itself. Every index node has the lowest offset of each child's
+sub-tree, which leads straight to that leaf. (Only leaves can be lowest: an index node comes after its children.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+from persist.attributes.node_codec import Child, Index, Leaf, Node, Shape, Update
+from persist.core.attribute import KEY_BYTES, IndexRoot
+from persist.core.errors import Corruption
+
+LEAVES_A_MOVE = 4  # leaves written for their updates, for one that is written to free the front
+LEAST_KEY = bytes(KEY_BYTES)
+_NOWHERE = (1 << 64) - 1  # beyond every offset
+
+
+class NodeReader(Protocol):
+    def read(self, offset: int, length: int) -> Node: ...
+
+    def forget(self, offset: int) -> None:
+        """This node is not read again, unless somebody still uses the version before."""
+        ...
+
+
+class NodeWriter(Protocol):
+    def write(self, node: Node) -> tuple[int, int]:
+        """Append a node; its offset and length."""
+        ...
+
+
+# --- looking up
+
+
+def lookup(root: IndexRoot, reader: NodeReader, keys: Sequence[bytes]) -> dict[bytes, int | None]:
+    """The values of `keys` (None: not in the tree). Every node on the way is read once."""
+    found: dict[bytes, int | None] = dict.fromkeys(keys)
+    if root.height:
+        _lookup(reader, root.offset, root.length, root.height, sorted(found), found)
+    return found
+
+
+def _lookup(
+    reader: NodeReader, offset: int, length: int, height: int, keys: Sequence[bytes], found: dict[bytes, int | None]
+) -> None:
+    node = _read(reader, offset, length, height)
+    if isinstance(node, Leaf):
+        for key in keys:
+            found[key] = node.get(key)
+        return
+    for at, first, last in _routed(node, keys):
+        _, child, _, size = node.child(at)
+        _lookup(reader, child, size, height - 1, keys[first:last], found)
+
+
+def entries(root: IndexRoot, reader: NodeReader, lower: bytes) -> Iterator[list[tuple[bytes, int]]]:
+    """The entries with keys from `lower` on, leaf by leaf."""
+    if root.height:
+        yield from _entries(reader, root.offset, root.length, root.height, lower)
+
+
+def _entries(
+    reader: NodeReader, offset: int, length: int, height: int, lower: bytes
+) -> Iterator[list[tuple[bytes, int]]]:
+    node = _read(reader, offset, length, height)
+    if isinstance(node, Leaf):
+        yield [entry for entry in node.entries() if entry[0] >= lower]
+        return
+    for at in range(node.child_of(lower), len(node)):
+        _, child, _, size = node.child(at)
+        yield from _entries(reader, child, size, height - 1, lower)
+
+
+def last_key(root: IndexRoot, reader: NodeReader) -> bytes | None:
+    """The greatest key. None: the tree is empty."""
+    if not root.height:
+        return None
+    height, node = root.height, _read(reader, root.offset, root.length, root.height)
+    while isinstance(node, Index):
+        height, (_, offset, _, length) = height - 1, node.child(len(node) - 1)
+        node = _read(reader, offset, length, height)
+    return node.keys[-KEY_BYTES:] or None
+
+
+def _read(reader: NodeReader, offset: int, length: int, height: int) -> Node:
+    node = reader.read(offset, length)
+    if isinstance(node, Leaf) != (height == 1):
+        raise Corruption(f"the node of the attribute index at offset {offset} is not at its level")
+    return node
+
+
+def _routed(node: Index, keys: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
+    """The children that hold the sorted `keys`, if anything does: position, and the slice of `keys`."""
+    first = 0
+    while first < len(keys):
+        at = node.child_of(keys[first])
+        last = bisect_left(keys, node.key(at + 1), first + 1) if at + 1 < len(node) else len(keys)
+        yield at, first, last
+        first = last
+
+
+# --- flushing
+
+
+@dataclass(slots=True)
+class _Changing:
+    """An index node of the version before and what becomes of its children."""
+
+    node: Index
+    key: bytes
+    height: int
+    replaced: dict[int, list[Child]] = field(default_factory=dict)  # children that are written already
+    changing: dict[int, _Changing] = field(default_factory=dict)
+    lows: list[int] = field(default_factory=list)  # lowest offset of what is not written anew, by child
+
+    @property
+    def lowest(self) -> int:
+        return min(self.lows)
+
+
+class Flush:
+    """One batch of updates on the way from one version of the tree to the next."""
+
+    def __init__(
+        self, root: IndexRoot, reader: NodeReader, writer: NodeWriter, shape: Shape, *, compact: bool = True
+    ) -> None:
+        self._root = root
+        self._reader = reader
+        self._writer = writer
+        self._shape = shape
+        self._compact = compact
+        self._grown = 0
+        self._leaves = 0
+
+    def run(self, updates: Sequence[Update], crowded: Callable[[int], bool] = lambda lowest: False) -> IndexRoot:
+        """Write the tree with `updates` (ascending by key, no key twice) applied; its root, whose `end` is not set.
+
+        `crowded(lowest)` asks whether more leaves have to be moved if nothing before `lowest` lives any more.
+        """
+        if not updates:
+            return self._root
+        if self._root.height < 2:
+            leaf = self._leaf() if self._root.height else Leaf(b"", b"")
+            return self._rooted(self._written_leaf(LEAST_KEY, leaf, updates), 1)
+        top = self._changing(LEAST_KEY, self._root.offset, self._root.length, self._root.height)
+        self._update(top, updates, [key for key, _ in updates])
+        if self._compact:
+            self._move(top, crowded)
+        node = self._finished(top)
+        if len(node) == 1:  # the root has one child left: that is the root now
+            return self._rooted([node.child(0)], top.height - 1)
+        return self._rooted(self._written_index(LEAST_KEY, node, grown_last=_only_last(top)), top.height)
+
+    def _leaf(self) -> Leaf:
+        node = _read(self._reader, self._root.offset, self._root.length, 1)
+        assert isinstance(node, Leaf)
+        self._reader.forget(self._root.offset)
+        return node
+
+    def _changing(self, key: bytes, offset: int, length: int, height: int) -> _Changing:
+        node = _read(self._reader, offset, length, height)
+        assert isinstance(node, Index)
+        self._reader.forget(offset)
+        return _Changing(node, key, height, lows=node.lows.tolist())
+
+    def _update(self, parent: _Changing, updates: Sequence[Update], keys: Sequence[bytes]) -> None:
+        node = parent.node
+        for at, first, last in _routed(node, keys):
+            key, offset, _, length = node.child(at)
+            if parent.height > 2:
+                child = parent.changing[at] = self._changing(key, offset, length, parent.height - 1)
+                self._update(child, updates[first:last], keys[first:last])
+                parent.lows[at] = child.lowest
+                continue
+            leaf = _read(self._reader, offset, length, 1)
+            assert isinstance(leaf, Leaf)
+            self._reader.forget(offset)
+            parent.replaced[at] = self._written_leaf(key, leaf, updates[first:last])
+            parent.lows[at] = _NOWHERE
+
+    def _move(self, top: _Changing, crowded: Callable[[int], bool]) -> None:
+        """Write the leaves with the lowest offsets anew."""
+        moves = max(1, self._leaves // LEAVES_A_MOVE)
+        while (lowest := top.lowest) != _NOWHERE and (moves > 0 or crowded(lowest)):
+            self._move_lowest(top, lowest)
+            moves -= 1
+
+    def _move_lowest(self, parent: _Changing, lowest: int) -> None:
+        at = parent.lows.index(lowest)
+        key, offset, _, length = parent.node.child(at)
+        if parent.height > 2:
+            child = parent.changing.get(at)
+            if child is None:
+                child = parent.changing[at] = self._changing(key, offset, length, parent.height - 1)
+            self._move_lowest(child, lowest)
+            parent.lows[at] = child.lowest
+            return
+        leaf = _read(self._reader, offset, length, 1)
+        self._reader.forget(offset)
+        parent.replaced[at] = [self._written(key, leaf)]
+        parent.lows[at] = _NOWHERE
+
+    def _finished(self, changed: _Changing) -> Index:
+        """The new node, its children written; of any length."""
+        for at, child in changed.changing.items():
+            node = self._finished(child)
+            changed.replaced[at] = self._written_index(child.key, node, grown_last=_only_last(child))
+        return changed.node.replaced(changed.replaced)
+
+    def _written_leaf(self, key: bytes, leaf: Leaf, updates: Sequence[Update]) -> list[Child]:
+        """The leaf with its updates as one leaf or several, or none when nothing is left; `key` bounds it below."""
+        appended = not len(leaf) or updates[0][0] > leaf.keys[-KEY_BYTES:]
+        changed, grown = leaf.updated(updates)
+        self._grown += grown
+        leaves = changed.split(_cuts(len(changed), self._shape.leaf_entries_max, appended)) if len(changed) else []
+        self._leaves += len(leaves)
+        return self._siblings(key, leaves)
+
+    def _written_index(self, key: bytes, node: Index, grown_last: bool) -> list[Child]:
+        nodes = node.split(_cuts(len(node), self._shape.index_entries_max, grown_last)) if len(node) else []
+        return self._siblings(key, nodes)
+
+    def _siblings(self, key: bytes, nodes: Sequence[Node]) -> list[Child]:
+        """The nodes, written, in ascending order; `key` bounds the first below."""
+        keys = [min(key, node.first) for node in nodes[:1]]
+        keys += [_between(earlier, later) for earlier, later in pairwise(nodes)]
+        return [self._written(key, node) for key, node in zip(keys, nodes, strict=True)]
+
+    def _written(self, key: bytes, node: Node) -> Child:
+        offset, length = self._writer.write(node)
+        return key, offset, min(node.lows) if isinstance(node, Index) else offset, length
+
+    def _rooted(self, children: list[Child], height: int) -> IndexRoot:
+        """The root over `children`, which are `height` high."""
+        while len(children) > 1:
+            children = self._written_index(LEAST_KEY, Index.of(children), grown_last=True)
+            height += 1
+        flushes, count = self._root.flushes + 1, self._root.count + self._grown
+        if not children:
+            return IndexRoot(flushes, 0, 0, 0, 0, self._root.end, count)
+        [(_, offset, low, length)] = children
+        return IndexRoot(flushes, offset, length, height, low, self._root.end, count)
+
+
+def _between(earlier: Node, later: Node) -> bytes:
+    """A key beyond all of the earlier leaf's and not beyond the later one's, with as many zeros at its end as there
+
+    can be: index nodes write them once. Of index nodes it is the later one's first key, which was such a key.
+    """
+    last, first = earlier.keys[-KEY_BYTES:], later.first
+    if isinstance(earlier, Index):
+        return first
+    alike = 0
+    while first[alike] == last[alike]:  # it ends, as keys ascend
+        alike += 1
+    return first[: alike + 1].ljust(KEY_BYTES, b"\0")
+
+
+def _only_last(changed: _Changing) -> bool:
+    """Whether the node has grown at its end alone: then it is cut so that all but the last piece are full."""
+    return all(at == len(changed.node) - 1 for at, children in changed.replaced.items() if len(children) > 1)
+
+
+def _cuts(entries: int, most: int, appended: bool) -> list[int]:
+    """Where to cut a node of `entries` so that each piece has at most `most`: full ones first, or all alike."""
+    if entries <= most:
+        return []
+    if appended:
+        return list(range(most, entries, most))
+    pieces = -(-entries // most)
+    return [entries * piece // pieces for piece in range(1, pieces)]

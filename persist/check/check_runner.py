@@ -1,0 +1,199 @@
+"""An examination: every shard whose name matches is looked at once, then the location, then what lies beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msgspec import ValidationError, convert
+
+from blob import Blob
+from persist.check import (
+    external_checks,
+    integrity_checks,
+    lease_checks,
+    location_checks,
+    maintenance_checks,
+    retention_checks,
+)
+from persist.check.external_checks import NOTHING_BESIDE, Beside
+from persist.check.findings import Diagnosis, Limits, ranked
+from persist.check.lease_checks import ClocksSeen
+from persist.check.shard_probe import Seen, seen_of
+from persist.copies.epoch_marker import lost_logs
+from persist.copies.verify import How, verified
+from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
+from persist.inspect.documents import Findings, JsonRecord, instant
+from persist.inspect.readonly_location import LocationSummary, Look, check_named, location_summary, matching, prefix_of
+from persist.parts.prefetch import in_order
+
+VERSION: Literal[1] = 1  # of what `--json` prints
+READERS = 8  # shards that are examined at the same time
+TOLD_MAX = 10_000  # findings that one answer tells; the others are counted
+_NAME = re.compile(r"[A-Za-z0-9._/-]*")
+
+Check = Callable[[Seen], Iterator[Diagnosis]]
+
+# What a quick look finds of damage. Deeper ones replay the log and read blobs instead (`persist.copies.verify`).
+OF_DAMAGE: tuple[Check, ...] = (integrity_checks.log_damaged, integrity_checks.blobs)
+# What is asked of each shard, at every depth.
+OF_SHARD: tuple[Check, ...] = (
+    integrity_checks.shard_unreadable,
+    retention_checks.history_behind,
+    retention_checks.retention_behind,
+    retention_checks.retention_held,
+    retention_checks.erasure_late,
+    maintenance_checks.compaction_behind,
+    maintenance_checks.claim_stuck,
+    maintenance_checks.rollup_old,
+    maintenance_checks.log_long,
+    maintenance_checks.orphans_many,
+    lease_checks.since_held,
+    lease_checks.gc_held,
+    lease_checks.cursor_still,
+    lease_checks.loan_stuck,
+    lease_checks.many_holders,
+    lease_checks.lease_lapses,
+)
+
+
+class Report(JsonRecord, frozen=True):
+    """What an examination came to. `at` is the clock by which ages are counted. `pattern` null: all shards.
+
+    `shards` is how many were looked at. `findings` has the worst first; `left_out` more were found than it tells.
+    """
+
+    persist: Literal["check"]
+    version: Literal[1]
+    at: str | None
+    pattern: str | None
+    location: LocationSummary
+    shards: int
+    findings: list[Diagnosis]
+    left_out: int
+
+    def text(self) -> str:
+        """The report as JSON on one line, with its line feed."""
+        return json.dumps(self.to_json()) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How far shards are verified, and the blob store from which parts are read (None: that of the location)."""
+
+    how: How
+    blob: Blob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What is kept of a shard that was looked at. `first_ms`: when its log begins."""
+
+    name: str
+    found: list[Diagnosis]
+    clocks: ClocksSeen
+    committed_ms: int
+    first_ms: int
+
+
+def examined(
+    look: Look,
+    pattern: str | None = None,
+    limits: Limits | None = None,
+    around: Beside = NOTHING_BESIDE,
+    depth: Depth | None = None,
+) -> Report:
+    """Examine the shards whose names match (None: all), and the location. Nothing is written. `depth` None: quickly.
+
+    Raises InvalidUsage (UnknownShard: no such shard, where one was named), Unavailable, Corruption (a store is damaged
+    as a whole).
+    """
+    limits = limits or Limits()
+    is_name = pattern is not None and _NAME.fullmatch(pattern) is not None
+    if pattern is not None:
+        prefix_of(pattern)
+        if is_name:
+            check_named(look, pattern)
+    now_ms = look.clock.now_ms()
+    wrong = Findings()
+    told = location_summary(look, wrong)
+    looked: list[_Looked] = []
+    found: list[Diagnosis] = []
+    names = matching(look, pattern, with_dropped=False)
+    readers = READERS if depth is None else 1
+    for one in in_order(lambda name: _examined(look, name, now_ms, limits, depth), names, readers):
+        if one is not None:
+            found += one.found
+            looked.append(one)
+    if pattern is None:
+        found += map(integrity_checks.log_lost, lost_logs(look, set(look.names())))
+    if is_name and not looked:
+        raise UnknownShard(f"shard {pattern!r} was dropped; `persist shards` lists those that are there")
+    found += location_checks.mispaired(wrong.listed())
+    found += location_checks.disk_full(look, limits)
+    found += location_checks.files_open(look)
+    found += location_checks.maintenance_away(look, max((one.committed_ms for one in looked), default=0))
+    found += lease_checks.clock_off(one.clocks for one in looked)
+    found += _beside(around, told, looked, now_ms, limits)
+    return report(pattern, told, len(looked), found, now_ms)
+
+
+def report(
+    pattern: str | None, told: LocationSummary, shards: int, found: list[Diagnosis], now_ms: int, left_out: int = 0
+) -> Report:
+    """The findings, ranked."""
+    best = ranked(iter(found))
+    more = max(0, len(best) - TOLD_MAX)
+    return Report("check", VERSION, instant(now_ms), pattern, told, shards, best[:TOLD_MAX], left_out + more)
+
+
+def _examined(look: Look, name: str, now_ms: int, limits: Limits, depth: Depth | None) -> _Looked | None:
+    """None: the shard was dropped meanwhile."""
+    seen = seen_of(look, name, now_ms, limits)
+    if seen is None or (seen.state is not None and seen.state.tombstone):
+        return None
+    checks = OF_SHARD if depth is not None else (*OF_DAMAGE, *OF_SHARD)
+    found = [one for check in checks for one in _found(check, seen)]
+    if depth is not None:
+        for one in verified(look, [name], depth.how, depth.blob):
+            found += map(integrity_checks.of_fault, one.faults)
+    committed_ms = 0 if seen.state is None else seen.state.walltime_ms
+    return _Looked(name, found, lease_checks.clocks_of(seen, look.clock.now_ms()), committed_ms, seen.log.first_ms)
+
+
+def _found(check: Check, seen: Seen) -> list[Diagnosis]:
+    """What a check finds. One that meets damage which another check tells of hides no other finding."""
+    try:
+        return list(check(seen))
+    except (Corruption, UpgradeNeeded) as error:
+        return list(integrity_checks.met(seen, error))
+
+
+def _beside(
+    around: Beside, told: LocationSummary, looked: list[_Looked], now_ms: int, limits: Limits
+) -> Iterator[Diagnosis]:
+    names = frozenset(one.name for one in looked)
+    if around.backups is not None:
+        external_checks.check_location(around.backups, told.id)
+        yield from external_checks.backups(around.backups, now_ms, limits)
+        yield from external_checks.lacking(around.backups, [(one.name, one.first_ms) for one in looked])
+    if around.tokens is not None:
+        yield from external_checks.tokens(around.tokens, now_ms, limits)
+    if around.served is not None:
+        yield from external_checks.races_lost(around.served, names)
+        yield from external_checks.store_failing(around.served)
+        yield from external_checks.server_clock(around.served)
+
+
+# --- the report of a server, to which this process adds what it knows
+
+
+def report_of(document: Any) -> Report:
+    """Decode the report of a server. Raises InvalidUsage: it is none, or of a later version."""
+    try:
+        return convert(document, Report)
+    except ValidationError as error:
+        raise InvalidUsage(f"the answer is no report of this version of persist check: {error!s:.100}") from error

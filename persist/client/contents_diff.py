@@ -1,0 +1,437 @@
+"""The difference between two times of a shard or between two shards, with tombstones as retractions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from persist.client.arguments import checked, html_table
+from persist.client.read_leases import Hold
+from persist.client.row_reader import Rows, Split
+from persist.client.snapshot import (
+    Held,
+    ReadLease,
+    ReadSettings,
+    SnapshotSplit,
+    check_lease,
+    holding,
+    latest,
+    leased_blobs,
+    part_reader,
+    wait_for_upper,
+)
+from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, resolved, shown_instant
+from persist.client.transport import OneShard, Transport
+from persist.core.batch import Run
+from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpgradeNeeded
+from persist.core.frontier import TIME_MAX, Antichain
+from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.truncation import DROPS_MAX, RowDrop, clipped, contents, floor_at, runs_until, taken_away
+from persist.parts import ALL_KEYS, KeyRange, PartReader, ShardSchema, at_time, negated, plan_splits, sound_schemas
+from persist.parts.schema_evolution import named_by
+
+# What drops took away, as the retractions that nobody wrote: for listeners, change feeds, and who works on one.
+
+
+T = TypeVar("T")
+DROPS_FOR_OTHERS = 16  # drops of a shard that an overwrite leaves to truncations
+
+
+def whole_view(transport: Transport, name: str, view: ShardView) -> ShardView:
+    """The shard as of this view or later, with all of its batches: what drops took away lies before any interval.
+
+    Raises what asking for a view may.
+    """
+    return transport.view(name, ViewRequest(min_seqno=view.seqno, seen=view.seen))
+
+
+def runs_of(view: ShardView) -> tuple[Run, ...]:
+    """All runs of a view."""
+    return tuple(run for batch in view.batches for run in batch.runs)
+
+
+def within(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...]:
+    """The runs with those parts that may have updates at times in `(low, high]`."""
+    parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
+    return tuple(Run(some) for some in parts if some)
+
+
+def retractions(
+    reader: PartReader,
+    runs: Sequence[Run],
+    drop: RowDrop,
+    key_range: KeyRange = ALL_KEYS,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of `runs` that the drop took away, with negative `__diff`, at its time. `runs` come from `taken_away`.
+
+    Tables are as those of `PartReader.read_updates`, in key order. Raises what reading does.
+    """
+    parts = [part for run in runs for part in run.parts]
+    before = Antichain(drop.cut)
+    found = reader.read_updates(parts, Antichain(0), before, since=drop.cut - 1, key_range=key_range, columns=columns)
+    return (at_time(negated(table), drop.at) for table in found)
+
+
+def changes_at(
+    reader: PartReader,
+    runs: Sequence[Run],
+    came: Sequence[Run],
+    drop: RowDrop,
+    key_range: KeyRange = ALL_KEYS,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """All that changed at the time of a drop: `retractions` of `runs`, and what was written then, which is in `came`.
+
+    Rows that went and came cancel out. Tables are as those of `retractions`. Raises what reading does.
+    """
+    if not came:
+        yield from retractions(reader, runs, drop, key_range, columns)
+        return
+    went = reader.read_range(runs, as_of=drop.cut - 1, key_range=key_range)
+    fresh = reader.read_changes(came, drop.at - 1, drop.at, key_range=key_range)
+    for table in reader.difference(went, fresh, columns):
+        yield at_time(table, drop.at)
+
+
+def retracted(
+    reader: PartReader,
+    view: ShardView,
+    drops: Sequence[RowDrop],
+    key_range: KeyRange = ALL_KEYS,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """The retractions of several drops of a view that has all batches, one drop after the other."""
+    runs = runs_of(view)
+    for drop in drops:
+        yield from retractions(reader, taken_away(runs, view.drops, drop), drop, key_range, columns)
+
+
+def may_replace_all(view: ShardView) -> bool:
+    """Whether an overwrite may try a drop: there is something, and truncations are left enough drops of the shard."""
+    return view.upper.element not in (None, 0) and len(view.drops) < DROPS_MAX - DROPS_FOR_OTHERS
+
+
+def unless_refused(commit: Callable[[], T]) -> T | None:
+    """What the commit of a drop came to; None: a drop is not possible in this shard, and nothing was changed.
+
+    Raises what else the commit may.
+    """
+    try:
+        return commit()
+    except (UnknownShard, TokenReused):  # which are no fault of the drop
+        raise
+    except (InvalidUsage, NotReadable, UpgradeNeeded):
+        return None
+
+
+# Changes: what the contents of a shard as of one time have more than those as of another, or than another shard's.
+
+
+Point = int | datetime | None  # a time, a wall clock, or the latest complete time
+READS_AT_ONCE = 3  # that share the memory of a split: of one shard, of the other, and what compares the two
+
+
+@dataclass(frozen=True)
+class ChangesSplit(SnapshotSplit):
+    """One key range of the changes of a shard from `start` to `as_of`. Pickle it, or read it here.
+
+    `gone` are the runs whose updates before the time `gone_before` count at the earlier time and not at the later one:
+    drops took them away in between.
+    """
+
+    start: int = 0
+    gone: tuple[Run, ...] = ()
+    gone_before: int = 0
+
+    def _pieces(self, reader: PartReader, batch_rows: int | None) -> Iterator[pa.Table]:
+        low, high = sorted((self.start, self.as_of))
+        if self.gone:
+            removed = reader.read_range(self.gone, as_of=self.gone_before - 1, key_range=self.key_range)
+            came = reader.read_changes(self.runs, low, high, key_range=self.key_range)
+            pieces = reader.difference(removed, came, self.columns)
+        else:
+            pieces = reader.read_changes(self.runs, low, high, key_range=self.key_range, columns=self.columns)
+        return pieces if self.start <= self.as_of else map(negated, pieces)
+
+
+@dataclass(frozen=True)
+class PairSplit:
+    """One key range of two shards: what the rows of `later` have more than those of `earlier`. Pickle it, or read it
+
+    here.
+    """
+
+    earlier: SnapshotSplit
+    later: SnapshotSplit
+    columns: tuple[str, ...] | None = None
+
+    def read(self, transport: Transport) -> Iterator[pa.Table]:
+        """The rows, consolidated and in key order: the columns and `__diff`. Raises what reading a snapshot may."""
+        _, reader = part_reader(transport, self.later, self.later.settings)
+        return reader.difference(self.earlier.read(transport), self.later.read(transport), self.columns)
+
+
+@dataclass(frozen=True)
+class Leases:
+    """Several leases as one."""
+
+    leases: tuple[ReadLease, ...]
+
+    def keep(self) -> None:
+        for lease in self.leases:
+            lease.keep()
+
+    def close(self) -> None:
+        for lease in self.leases:
+            lease.close()
+
+    def release(self) -> None:
+        for lease in self.leases:
+            lease.release()
+
+
+@dataclass
+class Changes(Rows):
+    """What was added and removed between two times, held by leases until it is closed (or they lapse).
+
+    Rows with `__diff`: as often as `end` has the row more than `start`, so it is negative where a row was removed.
+    Rows that are there as often at both times are left out. `other` is the shard whose contents at `end` are compared,
+    where that is another one. `start_timestamp` and `end_timestamp` are the wall clocks that named the times, rounded
+    down to the shard's grid; None where times were given. `Shard.changes` gives one. Reading it to its end closes it.
+    Reading may raise Expired (a lease lapsed), Unavailable (retrying is safe) and Corruption (a part is damaged or
+    missing).
+    """
+
+    shard: str
+    start: int
+    end: int
+    schema: ShardSchema
+    splits: tuple[Split, ...]
+    _transport: Transport
+    _lease: Hold
+    _closed: bool = field(default=False)
+    other: str | None = None
+    start_timestamp: datetime | None = None
+    end_timestamp: datetime | None = None
+
+    def __repr__(self) -> str:
+        other = "" if self.other is None else f", other={self.other!r}"
+        state = ", closed" if self._closed else ""
+        return f"Changes({self.shard!r}, {self.start}, {self.end}{other}, splits={len(self.splits)}{state})"
+
+    def _repr_html_(self) -> str:
+        fields = [(field.name, field.type) for field in self.empty().schema]
+        to = f"{self.end}" if self.other is None else f"{self.other} as of {self.end}"
+        title = f"Changes of {self.shard} from {self.start} to {to}"
+        return html_table(title, [*fields, ("splits", len(self.splits))])
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as one table, with `__diff`. Raises what reading may."""
+        return self._all()
+
+
+@dataclass(frozen=True)
+class Named:
+    """A time that a caller named, by its number or by a wall clock; None is the latest one."""
+
+    time: int | None
+    timestamp: datetime | None = None
+
+    @classmethod
+    def of(cls, what: str, point: Point, transport: Transport, name: str, limits: tuple[float, float]) -> Named:
+        """`limits`: how long to wait for a wall clock that is to come, and for an answer, in seconds.
+
+        Raises InvalidUsage where it is no time, and what `resolved` and `as_of_at` raise.
+        """
+        if isinstance(point, datetime):
+            found = resolved(transport, name, point, *limits)
+            return cls(as_of_at(name, found), shown_instant(found.at_ms))
+        _check_point(what, point, 0)
+        return cls(point)
+
+    @classmethod
+    def of_read(cls, what: str, point: Point, transport: Transport, name: str, limits: tuple[float, float]) -> Named:
+        """As `of`, where what was there as of the time is read: it may be BEFORE_ALL."""
+        if isinstance(point, datetime):
+            return cls.of(what, point, transport, name, limits)
+        _check_point(what, point, BEFORE_ALL)
+        return cls(point)
+
+
+def _check_point(what: str, point: object, least: int) -> None:
+    if isinstance(point, Antichain):
+        checked(what, point, int)
+    if point is not None and (type(point) is not int or not least <= point <= TIME_MAX):
+        raise InvalidUsage(
+            f"{what} is {point!r:.100}; it must be a time in [{least}, {TIME_MAX}], or a wall clock with its zone"
+        )
+
+
+@dataclass(frozen=True)
+class DiffRequest:
+    """How changes are wanted: in how many splits, of which columns (None: all), and how long the times are awaited.
+
+    `num_splits` may be what says how many there are of so many encoded bytes. `known` is the id of the schema by which
+    the columns are named (None: of now).
+    """
+
+    num_splits: int | Callable[[int], int] = 1
+    columns: tuple[str, ...] | None = None
+    wait_s: float = 60.0
+    purpose: str = "changes"
+    known: int | None = None
+
+    def check_names(self, view: ShardView) -> None:
+        """Raise InvalidUsage where the name of a column that is given means another one by now."""
+        named_by(sound_schemas(view.schemas), self.known, self.columns)
+
+
+@dataclass(frozen=True)
+class Between:
+    """Two complete times of a shard, and what holds them and all between."""
+
+    held: Held
+    start: int
+    end: int
+
+    def splits(self, num_splits: int | Callable[[int], int], columns: Sequence[str] | None) -> tuple[ChangesSplit, ...]:
+        """The changes in splits. Raises InvalidUsage, Expired."""
+        held, view = self.held, self.held.view
+        schema, reader = part_reader(held.transport, view, held.settings)
+        low, high = sorted((self.start, self.end))
+        runs, gone, gone_before = runs_between(view, low, high), self._gone(low, high), 0
+        if gone:  # three share the memory: what came, what went, and what compares the two
+            gone_before = min(low + 1, floor_at(view.drops, high))
+            shared = replace(held.settings, memory_bytes=max(1, held.settings.memory_bytes // READS_AT_ONCE))
+            held = replace(held, settings=shared)
+        ranges = _ranges(held, (*runs, *gone), num_splits, schema, reader)
+        chosen, base = schema.columns(columns), replace(held, as_of=self.end)
+        whole = (base.split(key_range, runs, chosen) for key_range in ranges)
+        return tuple(
+            ChangesSplit(**_fields(split), start=self.start, gone=gone, gone_before=gone_before) for split in whole
+        )
+
+    def _gone(self, low: int, high: int) -> tuple[Run, ...]:
+        """The runs with what drops between the two times took away of the contents as of the earlier one."""
+        drops = self.held.view.drops
+        earlier, later = floor_at(drops, low), floor_at(drops, high)
+        return runs_until(clipped(runs_of(self.held.view), earlier), min(low + 1, later)) if earlier < later else ()
+
+
+def _fields(split: SnapshotSplit) -> dict[str, Any]:
+    return {one.name: getattr(split, one.name) for one in fields(split)}
+
+
+@contextmanager
+def between(
+    transport: Transport, name: str, start: int, end: int | None, asked: DiffRequest, settings: ReadSettings
+) -> Iterator[Between]:
+    """Take a lease at the earlier of two times (`end` None: the latest complete one) and wait for the later one.
+
+    The lease outlives the block, unless an error ends that. Raises NotReadable, Unavailable.
+    """
+    low = start if end is None else min(start, end)
+    with holding(transport, name, low, asked.purpose, asked.wait_s, settings) as held:
+        end = _latest(held.view) if end is None else end
+        high = max(start, end)
+        if held.view.upper.less_equal(high):
+            held = replace(held, view=wait_for_upper(transport, name, high, held.lease, asked.wait_s))
+            check_lease(held.view, low, held.lease)
+        if held.lease.is_point and not held.view.since.less_equal(high):
+            raise NotReadable(
+                f"shard {name!r} is readable from {held.view.since} on: [{low}] is kept alone, and [{high}] is not",
+                as_of=[high],
+                since=held.view.since.to_json(),
+            )
+        yield Between(held, start, end)
+
+
+def _latest(view: ShardView) -> int:
+    """The latest complete time, which is BEFORE_ALL where nothing was written. Raises NotReadable."""
+    try:
+        return latest(view)
+    except NothingWritten:
+        return BEFORE_ALL
+
+
+def changes_of(
+    transport: Transport, name: str, start: Named, end: Named, asked: DiffRequest, settings: ReadSettings
+) -> Changes:
+    """The changes of one shard. Raises what `Shard.changes` says."""
+    assert start.time is not None
+    with between(transport, name, start.time, end.time, asked, settings) as found:
+        asked.check_names(found.held.view)
+        splits = found.splits(asked.num_splits, asked.columns)
+        schema, hold = part_reader(transport, found.held.view, settings)[0], Hold(found.held.lease)
+        splits = tuple(replace(one, _hold=hold) for one in splits)
+        return Changes(name, found.start, found.end, schema, splits, transport, hold)
+
+
+def changes_between(
+    one: tuple[OneShard, str, Named], other: tuple[OneShard, str, Named], asked: DiffRequest, settings: ReadSettings
+) -> Changes:
+    """What one shard as of a time has less than the other as of its time. Raises what `Shard.changes` says."""
+    shared = replace(settings, memory_bytes=max(1, settings.memory_bytes // READS_AT_ONCE))
+    with ExitStack() as stack:
+        earlier, later = (
+            stack.enter_context(holding(transport, name, at.time, asked.purpose, asked.wait_s, shared))
+            for transport, name, at in (one, other)
+        )
+        schema, reader = part_reader(earlier.transport, earlier.view, shared)
+        theirs, their_reader = part_reader(later.transport, later.view, shared)
+        asked.check_names(earlier.view)
+        if schema != theirs:
+            if (schema.arrow, schema.key) == (theirs.arrow, theirs.key):
+                raise InvalidUsage(
+                    f"shards {one[1]!r} and {other[1]!r} have equal columns, and other ids, defaults or constraints of "
+                    "them, since their columns were changed in other ways; only shards of equal schema are compared: "
+                    "copy the rows of one of them into a shard that begins with the schema of the other"
+                )
+            raise InvalidUsage(
+                f"shards {one[1]!r} and {other[1]!r} have other columns or keys: {_told(schema)}, and {_told(theirs)}; "
+                "only shards of equal schema are compared"
+            )
+        larger, of_larger = max((earlier, reader), (later, their_reader), key=lambda side: _bytes(side[0].runs))
+        ranges = _ranges(larger, larger.runs, asked.num_splits, schema, of_larger)
+        columns, chosen = schema.columns(None), schema.columns(asked.columns)
+        hold = Hold(Leases((earlier.lease, later.lease)))
+
+        def split(side: Held, key_range: KeyRange) -> SnapshotSplit:
+            return replace(side.split(key_range, side.runs, columns), _hold=hold)
+
+        splits = tuple(PairSplit(split(earlier, at), split(later, at), chosen) for at in ranges)
+        return Changes(one[1], earlier.as_of, later.as_of, schema, splits, one[0].inner, hold, other=other[1])
+
+
+def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
+    """What may have updates at times in `(low, high]` that count as of `high`."""
+    return within(contents(runs_of(view), view.drops, high), low, high)
+
+
+def _ranges(
+    held: Held,
+    runs: tuple[Run, ...],
+    num_splits: int | Callable[[int], int],
+    schema: ShardSchema,
+    reader: PartReader,
+) -> list[KeyRange]:
+    count = num_splits if isinstance(num_splits, int) else num_splits(_bytes(runs))
+    with leased_blobs(held.lease):
+        ranges = plan_splits(runs, count, schema, reader)
+    held.lease.keep()  # a part that was missing may have gone with the hold
+    return ranges
+
+
+def _bytes(runs: tuple[Run, ...]) -> int:
+    return sum(part.size for run in runs for part in run.parts)
+
+
+def _told(schema: ShardSchema) -> str:
+    columns = ", ".join(f"{one.name} {one.type}{'' if one.nullable else ' not null'}" for one in schema.arrow)
+    return f"{columns} (key {', '.join(schema.key)})"

@@ -1,0 +1,394 @@
+"""Erasure: one commit that takes rows away and lets history before it go. Maintenance does the rest, and proves it.
+
+What is to go is found in the contents as of the latest time, by keys or by a predicate, and is staged in bounded
+memory. Where others write meanwhile, what they changed of it is added, so that it never has to begin anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from persist.client.contents_diff import Between, DiffRequest, between
+from persist.client.idempotency import send
+from persist.client.optimistic_edit import unless_landed
+from persist.client.rewrites import Count, Rewriting, check_complete
+from persist.client.snapshot import check_lease, kept, part_reader
+from persist.client.timestamps import instant_ms, instant_text, period_ms, shown_instant
+from persist.client.transport import OneShard
+from persist.client.write import WriteHandle
+from persist.core import commands as c
+from persist.core.batch import Run
+from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
+from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
+from persist.core.frontier import Antichain
+from persist.core.ids import Token, mint
+from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.transitions.part_admission import DIFF_MAX
+from persist.core.truncation import Drops
+from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, sound_schemas
+from persist.parts.filter_eval import Filter
+from persist.parts.python_values import given_value
+from persist.parts.schema_evolution import named_by
+
+KEYS_MAX = 1_000  # that one erasure names
+RETRIES = 100  # how often it goes on where others write meanwhile
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which rows are to go: those with these `keys` (tuples in key order), or those for which `where` is true.
+
+    With neither no row is: what was retracted before is to go for good.
+    """
+
+    keys: tuple[tuple[Any, ...], ...] = ()
+    where: str | None = None
+
+    @classmethod
+    def of(cls, keys: Sequence[Any] | None, where: str | None) -> Question:
+        """Raises InvalidUsage, without a word of what is in it."""
+        if where is not None and keys is not None:
+            raise InvalidUsage("give keys or where, not both")
+        if where is not None and (not isinstance(where, str) or not where.strip()):
+            raise InvalidUsage("where is no text, or empty; it must be a predicate such as \"customer = 'x'\"")
+        if keys is None:
+            return cls((), where)
+        if isinstance(keys, (str, bytes, Mapping)) or not isinstance(keys, Sequence) or not keys:
+            raise InvalidUsage("keys must be a list of keys, of at least one")
+        if len(keys) > KEYS_MAX:
+            raise InvalidUsage(f"there are {len(keys)} keys; at most {KEYS_MAX} go with one erasure: use where")
+        return cls(tuple(_values(key) for key in keys))
+
+    def digest(self, erasure: str, reason: str) -> bytes:
+        """What the State remembers of it: it begins with the id, so that equal questions have other digests."""
+        said = json.dumps([erasure, reason, self.where, [list(map(repr, key)) for key in self.keys]])
+        return hashlib.sha256(said.encode()).digest()
+
+    def picked(self, schema: ShardSchema) -> Picked:
+        """The rows of a shard that it means. Raises InvalidUsage where the shard has no such column or key."""
+        if self.where is not None:
+            return Picked((), Filter.of(self.where, schema))
+        ranges: dict[bytes, KeyRange] = {}  # a key that is named twice goes once
+        for key in self.keys:
+            if len(key) != len(schema.key):
+                wanted = ", ".join(schema.key)
+                raise InvalidUsage(f"a key does not have the right number of values: one for each of {wanted}")
+            encoded = encode_key(schema, tuple(map(partial(_held, schema), schema.key, key)))
+            ranges[encoded] = KeyRange(encoded, encoded + b"\x00")
+        return Picked(tuple(ranges[encoded] for encoded in sorted(ranges)))
+
+
+def _held(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
+    """The value as the column holds it. What is wrong with it is told without a word of it."""
+    try:
+        return given_value(schema, column, value)
+    except InvalidUsage:
+        kind = schema.arrow.field(column).type
+        raise InvalidUsage(
+            f"a key has a value that its key column {column!r} cannot hold: it must be a {kind}, exactly"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The key ranges in which rows may be meant, ascending, and the predicate (None: all of these rows are)."""
+
+    ranges: tuple[KeyRange, ...]
+    where: Filter | None = None
+
+    def rows(self, found: Between, low: int | None, high: int) -> Iterator[pa.Table]:
+        """What takes the rows away that were there at `high`, or (with `low`) that came after `low`.
+
+        Other erasures that are pending at the time after `high`, which is no complete one, take away their own.
+        """
+        held = replace(found.held, as_of=high)
+        _, reader = part_reader(held.transport, held.view, held.settings)
+        ranges = self.ranges if self.where is None else (self.where.key_range(),)
+        for key_range in ranges:
+            runs, time = held.with_pending() if low is None else (held.runs, high)
+            for table in kept(self._read(reader, runs, low, time, key_range), held.lease):
+                gone = negated(table if self.where is None else self.where.apply(table))
+                if len(gone):
+                    yield gone
+
+    def _read(
+        self, reader: PartReader, runs: tuple[Run, ...], low: int | None, high: int, key_range: KeyRange
+    ) -> Iterator[pa.Table]:
+        if low is None:
+            return reader.read_range(runs, as_of=high, key_range=key_range)
+        return reader.read_changes(runs, low, high, key_range=key_range)
+
+
+@dataclass(frozen=True)
+class ErasureStatus:
+    """How far an erasure is. `Shard.erase` and `Shard.erased` give it.
+
+    `phase` is `pending` (the shard is fed by `append`: the rows go at the time `at`, with the next commit of its
+    writer), `retracted` (no read of the latest time shows the rows), `rewritten` (no part of the shard does) or
+    `erased` (nothing in either store does). `waits` says for whom the next phase waits; empty: for maintenance. `at` is
+    its time: what was there before can be read no more. `removed` is the sum of `__diff` of the rows that the call of
+    `erase` took away. The shard does not keep it: it is None in what `erased` gives, and for a retry. `question` is the
+    digest of what was asked for (hex). `doomed` are the blobs that showed the rows. `proof` is what the last scan of
+    both stores found. `pending_s`: so many seconds ago it was asked for, while it is pending.
+    """
+
+    id: str
+    phase: str
+    at: int
+    question: str
+    reason: str
+    requested: datetime
+    deadline: datetime | None
+    removed: int | None
+    waits: tuple[Wait, ...] = ()
+    doomed: Doomed = field(default_factory=Doomed)
+    rewritten: int = 0
+    proof: Proof | None = None
+    pending_s: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left that can show the rows."""
+        return self.phase == "erased"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON, which is the receipt once it is done; wall clocks in RFC 3339. Raises nothing."""
+        told: dict[str, Any] = {
+            "id": self.id,
+            "phase": self.phase,
+            "at": self.at,
+            "question_sha256": self.question,
+            "reason": self.reason,
+            "requested": _text(self.requested),
+            "deadline": None if self.deadline is None else _text(self.deadline),
+            "removed": self.removed,
+            "waits": [wait_json(wait) for wait in self.waits],
+        }
+        if self.pending_s is not None:
+            told["pending_s"] = self.pending_s
+        if self.rewritten:
+            doomed = self.doomed
+            told["rewritten"] = {"seqno": self.rewritten}
+            told["blobs_deleted" if self.done else "blobs_to_delete"] = {
+                "count": doomed.blobs, "bytes": doomed.size, "sha256": doomed.digest.hex(),
+            }  # fmt: skip
+        if self.proof is not None:
+            proof = self.proof
+            told["proof"] = {
+                "erased": _text(shown_instant(proof.at_ms)),
+                "horizon_seqno": proof.horizon,
+                "log_entries_gone_before": proof.horizon,
+                "rollups_gone_before": proof.horizon,
+                "scanned": {"log_entries": proof.entries, "blobs": proof.blobs, "bytes": proof.size},
+                "left_by_the_consensus_store": proof.left,
+            }
+        return told
+
+
+def wait_json(wait: Wait) -> dict[str, Any]:
+    """What an erasure waits for, for JSON. Raises nothing."""
+    until = None if wait.until_ms is None else _text(shown_instant(wait.until_ms))
+    return {"kind": wait.kind, "name": wait.name, "time": wait.time, "until": until}
+
+
+@dataclass(frozen=True)
+class Erasing(Rewriting):
+    """One erasure of rows of a shard. `to` is no time: it is about the latest one."""
+
+    what: ClassVar[str] = "erase"
+    done: ClassVar[str] = "erased"
+
+    question: Question = field(default_factory=Question)
+    known: int | None = None  # the id of the schema by whose names it is asked for; None: that of now
+    deadline_ms: int | None = None
+    reason: str = ""
+    tags: bool = False
+    force: bool = False
+    pending: int = 0  # how many erasures the rows take into account that are pending
+
+    @property
+    def purpose(self) -> str:
+        return self.what
+
+    def run(self, token: Token | None) -> ErasureStatus:
+        """Raises what `Shard.erase` says."""
+        token = mint(Token, self.transport.ids) if token is None else token
+        with unless_landed(self._writer(None), token):
+            removed = self._settled(0, token, lambda: self._tried(token), lambda _: None)
+        erasure = erasure_id(token)
+        try:
+            return status_of(self.transport, self.name, erasure, self.read.retry_s, removed)
+        except (Unavailable, Overloaded) as error:  # these say that nothing has happened
+            raise Indeterminate(
+                f"erasure {erasure} of shard {self.name!r} has taken its rows away, and how far it is cannot be told "
+                f"now ({error.message}); ask for it by this id, or repeat it with its token"
+            ) from error
+
+    def _tried(self, token: Token) -> int | None:
+        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        upper = check_complete(self.name, 0, view, "erased")
+        asked = DiffRequest(wait_s=0.0, purpose=self.purpose)
+        with between(self.transport, self.name, upper - 1, None, asked, self.read) as found:
+            try:
+                count, done = self._erased(found, token)
+            finally:
+                found.held.lease.close()
+        if done.lower != done.upper:  # else it is pending
+            with suppress(PersistError):  # its own hold is gone by now; else maintenance does it
+                send(self.transport, self.name, c.ForgetHistory(done.lower), self.read.retry_s)
+        return count
+
+    def _erased(self, found: Between, token: Token) -> tuple[int | None, c.Appended]:
+        """How many rows went (None: not known), and at which time. What others wrote since the last try is added."""
+        count, low = Count(), None
+        runs: tuple[Run, ...] = ()
+        for left in range(RETRIES, -1, -1):
+            view = found.held.view
+            picked = self._picked(view)
+            high = (view.upper.element or 0) - 1
+            added = count.added
+            staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high))))
+            if low is not None and count.added > added:
+                # Others took away what is staged. Rows that cancel out would be written once more, after all that
+                # shows them was rewritten for an erasure that came first.
+                count, runs = Count(), ()
+                staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high))))
+            runs = (*runs, *staged)
+            done = replace(self, pending=view.erasing)._committed(runs, high, view, token, left)
+            if done is not None:
+                return count.removed - count.added if done.lower == view.upper else None, done
+            low, seen = high, view
+            view = self.transport.view(self.name, ViewRequest())
+            check_complete(self.name, high, view, "erased")
+            check_lease(view, found.start, found.held.lease)
+            erases = (view.erasing, view.retracting) != (seen.erasing, seen.retracting)
+            if is_dropped_since(seen.drops, view) or erases:
+                count, low, runs = Count(), None, ()
+            found = replace(found, held=replace(found.held, view=view))
+        raise AssertionError("the last try returns or raises")
+
+    def _picked(self, view: ShardView) -> Picked:
+        """The rows that are to go. Raises InvalidUsage, also where a name means another column by now."""
+        is_named = self.question != Question()
+        return self.question.picked(named_by(sound_schemas(view.schemas), self.known, None if is_named else ()))
+
+    def _commit(
+        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+    ) -> c.Appended:
+        assert token is not None
+        erasure = erasure_id(token)
+        question = self.question.digest(erasure, self.reason)
+        return handle.commit_rewrite(
+            lambda writer, its: c.Erase(
+                writer,
+                its,
+                expected,
+                as_of,
+                runs,
+                erasure=erasure,
+                question=question,
+                deadline_ms=self.deadline_ms,
+                reason=self.reason,
+                tags=self.tags,
+                pending=self.pending,
+                force=self.force,
+            ),
+            token,
+        )
+
+    def _too_often(self, as_of: int, most: int) -> str:
+        return (
+            f"a row of shard {self.name!r} is there {most} times at time {as_of}, and one commit can take away at most "
+            f"{DIFF_MAX} of it; take some away by inserts with a negative __diff first"
+        )
+
+
+def is_dropped_since(drops: Drops, view: ShardView) -> bool:
+    """Whether a drop came since there were these. What it took away is no update: what is to go is looked for anew."""
+    return view.drops != drops
+
+
+def erasure_id(token: Token) -> str:
+    """The id of the erasure that this token stands for."""
+    return "e" + token[1:]
+
+
+def checked_deadline(deadline: Any) -> int | None:
+    """By when an erasure should have ended, in milliseconds from now; None: nobody said. Raises InvalidUsage."""
+    if deadline is None:
+        return None
+    found = period_ms(deadline, "deadline", "30d")
+    if found > DEADLINE_MS_MAX:
+        raise InvalidUsage("deadline must be an age of at most ten years, such as '30d'")
+    return found
+
+
+def checked_reason(reason: Any) -> str:
+    """Raises InvalidUsage where it is no text, or too long."""
+    if not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX:
+        raise InvalidUsage(f"reason must be a text of at most {REASON_CHARS_MAX} characters")
+    try:
+        reason.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidUsage("reason has half a surrogate pair, which is no text") from error
+    return reason
+
+
+def status_of(
+    transport: OneShard, name: str, erasure: str, retry_s: float, removed: int | None = None
+) -> ErasureStatus:
+    """How far an erasure is. Raises InvalidUsage where the shard has none of this id (any more)."""
+    found = read_erasures(transport, name, retry_s).get(erasure)
+    if found is None:
+        raise InvalidUsage(f"shard {name!r} has no erasure {erasure!r:.80}")
+    return replace(found, removed=removed)
+
+
+def read_erasures(transport: OneShard, name: str, retry_s: float) -> dict[str, ErasureStatus]:
+    """The erasures of a shard by id, the oldest first. Raises what every call may."""
+    found = send(transport, name, c.ReadErasures(), retry_s)
+    assert isinstance(found, c.ErasuresAre)
+    return statuses(found)
+
+
+def statuses(found: c.ErasuresAre) -> dict[str, ErasureStatus]:
+    """The erasures that a shard told, as callers see them, the oldest first."""
+    ordered = sorted(found.erasures.items(), key=lambda item: (item[1].at, item[0]))
+    return {key: _status(key, erasure, found.waits.get(key, ()), found.now_ms) for key, erasure in ordered}
+
+
+def _status(key: str, erasure: Erasure, waits: tuple[Wait, ...], now_ms: int) -> ErasureStatus:
+    return ErasureStatus(
+        id=key,
+        phase=erasure.phase,
+        at=erasure.at,
+        question=erasure.question.hex(),
+        reason=erasure.reason,
+        requested=shown_instant(erasure.requested_ms),
+        deadline=None if erasure.deadline_ms is None else shown_instant(erasure.deadline_ms),
+        removed=None,
+        waits=waits,
+        doomed=erasure.doomed,
+        rewritten=int(erasure.rewritten),
+        proof=erasure.proof,
+        pending_s=None if erasure.pending is None else max(0, now_ms - erasure.requested_ms) / 1000,
+    )
+
+
+def _values(key: Any) -> tuple[Any, ...]:
+    if isinstance(key, (list, tuple)):
+        return tuple(key)
+    return (key,)
+
+
+def _text(at: datetime) -> str:
+    return instant_text(instant_ms("at", at))

@@ -1,0 +1,422 @@
+"""Merge: a source is matched with the rows of a shard, and clauses say what becomes of which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.attributes.attribute_handle import AttributeUpdates
+from persist.client.arguments import checked_sets
+from persist.client.arguments import names as checked_names
+from persist.client.commit_info import Info
+from persist.client.dml_plans import (
+    ALL,
+    Bound,
+    Contents,
+    Plan,
+    changed,
+    check_alike,
+    filled,
+    is_dicts,
+    names_given,
+    nullable,
+    tables_of,
+    with_keys,
+    with_values,
+)
+from persist.client.optimistic_edit import Edited
+from persist.client.write import Updates, as_updates
+from persist.core.errors import InvalidUsage
+from persist.core.ids import Token
+from persist.parts import DIFF, TIME, ShardSchema, negated
+from persist.parts.column_types import conform_column, to_plain, wide_type, without_empty_chunks
+from persist.parts.filter_eval import Filter
+from persist.parts.key_encoding import ABSENT, distinct_keys, groups_of, key_schema, places
+from persist.parts.predicate import CompareColumns, columns_of, leaves, parse
+from persist.parts.python_values import column_of
+from persist.parts.row_stats import digest_of_rows
+from persist.parts.schema_changes import Value, computed, told, truths, with_diffs
+from persist.parts.sort_words import Mask
+
+SIDES = "source", "target"
+SOURCE, TARGET = (f"{side}." for side in SIDES)
+ROW = "row number"  # the column that numbers rows of a join
+CLAUSES_MAX = 100
+
+MATCHED: Final = "matched"
+NOT_MATCHED: Final = "not matched"
+NOT_MATCHED_BY_SOURCE: Final = "not matched by source"
+Condition: TypeAlias = Any  # a text, an expression, or None
+
+
+def source(column: str) -> pc.Expression:
+    """The value of a column of the source, in clauses of `Shard.merge`. Raises nothing.
+
+    Args:
+        column: its name.
+    """
+    return pc.field(SOURCE + column)
+
+
+def target(column: str) -> pc.Expression:
+    """The value of a column of the shard, in clauses of `Shard.merge`. Raises nothing.
+
+    Args:
+        column: its name.
+    """
+    return pc.field(TARGET + column)
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What becomes of the rows of one kind (`of`) for which the condition is true. `sets` None: they go."""
+
+    of: str
+    condition: Condition
+    sets: Mapping[str, Value] | None
+
+    def told(self, schema: ShardSchema) -> list[object]:
+        """For a digest."""
+        kinds = schema.arrow
+        sets = None
+        if self.sets is not None:
+            sets = {name: told(name, value, kinds.field(name).type) for name, value in self.sets.items()}
+        condition = self.condition
+        return [self.of, told("condition", condition) if isinstance(condition, pc.Expression) else condition, sets]
+
+
+Runner: TypeAlias = "Callable[[Plan, int | None, Token | None, AttributeUpdates, Info | None], Edited]"
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merge under construction. Each method gives one with one more clause; `execute` runs it.
+
+    Of each kind of rows the first clause whose condition is true counts. Rows without one stay as they are. A condition
+    is a text as the Spark option `where` says, with `source.column` and `target.column`, which it may compare with one
+    another (`source.seq > target.seq`), or an expression of
+    `persist.source("column")` and `persist.target("column")`. Values are Python values, or such expressions.
+    """
+
+    _run: Runner
+    _source: Updates
+    _on: tuple[str, ...] | None
+    _clauses: tuple[Clause, ...] = ()
+
+    @classmethod
+    def of(cls, run: Runner, rows: Updates, on: Sequence[str] | None) -> Merge:
+        """`Shard.merge` makes one, which knows how to `run` it on `rows` by the columns `on`. Raises InvalidUsage."""
+        return cls(run, rows, None if on is None else checked_names("on", on))
+
+    def when_matched_update(self, set: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:  # noqa: A002
+        """A row that has a match gets new values.
+
+        Args:
+            set: a value for each of these columns; None: those of the source, in all columns that both have. Key
+                columns keep theirs.
+            condition: which of them; None is all.
+        Raises: InvalidUsage (what is given is none); `execute` where the shard has no such column, or it is of the key.
+        """
+        return self._with(Clause(MATCHED, condition, {} if set is None else checked_sets("what a clause sets", set)))
+
+    def when_matched_delete(self, condition: Condition = None) -> Merge:
+        """A row that has a match goes.
+
+        Args:
+            condition: which of them; None is all.
+        Raises: InvalidUsage.
+        """
+        return self._with(Clause(MATCHED, condition, None))
+
+    def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:
+        """A row of the source that has no match comes.
+
+        Args:
+            values: a value for each of these columns, others are null; None: those of the source.
+            condition: which of them, by columns of the source; None is all.
+        Raises: InvalidUsage.
+        """
+        sets = {} if values is None else checked_sets("what a clause sets", values)
+        return self._with(Clause(NOT_MATCHED, condition, sets))
+
+    def when_not_matched_by_source_update(self, set: Mapping[str, Any], condition: Condition = None) -> Merge:  # noqa: A002
+        """A row of the shard that the source has no match for gets new values. The whole shard is read then.
+
+        Args:
+            set: a value for each of these columns, by columns of the target.
+            condition: which of them; None is all.
+        Raises: InvalidUsage.
+        """
+        return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, checked_sets("what a clause sets", set)))
+
+    def when_not_matched_by_source_delete(self, condition: Condition = None) -> Merge:
+        """A row of the shard that the source has no match for goes. The whole shard is read then.
+
+        Args:
+            condition: which of them; None is all.
+        Raises: InvalidUsage.
+        """
+        return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, None))
+
+    def execute(
+        self,
+        *,
+        read_time: int | None = None,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> Edited:
+        """Run it: one commit, or none where nothing changes.
+
+        Args:
+            read_time: as `Shard.upsert` says.
+            token: as `Shard.upsert` says.
+            attributes: as `Shard.insert` says.
+            info: as `Shard.insert` says.
+        Returns: as `Shard.upsert`.
+        Raises: InvalidUsage (no clauses, two rows of the source match one row, or a value does not fit), and what
+            `Shard.upsert` raises.
+        """
+        if not self._clauses:
+            raise InvalidUsage("a merge needs a clause, such as when_matched_update()")
+        plan = Merging(self._source, self._on, self._clauses)
+        return self._run(plan, read_time, token, attributes, info)
+
+    def _with(self, clause: Clause) -> Merge:
+        if len(self._clauses) == CLAUSES_MAX:
+            raise InvalidUsage(f"a merge has at most {CLAUSES_MAX} clauses")
+        if clause.condition is not None and not isinstance(clause.condition, (str, pc.Expression)):
+            raise InvalidUsage(f"condition is {clause.condition!r:.100}; it must be a text or an expression")
+        return replace(self, _clauses=(*self._clauses, clause))
+
+
+@dataclass(frozen=True)
+class Merging:
+    """The plan of a merge."""
+
+    rows: Updates
+    on: tuple[str, ...] | None
+    clauses: tuple[Clause, ...]
+
+    verb: ClassVar[str] = "merge_into"
+
+    def bound(self, schema: ShardSchema) -> Bound:
+        keyed = key_schema(schema, self.on)
+        given = names_given(self.rows, schema)
+        for name in keyed.key:
+            if name not in given:
+                raise InvalidUsage(f"column {name!r}, by which rows match, is absent from the source")
+        table = _table(self.rows, schema, given)
+        if any(clause.of != NOT_MATCHED and clause.sets == {} for clause in self.clauses):
+            check_alike(self.rows, "a merge that updates rows without `set`")
+        clauses = tuple(_completed(clause, table.schema.names, schema) for clause in self.clauses)
+        is_whole = any(clause.of == NOT_MATCHED_BY_SOURCE for clause in clauses)
+        those = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
+        said = [one.told(schema) for one in clauses]
+        question = [list(keyed.key), sorted(table.schema.names), _digest(table, schema), said]
+        found = _Merging(schema, those, question, keyed=keyed, source=table, clauses=clauses)
+        found.check()
+        return found
+
+
+def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table:
+    """The source. Columns that the shard has too are read by its types where they come as Python values."""
+    for reserved in (TIME, DIFF):
+        if reserved in given:
+            raise InvalidUsage(f"the source has a column {reserved!r}: its rows count once each; drop it")
+    if is_dicts(rows) and rows:
+        names = [name for name in given if name in schema.arrow.names]
+        names += [name for name in given if name not in schema.arrow.names]
+        table = pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
+        return _plain(table)
+    if isinstance(rows, list) and not rows:
+        return nullable(schema.arrow).empty_table()
+    tables = [_plain(table) for table in tables_of(as_updates(rows, schema))]
+    if not tables:
+        return nullable(schema.arrow).empty_table()
+    names = tables[0].schema.names
+    for table in tables:
+        if odd := set(names) ^ set(table.schema.names):
+            raise InvalidUsage(
+                f"only some batches of the source have column {min(odd)!r}; give all of them the same ones"
+            )
+    if any(table.schema != tables[0].schema for table in tables):
+        tables = [_typed(table.select(names), schema) for table in tables]
+    try:
+        return pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise InvalidUsage(f"the batches of the source have columns of different types: {error}") from error
+
+
+def _typed(table: pa.Table, schema: ShardSchema) -> pa.Table:
+    """The rows with the types of the shard in columns that it has too, if the values fit."""
+    columns = {}
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        columns[name] = column
+        if name in schema.arrow.names:
+            with suppress(InvalidUsage):
+                columns[name] = conform_column(column, schema.arrow.field(name).with_nullable(True))
+    return pa.table(columns)
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The rows of a source without the types that only some frames have, such as dictionaries and views."""
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if field.name in columns:
+            raise InvalidUsage(f"the source has the column {field.name!r} twice; rename one of them")
+        try:
+            columns[field.name] = to_plain(without_empty_chunks(column))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidUsage(f"column {field.name!r} of the source cannot be read: {error}; drop it") from error
+    return pa.table(columns)
+
+
+def _digest(source: pa.Table, schema: ShardSchema) -> str:
+    """The digest of a source, which is the same in whichever types of the same values it comes."""
+    columns = {}
+    for name, column in zip(source.schema.names, source.columns, strict=True):
+        columns[name] = column.cast(wide_type(column.type))
+        if name in schema.arrow.names:
+            with suppress(InvalidUsage):
+                columns[name] = conform_column(column, schema.arrow.field(name).with_nullable(True))
+    return str(digest_of_rows(with_diffs(pa.table(columns))))
+
+
+def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:
+    """Values of a column: of the shard's type where it has the column, else of that which they have."""
+    if name in schema.arrow.names:
+        return column_of(name, values, schema.arrow.field(name).type)
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise InvalidUsage(f"column {name!r} of the source has values of no single type: {error}") from error
+
+
+def _completed(clause: Clause, given: Sequence[str], schema: ShardSchema) -> Clause:
+    """The clause with all columns that it sets. Raises InvalidUsage at one that the shard has not, or may not set."""
+    if clause.sets is None:
+        return clause
+    sets = dict(clause.sets)
+    is_insert = clause.of == NOT_MATCHED
+    if not sets:
+        sets = {n: source(n) for n in schema.arrow.names if n in given and (is_insert or n not in schema.key)}
+    for name in schema.columns(sets):
+        if name in schema.key and not is_insert:
+            raise InvalidUsage(f"column {name!r} is of the key, which a merge does not change: delete and insert")
+    return replace(clause, sets=sets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Merging(Bound):
+    """A merge into a shard, by the columns of `keyed`."""
+
+    keyed: ShardSchema
+    source: pa.Table
+    clauses: tuple[Clause, ...]
+
+    @property
+    def source_names(self) -> Sequence[str]:
+        names: list[str] = self.source.schema.names
+        return names
+
+    def check(self) -> None:
+        """Raise InvalidUsage where a clause fits no row, whether there are any or not."""
+        ours, theirs = _prefixed(self.schema.arrow.empty_table(), TARGET), _prefixed(self.source.slice(0, 0), SOURCE)
+        sides = {MATCHED: _beside(ours, theirs), NOT_MATCHED: theirs, NOT_MATCHED_BY_SOURCE: ours}
+        for clause in self.clauses:
+            self._truths(clause.condition, sides[clause.of])
+            for name, value in (clause.sets or {}).items():
+                computed(name, value, self.schema.arrow.field(name).type, sides[clause.of])
+
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        groups = groups_of(self.source, self.keyed)
+        is_met = np.zeros(int(groups.max()) + 1 if len(groups) else 0, np.bool_)
+        is_twice = np.bincount(groups, minlength=len(is_met)) > 1
+        prefixed = _prefixed(self.source, SOURCE)
+        for old in self.those.rows(contents):
+            found = places(old, self.source, self.keyed)
+            is_hit = found != ABSENT
+            met = groups[found[is_hit]]
+            if self._of(MATCHED) and is_twice[met].any():
+                raise InvalidUsage("two rows of the source match one row of the shard; a merge takes one at most")
+            is_met[met] = True
+            rows, theirs = old.filter(pa.array(is_hit)), prefixed.take(pa.array(found[is_hit]))
+            yield from self._changed(rows, _beside(_prefixed(rows, TARGET), theirs), self._of(MATCHED))
+            rest = old.filter(pa.array(~is_hit))  # some only where those without a match are read too
+            yield from self._changed(rest, _prefixed(rest, TARGET), self._of(NOT_MATCHED_BY_SOURCE))
+        yield from self._inserted(prefixed.filter(pa.array(~is_met[groups])))
+
+    def _of(self, kind: str) -> tuple[Clause, ...]:
+        return tuple(clause for clause in self.clauses if clause.of == kind)
+
+    def _changed(self, rows: pa.Table, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[pa.Table]:
+        """What the clauses make of rows of the shard; `both` has what their expressions name."""
+        for clause, is_meant in self._meant(both, clauses):
+            chosen = rows.filter(is_meant)
+            if clause.sets is None:
+                yield negated(chosen)
+            else:
+                fresh = with_values(chosen, clause.sets, self.schema, both.filter(is_meant))
+                yield from changed(chosen, fresh, self.schema)
+
+    def _inserted(self, left: pa.Table) -> Iterator[pa.Table]:
+        for clause, is_meant in self._meant(left, self._of(NOT_MATCHED)):
+            rows, sets = left.filter(is_meant), clause.sets or {}
+            columns = {name: computed(name, sets[name], self.schema.arrow.field(name).type, rows) for name in sets}
+            yield filled(pa.table(columns), self.schema)
+
+    def _meant(self, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[tuple[Clause, pa.Array]]:
+        """Each clause with the rows that it is the first one for, if any."""
+        is_left: Mask = np.ones(len(both), np.bool_)
+        for clause in clauses:
+            is_meant = is_left & self._truths(clause.condition, both)
+            is_left &= ~is_meant
+            if is_meant.any():
+                yield clause, pa.array(is_meant)
+
+    def _truths(self, condition: Condition, both: pa.Table) -> Mask:
+        if condition is None:
+            return np.ones(len(both), np.bool_)
+        if isinstance(condition, str):
+            numbered = _looked_at(condition, both)
+            found: Mask = np.zeros(len(both), np.bool_)
+            chosen = Filter.of(condition, ShardSchema(numbered.schema, (ROW,)), SIDES).apply(numbered)
+            found[chosen.column(ROW).to_numpy()] = True
+            return found
+        return np.asarray(truths(condition, both).to_numpy(), np.bool_)
+
+
+def _prefixed(rows: pa.Table, prefix: str) -> pa.Table:
+    if DIFF in rows.schema.names:
+        rows = rows.drop_columns([DIFF])
+    return rows.rename_columns([prefix + name for name in rows.schema.names])
+
+
+def _beside(one: pa.Table, other: pa.Table) -> pa.Table:
+    return pa.Table.from_arrays([*one.columns, *other.columns], names=[*one.schema.names, *other.schema.names])
+
+
+def _looked_at(condition: str, both: pa.Table) -> pa.Table:
+    """The number of each row, and the columns that the condition names.
+
+    One of which no value is known has the type of the column that it is compared with, or is text.
+    """
+    parsed = parse(condition, SIDES)
+    kinds = {name: both.schema.field(name).type for name in columns_of(parsed) if name in both.schema.names}
+    pairs = [(leaf.column, leaf.other) for leaf in leaves(parsed) if isinstance(leaf, CompareColumns)]
+    partners = dict([*pairs, *((other, one) for one, other in pairs)])
+    found = pa.table({ROW: pa.array(np.arange(len(both)))})
+    for name, kind in kinds.items():
+        column = both.column(name)
+        if pa.types.is_null(kind):
+            like = kinds.get(partners.get(name, name), kind)
+            column = column.cast(pa.string() if pa.types.is_null(like) else like)
+        found = found.append_column(name, column)
+    return found

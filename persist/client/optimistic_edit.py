@@ -1,0 +1,387 @@
+"""Verbs that read before they write: what they change is worked out from the contents, and committed by one command.
+
+A plan says what it makes of the contents as of the latest time. The commit asks for the upper that was looked at. Where
+others wrote meanwhile, the plan looks at what they changed: if none of that concerns it, what it has worked out is
+still exact, and is committed at the next time. Otherwise it begins anew. So every verb is as if it had run alone at the
+time of its commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from persist.client.contents_diff import may_replace_all, runs_of, unless_refused, within
+from persist.client.dml_plans import Binding, Contents
+from persist.client.idempotency import send
+from persist.client.rewrites import Count, Rewriting, check_open, check_readable
+from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
+from persist.client.transport import OneShard
+from persist.client.write import WriteHandle
+from persist.core import commands as c
+from persist.core.attribute import AttributeUpdate
+from persist.core.batch import Run
+from persist.core.dedup import DIGEST_BYTES
+from persist.core.errors import (
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    SchemaMismatch,
+    TokenReused,
+    UnknownShard,
+    UpperMismatch,
+)
+from persist.core.frontier import EMPTY, MINIMUM, Antichain
+from persist.core.ids import Token, writer_of
+from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.transitions.part_admission import DIFF_MAX
+from persist.parts import current_schema
+
+RACES_MAX = 1_000  # lost, by one working out; each means that another writer made progress
+REDONE_MAX = 100  # times that it is worked out anew
+NEVER = -2  # a time after which nothing can be written: it asks what became of a token, and changes nothing
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What a verb came to.
+
+    `lower` and `upper` are the interval that it took, as for an insert; they are equal where nothing changed, so that
+    nothing was committed. `as_of` is the time whose contents it has read; -1: nothing was there. `added` and `removed`
+    are how many rows it wrote and took away: a row that changes counts in both. They are None where it happened and
+    what it wrote cannot be read any more, and `removed` is None where all went without being read. `retries` is how
+    often it was worked out anew, since others had changed what it had read.
+    """
+
+    verb: str
+    as_of: int | None
+    lower: Antichain
+    upper: Antichain
+    added: int | None
+    removed: int | None
+    retries: int = 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything changed."""
+        return self.lower != self.upper
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON. Raises nothing."""
+        return {
+            "verb": self.verb,
+            "as_of": self.as_of,
+            "lower": self.lower.to_json(),
+            "upper": self.upper.to_json(),
+            "added": self.added,
+            "removed": self.removed,
+            "retries": self.retries,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Editing(Rewriting):
+    """One verb on one shard. `to` is no time: it is about the latest one."""
+
+    what: ClassVar[str] = "edit"
+    done: ClassVar[str] = "edited"
+
+    plan: Binding
+    expected: Antichain | None = None  # the upper that the shard must have; None: whatever it has
+    attributes: tuple[AttributeUpdate, ...] = ()
+    question: bytes = b""
+
+    @property
+    def purpose(self) -> str:
+        return self.plan.verb
+
+    def run(self, token: Token | None) -> Edited:
+        """Raises what `Shard.upsert` says."""
+        if token is None:
+            return self._tried(None)
+        with unless_landed(self._writer(None), token):
+            view = self.transport.last_view(self.name, ViewRequest(with_batches=False))
+            said: list[object] = [self.plan.verb, *self.plan.to(view).question]
+        said.append(None if self.expected is None else self.expected.to_json())
+        said.append([(one.key, one.verb, one.value, one.expected) for one in self.attributes])
+        digest = hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
+        asked = replace(self, question=digest.digest())
+
+        def tried() -> Edited:
+            try:
+                return asked._tried(token)
+            except (TokenReused, UnknownShard):
+                raise
+            except InvalidUsage:  # maybe because of another try, which has landed meanwhile
+                if (done := asked._landed(0, token)) is None:
+                    raise
+                return asked._told(done)
+
+        return asked._settled(0, token, tried, asked._told)
+
+    def _tried(self, token: Token | None) -> Edited:
+        view = self.transport.view(self.name, ViewRequest())
+        self._check_expected(view)
+        rows = self.plan.to(view).replacement
+        if rows is not None and (dropped := self._dropped(rows, view, token)) is not None:
+            return dropped
+        if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
+            return first
+        check_readable(self.name, view)
+        with holding(self.transport, self.name, None, self.purpose, 0.0, self.read) as held:
+            try:
+                self._check_expected(held.view)
+                return self._worked_out(held, token)
+            finally:
+                held.lease.close()
+
+    def _check_expected(self, view: ShardView) -> None:
+        check_open(self.name, view, self.done)
+        if self.expected is not None and view.upper != self.expected:
+            why = "somebody wrote since it was read" if self.expected < view.upper else "that time has not come yet"
+            raise UpperMismatch(
+                f"shard {self.name!r} has upper {view.upper}, not the expected {self.expected}: {why}; nothing was "
+                "changed: read it and decide anew",
+                expected=self.expected.to_json(),
+                actual=view.upper.to_json(),
+            )
+
+    def _first(self, view: ShardView, token: Token | None) -> Edited | None:
+        """The first write to a shard, which needs no hold on what is there; None: somebody else was quicker."""
+        plan, count = self.plan.to(view), Count()
+        runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
+        with self._retired(view) as handle:
+            done = self._try_commit(handle, runs, -1, view.upper, token)
+        return None if done is None else self._outcome(done, view, count, 0)
+
+    def _worked_out(self, held: Held, token: Token | None) -> Edited:
+        """What it comes to, worked out anew as often as others change what it has read."""
+        for redone in range(REDONE_MAX + 1):
+            contents, count = self._contents(held), Count()
+            rows = self.plan.to(held.view).updates(contents)
+            runs = self._staged(held.view, count.of(self._writable(contents.time, rows)))
+            done, held = self._committed_unless(runs, contents, token)
+            if done is not None:
+                return self._outcome(done, held.view, count, redone)
+        raise UpperMismatch(
+            f"others changed what {self.plan.verb} reads of shard {self.name!r} before each of {REDONE_MAX} tries; "
+            "nothing was changed: try again, or let fewer programs write to the same rows",
+            expected=held.view.upper.to_json(),
+            actual=held.view.upper.to_json(),
+            stays=False,
+        )
+
+    def _committed_unless(
+        self, runs: tuple[Run, ...], contents: Contents, token: Token | None
+    ) -> tuple[c.Appended | None, Held]:
+        """The commit of what was worked out, and the shard as it was then; None: it has to be worked out anew."""
+        assert contents.held is not None
+        with self._retired(contents.held.view) as handle:
+            try:
+                return self._raced(handle, runs, contents, token)
+            except SchemaMismatch:  # constraints got stricter: the rows are looked at by them
+                return None, replace(contents.held, view=self.transport.view(self.name, ViewRequest()))
+
+    def _raced(
+        self, handle: WriteHandle, runs: tuple[Run, ...], contents: Contents, token: Token | None
+    ) -> tuple[c.Appended | None, Held]:
+        held, seen = contents.held, contents.time
+        assert held is not None
+        for _ in range(RACES_MAX):
+            done = self._try_commit(handle, runs, seen, Antichain(seen + 1), token)
+            if done is not None:
+                return done, held
+            drops, view = held.view.drops, self.transport.view(self.name, ViewRequest())
+            check_open(self.name, view, self.done)
+            check_lease(view, held.as_of, held.lease)
+            held.lease.keep()
+            held = replace(held, view=view)
+            latest = self._contents(held)
+            if view.drops != drops or self.plan.to(view).concerns(latest, seen):
+                return None, held
+            seen = latest.time
+        raise self._overtaken(UpperMismatch("", expected=[seen + 1], actual=held.view.upper.to_json(), stays=False))
+
+    def _try_commit(
+        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+    ) -> c.Appended | None:
+        """The commit; None: somebody else wrote. Raises UpperMismatch where it matters what the upper was."""
+        try:
+            return self._commit(handle, runs, as_of, expected, token)
+        except UpperMismatch as error:
+            if self.expected is not None or error.details.get("expected") is None:
+                raise
+            return None
+
+    @contextmanager
+    def _retired(self, view: ShardView) -> Iterator[WriteHandle]:
+        """A writer that is retired at the end, however that comes; where nobody answers, it lapses by itself."""
+        handle = self._writer(view)
+        try:
+            yield handle
+        finally:
+            with suppress(PersistError):
+                handle.close()
+
+    def _dropped(self, rows: pa.Table, view: ShardView, token: Token | None) -> Edited | None:
+        """Everything goes by metadata, and the rows come; None: that is not possible here."""
+        if not may_replace_all(view):
+            return None
+        count = Count()
+        runs = self._staged(view, count.of(self._writable(-1, iter((rows,)))))
+        as_of, expected = (view.upper.element or 0) - 1, self.expected or EMPTY
+        with self._retired(view) as handle:
+            done = unless_refused(lambda: self._edit(handle, runs, as_of, expected, token, drops=True))
+        if done is None:
+            return None
+        return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
+
+    def _contents(self, held: Held) -> Contents:
+        """As of the latest time of the view."""
+        time = (held.view.upper.element or 0) - 1
+        return Contents(current_schema(held.view.schemas)[1], replace(held, as_of=time), time)
+
+    def _commit(
+        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+    ) -> c.Appended:
+        return self._edit(handle, runs, as_of, expected, token)
+
+    def _edit(
+        self,
+        handle: WriteHandle,
+        runs: tuple[Run, ...],
+        as_of: int,
+        expected: Antichain,
+        token: Token | None,
+        *,
+        drops: bool = False,
+    ) -> c.Appended:
+        return handle.commit_rewrite(
+            lambda writer, its: c.Edit(
+                writer,
+                its,
+                expected,
+                as_of,
+                runs,
+                verb=self.plan.verb,
+                question=self.question,
+                attributes=self.attributes,
+                drops=drops,
+                cut=self.plan.cut,
+            ),
+            token,
+        )
+
+    def _landed(self, as_of: int, token: Token) -> c.Appended | None:
+        return edit_landed(self._writer(None), self.plan.verb, token, self.question)
+
+    def _outcome(self, done: c.Appended, view: ShardView, count: Count, redone: int) -> Edited:
+        if done.lower != done.upper and done.lower < view.upper:  # another try of the token
+            return self._told(done)
+        added, removed = (count.added, count.removed) if done.lower != done.upper else (0, 0)
+        as_of = (done.lower.element or 0) - 1
+        return Edited(self.plan.verb, as_of, done.lower, done.upper, added, removed, redone)
+
+    def _told(self, done: c.Appended) -> Edited:
+        """What is told of one that has happened, with rows counted where they were written."""
+        plan, lower = self.plan.verb, done.lower
+        if lower == done.upper:
+            return Edited(plan, (lower.element or 0) - 1, lower, done.upper, 0, 0)
+        try:
+            drops = self.transport.last_view(self.name, ViewRequest(with_batches=False)).drops
+        except PersistError:  # it has happened, whatever cannot be told of it
+            drops = ()
+        if any(drop.at == lower.element for drop in drops):  # all went, and nobody has counted
+            count = self._came(lower.element or 0)
+            return Edited(plan, None, lower, done.upper, None if count is None else count.added, None)
+        count = self._counted(done)
+        added, removed = (None, None) if count is None else (count.added, count.removed)
+        return Edited(plan, (lower.element or 0) - 1, lower, done.upper, added, removed)
+
+    def _came(self, time: int) -> Count | None:
+        """The rows that were written at this time, whatever went. None: they cannot be read any more."""
+        count = Count()
+        try:
+            with holding(self.transport, self.name, time, self.purpose, 0.0, self.read) as held:
+                _, reader = part_reader(held.transport, held.view, held.settings)
+                came = reader.read_changes(within(runs_of(held.view), time - 1, time), time - 1, time)
+                for _ in count.of(kept(came, held.lease)):
+                    pass
+            held.lease.close()
+        except PersistError:  # it has happened, whatever cannot be told of it
+            return None
+        return count
+
+    def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
+        return UpperMismatch(
+            f"others wrote to shard {self.name!r} before each of {RACES_MAX} commits of {self.plan.verb}; nothing was "
+            "changed: try again",
+            **error.details,
+        )
+
+    def _too_often(self, as_of: int, most: int) -> str:
+        return (
+            f"a row of shard {self.name!r} is there {most} times, and one commit can change at most {DIFF_MAX} of it; "
+            "take some away by inserts with a negative __diff first"
+        )
+
+
+@contextmanager
+def unless_landed(handle: WriteHandle, token: Token | None) -> Iterator[None]:
+    """Raise TokenReused in the place of a refusal of rows, where a write with the token has landed.
+
+    It may be the same write: by other columns than it had, its rows are not known again.
+    """
+    try:
+        yield
+    except (TokenReused, UnknownShard):
+        raise
+    except InvalidUsage:
+        if token is not None:
+            edit_landed(handle, "insert", token)
+        raise
+
+
+def edit_landed(handle: WriteHandle, verb: str, token: Token, question: bytes = b"") -> c.Appended | None:
+    """Where the edit of this token has landed already, the interval that it took. Asking changes nothing.
+
+    No contents are those of before the first time. Raises what every write may.
+    """
+    return _unless_refused(
+        lambda: handle.commit_rewrite(
+            lambda writer, its: c.Edit(writer, its, MINIMUM, NEVER, (), verb=verb, question=question), token
+        )
+    )
+
+
+def landed(transport: OneShard, name: str, token: Token, retry_s: float) -> c.Appended | None:
+    """Where a write of this token has landed, whatever it wrote, the interval that it took. Asking changes nothing.
+
+    A command without a digest is answered as any other one of its token was. Raises what every write may.
+    """
+    asked = c.Edit(writer_of(token), token, MINIMUM, NEVER, (), verb="insert")
+
+    def ask() -> c.Appended:
+        found = send(transport, name, asked, retry_s)
+        assert isinstance(found, c.Appended)
+        return found
+
+    return _unless_refused(ask)
+
+
+def _unless_refused(ask: Callable[[], c.Appended]) -> c.Appended | None:
+    """What a write that can never land is answered where its token has landed; None: it has not."""
+    try:
+        return ask()
+    except UpperMismatch:
+        return None
+    except Indeterminate as error:  # of a try that was not answered, which changes nothing either
+        if error.details.get("refused") != UpperMismatch.kind:
+            raise
+        return None

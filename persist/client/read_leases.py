@@ -1,0 +1,305 @@
+"""Read leases, and their renewal for as long as something refers to them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from persist.client import deadlines
+from persist.client.arguments import check_numbers
+from persist.client.deadlines import Timeable
+from persist.client.idempotency import send
+from persist.client.transport import Transport
+from persist.commit.system import OwnProcess
+from persist.core import commands as c
+from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable
+from persist.core.frontier import Antichain
+from persist.core.ids import ReaderId, SeqNo, mint
+from persist.parts.part_files import Bound
+
+# Leases: holds on a shard that last as long as they are kept.
+
+
+LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
+UNHELD = ReaderId("")  # the reader of a lease that holds nothing: the store can be read and not written
+CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """`memory_bytes` bounds what one split holds while it consolidates, and what a listener takes for one event.
+
+    `bound`: a read of row groups that take more is refused (InvalidUsage). It is for servers, which read parts that
+    anybody may have made.
+    """
+
+    lease_ms: int = 900_000
+    retry_s: float = 120.0
+    memory_bytes: int = 256 * 1024 * 1024
+    bound: Bound | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+class ReadLease(Timeable):
+    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: `Shard.open_reader` anew.
+
+    `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
+
+    When another process took the lease is not known here, so then the first `keep` renews it.
+    """
+
+    def __init__(self, transport: Transport, name: str, reader: ReaderId, settings: ReadSettings, seqno: SeqNo) -> None:
+        self._transport = transport
+        self._name = name
+        self._settings = settings
+        self.reader = reader
+        self.seqno = seqno
+        self.since = Antichain(0)
+        self.is_point = False
+        self._renewed_s = -math.inf
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"ReadLease({self._name!r}, since={self.since}, {self.reader})"
+
+    @classmethod
+    def open(
+        cls,
+        transport: Transport,
+        name: str,
+        since: Antichain | None,
+        purpose: str,
+        settings: ReadSettings,
+        *,
+        must_hold: bool = True,
+    ) -> ReadLease:
+        """Take a hold on the shard `name` at `since` (None: the shard's own); lists of readers show its `purpose`.
+
+        Users call `Shard.open_reader`, which knows `transport` and `settings`. `must_hold`: as `taken`. Raises
+        NotReadable (the shard's since is beyond `since`).
+        """
+
+        def opened() -> ReadLease:
+            reader = mint(ReaderId, transport.ids)
+            command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
+            return taken(transport, name, command, settings, must_hold=must_hold)
+
+        try:
+            return opened()
+        except Expired:  # the answer came so late that the lease had lapsed
+            return opened()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it holds anything. Without a hold a read is exact, and ends by Expired where a blob has gone."""
+        return self.reader != UNHELD
+
+    def keep(self) -> None:
+        """Renew the lease if a third of it has passed. Call between pieces of work. Raises Expired: it is gone."""
+        now = self._transport.clock.monotonic()
+        lease_s = self._settings.lease_ms / 1000
+        if now - self._renewed_s < lease_s / LEASE_RENEWED_AFTER:
+            return
+        self.renew()
+
+    def renew(self) -> None:
+        """Renew the lease now, where there is one and the store can be written. Raises Expired when it is gone."""
+        if not self.is_held:
+            return
+        now = self._transport.clock.monotonic()
+        try:
+            self.check()
+        except Unavailable as error:
+            if not error.is_unwritable:
+                raise
+            self._renewed_s = now  # the read goes on; where the lease lapses and a blob goes, it is told so
+
+    def check(self) -> None:
+        """Renew the lease now. Raises Expired when it is gone, and Unavailable where it holds nothing."""
+        if not self.is_held:
+            said = f"no hold on shard {self._name!r} can be taken: its store cannot be written"
+            raise Unavailable(said, writable=False)
+        now = self._transport.clock.monotonic()
+        self._send(c.HeartbeatReader(self.reader, self.seqno))
+        self._renewed_s = now
+
+    def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
+        """Give up reads before `since`, and States before `seqno`. The shard's since follows, but never beyond the
+
+        latest complete time. `[]` holds nothing: since then goes by the other readers, and stays where there are none.
+        Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
+        """
+        self._give_up(since, seqno, c.DowngradeSince)
+
+    def move(self, since: Antichain, seqno: SeqNo) -> None:
+        """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows where the transport lets it.
+
+        Raises Expired: the lease is gone.
+        """
+        follows = self._transport.listening_moves_since
+        self._give_up(since, seqno, c.DowngradeSince if follows else c.MoveHold)
+
+    def move_alone(self, since: Antichain, seqno: SeqNo) -> None:
+        """As `move` to `since` and `seqno`, but the shard's since stays: nobody loses history by it. Raises Expired."""
+        self._give_up(since, seqno, c.MoveHold)
+
+    def _give_up(self, since: Antichain, seqno: SeqNo, command: type[c.DowngradeSince | c.MoveHold]) -> None:
+        now = self._transport.clock.monotonic()
+        # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
+        self.since, self.seqno = max(self.since, since), max(self.seqno, seqno)
+        moved = self._send(command(self.reader, self.since, self.seqno))
+        assert isinstance(moved, c.SinceDowngraded)
+        if moved.reader_since > self.since:  # a later hold of this reader; see HeartbeatReader
+            raise Expired(
+                f"the hold on shard {self._name!r} at {since} is gone: its lease lapsed; read or listen again"
+            )
+        self._renewed_s = now
+
+    def close(self) -> None:
+        """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
+        if self._closed:
+            return
+        self._closed = True
+        if deadlines.has_passed():  # its caller waits no longer, and the hold must not stay
+            with suppress(RuntimeError):
+                threading.Thread(target=self._expire, name="persist-release", daemon=True).start()
+        else:
+            self._expire()
+
+    def _expire(self) -> None:
+        with suppress(PersistError):  # also in a forked child, where it belongs to the parent
+            self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
+
+    def release(self) -> None:
+        """As `close`, for a garbage collection, which may run where this thread holds a lock: so another one closes.
+
+        Raises nothing.
+        """
+        if self._closed:
+            return
+        with suppress(RuntimeError):  # the interpreter ends: no thread can be started
+            closing = threading.Thread(target=self.close, name="persist-release", daemon=True)
+            closing.start()
+            closing.join(CLOSE_RETRY_S)
+
+    def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
+        longest = self._settings.retry_s
+        return send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))
+
+
+def taken(
+    transport: Transport,
+    name: str,
+    command: c.RegisterReader | c.HoldPoint,
+    settings: ReadSettings,
+    *,
+    must_hold: bool = True,
+) -> ReadLease:
+    """The hold that a command takes. Where it is not answered in time it may land yet: then it is given back.
+
+    Unless it `must_hold`, it holds nothing where the store can be read and not written. Raises what the command does.
+    """
+    lease = ReadLease(transport, name, command.reader, settings, SeqNo(0))
+    asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
+    result: c.Result | None
+    try:
+        result = send(transport, name, command, settings.retry_s)
+    except (Unavailable, Indeterminate) as error:
+        if deadlines.has_passed():
+            lease.close()
+        if must_hold or (result := _would_hold(error)) is None:
+            raise
+        lease.reader, lease._closed = UNHELD, True
+    assert isinstance(result, c.ReaderRegistered)
+    lease.seqno, lease.since, lease._renewed_s = result.seqno, result.since, asked_s
+    lease.is_point = isinstance(command, c.HoldPoint)
+    lease.keep()
+    return lease
+
+
+def _would_hold(error: PersistError) -> c.ReaderRegistered | None:
+    """What a hold would have, were the store to be written; None: the error does not say so."""
+    if not isinstance(error, Unavailable) or not error.is_unwritable:
+        return None
+    try:
+        since, upper = (Antichain.from_json(error.details[name]) for name in ("since", "upper"))
+        return c.ReaderRegistered(since, upper, SeqNo(int(error.details["seqno"])))
+    except (KeyError, TypeError, ValueError, InvalidUsage):
+        return None
+
+
+# A hold for as long as something refers to it: it is given back when nothing does any more.
+
+
+class RenewedLease(Protocol):
+    """What keeps rows readable: one lease, or several."""
+
+    def keep(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Hold:
+    """A lease until `close`, or until nothing refers to this object. Thread-safe.
+
+    With `lease_ms` a thread renews it; without, reading renews it. In a fork nothing is renewed and nothing is given
+    back: the lease belongs to the parent.
+    """
+
+    def __init__(self, lease: RenewedLease, lease_ms: int | None = None) -> None:
+        self.lease = lease
+        self._ended = threading.Event()
+        self._finish = weakref.finalize(self, _let_go, lease, self._ended, OwnProcess("a hold"))
+        if lease_ms is not None:
+            pause_s = lease_ms / 1000 / (2 * LEASE_RENEWED_AFTER)
+            # Neither the thread nor what runs at the end may refer to this object: it would never end.
+            threading.Thread(
+                target=_renew, args=(lease, self._ended, pause_s), name="persist-hold", daemon=True
+            ).start()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._ended.is_set()
+
+    def keep(self) -> None:
+        """Renew the lease if a part of it has passed. Raises Expired: it is gone."""
+        self.lease.keep()
+
+    def close(self) -> None:
+        """Give the lease back. Repeating it is safe. Raises nothing: if no store answers, the lease lapses."""
+        self._finish.detach()
+        self._ended.set()
+        self.lease.close()
+
+    def release(self) -> None:
+        """As `close`, for a generator that is left, which a garbage collection may do. Raises nothing."""
+        self._finish()
+
+    def outlive(self) -> None:
+        """Keep the lease when nothing refers to this object: another process uses it. `close` still gives it back."""
+        self._finish.detach()
+
+
+def _renew(lease: RenewedLease, ended: threading.Event, pause_s: float) -> None:
+    while not ended.wait(pause_s):
+        try:
+            lease.keep()
+        except Expired:  # the next read is told
+            return
+        except PersistError:  # the lease has most of its time left: the next round tries again
+            pass
+
+
+def _let_go(lease: RenewedLease, ended: threading.Event, process: OwnProcess) -> None:
+    """When nothing refers to the hold any more, or the process ends. This runs wherever that happens to be noticed."""
+    if not process.is_left:
+        ended.set()
+        lease.release()

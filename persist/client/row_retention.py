@@ -1,0 +1,635 @@
+"""Retention policies of rows: how callers set them, what they do, the tag ladder, and who runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from persist.client.arguments import checked, names
+from persist.client.commit_info import info_bytes
+from persist.client.contents_diff import Named
+from persist.client.embedded import EmbeddedTransport
+from persist.client.history_api import HandleSettings, Past
+from persist.client.idempotency import send
+from persist.client.lease_pool import LeasePool
+from persist.client.maintaining import Maintain
+from persist.client.retention_kinds import (
+    COLUMN,
+    ColumnRun,
+    Outcome,
+    TakingAged,
+    check_column,
+    count_dropped,
+    dropped,
+    held_by_column,
+    is_refused,
+    refused_drop,
+    run_by_column,
+)
+from persist.client.rewrites import Truncated, Truncating, read_facts
+from persist.client.timestamps import instant_ms, instant_text, period_ms, shown_instant
+from persist.client.transport import OneShard, Transport
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core import record
+from persist.core.clock_index import point_at
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
+from persist.core.named_holds import Tag
+from persist.core.retention_plan import (
+    Due,
+    Facts,
+    blocked_by_column,
+    facts_of,
+    has_to_look,
+    next_look_ms,
+    next_ms,
+    plan,
+    step_ms,
+    wanted_cuts,
+)
+from persist.core.retention_policy import DROP, RETRACT, Ladder, RowPolicy, Rung, bytes_of, cut_every_of
+from persist.core.shard_settings import history_text
+from persist.core.shard_view import ViewRequest
+
+# A ladder of tags: the last so many hours, days and months, in UTC. Pure.
+#
+# `hourly-2026-11-23T04Z` is what was there by 04:00. An hour in which nothing came has no tag of its own.
+
+
+# Of each rung: how its tags are named, and the begin of the period that an instant lies in.
+_RUNGS: Mapping[str, tuple[str, Callable[[datetime], datetime]]] = {
+    "hourly": ("%Y-%m-%dT%HZ", lambda at: at.replace(minute=0, second=0, microsecond=0)),
+    "daily": ("%Y-%m-%d", lambda at: at.replace(hour=0, minute=0, second=0, microsecond=0)),
+    "monthly": ("%Y-%m", lambda at: at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)),
+}
+
+
+def due_rungs(facts: Facts, now_ms: int) -> tuple[Rung, ...]:
+    """The tags that are to be set at this instant: where something came since the newest one of that rung."""
+    return tuple(rung for rung in _now(facts, now_ms) if rung.tag not in facts.tags)
+
+
+def outlived(facts: Facts) -> tuple[str, ...]:
+    """The tags of the ladder that are beyond what it keeps; the newest ones stay."""
+    ladder = _ladder_of(facts)
+    gone: list[str] = []
+    for rung in _RUNGS:
+        own = _own(facts, rung)
+        gone += own[: max(0, len(own) - getattr(ladder, rung))]
+    return tuple(gone)
+
+
+def next_rung_ms(facts: Facts, now_ms: int) -> int | None:
+    """When the next tag may be due, if nothing moves the shard; None: nothing came since the newest ones."""
+    hour_ms = 3_600_000
+    return (now_ms // hour_ms + 1) * hour_ms if any(_now(facts, now_ms)) else None
+
+
+def _now(facts: Facts, now_ms: int) -> Iterator[Rung]:
+    ladder, latest = _ladder_of(facts), (facts.upper.element or 0) - 1
+    for rung, (form, begin) in _RUNGS.items():
+        if not getattr(ladder, rung) or latest < 0 or facts.since.is_empty or _newest(facts, rung) == latest:
+            continue
+        at = begin(shown_instant(now_ms))
+        yield Rung(f"{rung}-{at.strftime(form)}", instant_ms("now", at))
+
+
+def _ladder_of(facts: Facts) -> Ladder:
+    return Ladder() if facts.policy is None else facts.policy.tags
+
+
+def _own(facts: Facts, rung: str) -> list[str]:
+    """The tags of a rung, oldest first: their names are in that order."""
+    return sorted(tag for tag in facts.tags if tag.startswith(f"{rung}-"))
+
+
+def _newest(facts: Facts, rung: str) -> int | None:
+    """The time of the newest tag of a rung."""
+    own = _own(facts, rung)
+    found: Tag | None = facts.tags[own[-1]] if own else None
+    return None if found is None else found.time
+
+
+# Row policies as callers set them, and what runs them: maintenance, and whoever asks for it now.
+
+
+TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
+FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
+OF_COLUMN = ("column", "column_age", "column_unit")
+RUNGS = ("hourly", "daily", "monthly")
+NO_CLOCK = "the clocks of the server and of the blob store do not agree, or cannot be compared"
+
+
+@dataclass(frozen=True)
+class RowRetention:
+    """The policy of rows of a shard (None: it keeps all), and what became of it. `Shard.retention` gives it.
+
+    `policy` is a dict as `Shard.retain` takes it. `version` is that of the settings. `cuts` is how many instants the
+    policy can cut at. `done_before` is the time before which it has done all that it asks for, `done_at` when that was,
+    `removed` how many rows went then (None: not known). `overran` counts truncations that passed a consumer. `due` says
+    before which time it truncates next, now (None: nothing is due), `next` when there may be something to do (None: not
+    before the shard moves). `held_by` has a sentence for everything that holds it back. `rows` are there now (None: not
+    known), `bytes` are stored, with all history. By its column the policy last looked at `column_at`, and took
+    `column_removed` rows away then; `column_due`: it looks again at the next turn.
+    """
+
+    policy: dict[str, Any] | None
+    version: int
+    cuts: int
+    done_before: int
+    done_at: datetime | None
+    removed: int | None
+    overran: int
+    due: int | None
+    next: datetime | None
+    held_by: tuple[str, ...]
+    rows: int | None
+    bytes: int
+    column_at: datetime | None
+    column_removed: int | None
+    column_due: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON; wall clocks in RFC 3339."""
+        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("done_at", "next", "column_at"):
+            at = told[name]
+            told[name] = None if at is None else instant_text(instant_ms(name, at))
+        return {**told, "held_by": list(self.held_by)}
+
+
+@dataclass(frozen=True)
+class RetentionRun:
+    """What one run of a policy came to. `Shard.run_retention` gives it.
+
+    `truncated` is what went, or would go (None: nothing was due); `why` which limits asked for it; `passed` which
+    consumers it has passed, as they were behind for too long; `held_by` what holds back the rest. `cuts` were taken.
+    `at` is the clock by which it went (None: the shard has no policy). `by_column` is what went by the policy's column,
+    in a commit of its own (None: that was not due).
+    """
+
+    truncated: Truncated | None
+    why: tuple[str, ...]
+    passed: tuple[str, ...]
+    held_by: tuple[str, ...]
+    cuts: int
+    at: datetime | None
+    by_column: ColumnRun | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON; the clock in RFC 3339."""
+        return {
+            "truncated": None if self.truncated is None else self.truncated.to_json(),
+            "why": list(self.why),
+            "passed": list(self.passed),
+            "held_by": list(self.held_by),
+            "cuts": self.cuts,
+            "at": None if self.at is None else instant_text(instant_ms("at", self.at)),
+            "by_column": None if self.by_column is None else self.by_column.to_json(),
+        }
+
+
+# --- policies as they are written
+
+
+def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
+    """The policy that a dict tells, such as `{"age": "90d", "consumers": ["billing"]}`. Raises InvalidUsage."""
+    if unknown := sorted(str(name) for name in wanted.keys() - {*FIELDS, *OF_COLUMN}):
+        raise InvalidUsage(f"a policy of rows has no {unknown[0]!r:.100}; it has {', '.join((*FIELDS, *OF_COLUMN))}")
+    given = {name: value for name, value in wanted.items() if value is not None}
+    age_ms, rows = _age("age", given.get("age")), given.get("rows")
+    column, column_age_ms = given.get("column"), _age("column_age", given.get("column_age"))
+    checked("rows", rows, int, type(None))
+    checked("column", column, str, type(None))
+    checked("mode", mode := given.get("mode", RETRACT), str)
+    checked("column_unit", unit := given.get("column_unit", ""), str)
+    consumers_max_age_ms = _age("consumers_max_age", given.get("consumers_max_age"))
+    policy = RowPolicy(
+        age_ms,
+        None if "bytes" not in given else bytes_of(given["bytes"]),
+        rows,
+        _age("cut_every", given.get("cut_every")) or cut_every_of(age_ms or column_age_ms, consumers_max_age_ms),
+        names("consumers", given.get("consumers", ())),
+        consumers_max_age_ms,
+        _ladder(given.get("tags", {})),
+        column,
+        column_age_ms,
+        unit,
+        mode,
+    )
+    policy.check()
+    return policy
+
+
+def policy_json(policy: RowPolicy) -> dict[str, Any]:
+    """The policy as `read_policy` reads it; limits that it does not have are left out."""
+    told = {
+        "age": None if policy.age_ms is None else history_text(policy.age_ms),
+        "bytes": policy.bytes_max,
+        "rows": policy.rows_max,
+        "cut_every": history_text(policy.cut_every_ms) if policy.takes_rows else None,
+        "consumers": list(policy.consumers) or None,
+        "tags": {rung: count for rung in RUNGS if (count := getattr(policy.tags, rung))} or None,
+        "consumers_max_age": None if policy.consumers_max_age_ms is None else history_text(policy.consumers_max_age_ms),
+        "column": policy.column,
+        "column_age": None if policy.column_age_ms is None else history_text(policy.column_age_ms),
+        "column_unit": policy.column_unit or None,
+        "mode": policy.mode if policy.mode == DROP else None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _ladder(given: object) -> Ladder:
+    if not isinstance(given, Mapping) or set(given) - set(RUNGS):
+        raise InvalidUsage(f"tags is {shown(given)}; it must be a dict such as {{'hourly': 24}}, of {', '.join(RUNGS)}")
+    for rung in given:
+        checked(rung, given[rung], int)
+    return Ladder(**given)
+
+
+def _age(what: str, given: object) -> int | None:
+    return None if given is None else period_ms(given, what)
+
+
+# --- what a policy is and does
+
+
+def next_turn_ms(facts: Facts, now_ms: int) -> int | None:
+    """When there may be something to do for a policy, if nothing moves the shard; None: not before it moves."""
+    found = (next_ms(facts, now_ms), next_rung_ms(facts, now_ms), next_look_ms(facts, now_ms))
+    return min((at_ms for at_ms in found if at_ms is not None), default=None)
+
+
+def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetention:
+    """The policy, and what holds it back. Raises what every call may."""
+    found = read_facts(transport, name, retry_s)
+    facts, done = found.facts, found.facts.done
+    now_ms = transport.clock.now_ms() if found.checked_ms is None else found.checked_ms
+    planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
+    held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
+    due = planned.due
+    if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
+        due, held_by = None, (*held_by, reason)
+    return RowRetention(
+        None if facts.policy is None else policy_json(facts.policy),
+        facts.version,
+        len(facts.cuts),
+        done.upper,
+        shown_instant(done.at_ms) if done.at_ms else None,
+        done.removed,
+        done.overran,
+        None if due is None else due.cut.upper,
+        None if following is None else shown_instant(following),
+        tuple(dict.fromkeys(held_by)),
+        rows_there(transport, name, facts),
+        facts.stored_bytes,
+        shown_instant(looked.at_ms) if looked.at_ms else None,
+        looked.removed if looked.at_ms else None,
+        has_to_look(facts, now_ms),
+    )
+
+
+def _waits(facts: Facts, now_ms: int) -> tuple[str, ...]:
+    """What is said of a policy of a shard that is fed by `append`, from the moment when it is set."""
+    if facts.erasing_ms:
+        minutes = max(0, now_ms - facts.erasing_ms) // 60_000
+        return (f"an erasure, asked for {minutes} minutes ago, waits for the next commit of the writer who appends",)
+    if facts.pending:
+        return (f"rows from before {facts.pending} go with the next commit of the writer who appends",)
+    if facts.policy is not None and facts.policy.cuts and facts.done.appended:
+        return ("the shard is fed by append: rows go by drops, each with the next commit of the writer",)
+    return ()
+
+
+def rows_there(transport: Transport, name: str, facts: Facts) -> int | None:
+    """How many rows there are at the latest time. None: that is not known.
+
+    What a drop took away is in files that are still there, and so in what the State counts, until they are gone.
+    """
+    last = facts.truncated
+    may_count_more = last.before > 0 and not last.wrote  # the last truncation was a drop, or found nothing
+    view = transport.view(name, ViewRequest(with_batches=may_count_more))
+    parts = (part for batch in view.batches for part in batch.parts())
+    return None if view.drops or any(part.time_min < last.before for part in parts) else facts.rows
+
+
+def no_clock_of(found: c.RetentionIs) -> tuple[str, ...]:
+    """What is said where the policy cannot go by any clock."""
+    return () if found.checked_ms is not None or found.facts.policy is None else (NO_CLOCK,)
+
+
+def run_retention(
+    transport: OneShard,
+    name: str,
+    settings: HandleSettings,
+    *,
+    dry_run: bool = False,
+    retries: int = TRIES,
+    by_hand: bool = True,
+) -> RetentionRun:
+    """Take the cuts that are due, and take the rows away that the policy says now. Repeating it is safe.
+
+    It goes by the clock of who commits, where the blob store agrees with it: by one clock alone nothing goes.
+    `by_hand`: rows are looked for by the column also where that was done less than `cut_every` ago. Raises
+    UpperMismatch (others wrote meanwhile each time), Conflict (the policy was changed meanwhile), Unavailable (also: no
+    clock can be trusted), and what every call may.
+    """
+    retry_s, cuts = settings.write.retry_s, 0
+    found = read_facts(transport, name, retry_s)
+    if found.facts.policy is None:
+        return RetentionRun(None, (), (), (), 0, None)
+    now_ms = _checked_ms(name, found)
+    if dry_run:
+        found = _first_run(transport, name, found.facts, now_ms, retry_s)
+    else:
+        _set_rungs(transport, name, found.facts, now_ms, retry_s)
+        for at_ms in wanted_cuts(found.facts, now_ms):
+            kept = send(transport, name, c.TakeCut(at_ms), retry_s)
+            assert isinstance(kept, c.CutKept)
+            cuts += kept.changed
+    if cuts:
+        found = read_facts(transport, name, retry_s)
+        now_ms = _checked_ms(name, found)
+    planned, done = plan(found.facts, now_ms), None
+    due = planned.due
+    if due is not None:
+        tried = _truncated(transport, name, due, settings, _How(found.facts.drops, retries, dry_run, now_ms))
+        if isinstance(tried, tuple):
+            held_by = tuple(dict.fromkeys((*planned.held_by, *tried)))
+            return RetentionRun(None, (), (), held_by, cuts, shown_instant(now_ms))
+        done = tried
+        if done.changed:
+            found = read_facts(transport, name, retry_s)
+            _checked_ms(name, found)
+    by_column = run_by_column(transport, name, settings, found, dry_run=dry_run, by_hand=by_hand)
+    return _ran(done, due, planned.held_by, by_column, cuts, now_ms)
+
+
+def _set_rungs(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_s: float) -> None:
+    """Set the tags of the ladder that are due, and take those away that it does not keep any more."""
+    rungs, gone = due_rungs(facts, now_ms), outlived(facts)
+    if rungs or gone:
+        send(transport, name, c.SetRungs(rungs, gone), retry_s)
+        if rungs and (beyond := outlived(read_facts(transport, name, retry_s).facts)):
+            send(transport, name, c.SetRungs((), beyond), retry_s)
+
+
+@dataclass(frozen=True)
+class _How:
+    """How a policy truncates: by drops or not, how often where others write, whether it only tells, and when."""
+
+    drops: bool
+    retries: int
+    dry_run: bool
+    now_ms: int
+
+
+def _truncated(
+    transport: OneShard, name: str, due: Due, settings: HandleSettings, how: _How
+) -> Truncated | tuple[str, ...]:
+    """What went by the cut that is due, which the policy is done with then; or what holds it back."""
+    said = info_bytes("info", {"retention": list(due.why)})
+    try:
+        if how.drops:
+            made = dropped(transport, name, due, settings, said, dry_run=how.dry_run)
+            if isinstance(made, str):
+                return (made,)
+            done = made
+        else:
+            truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
+            done = replace(truncating, info=said).run(None, how.retries, dry_run=how.dry_run)
+    except (InvalidUsage, NotReadable):  # somebody appends since then, or another run has come that far
+        planned = plan(read_facts(transport, name, settings.write.retry_s).facts, how.now_ms)
+        if planned.due == due:
+            raise
+        return planned.held_by
+    if not how.dry_run:
+        passed = c.PassCut(due.cut_ms, due.cut.upper, done.removed, bool(due.passes))
+        send(transport, name, passed, settings.write.retry_s)
+    return done
+
+
+def _ran(
+    done: Truncated | None, due: Due | None, held_by: tuple[str, ...], by_column: Outcome, cuts: int, now_ms: int
+) -> RetentionRun:
+    why, passes = ((), ()) if due is None else (due.why, due.passes)
+    if by_column.done is not None and by_column.done.removed:
+        why = (*why, COLUMN)
+    return RetentionRun(
+        done,
+        why,
+        tuple(dict.fromkeys((*passes, *by_column.passes))),
+        tuple(dict.fromkeys((*held_by, *by_column.held_by))),
+        cuts,
+        shown_instant(now_ms),
+        by_column.done,
+    )
+
+
+def set_policy(
+    transport: OneShard, name: str, policy: RowPolicy | None, settings: HandleSettings, asked: RetentionRequest
+) -> RowRetention:
+    """Change the policy. Raises what `Shard.retain` says."""
+    retry_s = settings.write.retry_s
+    known = send(transport, name, c.ReadShardSettings(), retry_s)
+    assert isinstance(known, c.SettingsAre)
+    now = known.settings
+    if not now.version:
+        raise InvalidUsage(f"shard {name!r} has no settings yet: say how much history it is to keep first")
+    version = now.version if asked.expected_version is None else asked.expected_version
+    if (now.version, now.rows) == (version + 1, policy):  # a repetition of what landed, as for settings
+        return read_retention(transport, name, retry_s)
+    if version != now.version:
+        raise Conflict(
+            f"the settings of shard {name!r} have version {now.version}, not the expected {version}; read them anew",
+            expected=version,
+            actual=now.version,
+        )
+    if policy is not None and policy.column is not None:
+        check_column(transport, name, policy.column, policy.column_unit, asked.known)
+    if policy is not None and not asked.confirm:
+        _guard(transport, name, policy, settings)
+    send(transport, name, c.SetSettings(version, now.history_ms, now.mark_every_ms, policy), retry_s)
+    return read_retention(transport, name, retry_s)
+
+
+@dataclass(frozen=True)
+class RetentionRequest:
+    """`confirm`: also where more than half of the rows go at once. `expected_version` None: whichever it is.
+
+    `known` is the id of the schema by which the policy names its column; None: that of now.
+    """
+
+    confirm: bool = False
+    expected_version: int | None = None
+    known: int | None = None
+
+
+def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSettings) -> None:
+    """Raises InvalidUsage where the policy would take away more than half of the rows as soon as it is set.
+
+    A row that goes by a cut and by the column counts for both.
+    """
+    found = read_facts(transport, name, settings.write.retry_s)
+    now_ms, facts = _checked_ms(name, found), found.facts
+    alone = record.replace(facts, policy=record.replace(policy, consumers=(), consumers_max_age_ms=None))
+    removed = _cut_at_once(transport, name, alone, now_ms, settings)
+    if policy.column is not None and facts.upper.element and blocked_by_column(facts) is None:
+        outcome = TakingAged.by(transport, name, settings, alone, now_ms).run(dry_run=True)
+        removed += 0 if outcome.done is None else outcome.done.removed
+    rows = rows_there(transport, name, facts)
+    if removed and (rows is None or 2 * removed > rows):
+        raise InvalidUsage(
+            f"this policy would take away {removed} of the {'' if rows is None else f'{rows} '}rows of "
+            f"shard {name!r} at once; give confirm if that is meant",
+            removed=removed,
+            rows=rows,
+        )
+
+
+def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, settings: HandleSettings) -> int:
+    """How many rows the first run would take away by a cut."""
+    due = plan(_first_run(transport, name, facts, now_ms, settings.write.retry_s).facts, now_ms).due
+    if due is None or facts.rows == 0:
+        return 0
+    upper = due.cut.upper
+    if facts.drops:
+        return count_dropped(transport, name, upper, settings)
+    tried = Truncating.of(transport, name, Named(upper, None), settings.write, settings.read)
+    try:
+        return tried.run(None, 0, dry_run=True).removed or 0
+    except NotReadable:  # what was forgotten cannot be cut
+        return 0
+
+
+def _first_run(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_s: float) -> c.RetentionIs:
+    """What a run would go by that has taken the cuts that are due now. Takes none."""
+    tried = c.ReadRetention(facts.policy, tuple(wanted_cuts(facts, now_ms)))
+    return read_facts(transport, name, retry_s, tried)
+
+
+def _checked_ms(name: str, found: c.RetentionIs) -> int:
+    if found.checked_ms is None:
+        raise Unavailable(f"{NO_CLOCK}, so no rows of shard {name!r} go by age; set the clock, or retry")
+    return found.checked_ms
+
+
+class Retaining(Past):
+    """The policy of rows of a shard. `persist.client.shard.Shard` is one."""
+
+    def retention(self) -> RowRetention:
+        """Which rows the shard keeps, and what holds its policy back. Raises what every call may."""
+        return read_retention(self._transport, self.name, self._settings.write.retry_s)
+
+    def retain(
+        self, policy: Mapping[str, Any] | None, *, confirm: bool = False, expected_version: int | None = None
+    ) -> RowRetention:
+        """Say which rows the shard keeps. Maintenance takes the others away, by truncations. Needs the scope `manage`.
+
+        Args:
+            policy: a dict with at least one of `age` (rows older than that go, as `90d`), `bytes` (about so many stay,
+                as `500GiB` or a number), `rows` (at least so many stay), `column` and `tags` (a ladder: so many of each
+                kind are kept, as `{"hourly": 24, "daily": 31, "monthly": 24}`). With `cut_every`: how finely (a
+                hundredth of the age, or an hour). With `consumers`, names of critical readers: nothing goes that one of
+                them has not passed; and `consumers_max_age`: but for what is older than that. `column` comes with
+                `column_age`: rows go whose wall clock in that column is older, whenever they came. Where it has whole
+                numbers, `column_unit` tells what they count: s, ms, us or ns. `mode` "drop" truncates without reading
+                what goes, as `truncate` does, and waits where a drop is refused. None: all rows are kept.
+            confirm: also if the policy takes away more than half of the rows as soon as it is set.
+            expected_version: that the settings must have now; None is the one that they have.
+        Returns: the policy afterwards.
+        Raises: InvalidUsage (no such policy; or it would take away more than half at once), Conflict (somebody else
+            changed the settings), Unavailable (no clock can be trusted, to see what would go).
+        """
+        checked("confirm", confirm, bool)
+        checked("expected_version", expected_version, int, type(None))
+        if policy is not None and not isinstance(policy, Mapping):
+            raise InvalidUsage(f"policy is {shown(policy)}; it must be a dict such as {{'age': '90d'}}, or None")
+        wanted = None if policy is None else read_policy(policy)
+        asked = RetentionRequest(confirm, expected_version, self._current_schema()[0])
+        return set_policy(self._transport, self.name, wanted, self._settings, asked)
+
+    def run_retention(self, *, dry_run: bool = False) -> RetentionRun:
+        """Do now what the policy asks for. Maintenance does it anyway. Repeating it is safe.
+
+        Needs the scope `manage` or `maintain`.
+
+        Args:
+            dry_run: only tell what would go, by the cuts that were taken.
+        Raises: UpperMismatch (others wrote meanwhile; repeat it), Conflict (the policy was changed meanwhile; repeat
+            it), Unavailable (no clock can be trusted).
+        """
+        checked("dry_run", dry_run, bool)
+        return run_retention(self._transport, self.name, self._settings, dry_run=dry_run)
+
+
+# Policies of rows that run by themselves: in maintenance, and in the upkeep of embedded programs.
+
+
+AGAIN_S = 1.0  # the least after which a shard is looked at again
+HOUR_MS = 3_600_000
+KNOWN_MAX = 100_000  # shards of which it is remembered when they were last asked
+
+
+class Keeper:
+    """Does what policies of rows ask for, and tells when there is something to do again.
+
+    Whether anything is due is told by the State that is known here, without a statement. A wrong clock of this process
+    only makes it ask too often: what goes is decided by a checked one.
+    """
+
+    def __init__(self, location: Location, transport: Transport) -> None:
+        self._location = location
+        self._transport = transport
+        self._settings = HandleSettings()
+        self._due: dict[str, float] = {}
+        self._cut: dict[str, int] = {}  # the last instant that was asked for: to ask for it again is in vain
+
+    def run(self, name: str) -> tuple[RetentionRun | None, float | None]:
+        """What a run came to (None: nothing was due), and in how many seconds to look again though nothing moves.
+
+        None: not before the shard moves. Raises what `run_retention` does.
+        """
+        state, now_s = self._location.machine(name).state(), self._location.clock.monotonic()
+        policy, now_ms = state.settings.rows, self._location.clock.now_ms()
+        if policy is None or state.is_closed:
+            return None, None
+        facts = facts_of(state)
+        if not self._may_be_due(name, facts, now_ms):
+            at_ms = next_turn_ms(facts, now_ms)
+            return None, None if at_ms is None else max(AGAIN_S, (at_ms - now_ms) / 1000)
+        if (wait_s := self._due.get(name, now_s) - now_s) > 0:
+            return None, wait_s
+        if len(self._due) >= KNOWN_MAX:
+            self._due.clear()
+            self._cut.clear()
+        self._due[name] = now_s + step_ms(policy) / 1000
+        run = run_retention(OneShard(self._transport, state.shard_id), name, self._settings, by_hand=False)
+        if run.at is not None:  # by that clock, which this process's own may be ahead of
+            self._cut[name] = point_at(instant_ms("at", run.at), min(policy.cut_every_ms, HOUR_MS))
+        return run, step_ms(policy) / 1000
+
+    def _may_be_due(self, name: str, facts: Facts, now_ms: int) -> bool:
+        instants = [*wanted_cuts(facts, now_ms), *(rung.at_ms for rung in due_rungs(facts, now_ms))]
+        if max(instants, default=0) > self._cut.get(name, 0):
+            return True
+        due = plan(facts, now_ms).due
+        if due is not None and not (facts.drops and is_refused(self._location.machine(name).state(), due.cut.upper)):
+            return True
+        return bool(outlived(facts)) or has_to_look(facts, now_ms)
+
+
+def kept_by_itself(location: Location, maintain: Maintain) -> EmbeddedTransport:
+    """A transport of an embedded program whose small reads share leases.
+
+    Its upkeep runs the policies of the shards to which it commits.
+
+    That is where its location collects: then no other process may be there to do it.
+    """
+    if location.settings.collects:  # by a transport of its own: nothing but its users keeps the other one alive
+        location.retain_with(Keeper(location, EmbeddedTransport(location)).run)
+    made = EmbeddedTransport(location, maintain)
+    made.leases = LeasePool(location.clock)
+    return made

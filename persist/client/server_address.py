@@ -1,0 +1,84 @@
+"""The URL of a server, and TLS of a client: trusted CAs and the client certificate."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import stat
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from blob import without_secrets
+from persist.core.errors import InvalidUsage
+
+# How a server is named: one spelling, and what a token may be made of.
+
+
+_TOKEN = re.compile(r"[\x20-\x7e]+")
+
+
+def normal(url: str) -> str:
+    """One spelling of a server's base URL. Raises InvalidUsage."""
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # which quotes what it takes for a port, and that may be a part of a password
+        raise InvalidUsage(f"{without_secrets(url)!r} has no valid host and port") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path not in ("", "/"):
+        raise InvalidUsage(f"a server is named http(s)://host:port, not {without_secrets(url)!r}")
+    if parts.username or parts.password:
+        raise InvalidUsage("a server's URL takes no user and password; give a token")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port}"
+
+
+def checked_token(name: str, token: str | None) -> str | None:
+    """The token, None where there is none. Raises InvalidUsage, which does not show it: no header can hold it."""
+    if not token:
+        return None
+    if not _TOKEN.fullmatch(token):
+        raise InvalidUsage(f"{name} holds no token: it has a line break, or another character that no header has")
+    return token
+
+
+# TLS of a client: whom it trusts, and the certificate by which servers know it.
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Both files are PEM. `ca_file`: whom to trust; None: whom the system trusts. `certificate_file`: with its key."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises InvalidUsage: one of the files cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise InvalidUsage(f"ca_file {self.ca_file!r:.200} cannot be used: {error.strerror or error}") from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.certificate_file is not None:
+            try:
+                if not stat.S_ISREG(os.stat(self.certificate_file).st_mode):
+                    raise OSError("it is no regular file")
+                # A key with a passphrase is refused: without this OpenSSL would ask for it on the terminal.
+                context.load_cert_chain(self.certificate_file, password=lambda: b"")
+            except (OSError, ValueError) as error:
+                said = said_of(error)
+                raise InvalidUsage(f"certificate_file {self.certificate_file!r:.200} cannot be used: {said}") from error
+        return context
+
+
+def said_of(error: Exception) -> str:
+    """Why a certificate and its key cannot be used, in words of ours where OpenSSL only tells where it has stopped."""
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key is not that of the certificate"
+        if not error.reason:
+            return (
+                "there is no certificate with its key in PEM, or the key has a passphrase: write it without one, as by "
+                "openssl pkey -in KEY -out PLAIN"
+            )
+    return str(getattr(error, "strerror", None) or error)

@@ -1,0 +1,116 @@
+"""A writer of a server, for clients that post rows: a few rows become a command without a call of a store.
+
+Such clients name columns, and know no schema: what the names mean, the shard says as of the commit. So the rows were
+read by a schema before they come here, and the commit refuses them with SchemaMismatch where the shard has another one
+by then: whoever has their bytes reads them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from persist.client.embedded import EmbeddedTransport
+from persist.client.idempotency import send
+from persist.client.transport import OneShard
+from persist.client.unique_insert import CheckedWriter
+from persist.client.write import Updates, WriteSettings, by_token
+from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller
+from persist.core.batch import Run
+from persist.core.errors import PersistError
+from persist.core.ids import ShardId, Token, WriterId, mint
+from persist.core.record import replace
+from persist.core.transitions.audit_recording import Written
+from persist.parts import ShardSchema, stage_at_once
+
+Append: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
+Making: TypeAlias = Callable[[WriterId, Token, tuple[Run, ...]], Append]
+
+
+class Names(NamedTuple):
+    """What the names of columns mean in one life of a shard: a schema, its id, and the newest id that there is.
+
+    That is another one where an older build let a schema be registered that cannot be read.
+    """
+
+    shard: ShardId
+    id: int
+    schema: ShardSchema
+    newest: int
+
+
+class OneShardByNames(OneShard):
+    """A transport for one shard, to which rows come by the names that its columns have as of the commit."""
+
+    def __init__(self, inner: EmbeddedTransport, shard: ShardId) -> None:
+        super().__init__(inner, shard)
+        self._embedded = inner
+
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        if not isinstance(command, Written):
+            return super().apply(name, command, caller)
+        return self._embedded.apply(name, replace(command, shard=self.shard), caller, by_names=True)
+
+
+class ThinWriter(CheckedWriter):
+    """As a write handle; and its caller may send what it makes of a few rows by itself.
+
+    `names` are those by which the rows of its next write were read.
+    """
+
+    def __init__(self, inner: EmbeddedTransport, name: str, names: Names, settings: WriteSettings) -> None:
+        super().__init__(OneShardByNames(inner, names.shard), name, lambda: self.schema_of(()), settings)
+        self.names = names
+
+    def schema_of(self, updates: Updates) -> tuple[int, ShardSchema]:
+        """The schema by which the rows were read, whatever the shard has by now."""
+        return self.names.id, self.names.schema
+
+    def write(self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None) -> c.Appended:
+        """Commit what `command` makes of rows, those without a time at `default_time`. Raises what `insert` does.
+
+        Raises SchemaMismatch where the shard has other columns than the `names` tell.
+        """
+        if self.names.schema.details.unique:
+            made = command(self.writer_id, mint(Token, self._transport.ids), ())
+            if isinstance(made, c.Insert):
+                return self._inserted(rows, made.attributes, token, b"")
+            lower, until = (
+                (made.lower, made.upper) if isinstance(made, c.Append) else (made.expected_upper, made.expected_upper)
+            )
+            self._look_up(rows, lower, until)
+        runs = self._parts(rows, default_time, self._inline_bytes_max, digests=token is not None)
+        return self._appended(lambda w, t: command(w, t, runs), token)
+
+    def _later(self, updates: Updates) -> Updates | None:
+        """None: whoever has their bytes reads them anew."""
+        return None
+
+    def at_once(self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None) -> Append | None:
+        """What `command` makes of a few rows, for a caller who sends it; no call of a store is made.
+
+        For who is the only one to use this handle meanwhile. None: a call is needed, as the rows are many, or have a
+        column that is not known, or keys that are unique, or the writer has to be registered. Raises InvalidUsage
+        (the rows do not fit).
+        """
+        _, schema_id, schema, _ = self.names
+        if (token is None and not self._registered) or not set(rows.schema.names).issubset(schema.updates_schema.names):
+            return None
+        if schema.details.unique:
+            return None
+        sink = self._sink(schema_id, schema, digests=token is not None)
+        runs = stage_at_once(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
+        if runs is None:
+            return None
+        if token is None:
+            made = command(self.writer_id, mint(Token, self._transport.ids), runs)
+        else:
+            made = by_token(lambda w, t: command(w, t, runs), token)
+        return replace(made, shard=self.names.shard)
+
+    def resumed(self, command: c.Command, caller: Caller, before: PersistError) -> c.Result:
+        """Go on with a command that was sent once and met with `before`. Raises what `settled` raises."""
+        return send(self._transport, self._name, command, self._settings.retry_s, caller, before)

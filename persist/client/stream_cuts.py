@@ -1,0 +1,416 @@
+"""Stream cuts: a frontier for each of many shards; taking them, and truncating by them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from persist.client.arguments import checked
+from persist.client.commit_info import Info, info_bytes
+from persist.client.contents_diff import Named
+from persist.client.history_api import HandleSettings
+from persist.client.idempotency import send
+from persist.client.rewrites import RETRIES_MAX, Truncated, Truncating
+from persist.client.timestamps import INSTANT_MAX, instant_ms, resolved, shown_instant
+from persist.client.transport import OneShard, Transport
+from persist.commit.location import all_names
+from persist.core import commands as c
+from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpgradeNeeded, UpperMismatch, shown
+from persist.core.frontier import TIME_MAX, Antichain, join, meet
+from persist.core.history_commands import CURSORS_MAX
+from persist.core.ids import (
+    INCARNATION_MAX,
+    ShardId,
+    check_shard_name,
+    critical_reader_id_of,
+    incarnation_of,
+    shard_id_of,
+)
+from persist.core.phases import dropped
+from persist.core.shard_view import ShardView, ViewRequest
+from persist.formats.http_messages import named_once
+
+# A cut: a frontier for each of many shards, taken together. The application keeps it, and truncates by it later.
+#
+# A shard that a cut does not name has no rows before it. So `meet` keeps the shards that both cuts have, `join` all.
+
+
+VERSION = 1
+SHARDS_MAX = 10_000  # of one cut
+TEXT_CHARS_MAX = 16 * 1024 * 1024  # of one in JSON
+EPOCH_MAX = 2**53
+UPPER: Final = "upper"  # what each shard had when it was asked
+TIMESTAMP: Final = "timestamp"  # what each shard had by one wall clock
+CURSORS: Final = "cursors"  # what all of some critical readers have passed
+TIMES: Final = "times"  # made of others
+KINDS = (UPPER, TIMESTAMP, CURSORS, TIMES)
+_FIELDS = frozenset({"v", "location", "epoch", "taken_ms", "kind", "shards", "lives", "crc"})
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A frontier for each of at most 10,000 shards of one location; `Client.cut` takes one.
+
+    It can be pickled and written as JSON. `cut["orders"]` is the frontier of a shard: times before it are meant.
+    `kind` is `upper`, `timestamp`, `cursors`, or `times` where it was made of others; `taken_ms` is when, by the clock
+    of who took it. It holds nothing: what it says stays readable only as long as the shard keeps it.
+    """
+
+    location: str
+    epoch: int
+    taken_ms: int
+    kind: str
+    shards: Mapping[str, Antichain]
+    lives: Mapping[str, int] = field(default_factory=dict)  # which life of a name is meant; the first is left out
+
+    def __post_init__(self) -> None:
+        for name, frontier in self.shards.items():
+            if not isinstance(name, str) or not isinstance(frontier, Antichain):
+                raise InvalidUsage(f"a cut has a frontier, an Antichain, for each name: not {shown({name: frontier})}")
+
+    def __getitem__(self, shard: str) -> Antichain:
+        """The frontier of a shard. Raises UnknownShard where the cut does not name it."""
+        try:
+            return self.shards[shard]
+        except (KeyError, TypeError):
+            raise UnknownShard(f"this cut does not name shard {shown(shard)}") from None
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __repr__(self) -> str:
+        return f"Cut(kind={self.kind!r}, shards={len(self.shards)}, taken={self.taken.isoformat()})"
+
+    @property
+    def taken(self) -> datetime:
+        """When it was taken, in UTC, by the clock of who took it."""
+        return shown_instant(self.taken_ms)
+
+    def shard_id(self, name: str) -> ShardId:
+        """The id of the shard that is meant: a name that was dropped and used again is another one."""
+        return shard_id_of(name, self.lives.get(name, 0))
+
+    def meet(self, other: Cut) -> Cut:
+        """The earlier frontier of each shard that both name. Raises InvalidUsage (of different locations or lives)."""
+        both = self.shards.keys() & other.shards.keys()
+        return self._with(other, both, lambda name: meet((self[name], other[name])), min)
+
+    def join(self, other: Cut) -> Cut:
+        """The later frontier of each shard that one of them names. Raises InvalidUsage (as `meet`, or too many)."""
+        every = self.shards.keys() | other.shards.keys()
+
+        def later(name: str) -> Antichain:
+            mine, others = self.shards.get(name), other.shards.get(name)
+            return join(mine, others) if mine is not None and others is not None else mine or others or other[name]
+
+        return self._with(other, every, later, max)
+
+    def _with(
+        self, other: Cut, names: set[str], frontier_of: Callable[[str], Antichain], taken: Callable[[int, int], int]
+    ) -> Cut:
+        if not isinstance(other, Cut):
+            raise InvalidUsage(f"{shown(other)} is no cut")
+        if self.location != other.location:
+            raise InvalidUsage(f"one cut is of location {self.location}, the other of {other.location}")
+        for name in sorted(names):
+            if name in self.shards and name in other.shards and self.shard_id(name) != other.shard_id(name):
+                raise InvalidUsage(f"shard {name!r} was dropped between the two cuts: they mean different shards")
+        _check_count(len(names))
+        lives = {**other.lives, **self.lives}
+        return Cut(
+            self.location,
+            max(self.epoch, other.epoch),
+            taken(self.taken_ms, other.taken_ms),
+            self.kind if self.kind == other.kind else TIMES,
+            {name: frontier_of(name) for name in sorted(names)},
+            {name: lives[name] for name in sorted(names) if name in lives},
+        )
+
+    def to_json(self) -> str:
+        """The cut as text, which `from_json` reads. Raises nothing."""
+        body = self._body()
+        return _text({**body, "crc": zlib.crc32(_text(body).encode())})
+
+    def _body(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"v": VERSION, "location": self.location, "epoch": self.epoch}
+        body |= {"taken_ms": self.taken_ms, "kind": self.kind}
+        body["shards"] = {name: self.shards[name].to_json() for name in sorted(self.shards)}
+        if self.lives:
+            body["lives"] = {name: self.lives[name] for name in sorted(self.lives)}
+        return body
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Cut:
+        """The cut that a text tells. Raises InvalidUsage (it is damaged), UpgradeNeeded (of a later version)."""
+        if not isinstance(text, (str, bytes)) or len(text) > TEXT_CHARS_MAX:
+            raise InvalidUsage(f"a cut is a text of at most {TEXT_CHARS_MAX} characters, as Cut.to_json() gives it")
+        try:
+            return cls.of(json.loads(text, object_pairs_hook=named_once))
+        except (ValueError, RecursionError) as error:
+            raise InvalidUsage(f"this is no cut: it cannot be read as JSON ({error})") from error
+
+    @classmethod
+    def of(cls, read: object) -> Cut:
+        """The cut that was read from JSON. Raises as `from_json`."""
+        if not isinstance(read, dict) or "v" not in read:
+            raise InvalidUsage(f"this is no cut: {shown(read)}; give what Cut.to_json() gave")
+        if type(read["v"]) is int and read["v"] > VERSION:
+            raise UpgradeNeeded(f"the cut has version {read['v']}; this persist knows {VERSION}: upgrade it")
+        try:
+            found = _cut(read)
+        except (KeyError, TypeError, AttributeError, InvalidUsage) as error:
+            raise InvalidUsage(f"the cut is damaged: {error}; take what Cut.to_json() gave") from error
+        if read.keys() - _FIELDS or zlib.crc32(_text(found._body()).encode()) != read.get("crc"):
+            raise InvalidUsage("the cut is damaged: its checksum differs; take what Cut.to_json() gave")
+        _check_count(len(found.shards))
+        return found
+
+
+def check_belongs(cut: Cut, location: str, epoch: int) -> None:
+    """Raises InvalidUsage where the cut is of another location, or of a later epoch of this one."""
+    if cut.location != location:
+        raise InvalidUsage(f"the cut is of location {cut.location}, and this is {location}: use it where it was taken")
+    if cut.epoch > epoch:
+        raise InvalidUsage(
+            f"the cut is of epoch {cut.epoch}, and this location is at epoch {epoch}: another one has taken over"
+        )
+
+
+def _check_count(count: int) -> None:
+    if count > SHARDS_MAX:
+        raise InvalidUsage(f"a cut has at most {SHARDS_MAX} shards, not {count}; make several, of longer prefixes")
+
+
+def _cut(read: dict[str, Any]) -> Cut:
+    """The cut as it says it is. Raises KeyError, TypeError, AttributeError or InvalidUsage where it cannot be one."""
+    shards = {check_shard_name(name): Antichain.from_json(upper) for name, upper in read["shards"].items()}
+    lives = {name: _number(life, 1, INCARNATION_MAX) for name, life in read.get("lives", {}).items()}
+    if type(read["v"]) is not int or read["v"] != VERSION:
+        raise InvalidUsage("its version is none")
+    if read["kind"] not in KINDS or not isinstance(read["location"], str):
+        raise InvalidUsage("its kind or location is none")
+    if lives.keys() - shards.keys():
+        raise InvalidUsage("it tells the life of a shard that it does not name")
+    epoch, taken_ms = _number(read["epoch"], 1, EPOCH_MAX), _number(read["taken_ms"], 0, INSTANT_MAX)
+    return Cut(read["location"], epoch, taken_ms, read["kind"], shards, lives)
+
+
+def _number(value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidUsage(f"{shown(value)} is no whole number in [{least}, {most}]")
+    return value
+
+
+def _text(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, separators=(",", ":"))
+
+
+# Taking cuts over many shards, and truncating by them: shard by shard, a few at once.
+
+
+ASKED_AT_ONCE = 8  # shards, unless the caller says otherwise
+TRUNCATED_AT_ONCE = 2  # each takes as much memory as a snapshot
+AT_ONCE_MAX = 64
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ShardTruncated:
+    """What a truncation by a cut came to in one shard: `done`, or the `error` that refused it."""
+
+    shard: str
+    done: Truncated | None
+    error: PersistError | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON: what `Truncated.to_json` gives, or `kind`, `detail` and `details` of the error."""
+        if self.error is not None:
+            return {"shard": self.shard, "error": error_json(self.error)}
+        assert self.done is not None
+        return {"shard": self.shard, **self.done.to_json()}
+
+
+@dataclass(frozen=True)
+class CutTruncated:
+    """What a truncation by a cut came to: an outcome for each of its shards, by name."""
+
+    outcomes: tuple[ShardTruncated, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard is truncated that far. Otherwise the same call again completes the rest."""
+        return all(outcome.error is None for outcome in self.outcomes)
+
+    @property
+    def failed(self) -> tuple[ShardTruncated, ...]:
+        """The outcomes of the shards that refused."""
+        return tuple(outcome for outcome in self.outcomes if outcome.error is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {"complete": self.complete, "shards": [outcome.to_json() for outcome in self.outcomes]}
+
+
+@dataclass(frozen=True)
+class CutRequest:
+    """Which cut is asked for: of the shards `names`, or of those whose names begin with `prefix`."""
+
+    names: tuple[str, ...] | None
+    prefix: str | None
+    at: datetime | None = None
+    cursors: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raises InvalidUsage where it is no question."""
+        if (self.names is None) == (self.prefix is None):
+            raise InvalidUsage("give either the names of the shards to cut, or a prefix of names")
+        if self.at is not None and self.cursors:
+            raise InvalidUsage("at and cursors are both given; give one of them")
+        if self.at is not None:
+            checked("at", self.at, datetime)
+            instant_ms("at", self.at)
+        if len(self.cursors) > CURSORS_MAX:
+            raise InvalidUsage(f"a cut is by at most {CURSORS_MAX} cursors, not {len(self.cursors)}")
+        for name in self.names or ():
+            check_shard_name(name)
+        if self.names is not None and not 0 < len(set(self.names)) <= SHARDS_MAX:
+            raise InvalidUsage(f"a cut has 1 to {SHARDS_MAX} shards, not {len(set(self.names))}")
+        checked("prefix", self.prefix, str, type(None))
+
+    @property
+    def kind(self) -> str:
+        """The kind of the cut that it asks for."""
+        return TIMESTAMP if self.at is not None else CURSORS if self.cursors else UPPER
+
+
+def take(transport: Transport, asked: CutRequest, settings: HandleSettings, at_once: int) -> Cut:
+    """The cut. Raises what `Client.cut` says."""
+    asked.check()
+    check_at_once(at_once)
+    names = tuple(sorted(set(asked.names))) if asked.names is not None else _named(transport, asked.prefix or "")
+    location, epoch = transport.belongs()
+    taken_ms, retry_s = transport.clock.now_ms(), settings.read.retry_s
+
+    def one(name: str) -> tuple[ShardId, Antichain] | None:
+        view = transport.view(name, ViewRequest(with_batches=False))
+        if view.is_dropped:
+            if asked.names is None:  # it went since it was listed
+                return None
+            raise UnknownShard(dropped(name))
+        return view.shard_id, _frontier(OneShard(transport, view.shard_id), name, view, asked, retry_s)
+
+    found = {name: told for name, told in zip(names, each(one, names, at_once), strict=True) if told is not None}
+    if not found:
+        raise InvalidUsage(f"there is no shard whose name begins with {asked.prefix!r}: a cut needs one at least")
+    lives = {name: incarnation_of(name, shard) for name, (shard, _) in found.items()}
+    return Cut(
+        location,
+        epoch,
+        taken_ms,
+        asked.kind,
+        {name: upper for name, (_, upper) in found.items()},
+        {name: life for name, life in lives.items() if life},
+    )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a truncation by a cut is done, as `Client.truncate` says."""
+
+    dry_run: bool = False
+    retries: int = 0
+    info: Info | None = None
+    at_once: int = TRUNCATED_AT_ONCE
+
+    def check(self) -> None:
+        """Raises InvalidUsage where that makes no sense."""
+        checked("dry_run", self.dry_run, bool)
+        checked("retries", self.retries, int)
+        if not 0 <= self.retries <= RETRIES_MAX:
+            raise InvalidUsage(f"retries is {self.retries}; it must be in [0, {RETRIES_MAX}]")
+        check_at_once(self.at_once)
+
+
+def truncate(transport: Transport, cut: Cut, settings: HandleSettings, wanted: Wanted) -> CutTruncated:
+    """Truncate every shard of the cut. Raises what `Client.truncate` says."""
+    checked("cut", cut, Cut)
+    wanted.check()
+    said = info_bytes("info", wanted.info)
+    check_belongs(cut, *transport.belongs())
+
+    def one(name: str) -> ShardTruncated:
+        try:
+            before = cut[name].element
+            if before is None or before > TIME_MAX:
+                raise UpperMismatch(
+                    f"shard {name!r} was closed when the cut was taken: nothing can be truncated in it",
+                    expected=None,
+                    actual=[],
+                )
+            shard = OneShard(transport, cut.shard_id(name))
+            truncating = Truncating.of(shard, name, Named(before, None), settings.write, settings.read)
+            done = replace(truncating, info=said).run(None, wanted.retries, dry_run=wanted.dry_run)
+        except PersistError as error:
+            return ShardTruncated(name, None, error)
+        return ShardTruncated(name, done, None)
+
+    return CutTruncated(tuple(each(one, sorted(cut.shards), wanted.at_once)))
+
+
+def error_json(error: PersistError) -> dict[str, Any]:
+    """What refused one shard of many, for JSON."""
+    return {"kind": error.kind, "detail": error.message, "details": dict(error.details)}
+
+
+def check_at_once(at_once: int) -> None:
+    """Raises InvalidUsage where no so many can be asked at once."""
+    checked("at_once", at_once, int)
+    if not 1 <= at_once <= AT_ONCE_MAX:
+        raise InvalidUsage(f"at_once is {at_once}; it must be in [1, {AT_ONCE_MAX}]")
+
+
+def each(work: Callable[[str], _T], names: Iterable[str], at_once: int) -> list[_T]:
+    """What the work on each name returns, in their order. The first error ends it. 1 at once: on this thread."""
+    if at_once == 1:
+        return [work(name) for name in names]
+    context = copy_context()  # the deadline of this call is theirs too
+    with ThreadPoolExecutor(at_once, thread_name_prefix="persist-cut") as pool:
+        try:
+            return list(pool.map(lambda name: context.copy().run(work, name), names))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _named(transport: Transport, prefix: str) -> tuple[str, ...]:
+    names = tuple(islice(all_names(transport.names, prefix), SHARDS_MAX + 1))
+    if len(names) > SHARDS_MAX:
+        raise InvalidUsage(
+            f"more than {SHARDS_MAX} shards begin with {prefix!r}; make several cuts, of longer prefixes"
+        )
+    return names
+
+
+def _frontier(transport: OneShard, name: str, view: ShardView, asked: CutRequest, retry_s: float) -> Antichain:
+    """The frontier of one shard."""
+    if asked.at is not None:
+        return resolved(transport, name, asked.at, 0.0, retry_s).upper
+    if not asked.cursors:
+        return view.upper
+    readers = {critical_reader_id_of(cursor): cursor for cursor in asked.cursors}
+    found = send(transport, name, c.ReadCriticalReaders(tuple(readers)), retry_s)
+    assert isinstance(found, c.CriticalReadersAre)
+    for reader, cursor in readers.items():
+        if reader not in found.since:
+            raise InvalidUsage(
+                f"shard {name!r} has no critical reader {cursor!r}: nobody knows what it has read; give other cursors, "
+                "or only shards that it reads"
+            )
+    return meet((view.upper, *found.since.values()))

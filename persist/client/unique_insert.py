@@ -1,0 +1,375 @@
+"""Inserts and appends into shards with unique keys: the keys are looked up, and the rows committed if none is there.
+
+An insert is committed on the condition that nobody wrote since the look, or wrote nothing of these keys. So it is exact
+whatever others do at the same time. A `compare_and_append` says itself at which upper it lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.attributes.attribute_handle import AttributeUpdates
+from persist.client.commit_info import Info, info_bytes
+from persist.client.contents_diff import Named
+from persist.client.dml_plans import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
+from persist.client.optimistic_edit import Editing, unless_landed
+from persist.client.snapshot import ReadSettings, holding
+from persist.client.write import Pinned, Time, Updates, WriteHandle, as_updates, gathered, reusable
+from persist.core import commands as c
+from persist.core.attribute import AttributeUpdate
+from persist.core.attribute import as_updates as as_attribute_updates
+from persist.core.audit_log import Caller
+from persist.core.batch import Part, Run
+from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, Unavailable, UpperMismatch
+from persist.core.frontier import Antichain, frontier
+from persist.core.ids import Token
+from persist.core.record import replace
+from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.truncation import pending_drop
+from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts.consolidate import join
+from persist.parts.constraint_checks import check_rows
+from persist.parts.key_encoding import distinct_keys, key_schema
+from persist.parts.row_stats import digest_of_rows
+from persist.parts.schema_evolution import Migration, current_schema, newest, sound_schemas
+from persist.parts.writer import UNASSIGNED_TIME, pieces
+
+SCHEMAS_MAX = 10  # by which one write is staged, where the shard gets stricter constraints each time
+LOOKS_MAX = 10  # at keys, each overtaken by a pending erasure that became effective
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Insert:
+    """The rows come, if no key has more than one row then."""
+
+    rows: pa.Table | pa.RecordBatch | list[pa.RecordBatch]
+
+    verb: ClassVar[str] = "insert"
+
+    def bound(self, schema: ShardSchema) -> Bound:
+        rows = conformed(self.rows, schema, None)
+        keyed = key_schema(schema)
+        those = _with_added_keys(rows, keyed, schema) if schema.details.unique else NONE
+        return _Insert(schema, those, [str(digest_of_rows(rows))], keyed=keyed, rows=rows, cuts=[])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Insert(Bound):
+    keyed: ShardSchema
+    rows: pa.Table
+    cuts: list[int]  # the last one is that by which what was worked out last goes
+
+    @property
+    def cut(self) -> int:
+        return self.cuts[-1] if self.cuts else 0
+
+    @property
+    def may_crowd(self) -> bool:
+        return False  # it looks for itself: what it takes away need not be there
+
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        met, cut = contents.for_next_commit(retracts=_retract(self.rows))
+        self.cuts[:] = [cut]
+        check_keys(self.rows, self.those, met)
+        yield self.rows.drop_columns([TIME])
+
+
+def check_keys(rows: pa.Table, those: Those, contents: Contents) -> None:
+    """Raise ConstraintViolated where a key that gets one of the rows has more than one row at some time then.
+
+    `rows` are in `updates_schema`, at times after that of the contents; `those` are the rows of the keys that get some.
+    """
+    schema = contents.schema
+    if those is NONE:
+        return
+    there = [schema.conform(table, 0) for table in those.rows(contents)]
+    check_uncrowded(join([those.pick(rows), *there]), schema)
+
+
+def _with_added_keys(rows: pa.Table, keyed: ShardSchema, schema: ShardSchema) -> Those:
+    return with_keys(distinct_keys(rows.filter(pc.greater(rows.column(DIFF), 0)), keyed), keyed, schema)
+
+
+def conformed(rows: Updates, schema: ShardSchema, default_time: int | None) -> pa.Table:
+    """The rows in `updates_schema`; where the service chooses their time, at none of their own. Raises InvalidUsage."""
+    found = []
+    for piece in pieces(as_updates(rows, schema)):
+        if default_time is None and TIME in piece.schema.names:
+            raise InvalidUsage(
+                f"the rows have a column {TIME}, but the service chooses the time of an insert; leave it out, or use "
+                "compare_and_append"
+            )
+        found.append(schema.conform(piece, default_time or UNASSIGNED_TIME))
+    return join(found) if found else schema.updates_schema.empty_table()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inserting(Editing):
+    """One insert, by a writer that is there."""
+
+    writer: WriteHandle
+    caller: Caller
+
+    @contextmanager
+    def _retired(self, view: ShardView) -> Iterator[WriteHandle]:
+        yield self.writer
+
+    def _writer(self, view: ShardView | None) -> WriteHandle:
+        handle = super()._writer(view)
+        handle.caller = self.caller
+        return handle
+
+
+class CheckedWriter(WriteHandle):
+    """A writer whose rows obey every constraint of the shard, also where its schema has changed since it was opened."""
+
+    def insert(
+        self,
+        updates: Updates,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+
+        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
+            if schema.details.unique:
+                return self._inserted(rows, changes, token, said)
+            return WriteHandle.insert(self, rows, token=token, attributes=changes, info=info)
+
+        return self._by_schema(updates, write, token)
+
+    def compare_and_append(
+        self,
+        updates: Updates,
+        expected_upper: Time,
+        new_upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        interval = frontier(expected_upper), frontier(new_upper)
+
+        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
+            cut = self._look_up(rows, interval[0], interval[0]) if schema.details.unique else 0
+            return self._appended(self._comparing(rows, interval, changes, cut, digests=token is not None), token, said)
+
+        return self._by_schema(updates, write, token)
+
+    def append(
+        self,
+        updates: Updates,
+        lower: Time,
+        upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        interval = frontier(lower), frontier(upper)
+
+        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
+            cut = self._look_up(rows, *interval) if schema.details.unique else 0
+            return self._appended(self._appending(rows, interval, changes, cut, digests=token is not None), token, said)
+
+        return self._by_schema(updates, write, token)
+
+    def check(self, updates: Updates) -> None:
+        """Look whether rows could be inserted into the shard as it is now: by its constraints, and by its keys.
+
+        Nothing is written. `updates` are a table or a list of dicts. Raises InvalidUsage, and ConstraintViolated.
+        """
+        view = self._transport.view(self._name, ViewRequest(with_batches=False))
+        if _asked(current_schema(view.schemas)[1]) != _asked(self.schema_of(updates)[1]):
+            updates = self._as_of_now(updates)
+        schema_id, schema = self.schema_of(updates)
+        given = conformed(updates, schema, None)
+        check_rows(given, schema)
+        if schema.details.unique:
+            retracts = _retract(given)
+            self._look_until(lambda view: self._check_unique(given, schema_id, schema, view, retracts=retracts))
+
+    def judged(self, updates: Updates, act: Callable[[Updates], _T]) -> _T:
+        """What `act` makes of rows; where it refuses them by what is known of the shard here, by the shard as of now.
+
+        Raises what `act` does, and InvalidUsage: a name means another column by now.
+        """
+        updates = gathered(updates)
+        try:
+            return act(updates)
+        except InvalidUsage:
+            later = self._later(updates)
+            if later is None:
+                raise
+        return act(later)
+
+    def _later(self, updates: Updates) -> Updates | None:
+        """The rows, for the schema that the shard has got since the known one, which this writer goes by from here on.
+
+        None: it has the same, or the rows cannot be read again.
+        """
+        if isinstance(updates, Pinned) and not isinstance(updates.rows, (pa.Table, pa.RecordBatch)):
+            return None
+        known = self.schema_of(updates)[0]
+        updates = self._as_of_now(updates)
+        return updates if self.schema_of(updates)[0] != known and _can_be_read_again(updates) else None
+
+    def _parts(
+        self,
+        updates: Updates,
+        default_time: int | None,
+        inline_bytes_max: int,
+        on_part: Callable[[Part], None] | None = None,
+        *,
+        digests: bool,
+    ) -> tuple[Run, ...]:
+        stage = super()._parts
+        return self.judged(updates, lambda rows: stage(rows, default_time, inline_bytes_max, on_part, digests=digests))
+
+    def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T], token: Token | None) -> _T:
+        """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile.
+
+        So it is where a pending truncation, by which keys were looked up, was withdrawn meanwhile. Raises TokenReused
+        where rows are refused, and a write with the token has landed.
+        """
+        with unless_landed(self, token):
+            updates = gathered(updates)
+            for tries in range(1, SCHEMAS_MAX + 1):
+                schema = updates.schema if isinstance(updates, Pinned) else self._newest()[1]
+                if schema.details.unique:
+                    updates = reusable(updates)
+                try:
+                    return write(updates, schema)
+                except SchemaMismatch:
+                    if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
+                        raise
+                    updates = self._as_of_now(updates)
+                except UpperMismatch as error:
+                    if tries == SCHEMAS_MAX or "withdrawn" not in error.details:
+                        raise
+        raise AssertionError("the last try returns or raises")
+
+    def _as_of_now(self, updates: Updates) -> Updates:
+        """The rows, for a shard that got another schema. Raises InvalidUsage: a name means another column by now."""
+        if not isinstance(updates, Pinned):
+            self._learn()
+            return updates
+        return updates.by(sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas))
+
+    def _inserted(
+        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes
+    ) -> c.Appended:
+        """The insert of rows whose keys are looked up."""
+        known = rows.schema_id if isinstance(rows, Pinned) else self._newest()[0]
+        inserting = Inserting.of(
+            self._transport,
+            self._name,
+            Named(None),
+            self._settings,
+            ReadSettings(),
+            info=said,
+            plan=Binding(Insert(rows), known),
+            attributes=attributes,
+            writer=self,
+            caller=replace(self.caller, info=said) if said else self.caller,
+        )
+        done = inserting.run(token)
+        return c.Appended(done.lower, done.upper)
+
+    def _look_up(self, rows: Updates, lower: Antichain, until: Antichain) -> int:
+        """Raise ConstraintViolated where keys of the rows, which would land now, would have more than one row.
+
+        Returns the cut of the pending truncation by which that is so, as `CompareAndAppend` says. They land where the
+        shard's upper is `lower`, or lies between it and `until`. Otherwise the commit tells what is so: they have
+        landed already, or never will.
+        """
+
+        def read(rows: Updates) -> tuple[int, ShardSchema, pa.Table]:
+            schema_id, schema = self.schema_of(rows)
+            return schema_id, schema, conformed(rows, schema, lower.element or 0)
+
+        def look(view: ShardView) -> int | None:
+            start = view.upper.element
+            if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
+                return 0
+            if not current_schema(view.schemas)[1].details.unique:  # it was given up
+                return 0
+            schema_id, schema, given = self.judged(rows, read)
+            to_come = given.filter(pc.greater_equal(given.column(TIME), start))
+            return self._check_unique(to_come, schema_id, schema, view, retracts=_retract(given))
+
+        return self._look_until(look)
+
+    def _look_until(self, look: Callable[[ShardView], int | None]) -> int:
+        """Look at keys in views of the shard until one is not overtaken (None). Raises Unavailable: all were."""
+        for _ in range(LOOKS_MAX):
+            cut = look(self._transport.view(self._name, ViewRequest(with_batches=False)))
+            if cut is not None:
+                return cut
+        raise Unavailable(
+            f"what was pending in shard {self._name!r} became effective during each of {LOOKS_MAX} look-ups of its "
+            "unique keys; nothing was written: retry"
+        )
+
+    def _check_unique(
+        self, given: pa.Table, schema_id: int, schema: ShardSchema, view: ShardView, *, retracts: bool
+    ) -> int | None:
+        """Raise ConstraintViolated where keys of the rows, which land at the upper of the view, have another one then.
+
+        The rows are by a schema that the shard may have had before: what is there is read by that of now. `retracts`
+        and the result are as `Contents.for_next_commit` says. None: what was pending has become effective since the
+        view: look anew.
+        """
+        start = view.upper.element
+        if start is None:
+            return 0
+        if start == 0:
+            check_keys(given, _with_added_keys(given, key_schema(schema), schema), Contents(schema, None, -1))
+            return 0
+        try:
+            with holding(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
+                try:
+                    waits = view.erasing or pending_drop(view.drops, view.upper) is not None
+                    if waits and held.view.upper != view.upper:
+                        return None
+                    schemas = sound_schemas(held.view.schemas)
+                    current = newest(schemas)[1]
+                    rows = Migration(schemas.get(schema_id, schema), current).rows(given)
+                    those = _with_added_keys(rows, key_schema(current), current)
+                    met, cut = Contents(current, held, start - 1).for_next_commit(retracts=retracts)
+                    check_keys(rows, those, met)
+                    return cut
+                finally:
+                    held.lease.close()
+        except NotReadable:  # an erasure forgets history when it becomes effective
+            if self._transport.view(self._name, ViewRequest(with_batches=False)).upper == view.upper:
+                raise
+            return None
+
+
+def _retract(rows: pa.Table) -> bool:
+    """Whether one of the rows is taken away, so that a pending truncation is withdrawn by them."""
+    return pc.any(pc.less(rows.column(DIFF), 0)).as_py() is True
+
+
+def _asked(schema: ShardSchema) -> object:
+    """What a schema asks of rows, whatever their columns are called."""
+    columns = {(schema.id_of[field.name], str(field.type), field.nullable) for field in schema.arrow}
+    return schema.details.unique, schema.details.not_null, schema.details.checks, columns
+
+
+def _can_be_read_again(updates: Updates) -> bool:
+    updates = updates.rows if isinstance(updates, Pinned) else updates
+    is_frame = hasattr(updates, "iloc") or type(updates).__module__.partition(".")[0] == "polars"
+    return isinstance(updates, (pa.Table, pa.RecordBatch, list)) or is_frame

@@ -1,0 +1,207 @@
+"""The upkeep of a shard by one machine: what a State asks for (rollups, bundles, flushes to blobs, small merges).
+
+Upkeep only decides. It is told of a State and answers with duties, which are values; the machine has them done in the
+background, and tells when each has ended. Each kind of duty is under way at most once at a time, and no two merges have
+a part in common. Losing any of it is safe: a later commit asks again, and the workers of maintenance do it at the
+latest. Where the background falls behind, commits take the merges along themselves (`commit_plan`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from persist.commit.commit_plan import BundleUp, Collect, FlushHistory, FlushIndex, FlushTokens, Merge, Retain, RollUp
+from persist.core.batch import HollowBatch
+from persist.core.ids import SeqNo
+from persist.core.manifests import to_bundle
+from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
+from persist.core.state import Policy, State
+from persist.core.trace import EMPTY_TRACE
+from persist.core.transitions import audit_recording
+from persist.core.transitions.audit_recording import outcome_flush_is_due
+
+TURNS_LEFT_MAX = 16  # times in a row that a kind of duty is left to another process that is at it
+MARKS_URGENT = 2  # times as many marks as make a flush due do not wait for its turn
+
+
+class Duty(Struct, frozen=True):
+    """One piece of upkeep: a task of the blob store. `inputs` are the parts that it will replace."""
+
+    kind: str
+    task: Merge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory | Collect | Retain
+    inputs: frozenset[str] = frozenset()
+
+
+class SinceRollup:
+    """What this machine has committed since the newest rollup, of at most `most` commits."""
+
+    def __init__(self, most: int) -> None:
+        self._commits: deque[tuple[SeqNo, int, int]] = deque(maxlen=most)
+        self._bytes = 0
+        self._gone = 0
+
+    def add(self, seqno: SeqNo, nbytes: int, gone: int) -> None:
+        """A commit whose log entry has `nbytes` bytes, and by which `gone` blobs have left the State."""
+        if len(self._commits) == self._commits.maxlen:
+            self._drop_first()
+        self._commits.append((seqno, nbytes, gone))
+        self._bytes += nbytes
+        self._gone += gone
+
+    def turns(self, state: State, policy: Policy) -> float:
+        """How many times what makes one rollup due has come since the newest one. Commits of others weigh most."""
+        newest = max(state.rollups, default=SeqNo(0))
+        while self._commits and self._commits[0][0] <= newest:
+            self._drop_first()
+        passed = state.seqno - newest
+        turns = max(passed / policy.rollup_every, (passed - len(self._commits)) / policy.rollup_least)
+        if passed >= policy.rollup_least:
+            # A State that is larger is written as often as the log has grown by as much: each byte twice in all.
+            size = max((rollup.size for rollup in state.rollups.values()), default=0)
+            turns = max(turns, self._bytes / max(policy.rollup_bytes, size), self._gone / policy.rollup_gone)
+        return turns
+
+    def _drop_first(self) -> None:
+        _, nbytes, gone = self._commits.popleft()
+        self._bytes -= nbytes
+        self._gone -= gone
+
+
+class Upkeep:
+    """Remembers what is under way. Thread-safe. `merges`: whether small merges are among the duties.
+
+    `collects`: whether collections are. One is asked for once a rollup, and only where its horizon can move.
+    `retains`: whether policies of rows are run. Whether one is due is looked up in the State, by whoever runs it.
+    """
+
+    def __init__(self, policy: Policy, merges: bool) -> None:
+        self.merging: frozenset[str] = frozenset()  # parts that merges under way will replace
+        self._policy = policy
+        self._merges = merges
+        self._lock = threading.Lock()
+        self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
+        self._left: dict[str, int] = {}  # times in a row that duties of a kind were left to others
+        self._looked_at = EMPTY_TRACE
+        self._crowded: list[HollowBatch] = []  # of the trace that was looked at: those with parts for bundles
+        self._given_away: SeqNo | None = None  # the rollup after which a flush of marks took the place of the next one
+        self.collects = False
+        self._collected: tuple[SeqNo, bool, bool] | None = None
+        self.retains = False
+        self._since_rollup = SinceRollup(2 * policy.rollup_every)
+
+    def committed(self, seqno: SeqNo, nbytes: int, gone: int) -> None:
+        """This machine has made that version. By whoever leads, one at a time, as `due` is."""
+        self._since_rollup.add(seqno, nbytes, gone)
+
+    def due(self, state: State) -> list[Duty]:
+        """What the State that was just committed asks for, and is not under way. All of it counts as under way now."""
+        duties = []
+        are_many = len(state.marks) >= MARKS_URGENT * self._policy.marks_flush_at
+        if are_many or len(state.attributes) >= self._policy.attributes_flush_at:
+            duties.append(Duty("attributes", FlushIndex()))
+        if outcome_flush_is_due(state, self._policy):
+            duties.append(Duty("outcomes", FlushTokens(self._policy)))
+        duties += self._turn(state)
+        if state.trace is not self._looked_at:
+            self._look_for_crowded(state)
+            self._looked_at = state.trace
+            duties += self._merges_due(state) if self._merges else ()
+            duties += self._bundles_due(state)
+        if self.collects and self._has_to_collect(state):
+            duties.append(Duty("collection", Collect()))
+        if self.retains and state.settings.rows is not None and not state.is_closed:
+            duties.append(Duty("retention", Retain()))
+        return [duty for duty in duties if self._begins(duty)]
+
+    def _turn(self, state: State) -> Iterator[Duty]:
+        """A rollup, or in the place of one a file of entries, or a flush of marks.
+
+        A rollup is due after many commits, or after fewer that have written much to the log, or that have left blobs
+        to be deleted. So moves of frontiers cost nearly none, and opening reads a bounded number of bytes. Files and
+        rollups together are no more commits and blobs than rollups alone. No two rollups in a row give their place
+        away: opening reads twice as many state diffs at most.
+        """
+        newest, turns = max(state.rollups, default=SeqNo(0)), self._since_rollup.turns(state, self._policy)
+        is_taken = self._given_away == newest or any(file.last > newest for file in state.entry_files[-1:])
+        is_turn = turns >= 1 and not is_taken
+        flushes = audit_recording.entry_flush_is_due(state, self._policy)
+        if flushes and (is_turn or audit_recording.flush_is_urgent(state, self._policy)):
+            yield Duty("entries", FlushHistory())
+        elif is_turn and len(state.marks) >= self._policy.marks_flush_at:
+            self._given_away = newest
+            yield Duty("attributes", FlushIndex())
+        elif is_turn:
+            yield Duty("rollup", RollUp(state))
+            return
+        if turns >= 2:
+            yield Duty("rollup", RollUp(state))
+
+    def is_left(self, duty: Duty, is_others: bool) -> bool:
+        """Whether this duty is left to another process, which `is_others` says is at one of its kind.
+
+        Not too often in a row: that one may have been stopped.
+        """
+        with self._lock:
+            self._left[duty.kind] = self._left.get(duty.kind, 0) + 1 if is_others else 0
+            return 0 < self._left[duty.kind] <= TURNS_LEFT_MAX
+
+    def ended(self, duty: Duty) -> None:
+        """The duty was done, or failed, or was dropped. Another of its kind may begin."""
+        with self._lock:
+            del self._under_way[duty.kind]
+            self.merging = frozenset().union(*self._under_way.values())
+
+    def _has_to_collect(self, state: State) -> bool:
+        """Whether two rollups lie before every reader's hold, so that what was before the later one may go.
+
+        Or whether the shard was dropped, so that all of it may.
+        """
+        held = state.seqno_since
+        if sum(1 for seqno in state.rollups if seqno <= held) < 2 and (state.tombstone or not state.is_closed):
+            return False
+        seen = (max(state.rollups), state.is_closed, state.tombstone)
+        if seen == self._collected:
+            return False
+        self._collected = seen
+        return True
+
+    def _merges_due(self, state: State) -> Iterator[Duty]:
+        taken = claimed(state) | self.merging
+        found = {"garbage": garbage_due(state, taken)}
+        if not found["garbage"]:
+            found = {"inline": inline_due(state.trace, self._policy, taken), "tier": tier_due(state.trace, taken)}
+        for kind, batches in found.items():
+            merge = Merge(state, batches)
+            if batches and len(inputs := merge.inputs) > 1:
+                yield Duty(kind, merge, inputs)
+
+    def _look_for_crowded(self, state: State) -> None:
+        """Only batches that came since the last look are looked at: there may be thousands, and each commit asks."""
+        change = self._looked_at.difference(state.trace)
+        if change is None:
+            return
+        first, count, came = change
+        gone = self._looked_at.batches[first : first + count]
+        before = [batch for batch in self._crowded if batch not in gone]
+        self._crowded = before + [batch for batch in came if to_bundle(batch, self._policy, state.shard_id)]
+
+    def _bundles_due(self, state: State) -> Iterator[Duty]:
+        """A batch that has too many parts of its own, and on which no merge is at work."""
+        for batch in self._crowded:
+            if runs := to_bundle(batch, self._policy, state.shard_id):
+                inputs = frozenset(part.id for run in runs for part in run.parts)
+                if inputs.isdisjoint(claimed(state)) and inputs.isdisjoint(self.merging):
+                    yield Duty("bundles", BundleUp(state, batch), inputs)
+                    return
+
+    def _begins(self, duty: Duty) -> bool:
+        with self._lock:
+            if duty.kind in self._under_way or not duty.inputs.isdisjoint(self.merging):
+                return False
+            self._under_way[duty.kind] = duty.inputs
+            self.merging |= duty.inputs
+            return True

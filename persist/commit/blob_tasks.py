@@ -1,0 +1,285 @@
+"""Blob work of commits and background duties: tasks, manifests, and what a group of commands reads beforehand."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from blob import Blob, BlobNotFound, BlobUnavailable
+from blob.metrics import ForwardingBlob
+from persist.attributes.attribute_index import AttributeIndex
+from persist.attributes.node_store import NodeCache, StaleIndex
+from persist.commit.commit_plan import BundleUp, Count, FlushHistory, FlushIndex, FlushTokens, Merge, RollUp, Spill
+from persist.commit.counters import MachineMetrics
+from persist.commit.spill_files import EntryFiles, OutcomeFiles
+from persist.commit.state_loader import Versions
+from persist.core import commands as c
+from persist.core.attribute import AttributeKey
+from persist.core.batch import HollowBatch, Listing, Part, Run
+from persist.core.blob_keys import COMPACTOR, FLUSHER, bundle_key, is_of_maintenance
+from persist.core.clock_index import Mark
+from persist.core.dedup import Outcome
+from persist.core.errors import Corruption, InvalidUsage, PersistError
+from persist.core.ids import IdSource, PartId, ShardId, mint
+from persist.core.invariants import check_state
+from persist.core.manifests import Listed, bundle_of, packed, to_bundle
+from persist.core.record import replace
+from persist.core.state import Policy, State, kept_below
+from persist.core.transitions.context import Indexed, IndexPage
+from persist.formats.state_frames import encode_listing
+from persist.formats.store_errors import translated, translated_but_missing
+from persist.parts import PartReader, PartSink, PartWriter, newest, sound_schemas, spill_inline
+from persist.parts.part_files import Bound, Files
+from persist.parts.read_plan import expanded, listed_in, read_bundle
+
+# Writes bundles, and compares those that a command brings with what the State says.
+
+
+class Bundler:
+    """Writes bundles of one location. Thread-safe. Raises the errors of the blob store."""
+
+    def __init__(self, versions: Versions, ids: IdSource, policy: Policy) -> None:
+        self._versions = versions
+        self._ids = ids
+        self._policy = policy
+
+    def bundled(self, state: State, batch: HollowBatch) -> c.BundleParts | None:
+        """Write the parts of which the batch has too many to bundles. None: there are not too many.
+
+        One bundle is in memory at a time.
+        """
+        plain = to_bundle(batch, self._policy, state.shard_id)
+        if not plain:
+            return None
+        groups = packed(plain, self._policy.bundle_parts_max)
+        runs = tuple(Run(tuple(self._written(state.shard_id, listed) for listed in group)) for group in groups)
+        return c.BundleParts(tuple(part.id for run in plain for part in run.parts), runs)
+
+    def _written(self, shard: ShardId, listed: Listed) -> Part:
+        is_merged = all(part.key is not None and is_of_maintenance(part.key) for run in listed for part in run.parts)
+        bundle_id = mint(PartId, self._ids)
+        key = bundle_key(shard, COMPACTOR if is_merged else FLUSHER, bundle_id)
+        data = encode_listing(Listing(listed), self._versions.format_version)
+        with translated():
+            self._versions.blob.put(key, data)
+        return bundle_of(bundle_id, key, listed, len(data), zlib.crc32(data))
+
+
+def keys_in(blob: Blob, key: str) -> list[str]:
+    """The keys of the parts that the bundle `key` lists.
+
+    Raises BlobNotFound: it is gone; Corruption: it is damaged; Unavailable.
+    """
+    data = blob.get(key)
+    return [part.key for run in listed_in(data, key) for part in run.parts if part.key is not None]
+
+
+def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob) -> None:
+    """Raise InvalidUsage unless the command moves parts as they are; what the State does not name the plan refuses.
+
+    Raises the errors of the blob store as well.
+    """
+    held = {part.id: part for part in state.trace.parts()}
+    if isinstance(command, c.ReplacePart):
+        bundle = held.get(command.within or command.part)
+        is_same = bundle is not None and bundle.bundle is not None and read_bundle(bundle, blob) == command.listed
+    else:
+        named = [part for run in command.outputs for part in run.parts]
+        if any(part.bundle is None or part.id in held for part in named):
+            raise InvalidUsage(f"parts of shard {state.name!r} can only be bundled in new bundles")
+        listed = [part for run in expanded(command.outputs, blob) for part in run.parts]
+        ids = [part.id for part in listed]
+        is_same = sorted(ids) == sorted(command.inputs) and all(held.get(part.id) == part for part in listed)
+    if not is_same:
+        raise InvalidUsage(f"a bundle of shard {state.name!r} does not list the parts in whose place it stands")
+
+
+# Does what commits and upkeep ask of the blob store: a task goes in, the command in which it ends comes out.
+#
+# A blob that is never named, because its command was refused or lost, is an orphan, which maintenance sweeps.
+
+
+PART_BYTES_TARGET = 64 * 1024 * 1024
+MEMORY_BYTES = 64 * 1024 * 1024
+
+WorkTask = Count | Spill | Merge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory
+
+
+class WorkerFiles(NamedTuple):
+    """What State is kept in blobs of its own."""
+
+    attributes: AttributeIndex
+    outcomes: OutcomeFiles
+    entries: EntryFiles
+
+
+class BlobWorker:
+    """Works for one shard. Thread-safe. Every method may raise Unavailable."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        files: WorkerFiles,
+        ids: IdSource,
+        metrics: MachineMetrics,
+        policy: Policy,
+    ) -> None:
+        self._versions = versions
+        self._files = files
+        self._ids = ids
+        self._bundler = Bundler(versions, ids, policy)
+        self._metrics = metrics
+
+    def done(self, task: WorkTask, newest: State, refresh: Callable[[], State] | None = None) -> c.Command | None:
+        """The command in which the task ends; None if there is nothing to do any more.
+
+        `newest` is the newest State that this process knows. `refresh` reads what others have committed since, by which
+        a blob may be gone that the task needs.
+        """
+        if isinstance(task, Count):
+            return self._counted(task)
+        if isinstance(task, Spill):
+            return self._spilled(task)
+        if isinstance(task, Merge):
+            if newest is not task.state and newest.trace.covering(task.inputs) is None:
+                return None  # another has merged these batches since the task was set
+            try:
+                merge = merged(task.state, task.batches, self._versions.blob, self._ids, self._versions.bound)
+            except Corruption:
+                if refresh is not None and refresh().trace.covering(task.inputs) is None:
+                    return None  # another process has merged them, and nothing is damaged
+                raise
+            outputs = merge.outputs if merge is not None else ()
+            self._metrics.upkeep_bytes += sum(part.size for run in outputs for part in run.parts)
+            return merge
+        if isinstance(task, BundleUp):
+            return self._bundler.bundled(task.state, task.batch)
+        if isinstance(task, RollUp):
+            check_state(task.state)  # commits have only checked what each of them changed
+            return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
+        if isinstance(task, FlushTokens):
+            return self._files.outcomes.flush(newest, task.policy)
+        if isinstance(task, FlushHistory):
+            return self._files.entries.flush(newest)
+        return self._files.attributes.flush(newest)
+
+    def _counted(self, task: Count) -> c.Command:
+        command, upper = task.command, task.state.upper.element
+        assert upper is not None
+        files = Files(self._versions.blob, sound_schemas(task.state.schemas))
+
+        def counting(part: Part) -> Part:
+            if not part.time_min < upper <= part.time_max:
+                return part
+            with suppress(BlobNotFound), translated_but_missing():
+                return replace(part, given=files.rows_from(part, upper))
+            return part
+
+        return replace(command, runs=tuple(Run(tuple(map(counting, run.parts))) for run in command.runs))
+
+    def _spilled(self, task: Spill) -> c.Command:
+        command, state, blob = task.command, task.state, self._versions.blob
+        assert isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.Rewrite))
+        runs: list[Run] = [run for run in command.runs if not any(part.is_inline for part in run.parts)]
+        inline = [part for run in command.runs for part in run.parts if part.is_inline]
+        with translated():
+            for part in inline:
+                written = spill_inline(part, state.schemas, blob, state.shard_id, command.writer, self._ids)
+                if written is not None:
+                    runs.append(Run((written,)))
+        self._metrics.spills += 1
+        return replace(command, runs=tuple(runs))
+
+
+def merged(
+    state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource, bound: Bound | None = None
+) -> c.MergeResult | None:
+    """The merge of these adjacent batches into one part, whose blob is written; None if there is nothing to merge.
+
+    Raises Unavailable, and Corruption also when an input is gone because another has merged it.
+    """
+    inputs = [part for batch in batches for part in batch.parts()]
+    since = state.merge_since
+    if len(inputs) < 2 or since.element is None:
+        return None
+    schemas = sound_schemas(state.schemas)
+    schema_id, schema = newest(schemas)
+    reader = PartReader(blob, schemas, schema, use_threads=False, memory_bytes=MEMORY_BYTES, bound=bound)
+    sink = PartSink(schema, schema_id, blob, state.shard_id, FLUSHER, ids)
+    writer = PartWriter(sink, PART_BYTES_TARGET)
+    outputs: list[Part] = []
+    runs = [run for batch in batches for run in batch.runs]
+    with translated():
+        for table in reader.read_merged(runs, since.element, kept_below(state, since)):
+            outputs += writer.write(table)
+        outputs += writer.finish()
+    return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), since)
+
+
+# What a group of commands needs of the blob store before it can be planned.
+#
+# A piece that cannot be read fails only the commands that need it. The others of their group go on.
+
+
+class GroupRead(Struct, frozen=True):
+    """What the index of attributes and the files of outcomes hold for a group.
+
+    `unread` has the error of each command for which they could not be read, by its place in the group.
+    """
+
+    indexed: Indexed
+    remembered: Mapping[str, Outcome]
+    unread: Mapping[int, PersistError] = {}
+
+
+def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdSource, cache: NodeCache) -> GroupRead:
+    """Read for each command by itself, to find out for which ones it is not possible. Does not raise.
+
+    A store that is away is asked once; from then on only what the cache holds is read.
+    """
+    patient = _UntilAway(blob)
+    attributes, outcomes = AttributeIndex(patient, ids, cache), OutcomeFiles(patient, ids, cache)
+    values: dict[AttributeKey, int | None] = {}
+    pages: dict[tuple[AttributeKey, AttributeKey | None], IndexPage] = {}
+    marks: dict[int, Mark | None] = {}
+    shown: dict[int, Mark | None] = {}
+    spans: dict[tuple[int, int], tuple[Mark, ...]] = {}
+    first_ms: int | None = None
+    remembered: dict[str, Outcome] = {}
+    unread: dict[int, PersistError] = {}
+    for place, command in enumerate(commands):
+        try:
+            indexed, found = attributes.indexed(state, [command]), outcomes.remembered(state, [command])
+        except StaleIndex as error:
+            unread[place] = Corruption(f"shard {state.name!r} has lost a blob of its metadata: {error}")
+        except PersistError as error:
+            unread[place] = error
+        else:
+            values.update(indexed.values)
+            pages.update(indexed.pages)
+            marks.update(indexed.marks)
+            shown.update(indexed.shown)
+            spans.update(indexed.spans)
+            first_ms = indexed.first_ms if first_ms is None else first_ms
+            remembered.update(found)
+    indexed = Indexed(state.attribute_root.flushes, values, pages, marks, shown, spans, first_ms)
+    return GroupRead(indexed, remembered, unread)
+
+
+class _UntilAway(ForwardingBlob):
+    """Asks no more once the store was away."""
+
+    _away: BlobUnavailable | None = None
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if self._away is not None:
+            raise self._away
+        try:
+            return super().get_range(key, start, length)
+        except BlobUnavailable as error:
+            self._away = error
+            raise

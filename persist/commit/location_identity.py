@@ -1,0 +1,447 @@
+"""The identity of a location: its two stores, format version, and fencing by another region."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import NoReturn
+
+from blob import Blob, BlobExists, BlobNotFound, BlobStat
+from consensus import HIDDEN, Consensus, ConsensusIndeterminate, Entry
+from persist.commit.system import Clock, Moment, moment
+from persist.core.errors import InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
+from persist.core.ids import Binding, IdSource
+from persist.formats.state_frames import FIRST_FORMAT, THIS_BUILD, Build, decode_binding, encode_binding
+from persist.formats.store_errors import translated
+
+# When a process has looked whether another home has taken over, and who looks now.
+#
+# Whoever is to commit compares clock readings alone, as long as the last look is recent. Once it is not, he looks, or
+# waits for who looks already. Time counts also while the machine is suspended: who slept looks before he writes.
+
+
+LOOK_EVERY_S = 10.0  # how long a look lets commits go on
+TURN_WAIT_S = 5.0  # so long is waited for another look; then who waits looks as well, since that one may hang
+TRIES_MAX = 2  # of who is to commit
+
+
+class Looks:
+    """Thread-safe. `look` is called with the number of the look; of two the later one has the higher number."""
+
+    def __init__(self, look: Callable[[int], object], clock: Clock) -> None:
+        self._look = look
+        self._clock = clock
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._ended = 0  # the last one that has
+        self._tried: Moment | None = None  # when it was last looked, whether or not that told
+        self._told: Moment | None = None  # when the last look began that told
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be looked before anything is committed. Compares clock readings."""
+        tried = self._tried
+        return tried is None or tried.passed_s(self._clock) >= LOOK_EVERY_S
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has told. Infinite: nothing ever did."""
+        told = self._told
+        return math.inf if told is None else told.passed_s(self._clock)
+
+    @property
+    def has_told(self) -> bool:
+        return self._told is not None
+
+    def forget(self) -> None:
+        """It is due, and nothing has told."""
+        with self._lock:
+            self._tried = self._told = None
+
+    def now(self) -> None:
+        """Look. Raises what `look` raises."""
+        with self.turn():
+            self._one()
+
+    def if_due(self) -> None:
+        """Look if that is due, or wait for who looks already. Raises what `look` raises, if it was called.
+
+        It is tried again where a look did not tell and took long: this process may have slept meanwhile.
+        """
+        with self.turn():
+            for tries in range(1, TRIES_MAX + 1):
+                if not self.is_due:
+                    return
+                try:
+                    self._one()
+                except Unavailable:
+                    if tries == TRIES_MAX or not self.is_due:
+                        raise
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One at a time, unless the one before takes long."""
+        has_it = self._turn.acquire(timeout=TURN_WAIT_S)
+        try:
+            yield
+        finally:
+            if has_it:
+                self._turn.release()
+
+    def told(self, began: Moment) -> None:
+        """Something else than a look has told as much, at this moment."""
+        with self._lock:
+            self._tried = self._told = began
+
+    def _one(self) -> None:
+        with self._lock:
+            self._begun += 1
+            number = self._begun
+        began = moment(self._clock)
+        try:
+            self._look(number)
+        except Unavailable:
+            # Counts from its end, so that a link that is down keeps nobody waiting. One that took long may have slept.
+            took_long = began.passed_s(self._clock) >= LOOK_EVERY_S
+            self._end(number, began if took_long else moment(self._clock), None)
+            raise
+        except BaseException:
+            self._end(number, None, None)
+            raise
+        self._end(number, began, began)
+
+    def _end(self, number: int, tried: Moment | None, told: Moment | None) -> None:
+        with self._lock:
+            if number < self._ended:  # it hung, and a later one was quicker
+                return
+            self._ended, self._tried = number, tried
+            if told is not None:
+                self._told = told
+
+
+# Which location the two stores belong to, and whether they belong together.
+#
+# At first use the two stores of a location are bound: the same record, a `Binding`, is put into both. Every process
+# compares them when it opens the location, and again before it deletes anything. So stores that were paired by mistake,
+# and a store that was emptied or is another one than before, are refused before they can harm each other.
+#
+# - The blob store holds the location's id, `location-id`, which is random and written once, and for each epoch the
+#   binding, `epoch/1`, `epoch/2`, …, each written once.
+# - The consensus store holds the bindings as a log under a hidden key, which no shard can have.
+#
+# The order of writing makes it safe to be killed anywhere: the id, an offer in the blob store, the log, the epoch in
+# the blob store. Of several processes that bind at once the log lets one win. Of two logs that are bound to one blob
+# store, the blob lets one win.
+
+
+ID_KEY = "location-id"
+LOG_KEY = HIDDEN + "binding"
+EPOCHS = "epoch/"
+COPY_KEY = "copy-of"  # in a store to which another one is copied: who deletes there deletes nothing of a home
+FIRST_EPOCH = 1
+SHARDS_TRIED = 10  # of a location that has no binding yet: one of these must have its rollup in the blob store
+CONFIRM_EVERY_S = 5.0  # how long a comparison lets deletions go on
+EPOCHS_MAX = 10_000  # of one location; each is of a recovery, or of another home
+_OF_A_SHARD = re.compile(r"s[0-9a-f]{32}/")
+
+
+def ensure_id(blob: Blob, ids: IdSource) -> str:
+    """The id of the blob store's location, which is written if it has none. Raises BlobError."""
+    with contextlib.suppress(BlobNotFound):
+        return blob.get(ID_KEY).decode("ascii", "replace")
+    with contextlib.suppress(BlobExists):  # another process was quicker
+        blob.put(ID_KEY, ids.uuid7().encode())
+    return blob.get(ID_KEY).decode("ascii", "replace")
+
+
+class Identity:
+    """Compares the two stores of one location. Thread-safe. Every method may raise Unavailable."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        ids: IdSource,
+        clock: Clock,
+        build: Build = THIS_BUILD,
+        *,
+        shows_no_copy: bool = False,
+    ) -> None:
+        self._shows_no_copy = shows_no_copy
+        self._blob = blob
+        self._consensus = consensus
+        self._ids = ids
+        self._clock = clock
+        self._build = build
+        self._lock = threading.Lock()
+        self._binding: Binding | None = None
+        self._newer = False  # whether the blob store has a later epoch
+        self._newer_by = 0  # and which look has told
+        self._copied: InvalidUsage | Unavailable | None = None  # as it is said where the store has become a copy
+        self._elsewhere: Callable[[], ReadOnly | None] | None = None
+        self._taken: ReadOnly | None = None  # why this process only reads, by what was found elsewhere
+        self._taken_by = 0
+        self._fence_after_s: float | None = None  # a process that could not look for so long stops writing
+        self._looks = Looks(self._look, clock)
+
+    def check(self) -> Binding:
+        """The binding of the stores. They are compared once, and bound if they are new.
+
+        Raises InvalidUsage: they do not belong together. It says what to do. With `shows_no_copy` also where the blob
+        store of an old home is a copy of a later one: Unavailable where that was found later.
+        """
+        binding = self.binding()
+        self.refuse_copy()
+        return binding
+
+    def refuse_copy(self) -> None:
+        """Raises what `check` raises where it was found that the store is a copy. Calls no store."""
+        if (copied := self._copied) is not None:
+            raise type(copied)(copied.message)
+
+    def binding(self) -> Binding:
+        """As `check`, also where the blob store has become a copy."""
+        binding = self._binding
+        if binding is None:
+            with self._looks.turn():
+                binding = self._binding
+                if binding is None:
+                    began = moment(self._clock)
+                    binding = self._compare(0)
+                    if self._elsewhere is None:
+                        self._looks.told(began)
+        return binding
+
+    def check_writable(self) -> None:
+        """As `check`, and that no other home has taken over. That is looked at when it was not for LOOK_EVERY_S.
+
+        Raises also ReadOnly: one has; it names its servers, as far as the index does. Unavailable: this process could
+        not look for so long that it stops by itself. Nothing was written.
+        """
+        binding = self.binding()
+        if self._looks.is_due:
+            with contextlib.suppress(Unavailable):
+                self._looks.if_due()
+        taken = self._taken
+        if self._newer:
+            home = [] if taken is None else taken.details["home"]
+            there = f", or write at {', '.join(home)}" if home else ""
+            raise ReadOnly(
+                f"{self._consensus.url} is at epoch {binding.epoch} and {self._blob.url} at a later one, so another "
+                f"consensus store has taken over: this process only reads; give it the newer consensus store{there}",
+                home=home,
+                region="" if taken is None else taken.details["region"],
+            )
+        if taken is not None:
+            raise ReadOnly(taken.message, **taken.details)
+        if self._fence_after_s is not None and (silent_s := self._looks.silent_s) >= self._fence_after_s:
+            for_long = f"for {silent_s:.0f} s" if self._looks.has_told else "since it began"
+            raise Unavailable(
+                f"{for_long} this process could not look whether another home of {self._blob.url} has taken over: it "
+                "stops writing until it can"
+            )
+
+    def named(self, error: ReadOnly) -> ReadOnly:
+        """This refusal of a write, with the servers of the home that has taken over, as far as they are known."""
+        taken = self._taken
+        if error.details.get("home") or taken is None or not taken.details["home"]:
+            return error
+        details = {**error.details, "home": taken.details["home"], "region": taken.details["region"]}
+        return ReadOnly(f"{error.message}, at {', '.join(taken.details['home'])}", **details)
+
+    def check_no_copy(self, *, if_due: bool = False) -> None:
+        """After something was not there, or was refused: look whether that is since the store has become a copy.
+
+        Raises what `check` raises then. It is not looked where nothing would be said. `if_due`: nor soon after a look.
+        """
+        if self._shows_no_copy:
+            with contextlib.suppress(Unavailable):
+                self._looks.if_due() if if_due else self._looks.now()
+            self.check()
+
+    def look_elsewhere(self, look: Callable[[], ReadOnly | None], fence_after_s: float | None) -> None:
+        """From now on `look` tells as well whether another home has taken over. It may raise Unavailable.
+
+        `fence_after_s`: who could not look for so long stops writing, and who has just begun looks first. None: no.
+        """
+        self._elsewhere, self._fence_after_s = look, fence_after_s
+        self._looks.forget()
+
+    def look(self) -> None:
+        """Look whether another home has taken over. Raises Unavailable: that cannot be told now; InvalidUsage."""
+        self._looks.now()
+
+    def _look(self, number: int) -> None:
+        self._compare(number)
+        taken = None if self._elsewhere is None else self._elsewhere()
+        with self._lock:
+            if number >= self._taken_by:
+                self._taken, self._taken_by = taken, number
+
+    def confirm(self) -> None:
+        """Before anything is deleted: compare the stores again, unless that was done in the last seconds.
+
+        Raises what `check_writable` raises. Blobs that are deleted within `CONFIRM_EVERY_S` after it may still be
+        another's, if the stores were exchanged in just that time.
+        """
+        self.binding()
+        if self._looks.silent_s >= CONFIRM_EVERY_S:
+            self.look()
+        self.check_writable()
+
+    def _compare(self, number: int) -> Binding:
+        """Compare the stores, and bind them if neither was bound. `number`: that of the look."""
+        entry = self._entry() or self._bound()
+        binding = decode_binding(entry.data, self._build)
+        known = self._binding
+        if known is not None and known.location_id != binding.location_id:
+            self._refuse("now belong to another location than when this process opened them; restart it")
+        key = epoch_key(binding.epoch)
+        with translated():
+            held = self._held(key)
+            if held is None:
+                self._finish_binding(binding, entry.data)
+                held = self._held(key)
+            if held is None or decode_binding(held, self._build) != binding:
+                self._refuse("are stores of two locations: give two that belong together")
+            newer = self._has_later(binding.epoch)
+            # A home that was a copy, and was killed before its mark went, is of the last epoch.
+            is_copy = newer and self._shows_no_copy and self._blob.stat(COPY_KEY) is not None
+        with self._lock:
+            if number >= self._newer_by:  # one that hung does not tell over a later one
+                self._copied = (self._copied or self._said_of_copy(known is not None)) if is_copy else None
+                self._newer, self._newer_by, self._binding = newer, number, binding
+        return binding
+
+    def _said_of_copy(self, was_home: bool) -> InvalidUsage | Unavailable:
+        url = self._blob.url
+        return (Unavailable if was_home else InvalidUsage)(
+            f"this store is a copy now: {url} was made one by `persist demote`, and another home goes on; serve it by "
+            f"`persist serve --read-only --blob {url}`"
+        )
+
+    def _has_later(self, epoch: int) -> bool:
+        """Whether the blob store has a later epoch, whichever: some between may never have been here."""
+        listed = list(islice(self._blob.list(EPOCHS), EPOCHS_MAX + 1))
+        if len(listed) > EPOCHS_MAX:
+            self._refuse(f"have more than {EPOCHS_MAX} blobs that are called {EPOCHS}…: no more than one a recovery")
+        return any(number > epoch for number in _numbers(listed))
+
+    def _bound(self) -> Entry:
+        """The binding of stores of which the log has none: made now, unless this log cannot be theirs."""
+        with translated():
+            names = self._consensus.keys("", "", SHARDS_TRIED)
+            taken = self._blob.stat(epoch_key(FIRST_EPOCH)) is not None
+            full = any(_OF_A_SHARD.match(stat.key) for stat in self._blob.list("s")) if not names else False
+        if (taken or full) and (entry := self._entry()) is not None:
+            return entry  # another process was binding them just now
+        if taken:
+            self._refuse(
+                "do not belong together: the blob store was bound to another consensus store, or this one has lost "
+                "all. Give the two that belong together; each location needs a blob store, or a prefix, of its own. If "
+                "the consensus store is lost, `persist recover` makes it anew from the blob store"
+            )
+        if full:
+            self._refuse(
+                "do not belong together: the consensus store is empty, and the blob store has shards. Give or "
+                "restore the consensus store of these shards; a new location needs an empty blob store, or a prefix"
+            )
+        if names:
+            self._refuse(
+                "do not belong together: the consensus store has shards, and the blob store was bound to none. Give or "
+                "restore the blob store of these shards"
+            )
+        with translated():
+            location_id = ensure_id(self._blob, self._ids)
+            binding = Binding(location_id, FIRST_EPOCH, self._ids.uuid7())
+            data = encode_binding(binding)
+            self._blob.put(_offer_key(binding), b"")
+            with contextlib.suppress(ConsensusIndeterminate):  # or another process was quicker: the log tells
+                self._consensus.compare_and_set(LOG_KEY, 1, data)
+        entry = self._entry()
+        if entry is None:
+            raise Unavailable(f"{self._consensus.url} did not take the binding of this location; retry")
+        return entry
+
+    def _finish_binding(self, binding: Binding, data: bytes) -> None:
+        """Put the binding of the log beside the blobs, if these are of the same location: who bound them was killed."""
+        if self._blob.stat(_offer_key(binding)) is None:
+            self._refuse(
+                "are stores of two locations, or the blob store was emptied: give or restore that of this location"
+            )
+        with contextlib.suppress(BlobExists):
+            self._blob.put(epoch_key(binding.epoch), data)
+
+    def _entry(self) -> Entry | None:
+        with translated():
+            return self._consensus.head(LOG_KEY)
+
+    def _held(self, key: str) -> bytes | None:
+        try:
+            return self._blob.get(key)
+        except BlobNotFound:
+            return None
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise InvalidUsage(f"{self._blob.url} and {self._consensus.url} {why}")
+
+
+def epochs_in(blob: Blob) -> list[int]:
+    """The epochs of which the blob store has the binding, ascending. A copy may lack some. Raises BlobError."""
+    return sorted(_numbers(blob.list(EPOCHS)))
+
+
+def _numbers(listed: Iterable[BlobStat]) -> Iterator[int]:
+    numbers = (stat.key.removeprefix(EPOCHS) for stat in listed)
+    return (int(number) for number in numbers if number.isdecimal())
+
+
+def _offer_key(binding: Binding) -> str:
+    """What tells, once the log has taken a binding, that it was made for this very blob store."""
+    return f"offer/{binding.pair}"
+
+
+def epoch_key(epoch: int) -> str:
+    """Where the blob store keeps the binding of this epoch."""
+    return f"{EPOCHS}{epoch}"
+
+
+# The format version of a location: the version of the durable bytes that are written there.
+#
+# Every build writes the format version of the location, not the newest one that it knows, so that two builds can serve
+# one location. An administrator switches a later version on when no older build is left. A new location has the newest
+# version of the build that creates it. The version is kept in write-once blobs, `format/2`, `format/3`, …: it is the
+# last of them without a gap, and 1 without any.
+
+
+FORMATS = "format/"
+
+
+def read_format(blob: Blob, build: Build) -> int:
+    """The format version of the location. Raises UpgradeNeeded when the build does not know it."""
+    version = FIRST_FORMAT
+    with translated():
+        while blob.stat(_key(version + 1)) is not None:
+            version += 1
+    if version not in build.formats:
+        raise UpgradeNeeded(f"this location has format version {version}; this persist knows {build.known}: upgrade it")
+    return version
+
+
+def raise_format(blob: Blob, build: Build) -> tuple[int, int]:
+    """Switch on the newest format version of the build; the versions before and after. Safe to repeat."""
+    before, after = read_format(blob, build), build.newest
+    for version in range(before + 1, after + 1):
+        with translated(), contextlib.suppress(BlobExists):  # another process raises it too
+            blob.put(_key(version), b"")
+    return before, after
+
+
+def _key(version: int) -> str:
+    return f"{FORMATS}{version}"

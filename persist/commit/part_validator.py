@@ -1,0 +1,214 @@
+"""Compares the parts of a command with their rows, and its schema with the shard's, before the command is queued.
+
+This is done on the thread of the caller, so that a command with much to look at keeps nobody else waiting. What was
+found is a value, a Verdict, which goes with the command: a command that happened already is answered all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from blob import Blob, BlobError
+from persist.commit.blob_tasks import check_moved
+from persist.commit.part_receipts import Receipts
+from persist.core import commands as c
+from persist.core.batch import Part, Run
+from persist.core.blob_keys import belongs_to
+from persist.core.errors import Corruption, InvalidUsage, PersistError, SchemaMismatch
+from persist.core.record import replace
+from persist.core.state import SchemaRecord, State
+from persist.core.transitions.context import SOUND, Verdict
+from persist.core.transitions.lifecycle import reshaped
+from persist.formats.store_errors import translate
+from persist.parts.part_files import Bound
+from persist.parts.part_validation import PartCheck, check_put
+from persist.parts.read_plan import read_bundle
+from persist.parts.schema_evolution import check_first, check_next, current_schema, of_days, sound_schemas
+from persist.parts.schema_validation import (
+    check_added,
+    check_constrained,
+    check_kept,
+    check_new,
+    check_policy,
+    takes_names,
+)
+
+LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
+STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
+AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
+EVOLVING = (c.EvolveSchema, c.Constrain, c.Recreate, c.Reshape)
+BRINGING = (
+    c.Insert, c.CompareAndAppend, c.Append, c.Restore, c.Truncate, c.Edit, c.Erase, c.RetractAged,
+    c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
+)  # fmt: skip
+"""Commands that may name new parts or a rollup, or have a schema."""
+OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
+"""Their parts were written by persist itself: where one is not what it should be, its blob is damaged."""
+
+
+class Inspector:
+    """Looks at parts of one shard. Thread-safe."""
+
+    def __init__(self, blob: Blob, receipts: Receipts, threads: int, bound: Bound) -> None:
+        self._blob = blob
+        self._threads = threads
+        self._receipts = receipts
+        self._bound = bound
+        self._checks: tuple[Mapping[int, SchemaRecord], dict[int, PartCheck]] = ({}, {})  # of the newest State
+
+    def verdict(self, command: c.Command, state: State, by_names: bool = False) -> Verdict:
+        """What is found of what the command brings. Never raises an error of the tree: it is in the verdict.
+
+        At most `threads` blobs are looked at together; memory is bounded by that. `by_names`: somebody gave the rows by
+        the names of columns, so that they are refused where these are not those of now.
+        """
+        found = self._found(command, state)
+        return _named_now(found, command, state) if by_names and not found.kind else found
+
+    def _found(self, command: c.Command, state: State) -> Verdict:
+        parts = _brought(command, state)
+        try:
+            about = _check_schema(command, state) if isinstance(command, EVOLVING) else SOUND
+            if isinstance(command, c.Reshape):
+                state = reshaped(state, command)
+            if isinstance(command, c.AddRollup):
+                self._check_rollup(command, state)
+            if isinstance(command, c.BundleParts) or (isinstance(command, c.ReplacePart) and command.within):
+                check_moved(command, state, self._blob)
+            if not parts:
+                return about
+            if parts[0].bundle is not None and isinstance(command, c.ReplacePart):
+                read_bundle(parts[0], self._blob)
+                return SOUND
+            unknown, present = [], []
+            for part in parts:
+                is_good = self._receipts.is_good(state.shard_id, part)
+                if not is_good:
+                    unknown.append(part)
+                elif part.key is not None:
+                    present.append(part)
+            self._look(unknown, state)
+            if len(present) <= STATS_MAX:
+                for part in present:
+                    check_put(part, self._blob)
+        except PersistError as error:
+            is_damage = isinstance(command, OF_MAINTENANCE) and isinstance(error, InvalidUsage)
+            kind = Corruption.kind if is_damage else error.kind
+            return Verdict(kind, error.message, error.details, state.shard_id)
+        except BlobError as error:
+            told = translate(error)
+            return Verdict(told.kind, told.message, told.details, state.shard_id)
+        return replace(about, shard=state.shard_id)
+
+    def receipted(self, runs: Iterable[Run], state: State) -> tuple[Run, ...]:
+        """The runs with receipts, after all their parts were looked at. Raises what is wrong with one of them."""
+        held = tuple(runs)
+        try:
+            self._look([part for run in held for part in run.parts], state)
+        except BlobError as error:
+            raise translate(error) from error
+        return self._receipts.given(state.shard_id, held)
+
+    def _check_rollup(self, command: c.AddRollup, state: State) -> None:
+        """Raise InvalidUsage unless the rollup is there. Whether its key is one, the plan decides."""
+        if belongs_to(command.key, state.shard_id) and self._blob.stat(command.key) is None:
+            raise InvalidUsage(f"the rollup {command.key} of shard {state.name!r} is not there; write it again")
+
+    def _look(self, parts: Sequence[Part], state: State) -> None:
+        blobs = []
+        for part in parts:
+            if part.schema_id not in state.schemas or (
+                part.key is not None and not belongs_to(part.key, state.shard_id)
+            ):
+                continue  # the plan refuses it
+            check = self._check_of(part, state)
+            if part.key is None:
+                check.inline(part)
+            else:
+                blobs.append((check, part))
+        if len(blobs) < 2 or self._threads < 2:
+            for check, part in blobs:
+                check.blob(part, self._blob)
+            return
+        with ThreadPoolExecutor(min(self._threads, len(blobs)), thread_name_prefix="persist-check") as pool:
+            for start in range(0, len(blobs), LOOKED_AHEAD):  # the first error ends it before the others are begun
+                for _ in pool.map(lambda pair: pair[0].blob(pair[1], self._blob), blobs[start : start + LOOKED_AHEAD]):
+                    pass
+
+    def _check_of(self, part: Part, state: State) -> PartCheck:
+        schemas, checks = self._checks
+        if schemas is not state.schemas:
+            checks = {number: PartCheck(schema, self._bound) for number, schema in sound_schemas(state.schemas).items()}
+            self._checks = state.schemas, checks
+        if part.schema_id not in checks:
+            raise InvalidUsage(
+                f"part {part.id} names schema {part.schema_id} of shard {state.name!r}, which does not fit the one "
+                f"before it; write its rows by schema {max(checks)}"
+            )
+        return checks[part.schema_id]
+
+
+def is_at_once(command: c.Command) -> bool:
+    """Whether looking at what the command brings takes no call of a store, and but a moment."""
+    if isinstance(command, (c.AddRollup, *EVOLVING)):
+        return False
+    parts = [part for run in _runs(command) for part in run.parts] + list(getattr(command, "done", ()))
+    return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
+
+
+def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape, state: State) -> Verdict:
+    """What the plan has to know of the schema. Raises InvalidUsage unless the shard can have it.
+
+    Whose turn it is, the plan decides.
+    """
+    if isinstance(command, c.Recreate):
+        check_new(check_first(command.schema))
+        return Verdict(shard=state.shard_id)
+    known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
+    before, after = check_next(command.schema, known or state.schemas)
+    if isinstance(command, c.Constrain):
+        check_constrained(before, after, is_looked_at=command.expected_upper is not None)
+        return Verdict(shard=state.shard_id)
+    if of_days(before, after) and (isinstance(command, c.Reshape) or command.expected_upper is None):
+        raise InvalidUsage("days become microseconds only once all rows were looked at for far ones: use widen_column")
+    check_added(before, after)
+    check_kept(before, after)
+    rows = state.settings.rows
+    check_policy(before, after, None if rows is None else rows.column)
+    version = state.settings.version if takes_names(before, after) else None
+    return Verdict(shard=state.shard_id, settings=version)
+
+
+def _named_now(found: Verdict, command: c.Command, state: State) -> Verdict:
+    """The verdict of rows that somebody gave by names, which were read by the schema that their parts name."""
+    named = {part.schema_id for run in _runs(command) for part in run.parts}
+    if not named:
+        return found
+    current, other = current_schema(state.schemas)[0], min(named)
+    if named == {current}:
+        return replace(found, schema=state.schema_id)
+    message = (
+        f"rows came by the names of columns in schema {other} of shard {state.name!r}, which has schema {current} by "
+        "now; nothing was written: read the rows anew by its names"
+    )
+    return Verdict(SchemaMismatch.kind, message, {"expected": other, "actual": current}, state.shard_id)
+
+
+def _brought(command: c.Command, state: State) -> list[Part]:
+    """The parts that the command names, without those of a merge that its claim holds: they were looked at before."""
+    parts = [part for run in _runs(command) for part in run.parts]
+    if isinstance(command, (c.MergeResult, c.SaveMergeProgress)):
+        claim = state.claims.get(command.claim_key if isinstance(command, c.MergeResult) else command.key)
+        held = {part.id: part for part in claim.done} if claim is not None else {}
+        parts += command.done if isinstance(command, c.SaveMergeProgress) else ()
+        parts = [part for part in parts if held.get(part.id) != part.without_receipt()]
+    return parts
+
+
+def _runs(command: c.Command) -> Iterable[Run]:
+    if isinstance(command, c.ReplacePart):
+        return () if command.replacement is None else (Run((command.replacement,)),)
+    if isinstance(command, c.MergeResult):
+        return command.outputs
+    return command.runs if isinstance(command, (c.Insert, c.CompareAndAppend, c.Append, c.Rewrite)) else ()

@@ -1,0 +1,530 @@
+"""From the consensus log and the rollups to a State; and making rollups."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+
+from blob import Blob, BlobNotFound
+from consensus import Consensus
+from persist.commit.location_identity import Identity, raise_format, read_format
+from persist.commit.part_receipts import Receipts
+from persist.core import commands as c
+from persist.core import state_diff
+from persist.core.blob_keys import is_rollup_key, loan_key, rollup_key, rollup_seqno, rollups_prefix
+from persist.core.errors import (
+    Corruption,
+    HistoryLost,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    ReadOnly,
+    Unavailable,
+)
+from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
+from persist.core.named_holds import LentKeys
+from persist.core.record import replace
+from persist.core.state import Rollup, State, blank_state
+from persist.core.state_diff import StateDiff
+from persist.formats.state_frames import (
+    HEAD_BYTES,
+    Build,
+    decode_diff,
+    decode_state,
+    encode_diff,
+    encode_lent,
+    encode_state,
+    format_of,
+)
+from persist.formats.store_errors import translated, translated_but_missing
+from persist.parts.part_files import Bound
+
+# From the consensus log and the rollups to a State: the newest rollup, then the state diffs after it.
+#
+# Opening costs one head, one blob, one bounded scan and one listing of rollups, however many commits the shard has
+# seen.
+#
+# Two histories are never mixed. A log may lose its newest entries (failover to a replica that lacks them, a restored
+# backup) and then grow again, otherwise. Each entry names the commit before it, and a State names its own; every read
+# that goes on from a State begins with the entry of that State itself, and compares.
+
+
+KEPT_MAX = 96 * 1024 * 1024  # bytes of row groups that are read together, whose maker may be anybody
+PASSING_MAX = 160 * 1024 * 1024  # what they take besides, while they are decoded
+FIRST = SeqNo(1)
+SCAN_LIMIT = 1_000  # entries a scan
+LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
+LOAD_SCANS_MAX = 10_000  # a log of more entries than these hold cannot be loaded
+ENDS_MAX = 20_000  # shards of which the last log entry is known
+COMMITS_MAX = 20_000  # commits whose ids are remembered, of all shards together
+CATCH_UP_SCANS_MAX = 2  # further behind than this, loading anew is cheaper
+ROLLUPS_LISTED_MAX = 10_000  # looked at for one beyond the log's head, when a shard is loaded
+
+
+class Cut(Unavailable):
+    """A log entry was cut while it was read."""
+
+
+class Versions:
+    """Reads and writes the versions of shards at one location. Thread-safe.
+
+    It keeps the location's format version, and of each shard how the log entry begins that made the newest State it has
+    read or written.
+
+    `identity` is asked whether the two stores belong together before anything is loaded or written.
+    """
+
+    def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, build: Build, identity: Identity) -> None:
+        self.blob = blob
+        self.consensus = consensus
+        self.receipts = Receipts(consensus, ids)
+        self.bound = Bound(KEPT_MAX, PASSING_MAX)  # of row groups that somebody else may have made
+        self._ids = ids
+        self.build = build
+        self._identity = identity
+        self._format = 0  # the highest that was seen in a frame
+        self._format_read = 0  # once it was read
+        self._lock = threading.Lock()
+        self._ends: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+        self._commits: OrderedDict[tuple[str, int], str] = OrderedDict()
+
+    @property
+    def format_version(self) -> int:
+        """The format version to write. A frame of a higher one than was read shows that it was raised meanwhile."""
+        if not self._format_read:
+            version = read_format(self.blob, self.build)
+            if version < self.build.newest and self._is_new():
+                version = raise_format(self.blob, self.build)[1]
+            self._format_read = version
+        return max(self._format_read, self._format)
+
+    def encode(self, change: StateDiff, ends: bool = False) -> bytes:
+        """The log entry of a state diff, for `check_readable`. `ends`: the shard is dropped after it.
+
+        ReadOnly: this process may only read, which takes holds all the same.
+        """
+        if not state_diff.only_holds(change):
+            self._identity.check_writable()
+        return encode_diff(change, self.format_version, ends=ends)
+
+    def check_writable(self) -> None:
+        """Raises ReadOnly (this process may only read), Unavailable (it cannot tell). Nothing was written."""
+        self._identity.check_writable()
+
+    def check_no_copy(self, *, if_due: bool = False) -> None:
+        """Raises Unavailable, InvalidUsage: something is not there, or is refused, since the store is a copy now."""
+        self._identity.check_no_copy(if_due=if_due)
+
+    def named(self, error: ReadOnly) -> ReadOnly:
+        """This refusal, with the home that has taken over, as far as that is known."""
+        return self._identity.named(error)
+
+    def check_readable(self, data: bytes) -> None:
+        """InvalidUsage: nobody could read this log entry, since a value in it has a wrong type."""
+        try:
+            decode_diff(data, self.build)
+        except Corruption as error:
+            raise InvalidUsage(f"a command holds a value of a wrong type; nothing was written: {error}") from error
+
+    def decode(self, data: bytes) -> StateDiff:
+        """The state diff of a log entry."""
+        change = decode_diff(data, self.build)
+        self._format = max(self._format, format_of(data))
+        return change
+
+    def load(self, name: str) -> State | None:
+        """The current State, or None when there is no shard of that name.
+
+        Corruption: the log has lost entries of which the blob store has seen more.
+        """
+        self._identity.check()
+        for _ in range(LOAD_TRIES_MAX):
+            with translated():
+                head = self.consensus.head(name)
+            if head is None:
+                self._check_log(name, shard_id_of(name), FIRST)
+                return None
+            newest = self.decode(head.data)
+            state = self._rollup(name, newest) or self._first(name, newest)
+            if state is None:
+                continue
+            try:
+                tail = self._tail(state, LOAD_SCANS_MAX)
+            except HistoryLost as error:
+                raise Corruption(
+                    f"rollup {newest.rollup_key} holds another v{state.seqno} of shard {name!r} than the log; restore "
+                    "both stores from one backup"
+                ) from error
+            if tail is not None and tail.seqno >= newest.seqno:
+                self._check_log(name, tail.shard_id, tail.seqno)
+                return tail
+        raise Corruption(f"the rollup that the newest state diff of shard {name!r} names stays missing")
+
+    def catch_up(self, state: State) -> State:
+        """The current State, from an earlier one. HistoryLost: the log is not the one that led to that State."""
+        caught_up = self._tail(state, CATCH_UP_SCANS_MAX)
+        if caught_up is not None:
+            return caught_up
+        loaded = self.load(state.name)
+        if loaded is None or loaded.seqno < state.seqno:
+            raise _lost(state, "ends before it")
+        return loaded
+
+    def diffs(self, name: str, first: SeqNo, limit: int) -> list[StateDiff]:
+        """The live state diffs from `first` on, ascending, at most `limit`, as they stand in the log.
+
+        `whole` gives what a long one stands for.
+        """
+        return [change for change, _ in self._entries(name, first, limit)]
+
+    def _entries(self, name: str, first: SeqNo, limit: int) -> list[tuple[StateDiff, bytes]]:
+        """As `diffs`, each with the bytes of its log entry."""
+        with translated():
+            entries = self.consensus.scan(name, int(first), limit)
+        return [(self.decode(entry.data), entry.data) for entry in entries]
+
+    def whole(self, name: str, change: StateDiff) -> StateDiff:
+        """The state diff itself, where `change` only stands for it in the log.
+
+        Raises Cut: its log entry was cut meanwhile, and its blob collected. Corruption: only its blob is gone.
+        """
+        if change.elsewhere is None:
+            return change
+        key = change.elsewhere.key
+        try:
+            with translated_but_missing():
+                found = self.decode(self.blob.get(key))
+        except BlobNotFound as error:
+            live = self.diffs(name, change.seqno, 1)
+            if live and live[0].seqno == change.seqno:
+                raise Corruption(f"the state diff v{change.seqno} of shard {name!r} is missing: {key}") from error
+            raise Cut(
+                f"the state diff v{change.seqno} of shard {name!r} was collected meanwhile; look again"
+            ) from error
+        if (found.seqno, found.commit_id) != (change.seqno, change.commit_id):
+            raise Corruption(f"blob {key} holds another state diff than v{change.seqno} of shard {name!r}")
+        return found
+
+    def ends(self, name: str, commit_id: str, data: bytes) -> None:
+        """The State of this shard that the commit made is in the log, as this entry."""
+        with self._lock:
+            self._ends[name] = commit_id, data[:HEAD_BYTES]
+            self._ends.move_to_end(name)
+            if len(self._ends) > ENDS_MAX:
+                self._ends.popitem(last=False)
+
+    def note(self, state: State) -> None:
+        """This State is in the log, and this process goes on from it."""
+        with self._lock:
+            self._commits[state.name, state.seqno] = state.commit_id
+            if len(self._commits) > COMMITS_MAX:
+                self._commits.popitem(last=False)
+
+    def commit_at(self, name: str, seqno: SeqNo) -> str | None:
+        """The commit that made this version, which is not beyond the log; None if the log does not tell any more."""
+        with self._lock:
+            known = self._commits.get((name, seqno))
+        if known is not None:
+            return known
+        with translated():
+            entries = self.consensus.scan(name, int(seqno), 1)
+        return self.decode(entries[0].data).commit_id if entries and entries[0].seqno == seqno else None
+
+    def beginning(self, name: str, commit_id: str) -> bytes:
+        """How the log entry of this commit begins; empty where another State of the shard was read since."""
+        with self._lock:
+            known = self._ends.get(name)
+        return known[1] if known is not None and known[0] == commit_id else b""
+
+    def read_rollup(self, key: str) -> State | None:
+        """The State in a rollup; None if the rollup is gone."""
+        try:
+            with translated_but_missing():
+                return decode_state(self.blob.get(key), self.build)
+        except BlobNotFound:
+            return None
+        except Corruption as error:
+            raise type(error)(error.message, **error.details, blob=key) from error
+
+    def create(self, state: State, commit_id: str) -> tuple[bytes, State]:
+        """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
+
+        The State v1 names its own rollup, so the log begins at a rollup from the start. The entry is the change from
+        the blank State, so that it can stand for the rollup: who sleeps before committing it may find that swept. So
+        it is never a long diff, whose blob would be swept as well. InvalidUsage: the schema is too large for that.
+        """
+        self._identity.check_writable()
+        key = rollup_key(state.shard_id, state.seqno, self._ids)
+        named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)}, commit_id=commit_id)
+        first = state_diff.diff(blank_state(state.name), named, commit_id)
+        entry = self.encode(first)
+        self.check_readable(entry)
+        if len(entry) > self.consensus.value_bytes_max:
+            raise InvalidUsage(
+                f"the schema of shard {state.name!r} is too large to create it with: that takes {len(entry)} bytes in "
+                f"the log, of which {self.consensus.value_bytes_max} are possible; create it with fewer columns, then "
+                "add the others with evolve_schema"
+            )
+        data = encode_state(named, self.format_version)
+        with translated():
+            self.blob.put(key, data)
+        return entry, named
+
+    def begin(self, state: State, key: str = "") -> bool:
+        """Bring a shard back where its name has no log: the log begins at this State, which names no rollup.
+
+        What it names must be in the blob store. False: the name has a log, and nothing was changed. Repeating it with
+        the same State is safe. With the same `key` of its rollup that leaves no second one, which a copy of the blob
+        store could take for the one that the log names. Raises Unavailable, Indeterminate (it may have happened).
+        """
+        self._identity.check_writable()
+        with translated():
+            if self.consensus.head(state.name) is not None:
+                begun = self._is_begun(state)
+            else:
+                key = key or rollup_key(state.shard_id, state.seqno, self._ids)
+                named = replace(state, rollups={state.seqno: Rollup(key, 0)})
+                self.blob.put(key, encode_state(named, self.format_version))
+                data = self._beginning(named)
+                begun = self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
+        if begun:
+            self.check_begun(state.name)
+        return begun
+
+    def check_begun(self, name: str) -> None:
+        """After the first commit of a log: look whether another home has taken over.
+
+        It may have listed the logs before that commit, and would not know of it. Raises Indeterminate: that cannot be
+        told now; ReadOnly: one has. Then the shard may be there, and goes on nowhere.
+        """
+        try:
+            self._identity.look()
+        except ReadOnly:
+            raise
+        except PersistError as error:  # whatever it is: who heard that nothing happened took back what was lent
+            raise Indeterminate(f"shard {name!r} may have been created; look, then retry: {error}") from error
+        self._identity.check_writable()
+
+    def _beginning(self, named: State) -> bytes:
+        """The log entry with which a log begins at this State. That of v1 stands for its rollup, as in `create`.
+
+        Unless it is too long for the log: then the rollup alone tells.
+        """
+        ends = named.is_closed
+        if named.seqno == FIRST:
+            data = self.encode(state_diff.diff(blank_state(named.name), named, named.commit_id), ends)
+            if len(data) <= self.consensus.value_bytes_max:
+                return data
+        seqno, [rollup] = named.seqno, named.rollups.values()
+        entry = StateDiff(
+            seqno=seqno,
+            walltime_ms=named.walltime_ms,
+            commit_id=named.commit_id,
+            rollup_seqno=seqno,
+            rollup_key=rollup.key,
+            features=named.features or None,
+        )
+        return self.encode(entry, ends)
+
+    def _is_begun(self, state: State) -> bool:
+        """Whether an earlier try with this State has landed."""
+        first = self.diffs(state.name, state.seqno, 1)
+        return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
+
+    def before(self, name: str, held: SeqNo, is_later: Callable[[State], bool]) -> State:
+        """Of the States from `held` on, which a reader holds, the last one before the first that is later.
+
+        Raises Corruption: the log does not go back to `held`.
+        """
+        newest = self.load(name)
+        rollups = sorted(seqno for seqno in newest.rollups if seqno <= held) if newest is not None else []
+        state = self.read_rollup(newest.rollups[rollups[-1]].key) if newest is not None and rollups else None
+        if newest is None or state is None:
+            raise Corruption(f"the log of shard {name!r} does not go back to v{held}, which a reader holds")
+        while page := self.diffs(name, SeqNo(state.seqno + 1), SCAN_LIMIT):
+            for short in page:
+                following = state_diff.apply(self.whole(name, short), state)
+                if following.seqno > held and is_later(following):
+                    return state
+                state = following
+        return state
+
+    def write_rollup(self, state: State) -> tuple[str, int]:
+        """Write the State to a new blob; its key and size, to be named by an AddRollup."""
+        self._identity.check_writable()
+        key = rollup_key(state.shard_id, state.seqno, self._ids)
+        data = encode_state(state, self.format_version)
+        with translated():
+            self.blob.put(key, data)
+        return key, len(data)
+
+    def write_lent(self, shard: ShardId, keys: tuple[str, ...]) -> str:
+        """Write a list of blobs of this shard to a new blob, to be named by a loan; its key."""
+        self._identity.check_writable()
+        key, data = loan_key(shard, self._ids), encode_lent(LentKeys(keys), self.format_version)
+        with translated():
+            self.blob.put(key, data)
+        return key
+
+    def _is_new(self) -> bool:
+        """Whether the location has no shards yet."""
+        with translated():
+            return not self.consensus.keys("", "", 1)
+
+    def _rollup(self, name: str, newest: StateDiff) -> State | None:
+        state = self.read_rollup(newest.rollup_key)
+        if state is not None and state.name != name:  # whose it is is not told: who asks may not know of that shard
+            raise Corruption(
+                f"rollup {newest.rollup_key} of shard {name!r} holds the State of another shard", blob=newest.rollup_key
+            )
+        if state is not None and state.seqno != newest.rollup_seqno:
+            raise Corruption(
+                f"rollup {newest.rollup_key} holds v{state.seqno}, not v{newest.rollup_seqno}", blob=newest.rollup_key
+            )
+        return state
+
+    def _first(self, name: str, newest: StateDiff) -> State | None:
+        """The State v1 by the first log entry, where no later rollup is named and the log goes back so far."""
+        if newest.rollup_seqno != FIRST:
+            return None
+        found = self.diffs(name, FIRST, 1)
+        if not found or found[0].seqno != FIRST or found[0].schemas is None:
+            return None
+        return state_diff.apply(self.whole(name, found[0]), blank_state(name))
+
+    def _tail(self, state: State, scans_max: int) -> State | None:
+        """The State after all live diffs. None if the log begins later than that, or goes on for more scans.
+
+        Every scan begins with the entry of the State itself, which is compared. HistoryLost: it is another commit.
+        """
+        for _ in range(scans_max):
+            page = self._entries(state.name, state.seqno, SCAN_LIMIT)
+            if not page:
+                raise _lost(state, "ends before it")
+            own = page[0][0]
+            if own.seqno != state.seqno:
+                break
+            if own.commit_id != state.commit_id:
+                raise _lost(state, "has another commit there")
+            try:
+                for change, _ in page[1:]:
+                    state = state_diff.apply(self.whole(state.name, change), state)
+            except Cut:
+                break
+            if len(page) < SCAN_LIMIT:
+                self.ends(state.name, state.commit_id, page[-1][1])
+                return state
+        return None
+
+    def _check_log(self, name: str, shard_id: ShardId, head: SeqNo) -> None:
+        """Raises Corruption where the blob store holds a rollup of a State beyond the head of the log.
+
+        A rollup is written after its State is in the log; only the first one comes before it.
+        """
+        with translated():
+            listed = islice(self.blob.list(rollups_prefix(shard_id)), ROLLUPS_LISTED_MAX)
+            newest = max((rollup_seqno(stat.key) for stat in listed if is_rollup_key(stat.key)), default=head)
+            if newest <= head:
+                return
+            entry = self.consensus.head(name)  # others may have gone on meanwhile
+        if entry is None or entry.seqno < newest:
+            self._identity.confirm()  # raises ReadOnly, where another consensus store has taken over
+            ends = f"ends at v{entry.seqno}" if entry is not None else "is empty"
+            raise Corruption(
+                f"the log of shard {name!r} {ends}, but the blob store has a rollup of v{newest}: the consensus store "
+                "has lost commits. Restore a newer backup of it, or go on with what the blob store tells, by `persist "
+                "recover` and an empty consensus store"
+            )
+
+
+def _lost(state: State, why: str) -> HistoryLost:
+    return HistoryLost(
+        f"this process has read v{state.seqno} of shard {state.name!r}, and the log {why}: the consensus store has "
+        "lost commits. This process does not go on with this shard, since two histories would be mixed. Restore the "
+        "commits, or restart this process to go on without them"
+    )
+
+
+# Rollups: making them, and whether one can be read back and holds what the log says.
+#
+# That is asked before anything is deleted that a rollup stands for.
+#
+# Two may make a rollup of one State, and one of them is named. The other one's blob is deleted by who wrote it: else
+# the sweep would find it a day later, and the receipt of an erasure would wait for that.
+
+
+def rolled_up(versions: Versions, state: State, apply: Callable[[c.Command], c.Result]) -> bool:
+    """Write the State as a rollup and have it named; whether it is. Raises what the stores raise.
+
+    After an error nobody knows whether it is named: then its blob stays.
+    """
+    command = c.AddRollup(state.seqno, *versions.write_rollup(state))
+    result = apply(command)
+    dropped(versions, command, result)
+    return result == c.RollupAdded(True)
+
+
+def dropped(versions: Versions, command: c.Command, result: c.Result) -> None:
+    """Delete the rollup of a command that the shard has refused.
+
+    It is never named later: another rollup stands in its place, or a newer one is there, and that is never undone.
+    """
+    if isinstance(command, c.AddRollup) and result == c.RollupAdded(False):
+        with suppress(PersistError), translated():  # the sweep finds it
+            versions.blob.delete([command.key])
+
+
+def read_back(versions: Versions, state: State, seqno: SeqNo) -> State | None:
+    """The State in the rollup that `state` names for this seqno; None: the rollup is gone.
+
+    Raises Corruption where it cannot be decoded, is of another seqno, or of another commit than the log tells of.
+    """
+    key = state.rollups[seqno].key
+    try:
+        with translated_but_missing():
+            data = versions.blob.get(key)
+    except BlobNotFound:
+        return None
+    found = decode_state(data, versions.build)
+    if (found.seqno, found.name) != (seqno, state.name):
+        raise Corruption(f"rollup {key} holds v{found.seqno} of shard {found.name!r}, not v{seqno} of {state.name!r}")
+    logged = versions.diffs(state.name, seqno, 1)
+    if logged and logged[0].seqno == seqno and logged[0].commit_id != found.commit_id:
+        raise Corruption(f"rollup {key} holds another v{seqno} of shard {state.name!r} than its log")
+    return found
+
+
+def check_replayed(versions: Versions, state: State, first: SeqNo, seqno: SeqNo) -> bool:
+    """Whether the rollup of `seqno` is there. It is compared with what the log makes of the rollup of `first`.
+
+    Raises Corruption where they differ. Of a rollup of `first` that cannot be read nothing can be made: then the one of
+    `seqno` is read back only. Reads `seqno - first` log entries.
+    """
+    held = read_back(versions, state, seqno)
+    if held is None:
+        return False
+    made = _base(versions, state, first)
+    while made is not None and made.seqno < seqno:
+        page = versions.diffs(state.name, SeqNo(made.seqno + 1), min(SCAN_LIMIT, seqno - made.seqno))
+        if not page or page[0].seqno != made.seqno + 1:
+            return True  # another collector has cut the log meanwhile
+        for change in page:
+            made = state_diff.apply(versions.whole(state.name, change), made)
+    if made is not None and decode_state(encode_state(made), versions.build) != held:
+        raise Corruption(
+            f"rollup {state.rollups[seqno].key} of shard {state.name!r} holds another State than its log makes: the "
+            "log is left as it is"
+        )
+    return True
+
+
+def _base(versions: Versions, state: State, first: SeqNo) -> State | None:
+    if first not in state.rollups:
+        return None
+    try:
+        return read_back(versions, state, first)
+    except Corruption:
+        return None

@@ -1,0 +1,97 @@
+"""A blob store that is read at a bounded rate, so that what reads all of it gets in nobody's way."""
+
+from __future__ import annotations
+
+import threading
+
+from blob import Blob
+from blob.metrics import ForwardingBlob
+from persist.commit.system import Clock
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.retention_policy import bytes_of
+
+RATE_MIN = 1_024  # bytes a second
+BURST_S = 1.0  # so much of the rate may be read at once after a rest
+
+
+def check_rate(rate: int | None) -> None:
+    """Raises InvalidUsage where nothing can be read at that rate, in bytes a second. None: as fast as it goes."""
+    if rate is not None and rate < RATE_MIN:
+        raise InvalidUsage(f"rate is {rate} bytes a second; it must be at least {RATE_MIN}")
+
+
+def read_rate(text: str | None, option: str = "--rate") -> int | None:
+    """The rate that the text of an option means, such as `50MiB`. Raises InvalidUsage."""
+    try:
+        return None if text is None else bytes_of(text)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{option} is {text!r:.100}; it must be bytes a second, such as 50MiB") from error
+
+
+class PacedBlob(ForwardingBlob):
+    """`inner`, of which all threads together read at most `rate` bytes a second. Writes are not held up."""
+
+    def __init__(self, inner: Blob, rate: int, clock: Clock) -> None:
+        super().__init__(inner)
+        self._rate = rate
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free_s = clock.monotonic()  # when all that was read so far is paid for
+
+    def get(self, key: str) -> bytes:
+        data = super().get(key)
+        self._pay(len(data))
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._pay(length)
+        return super().get_range(key, start, length)
+
+    def _pay(self, size: int) -> None:
+        """Wait until reading this much keeps to the rate."""
+        with self._lock:
+            now_s = self._clock.monotonic()
+            self._free_s = max(self._free_s, now_s - BURST_S) + size / self._rate
+            wait_s = self._free_s - now_s
+        if wait_s > 0:
+            self._clock.sleep(wait_s)
+
+
+class EndingBlob(ForwardingBlob):
+    """A blob store as somebody reads it who may be told to end: from then on it gives no answer."""
+
+    def __init__(self, inner: Blob, stop: threading.Event) -> None:
+        super().__init__(inner)
+        self._stop = stop
+
+    def get(self, key: str) -> bytes:
+        self._check()
+        return super().get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._check()
+        return super().get_range(key, start, length)
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise Unavailable("this process ends")
+
+
+class EndingClock:
+    """A clock whose sleep ends with the process."""
+
+    def __init__(self, inner: Clock, stop: threading.Event) -> None:
+        self._inner = inner
+        self._stop = stop
+
+    def now_ms(self) -> int:
+        return self._inner.now_ms()
+
+    def monotonic(self) -> float:
+        return self._inner.monotonic()
+
+    def uptime(self) -> float:
+        return self._inner.uptime()
+
+    def sleep(self, seconds: float) -> None:
+        self._stop.wait(seconds)

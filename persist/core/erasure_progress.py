@@ -1,0 +1,155 @@
+"""How far an erasure is, as a State tells it: what it waits for, and whether a part can still show its rows. Pure.
+
+Rows that were retracted at or before a time `at` are gone once all that was written up to `at` is one batch that was
+merged to a since at or beyond it, with no time before it kept apart: there each insert has met its retraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from persist.core.batch import HollowBatch, Run
+from persist.core.erasure import Erasure, Wait
+from persist.core.frontier import Antichain
+from persist.core.state import Claim, State, kept_below
+
+MERGE_CLAIM = "merge:"
+WAITS_TOLD_MAX = 100  # for what one erasure waits, as one answer names it
+
+
+def erased_at(state: State) -> int:
+    """The time of the last erasure; 0 where there was none. What was there before it must not stay, nor come back."""
+    return max((erasure.at for erasure in state.erasures.values() if erasure.pending is None), default=0)
+
+
+def pending_erasures(state: State) -> Mapping[str, Erasure]:
+    """The erasures that become effective with the next commit of the writer, by id."""
+    return {key: erasure for key, erasure in state.erasures.items() if erasure.pending is not None}
+
+
+def pending_runs(erasures: Mapping[str, Erasure]) -> tuple[Run, ...]:
+    """What erasures that are pending take away at the next time."""
+    return tuple(run for one in erasures.values() if one.pending is not None for run in one.pending.runs)
+
+
+def under_way(state: State) -> Mapping[str, Erasure]:
+    """The erasures that have retracted their rows, and of which there is no proof yet, by id."""
+    return {key: one for key, one in state.erasures.items() if one.proof is None and one.pending is None}
+
+
+def erased_from(state: State) -> Antichain:
+    """From which time on new readers may hold a shard: that of the last erasure that has not ended; [0] without one.
+
+    Who held an earlier time before keeps since back. Others must not come after him: the erasure would never end.
+    """
+    return Antichain(max((erasure.at for erasure in under_way(state).values()), default=0))
+
+
+def stretch(state: State, at: int) -> Sequence[HollowBatch]:
+    """The batches, from the first on, that may hold rows of times up to `at`."""
+    batches = state.trace.batches
+    end = len(batches)
+    while end and not batches[end - 1].desc.lower.less_equal(at):
+        end -= 1
+    return batches[:end]
+
+
+def is_rewritten(state: State, at: int) -> bool:
+    """Whether neither a part of the State nor a merge under way can show a row that was gone by the time `at`."""
+    return is_merged(state, at) and not any(True for _ in _stale(state))
+
+
+def is_merged(state: State, at: int) -> bool:
+    """Whether all that was written up to `at` is one batch in which each insert has met its retraction.
+
+    A State from before all of that was written shows less, but later ones may show more: so it does not count.
+    """
+    if state.upper.less_equal(at):
+        return False
+    held = [batch for batch in stretch(state, at) if batch.runs]
+    if len(held) != 1:
+        return not held
+    return Antichain(at) <= held[0].desc.since and all(time >= at for time in held[0].desc.kept)
+
+
+def may_rewrite(state: State, at: int) -> bool:
+    """Whether nothing before `at` can be read any more, so that a merge makes inserts meet their retractions."""
+    return Antichain(at) <= state.merge_since and not any(time < at for time in kept_below(state, state.merge_since))
+
+
+def to_rewrite(state: State) -> int | None:
+    """The time up to which all has to become one batch now, for an erasure; None: there is nothing to merge for one.
+
+    Until there is a receipt. What was empty when it was rewritten may be joined to rows that came later since.
+    """
+    wanted = [erasure.at for erasure in under_way(state).values()]
+    found = [at for at in wanted if may_rewrite(state, at) and not is_merged(state, at)]
+    return max(found, default=None)
+
+
+def waits(state: State, at: int) -> tuple[Wait, ...]:
+    """What keeps times before `at` readable, or old rows in the State: the first ones, by name."""
+    found: list[Wait] = []
+    if state.since < Antichain(at) and not state.since.is_empty:
+        found += _readers(state, at)
+        if not found or (not state.history_hold.is_empty and state.history_hold < Antichain(at)):
+            found.append(Wait("history", "since", state.since.element))
+    found += [
+        Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
+        for key, reader in state.leased_readers.items()
+        if reader.point and reader.since.element is not None and reader.since.element < at
+    ]
+    found += [Wait("tag", name, tag.time, tag.until_ms) for name, tag in state.tags.items() if tag.time < at]
+    found += [Wait("merge", claim.owner, None, claim.lapses_ms) for claim in _stale(state)]
+    if not found and not is_rewritten(state, at):
+        found.append(Wait("merge", "compactor"))
+    return tuple(sorted(found, key=lambda wait: (wait.kind, wait.name)))[:WAITS_TOLD_MAX]
+
+
+def states_held(state: State, rewritten: int) -> tuple[Wait, ...]:
+    """Readers that hold States from before `rewritten`, so that their log entries and blobs stay."""
+    held = [
+        Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
+        for key, reader in state.leased_readers.items()
+        if reader.seqno < rewritten
+    ]
+    return tuple(sorted(held, key=lambda wait: wait.name))[:WAITS_TOLD_MAX]
+
+
+def lent_before(state: State, erasure: Erasure) -> tuple[Wait, ...]:
+    """Loans by which a blob may stay that shows rows of an erasure: to clones, and of the owners of its own blobs."""
+    until = erasure.rewritten_ms
+    found = {loan.borrower for loan in state.loans.values() if not until or loan.begun_ms <= until}
+    return tuple(Wait("loan", name) for name in sorted(found | set(state.borrowed.values())))[:WAITS_TOLD_MAX]
+
+
+def _readers(state: State, at: int) -> list[Wait]:
+    found = [
+        Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
+        for key, reader in state.leased_readers.items()
+        if not reader.point and reader.since < Antichain(at)
+    ]
+    found += [
+        Wait("cursor", critical.purpose or str(name), critical.since.element)
+        for name, critical in state.critical_readers.items()
+        if critical.since < Antichain(at)
+    ]
+    return found
+
+
+def _stale(state: State) -> Iterator[Claim]:
+    """Claims on merges that can never be applied, as an input is gone: what they have written may show old rows."""
+    for key, claim in state.claims.items():
+        if key.startswith(MERGE_CLAIM) and not all(state.trace.holds(part) for part in claim.inputs):
+            yield claim
+
+
+def gone_at(state: State, before: int) -> int:
+    """By which time rows were gone that went before `before`, or by a truncation before that time or a later one.
+
+    A truncation that found nothing to take away took no time: all was gone at the latest time before it.
+    """
+    found = next((one for one in state.truncations if 0 < before <= one.before), None)
+    if found is None:
+        return max(before - 1, 0)
+    return found.at if found.wrote or not found.seen else found.at - 1

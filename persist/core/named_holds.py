@@ -1,0 +1,91 @@
+"""Holds by name: tags keep single times readable, loans keep blobs that a clone names. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from persist.core.blob_keys import shard_of
+from persist.core.errors import InvalidUsage
+from persist.core.ids import LoanId, family_of
+from persist.core.record import Record
+
+# Tags: single times of a shard that stay readable although since has passed them.
+#
+# Merges move a time that since has passed to the least kept time at or beyond it, or to since. So what accumulates up
+# to a kept time stays what it was, and a tag costs what changed since then, not a copy. Pure.
+
+
+TAGS_MAX = 1_000  # of a shard
+KEEP_MS_MAX = 36_500 * 24 * 3600 * 1000  # 100 years
+_NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}")
+
+
+class Tag(Record, frozen=True):
+    """A time that stays readable, up to the instant `until_ms` (UTC, since 1970); None: until it is taken away.
+
+    `laddered`: a policy has set it, and takes it away.
+    """
+
+    time: int
+    until_ms: int | None = None
+    laddered: bool = False
+
+
+def check_tag_name(name: object) -> str:
+    """The name as it is. Raises InvalidUsage where no tag can have it."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):  # a path cannot hold these
+        raise InvalidUsage(
+            f"tag {name!r:.200} is no name of a tag: use 1 to 128 of the characters A-Z a-z 0-9 . _ -, and not - first"
+        )
+    return name
+
+
+# Loans: blobs of one shard that another one, a clone, may name. Pure.
+#
+# The owner keeps one `Loan` a clone, which names a list of blob keys. The borrower keeps whose loans it has. What a
+# list holds, nobody deletes while the loan stands.
+
+
+LOANS_MAX = 10_000  # of one owner
+LENT_KEYS_MAX = 1_000_000  # of one list
+
+
+class Loan(Record, frozen=True):
+    """What the owner keeps of a clone: the shard `borrower` may name the `keys` blobs that the list at `list_key` has.
+
+    `begun_ms` is when it was lent, by the committer's clock.
+    """
+
+    borrower: str
+    list_key: str
+    begun_ms: int
+    keys: int
+
+
+class LentKeys(Record, frozen=True):
+    """A list: blob keys of one owner, ascending, among them what bundles that it has list in turn."""
+
+    keys: tuple[str, ...]
+
+
+Loans = Mapping[LoanId, Loan]
+Borrowed = Mapping[LoanId, str]  # the names of owners
+
+
+def is_foreign(key: str, shard: str) -> bool:
+    """Whether a well-formed blob key belongs to another name than the shard of this id, whichever life it is of."""
+    return not key.startswith(family_of(shard))
+
+
+def by_owner(keys: Iterable[str]) -> dict[str, set[str]]:
+    """Blob keys by the family of ids to which they belong."""
+    found: dict[str, set[str]] = {}
+    for key in keys:
+        found.setdefault(family_of(shard_of(key)), set()).add(key)
+    return found
+
+
+def compact(key: str) -> bytes:
+    """The 16 bytes of the id in a well-formed blob key, which no other key has."""
+    return bytes.fromhex(key.rpartition("/")[2][1:33])

@@ -1,0 +1,429 @@
+"""Transitions of the commit history and of remembered token outcomes, and their move to files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from persist.core import commands as c
+from persist.core.audit_log import (
+    AGE,
+    BUNDLE,
+    CLONE,
+    COLLECT,
+    FILES_MAX,
+    MAINTENANCE,
+    MERGE,
+    NOBODY,
+    Caller,
+    Committed,
+    Entry,
+    EntryFile,
+    purpose_of,
+)
+from persist.core.batch import Part
+from persist.core.blob_keys import belongs_to
+from persist.core.dedup import (
+    ENDED,
+    ENDED_MAX,
+    FUTURE_MS_MAX,
+    RETIRED,
+    RETIRED_PER_COMMIT_MAX,
+    Outcome,
+    OutcomeFile,
+    born_ms,
+    key_of,
+)
+from persist.core.errors import InvalidUsage, OutcomeForgotten, Overloaded, TokenReused
+from persist.core.frontier import EMPTY, MINIMUM, Antichain
+from persist.core.ids import SeqNo, Token, WriterId, writer_of
+from persist.core.persistent_map import with_changes
+from persist.core.record import replace
+from persist.core.state import Policy, State, WriterState
+from persist.core.state_diff import trace_between
+from persist.core.transitions.context import RETRY_SOON_S, Context
+
+# The commit history: which entry a command leaves, and how entries move from the State to files and are forgotten.
+
+
+_WRITING: Mapping[type[c.Command], str] = {
+    c.Insert: "insert",
+    c.Append: "append",
+    c.CompareAndAppend: "compare_and_append",
+    c.Restore: "restore",
+    c.Truncate: "truncate",
+    c.DropBefore: "drop_before",
+    c.Erase: "erase",
+    c.RetractAged: "truncate",
+    c.Edit: "edit",  # its verb is told
+    c.Reshape: "edit",
+    c.AdvanceUpper: "advance_upper",
+    c.UpdateAttributes: "update_attributes",
+}
+_MENDING: Mapping[type[c.Command], str] = {c.MergeResult: MERGE, c.BundleParts: BUNDLE, c.ReplacePart: "repair"}
+_OTHERS: Mapping[type[c.Command], str] = {
+    c.Recreate: "create",
+    c.BeginClone: CLONE,
+    c.HandOver: "hand_over",
+    c.TakeBack: "take_back",
+    c.EvolveSchema: "evolve_schema",
+    c.Constrain: "set_constraints",
+    c.SetSettings: "set_settings",
+    c.ForgetHistory: "forget",
+    c.AgeHistory: AGE,
+    c.RemoveRollups: COLLECT,
+    c.SetTag: "tag",
+    c.RemoveTag: "untag",
+    c.ForgetTags: AGE,
+    c.ForgetDropped: AGE,
+    c.TakeCut: AGE,
+    c.PassCut: AGE,
+    c.NoteLooked: AGE,
+    c.SetRungs: AGE,
+    c.NoteRewritten: AGE,
+    c.ProveErasure: "erased",
+}
+OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
+ENTRIES_KEPT_MAX = 256  # commits whose entries a State without a history of its own holds
+INFO_OVERLAY_MAX = 1024 * 1024  # bytes; more than this slow writers down (Overloaded)
+URGENT = 2  # times as many entries as make a file due do not wait for its turn
+
+
+def entry_of(
+    before: State, after: State, command: c.Command, result: c.Result, caller: Caller = NOBODY
+) -> Entry | None:
+    """What the command that led from one State to the other leaves in the commit history; None: nothing.
+
+    A write that changed neither rows nor times nor attributes leaves nothing, so a retry that is answered as before
+    makes no second entry.
+    """
+    sets_no_tag = isinstance(command, c.SetRungs) and after.tags is before.tags
+    if sets_no_tag or (isinstance(result, c.CutKept) and not result.changed):
+        return None
+    kind, said = type(command), caller if caller != NOBODY else None
+    operation = OPERATIONS.get(kind)
+    if operation is None:
+        return None
+    if kind in _WRITING:
+        operation = command.verb if isinstance(command, c.Editing) else operation
+        if isinstance(command, (c.Restore, c.Truncate, c.DropBefore)):
+            point = command.as_of if isinstance(command, c.Restore) else command.as_of + 1
+            said = replace(caller, purpose=purpose_of(operation, point, caller.purpose))
+        changed = (after.trace, after.attributes, after.schemas)
+        if all(
+            now is then for now, then in zip(changed, (before.trace, before.attributes, before.schemas), strict=True)
+        ):
+            return None
+        lower, upper = before.upper, after.upper
+        if lower == upper and isinstance(result, c.Appended):  # rows joined a batch of the same commit
+            lower, upper = result.lower, result.upper
+        rows, size = after.event_count - before.event_count, after.byte_count - before.byte_count
+        return Entry(operation, lower, upper, rows, size, _retractions(_added(before, command)), said)
+    if kind in _MENDING:
+        change = trace_between(before.trace, after.trace)
+        if change is None or not change.batches:
+            return None
+        batches = change.batches
+        rows, size = sum(batch.rows for batch in batches), sum(batch.size for batch in batches)
+        parts = [part for batch in batches for part in batch.parts()]
+        lower, upper = batches[0].desc.lower, batches[-1].desc.upper
+        return Entry(operation, lower, upper, rows, size, _retractions(parts), said)
+    if kind in (c.ForgetHistory, c.AgeHistory):
+        return Entry(operation, before.since, after.since, caller=said)
+    upper = MINIMUM if kind is c.Recreate else after.upper
+    return Entry(operation, upper, upper, caller=said)
+
+
+def check_room(state: State, policy: Policy) -> None:
+    """Raises Overloaded where too many entries wait for their blob. Maintenance is never refused for that."""
+    is_full = len(state.entries) >= policy.entries_overlay_max or state.info_bytes >= INFO_OVERLAY_MAX
+    if is_full and state.settings.keeps_history:
+        raise Overloaded(
+            f"shard {state.name!r} has the entries of {len(state.entries)} commits that wait to be written to a blob",
+            retry_after_s=RETRY_SOON_S,
+        )
+
+
+def is_maintenance(entry: Entry) -> bool:
+    return entry.operation in MAINTENANCE
+
+
+def recorded(state: State, entries: Iterable[Entry], policy: Policy) -> State:
+    """The State with the entries of the commit that makes it. Without a history of its own it keeps the newest only."""
+    told = tuple(entries)
+    if not told:
+        return state
+    commit = Committed(state.walltime_ms, told)
+    kept = with_changes(state.entries, {state.seqno: commit})
+    state = replace(state, entries=kept, info_bytes=state.info_bytes + commit.info_bytes)
+    is_much = len(kept) >= ENTRIES_KEPT_MAX or state.info_bytes >= policy.info_flush_at
+    if state.settings.keeps_history or not is_much:
+        return state
+    ascending, info_bytes = sorted(kept), state.info_bytes
+    gone: list[SeqNo] = []
+    for seqno in ascending[:-1]:
+        if 2 * (len(kept) - len(gone)) <= ENTRIES_KEPT_MAX and 2 * info_bytes <= policy.info_flush_at:
+            break
+        gone.append(seqno)
+        info_bytes -= kept[seqno].info_bytes
+    return replace(state, entries=with_changes(kept, {}, gone), info_bytes=info_bytes)
+
+
+def entry_flush_is_due(state: State, policy: Policy) -> bool:
+    """Whether entries of the State should be moved to a file."""
+    return state.settings.keeps_history and _is_much(state, policy, 1)
+
+
+def flush_is_urgent(state: State, policy: Policy) -> bool:
+    """Whether they are so many that nothing else comes before that."""
+    return state.settings.keeps_history and _is_much(state, policy, URGENT)
+
+
+def flush_entries(state: State, command: c.FlushEntries, context: Context) -> tuple[State, c.Flushed]:
+    """Move entries from the State to a file, iff all that it holds is still where it was."""
+    file, files = command.file, state.entry_files
+    if any(known.key == file.key for known in files):  # a retry
+        return state, c.Flushed(True)
+    if not belongs_to(file.key, state.shard_id):
+        raise InvalidUsage(f"entry file {file.key!r} does not belong to shard {state.name!r}")
+    kept, merged = files[: len(files) - len(command.merged)], files[len(files) - len(command.merged) :]
+    is_known = command.last in state.entries and command.first == min(state.entries)
+    if not is_known or tuple(known.key for known in merged) != command.merged:
+        return state, c.Flushed(False)
+    if not state.settings.keeps_history or context.may_be_swept(state, file.key):
+        return state, c.Flushed(False)  # the entries stay where they are
+    checked_ms = context.checked_ms or 0
+    file = replace(file, begun_ms=file.begun_ms or checked_ms, until_ms=checked_ms)
+    gone = [seqno for seqno in state.entries if seqno <= command.last]
+    info_bytes = state.info_bytes
+    if info_bytes:
+        info_bytes -= sum(state.entries[seqno].info_bytes for seqno in gone)
+    entries = with_changes(state.entries, {}, gone)
+    files = (*kept, file)[-FILES_MAX:]
+    return replace(state, entries=entries, entry_files=files, info_bytes=info_bytes), c.Flushed(True)
+
+
+def without_outlived(state: State, before_ms: int, checked_ms: int) -> State:
+    """The State without the files of which all entries are older than `before_ms`. Both clocks are checked ones.
+
+    A file of which no checked clock was told yet is kept from now on. The same State object where nothing changes.
+    """
+    files = tuple(
+        file if file.until_ms else replace(file, begun_ms=file.begun_ms or checked_ms, until_ms=checked_ms)
+        for file in state.entry_files
+        if not is_entry_file_outlived(file, before_ms)
+    )
+    return state if files == state.entry_files else replace(state, entry_files=files)
+
+
+def is_entry_file_outlived(file: EntryFile, before_ms: int) -> bool:
+    """Whether all entries of the file are older than this checked clock."""
+    return 0 < file.until_ms < before_ms
+
+
+def cut(state: State, below: SeqNo) -> State:
+    """The State whose entries begin where its log does, if it keeps no history of its own."""
+    if state.settings.keeps_history:
+        return state
+    gone = [seqno for seqno in state.entries if seqno < below]
+    info_bytes = state.info_bytes - sum(state.entries[seqno].info_bytes for seqno in gone)
+    return replace(state, entries=with_changes(state.entries, {}, gone), info_bytes=info_bytes) if gone else state
+
+
+def _is_much(state: State, policy: Policy, times: int) -> bool:
+    entries, info_bytes = times * policy.entries_flush_at, times * policy.info_flush_at
+    return len(state.entries) >= entries or state.info_bytes >= info_bytes
+
+
+def _added(before: State, command: Any) -> Iterable[Part]:
+    """The parts that a write brought, without those that the State had already."""
+    covered: Antichain = before.upper if isinstance(command, c.Append) else MINIMUM
+    parts = (part for run in getattr(command, "runs", ()) for part in run.parts)
+    return [_clipped(part, covered) for part in parts if covered.less_equal(part.time_max)]
+
+
+def _clipped(part: Part, covered: Antichain) -> Part:
+    """A part of which the State has the beginning tells the sum of its diffs no more."""
+    return part if covered.less_equal(part.time_min) else replace(part, diff_sum=None)
+
+
+def _retractions(parts: Iterable[Part]) -> int | None:
+    """How many of the rows have a negative multiplicity. None where bounds and sums do not tell."""
+    found = 0
+    for part in parts:
+        if part.diff_min >= 0:
+            continue
+        if part.diff_sum is None:
+            return None
+        if part.diff_max < 0:
+            found += part.rows
+        elif part.diff_min == -1 and part.diff_max == 1:
+            found += (part.rows - part.diff_sum) // 2
+        else:
+            return None
+    return found
+
+
+# Transitions of outcomes: what a token that came alone is answered, and moving what is remembered into files.
+
+
+OUTCOMES_MAX = 20_000_000  # of a shard; more than this slow writers down (Overloaded)
+
+Written = c.CompareAndAppend | c.Append | c.Insert | c.Rewrite | c.UpdateAttributes  # what comes with a token
+
+
+def is_alone(command: Written) -> bool:
+    """Whether the command's token is remembered by itself, and not with a registered writer."""
+    return command.writer == writer_of(command.token)
+
+
+def is_of_the_future(command: c.Command, now_ms: int) -> bool:
+    """Whether the command's token was minted so long after `now_ms` that one of the two clocks is wrong."""
+    if not isinstance(command, Written) or not is_alone(command):
+        return False
+    born = born_ms(key_of(command.token))
+    return born is not None and born > now_ms + FUTURE_MS_MAX
+
+
+def outcome_of(state: State, key: str, context: Context) -> Outcome | None:
+    """What is remembered under this id, in the State or in its files."""
+    return state.outcomes.get(key) or context.remembered.get(key)
+
+
+def answered(state: State, command: Written, context: Context) -> c.Appended | None:
+    """What the command was answered the first time; None: it is new. Raises TokenReused, OutcomeForgotten."""
+    known = outcome_of(state, key_of(command.token), context)
+    if known is None:
+        _check_known(state, command.token, context)
+        return None
+    if known.digest == ENDED:
+        raise _forgotten(state, command.token, context)
+    if known.digest and command.digest and known.digest != command.digest:
+        raise _reused(state, command.token)
+    return c.Appended(known.lower, known.upper)
+
+
+def with_outcome(state: State, command: Written, result: c.Appended, context: Context) -> State:
+    """The State that remembers what the command was answered. Raises Overloaded when there is no room."""
+    policy = context.policy
+    kept = len(state.outcomes) + sum(file.count for file in state.outcome_files)
+    if len(state.outcomes) >= policy.outcomes_overlay_max or kept >= OUTCOMES_MAX:
+        raise Overloaded(
+            f"shard {state.name!r} remembers {kept} tokens, {len(state.outcomes)} of which wait to be written to a "
+            "blob; use fewer, or leave them away where a write is not repeated",
+            retry_after_s=RETRY_SOON_S,
+        )
+    outcome = Outcome(result.lower, result.upper, command.digest, context.lease_now_ms)
+    return replace(state, outcomes=with_changes(state.outcomes, {key_of(command.token): outcome}))
+
+
+def is_retired(state: State, writer: WriterId, context: Context) -> bool:
+    """Whether the writer was registered before, and may have written: then its id is never registered again."""
+    born = born_ms(key_of(writer))
+    return outcome_of(state, key_of(writer), context) is not None or (born is not None and born <= state.forgotten_ms)
+
+
+def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, Outcome]:
+    """What the next life of the name must know of minted tokens that were born later than the store's time.
+
+    Their makers' clocks are ahead, by seconds mostly. At most `ENDED_MAX`, those that are the least ahead. They stay in
+    the State, so they are fewer than a flush waits for.
+    """
+    kept_max = min(ENDED_MAX, context.policy.outcomes_flush_at // 2)
+    ahead = ((born, key) for key in state.outcomes if (born := born_ms(key)) is not None and born > store_ms)
+    return {key: Outcome(EMPTY, EMPTY, ENDED, context.lease_now_ms) for _, key in sorted(ahead)[:kept_max]}
+
+
+def retired(state: State, writers: Iterable[WriterId], now_ms: int) -> State:
+    """The State without these registered writers, of which those that have written are remembered."""
+    gone = list(writers)[:RETIRED_PER_COMMIT_MAX]
+    kept = {key_of(writer): _last(state.writers[writer], now_ms) for writer in gone if state.writers[writer].token}
+    outcomes = with_changes(state.outcomes, kept) if kept else state.outcomes
+    return replace(state, writers=with_changes(state.writers, {}, gone), outcomes=outcomes)
+
+
+def flush_outcomes(state: State, command: c.FlushOutcomes, context: Context) -> tuple[State, c.Flushed]:
+    """Move outcomes from the State to a file, iff all that it holds is still where it was."""
+    file, files = command.file, list(state.outcome_files)
+    if file is not None and file in files:  # a retry
+        return state, c.Flushed(True)
+    keys = [known.key for known in files]
+    first = keys.index(command.merged[0]) if command.merged and command.merged[0] in keys else len(files)
+    if tuple(keys[first : first + len(command.merged)]) != command.merged or not all(
+        key in state.outcomes for key in command.flushed
+    ):
+        return state, c.Flushed(False)
+    if file is not None:
+        if not belongs_to(file.key, state.shard_id):
+            raise InvalidUsage(f"outcome file {file.key!r} does not belong to shard {state.name!r}")
+        if context.may_be_swept(state, file.key):
+            return state, c.Flushed(False)  # the outcomes stay where they are; the next flush writes them anew
+        files[first : first + len(command.merged)] = [file]
+    store_ms, now_ms = command.store_ms, context.lease_now_ms
+    kept = [known for known in files if store_ms is None or not is_outcome_file_outlived(known, now_ms, context.policy)]
+    # A birth in the future would hold up everybody's tokens until that time. Whoever minted such a token has a wrong
+    # clock: it is forgotten as a free-form key is.
+    forgotten = [min(known.born_last, store_ms or 0) for known in files if known not in kept]
+    following = replace(
+        state,
+        outcomes=with_changes(state.outcomes, {}, command.flushed),
+        outcome_files=tuple(kept),
+        forgotten_ms=max([state.forgotten_ms, *forgotten]),
+    )
+    return following, c.Flushed(True)
+
+
+def is_outcome_file_outlived(file: OutcomeFile, now_ms: int, policy: Policy) -> bool:
+    """Whether all outcomes of the file have been kept for their time. `now_ms` is of the lease clock."""
+    return now_ms - file.last_ms > policy.outcome_kept_ms
+
+
+def to_flush(state: State) -> dict[str, Outcome]:
+    """The outcomes that may go to a file. What an ended life has left stays: the next drop carries it on."""
+    return {key: outcome for key, outcome in state.outcomes.items() if outcome.digest != ENDED}
+
+
+def outcome_flush_is_due(state: State, policy: Policy) -> bool:
+    """Whether outcomes of the State should be moved to a file, or a file has been kept long enough."""
+    if any(is_outcome_file_outlived(file, state.lease_now_ms, policy) for file in state.outcome_files):
+        return True
+    return len(state.outcomes) >= policy.outcomes_flush_at and len(to_flush(state)) >= policy.outcomes_flush_at
+
+
+def _last(writer: WriterState, now_ms: int) -> Outcome:
+    return Outcome(writer.lower, writer.upper, RETIRED, now_ms)
+
+
+def _check_known(state: State, token: Token, context: Context) -> None:
+    """Refuse a minted token of which it cannot be known whether it has landed, or will not be known later."""
+    born = born_ms(key_of(token))
+    if born is None:
+        return
+    if born <= state.forgotten_ms:
+        raise _forgotten(state, token, context)
+    if born > max(context.now_ms, state.walltime_ms, context.lease_now_ms, context.store_ms) + FUTURE_MS_MAX:
+        raise OutcomeForgotten(
+            f"token {token} was minted in the future of shard {state.name!r}, so its outcome could not be known for "
+            "long; set the clock of the machine that mints it, or of this server, then write with a new token",
+            born_ms=born,
+        )
+
+
+def _reused(state: State, token: Token) -> TokenReused:
+    """A digest is of rows by the columns of then: by other ones the same rows have another, and landed all the same."""
+    landed = f"a write with token {token} has landed on shard {state.name!r} already: another command or other rows"
+    if len(state.schemas) > 1:
+        return TokenReused(
+            f"{landed}, or the same rows before the columns changed: look at the shard's history before you write "
+            "them again, and use a new token for another write"
+        )
+    return TokenReused(f"{landed}; use a new token for each write")
+
+
+def _forgotten(state: State, token: Token, context: Context) -> OutcomeForgotten:
+    return OutcomeForgotten(
+        f"what became of token {token} on shard {state.name!r} is no longer known: it is older than "
+        f"{context.policy.outcome_kept_ms // 3_600_000} hours, or than a drop of the shard; look at the shard, "
+        "then write with a new token",
+        born_ms=born_ms(key_of(token)),
+    )

@@ -1,0 +1,348 @@
+"""Transitions of maintenance: rollups, claims, merge results, manifests, and the repair of lost parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from persist.core import commands as c
+from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
+from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno
+from persist.core.errors import Corruption, InvalidUsage
+from persist.core.frontier import Antichain, meet
+from persist.core.ids import PartId, parse
+from persist.core.merge_plan import claimed
+from persist.core.record import replace
+from persist.core.state import Claim, Rollup, State, kept_below
+from persist.core.transitions.audit_recording import cut
+from persist.core.transitions.context import Context
+from persist.core.transitions.history_control import CLAIM_KEPT_LEASES, expire_lapsed, heartbeat_ms
+from persist.core.transitions.part_admission import check_merged, check_replacement
+from persist.core.transitions.tombstones import brings_back, recounted
+from persist.core.truncation import clipped
+
+# Transitions of maintenance: rollups, claims, and the result of a merge. None of them can make a writer fail.
+
+
+CLAIM_LEASE_MS_MAX = 24 * 3600 * 1000
+
+
+def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[State, c.RollupAdded]:
+    known = state.rollups.get(command.seqno)
+    if known is not None:
+        return state, c.RollupAdded(known.key == command.key)
+    if command.seqno > state.seqno:
+        raise InvalidUsage(f"shard {state.name!r} is at v{state.seqno}: a rollup of v{command.seqno} cannot exist")
+    newest = max(state.rollups, default=0)
+    if command.seqno < newest or not belongs_to(command.key, state.shard_id):
+        return state, c.RollupAdded(False)  # late: its key may have been removed already, and removed keys never return
+    if not is_rollup_key(command.key) or rollup_seqno(command.key) != command.seqno:
+        raise InvalidUsage(f"{command.key} is not the key of a rollup of v{command.seqno} of shard {state.name!r}")
+    if context.may_be_swept(state, command.key):
+        return state, c.RollupAdded(False)  # very late
+    context.verdict.check()
+    rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
+    return replace(state, rollups=rollups), c.RollupAdded(True)
+
+
+def remove_rollups(state: State, command: c.RemoveRollups, context: Context) -> tuple[State, c.Done]:
+    newest = max(state.rollups, default=0)
+    kept = {seqno: r for seqno, r in state.rollups.items() if seqno >= command.below or seqno == newest}
+    long_diffs = {seqno: key for seqno, key in state.long_diffs.items() if seqno >= command.below}
+    if len(kept) == len(state.rollups) and len(long_diffs) == len(state.long_diffs):
+        return state, c.Done()
+    return cut(replace(state, rollups=kept, long_diffs=long_diffs), command.below), c.Done()
+
+
+def take_claim(state: State, command: c.TakeClaim, context: Context) -> tuple[State, c.Claimed]:
+    if not 0 < command.lease_ms <= CLAIM_LEASE_MS_MAX:
+        raise InvalidUsage(f"claim lease {command.lease_ms} ms is outside (0, {CLAIM_LEASE_MS_MAX}]")
+    held = state.claims.get(command.key)
+    if held is not None and held.owner != command.owner and not held.lapsed(context.lease_now_ms):
+        return state, c.Claimed(False, held.owner)
+    if (holder := _holder_of(state, command, context)) is not None:
+        return state, c.Claimed(False, holder)
+    base = held
+    if base is None or (command.inputs and base.inputs != command.inputs):
+        base = Claim(command.owner, context.lease_now_ms, command.lease_ms, inputs=command.inputs)
+    heartbeat = context.lease_now_ms if held is None else heartbeat_ms(held, context)
+    claim = replace(base, owner=command.owner, heartbeat_ms=heartbeat, lease_ms=command.lease_ms)
+    state = replace(state, claims={**state.claims, command.key: claim})
+    return state, _claimed(claim)
+
+
+def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Context) -> tuple[State, c.Claimed]:
+    held = state.claims.get(command.key)
+    if held is None or held.owner != command.owner:
+        return state, c.Claimed(False, held.owner if held else "")
+    if state.trace.covering(frozenset(command.inputs)) is None:
+        return state, c.Claimed(False, command.owner)  # an input is gone: this merge can never be applied
+    if _are_swept(state, held, command.done, context) or brings_back(state, (Run(command.done),)):
+        return state, c.Claimed(False, command.owner)
+    done = tuple(part.without_receipt() for part in command.done)
+    if held.inputs not in ((), command.inputs) or done[: len(held.done)] != held.done:
+        raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
+    _check_since(state, command.since)
+    check_merged(state, command.done, held.done, context)
+    claim = replace(
+        held,
+        heartbeat_ms=heartbeat_ms(held, context),
+        inputs=command.inputs,
+        done=done,
+        resume_key=command.resume_key,
+        since=command.since,
+    )
+    return replace(state, claims={**state.claims, command.key: claim}), _claimed(claim)
+
+
+def refuse_staged_before(state: State, command: c.RefuseStagedBefore, context: Context) -> tuple[State, c.SweptBefore]:
+    """Always a new State object, and so always a commit."""
+    before_ms = max(state.swept_before_ms, min(command.before_ms, context.now_ms))
+    return replace(expire_lapsed(state, context.lease_now_ms), swept_before_ms=before_ms), c.SweptBefore(before_ms)
+
+
+def release_claim(state: State, command: c.ReleaseClaim, context: Context) -> tuple[State, c.Done]:
+    held = state.claims.get(command.key)
+    if held is None or held.owner != command.owner:
+        return state, c.Done()
+    return replace(state, claims=_without(state, command.key)), c.Done()
+
+
+def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple[State, c.MergeApplied]:
+    """Replace input parts by outputs, iff every input part is still there (by id, never by time bounds)."""
+    inputs = frozenset(command.inputs)
+    if not inputs:
+        raise InvalidUsage("a merge without inputs changes nothing")
+    found = state.trace.covering(inputs)
+    if found is None or not _may_apply(state, command, context) or brings_back(state, command.outputs):
+        outputs = {part.id for run in command.outputs for part in run.parts}
+        landed = bool(outputs) and state.trace.covering(frozenset(outputs)) is not None
+        return state, c.MergeApplied(landed)
+    _check_since(state, command.since)
+    first, count = _with_empty_neighbours(state, *found)
+    batches = state.trace.batches[first : first + count]
+    merged = _merged(state, inputs, command, batches, context)
+    taken = (part for batch in batches for part in batch.parts() if part.id in inputs)
+    state = recounted(state, taken, (part for run in command.outputs for part in run.parts))
+    trace = state.trace.splice(first, count, [merged])
+    return replace(state, trace=trace, claims=_without(state, command.claim_key)), c.MergeApplied(True)
+
+
+def _check_since(state: State, since: Antichain) -> None:
+    """What is tagged later lies at or beyond the shard's since, and so beyond that of every merge under way."""
+    if state.since < since:
+        raise InvalidUsage(f"a merge to since {since} is beyond the since {state.since} of shard {state.name!r}")
+
+
+def _merged(
+    state: State, inputs: frozenset[str], command: c.MergeResult, batches: Sequence[HollowBatch], context: Context
+) -> HollowBatch:
+    taken = [part for batch in batches for part in batch.parts() if part.id in inputs]
+    outputs = [part for run in command.outputs for part in run.parts]
+    held = state.claims.get(command.claim_key) if command.claim_key else None
+    check_merged(state, outputs, held.done if held is not None else (), context)
+    if sum(part.rows for part in outputs) > sum(part.rows for part in taken):
+        raise InvalidUsage("the output of a merge has more rows than its inputs")
+    before, after = diff_sum_of(taken), diff_sum_of(outputs)
+    if before is not None and after is not None and before != after:
+        raise Corruption(
+            f"a merge in shard {state.name!r} changed the sum of diffs from {before} to {after}; it is not applied"
+        )
+    kept = [run for batch in batches for run in _runs_without(batch, inputs)]
+    # Runs that were not merged keep the since that their batches had; so does the batch that holds them.
+    since = meet(batch.desc.since for batch in batches if batch.runs) if kept else command.since
+    lower, upper = batches[0].desc.lower, batches[-1].desc.upper
+    apart = tuple(t for t in kept_below(state, command.since) if lower.less_equal(t) and not upper.less_equal(t + 1))
+    desc = Description(lower, upper, since, apart)
+    named = (Run(tuple(part.without_receipt() for part in run.parts)) for run in command.outputs if run.parts)
+    return batch_of(desc, (*kept, *named))
+
+
+def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
+    """Whether the outputs are there for sure: the claim, if there is one, is still held, and none is too old."""
+    outputs = [part for run in command.outputs for part in run.parts]
+    if not command.claim_key:
+        return not _are_swept(state, None, outputs, context)
+    held = state.claims.get(command.claim_key)
+    if held is None or held.owner != command.owner or held.inputs not in ((), command.inputs):
+        return False
+    if held.lapsed(context.lease_now_ms, CLAIM_KEPT_LEASES):
+        return False
+    return not _are_swept(state, held, outputs, context)
+
+
+def _are_swept(state: State, held: Claim | None, outputs: Sequence[Part], context: Context) -> bool:
+    """Whether an output that no claim has kept may have been swept since it was written.
+
+    What is no key at all is refused later, so it has no age.
+    """
+    kept = frozenset(part.key for part in held.done) if held is not None else frozenset()
+    keys = [part.key for part in outputs if part.key is not None and part.key not in kept]
+    return any(belongs_to(key, state.shard_id) and context.may_be_swept(state, key) for key in keys)
+
+
+def _holder_of(state: State, command: c.TakeClaim, context: Context) -> str | None:
+    """Who else is at work on one of the inputs."""
+    wanted = set(command.inputs)
+    for key, claim in state.claims.items():
+        if key == command.key or claim.owner == command.owner or claim.lapsed(context.lease_now_ms):
+            continue
+        if not wanted.isdisjoint(claim.inputs):
+            return claim.owner
+    return None
+
+
+def _with_empty_neighbours(state: State, first: int, count: int) -> tuple[int, int]:
+    """The batches of a merge and the empty ones beside them, which fuse with its result."""
+    batches = state.trace.batches
+    end = first + count
+    while first > 0 and not batches[first - 1].runs:
+        first -= 1
+    while end < len(batches) and not batches[end].runs:
+        end += 1
+    return first, end - first
+
+
+def _runs_without(batch: HollowBatch, inputs: frozenset[str]) -> list[Run]:
+    runs = [Run(tuple(part for part in run.parts if part.id not in inputs)) for run in batch.runs]
+    return [run for run in runs if run.parts]
+
+
+def _without(state: State, key: str) -> dict[str, Claim]:
+    return {k: claim for k, claim in state.claims.items() if k != key}
+
+
+def _claimed(claim: Claim) -> c.Claimed:
+    return c.Claimed(True, claim.owner, claim.inputs, claim.done, claim.resume_key, claim.since)
+
+
+# Transitions that put parts into bundles, and take them out again. Rows, times and the order of batches stay.
+
+
+def bundle_parts(state: State, command: c.BundleParts, context: Context) -> tuple[State, c.Bundled]:
+    """A merge under way names its inputs by id, so what one is at work on stays as it is.
+
+    A bundle that was written before a drop was forgotten has rows that the parts have lost since.
+    """
+    inputs, bundles = frozenset(command.inputs), [part for run in command.outputs for part in run.parts]
+    found = state.trace.covering(inputs) if inputs else None
+    if found is None or found[1] != 1:
+        return state, c.Bundled(False)
+    if not inputs.isdisjoint(claimed(state, context.lease_now_ms)) or _bundles_are_swept(state, bundles, context):
+        return state, c.Bundled(False)
+    if brings_back(state, command.outputs):
+        return state, c.Bundled(False)
+    context.verdict.check()
+    batch = state.trace.batches[found[0]]
+    taken = [part for part in batch.parts() if part.id in inputs]
+    for part in bundles:
+        check_bundle(state, part)
+    _check_same(state, taken, bundles)
+    if sum(part.bundle.parts for part in bundles if part.bundle is not None) != len(taken):
+        raise InvalidUsage(f"bundles of shard {state.name!r} do not list the parts in whose place they stand")
+    kept = [Run(tuple(part for part in run.parts if part.id not in inputs)) for run in batch.runs]
+    runs = (*(run for run in kept if run.parts), *command.outputs)
+    return _with_batch(state, found[0], HollowBatch(batch.desc, runs, batch.rows)), c.Bundled(True)
+
+
+def unbundled(state: State, bundle_id: str, listed: tuple[Run, ...]) -> State:
+    """The State with what a bundle lists in its place; the State itself where it has no such bundle."""
+    found = state.trace.covering(frozenset({bundle_id}))
+    if found is None:
+        return state
+    batch = state.trace.batches[found[0]]
+    runs: list[Run] = []
+    for run in batch.runs:
+        at = next((index for index, part in enumerate(run.parts) if part.id == bundle_id), None)
+        if at is None:
+            runs.append(run)
+            continue
+        inner = [part for each in listed for part in each.parts]
+        _check_same(state, [run.parts[at]], inner)
+        shown = clipped(listed, run.parts[at].clip or 0)  # a drop has taken away what lies before
+        if len(run.parts) == 1:
+            runs.extend(shown)
+        else:  # bundles of one long run
+            inner = [part for each in shown for part in each.parts]
+            runs.append(Run((*run.parts[:at], *inner, *run.parts[at + 1 :])))
+    return _with_batch(state, found[0], batch_of(batch.desc, tuple(run for run in runs if run.parts)))
+
+
+def _with_batch(state: State, index: int, batch: HollowBatch) -> State:
+    return replace(state, trace=state.trace.splice(index, 1, [batch]))
+
+
+def _bundles_are_swept(state: State, bundles: Iterable[Part], context: Context) -> bool:
+    """Whether one of them may have been swept. What is no key at all is refused later, so it has no age."""
+    keys = (part.key for part in bundles if part.key is not None and belongs_to(part.key, state.shard_id))
+    return any(context.may_be_swept(state, key) for key in keys)
+
+
+def check_bundle(state: State, part: Part) -> None:
+    """Refuse what is no bundle of the shard, or one that it names already."""
+    parse(PartId, part.id)
+    key = part.key or ""
+    is_bundle = part.bundle is not None and part.data is None
+    if not is_bundle or not belongs_to(key, state.shard_id) or not key.endswith(f"/{part.id}.bundle"):
+        raise InvalidUsage(f"part {part.id} is no bundle of shard {state.name!r}")
+    if state.trace.holds(part.id):
+        raise InvalidUsage(f"bundle {part.id} is in shard {state.name!r} already")
+
+
+def _check_same(state: State, before: list[Part], after: list[Part]) -> None:
+    """The two stand for the same rows, as far as the State can tell."""
+    sums = [(sum(p.rows for p in parts), sum(p.size for p in parts)) for parts in (before, after)]
+    diffs = [diff_sum_of(parts) for parts in (before, after)]
+    if sums[0] != sums[1] or (None not in diffs and diffs[0] != diffs[1]):
+        raise Corruption(f"a bundle of shard {state.name!r} stands for other rows than the parts that it lists")
+
+
+# Mending a shard that names a part which cannot be read: the part goes, or another one takes its place.
+
+
+def replace_part(state: State, command: c.ReplacePart, context: Context) -> tuple[State, c.PartReplaced]:
+    """Since, upper and the times of batches stay. Claims of merges that read the part end: they could never be applied.
+
+    Where a bundle itself goes, what it lists goes with it. The rows that were written stay counted (EVENT_COUNT): what
+    was appended was appended.
+    """
+    new, unreadable = command.replacement, {command.part, command.within}
+    if new is not None and state.trace.holds(new.id):
+        return state, c.PartReplaced(None)  # an earlier try landed
+    if command.within is not None:
+        context.verdict.check()
+        state = unbundled(state, command.within, command.listed)
+    for index, batch in enumerate(state.trace.batches):
+        old = next((part for part in batch.parts() if part.id == command.part), None)
+        if old is None:
+            continue
+        if new is not None:
+            _check_like(state, old, new)
+            if old.bundle is None:
+                check_replacement(state, new, context)
+            else:
+                check_bundle(state, new)
+                context.verdict.check()
+        mended = state.trace.splice(index, 1, [_mended(batch, old, new)])
+        claims = {key: claim for key, claim in state.claims.items() if unreadable.isdisjoint(claim.inputs)}
+        return replace(state, trace=mended, claims=claims), c.PartReplaced(old)
+    raise InvalidUsage(f"part {command.part} is not in shard {state.name!r}; `persist check --deep` lists the damage")
+
+
+def _mended(batch: HollowBatch, old: Part, new: Part | None) -> HollowBatch:
+    runs = []
+    for run in batch.runs:
+        parts = tuple(part for part in run.parts if part.id != old.id)
+        if new is not None and len(parts) < len(run.parts):
+            parts = tuple(new.without_receipt() if part.id == old.id else part for part in run.parts)
+        if parts:
+            runs.append(Run(parts))
+    return batch_of(batch.desc, tuple(runs))
+
+
+def _check_like(state: State, old: Part, new: Part) -> None:
+    """The same bytes under another key: what the State says of them stays."""
+    if replace(new.without_receipt(), id=old.id, key=old.key) != old:
+        raise InvalidUsage(
+            f"the replacement of part {old.id} of shard {state.name!r} is no copy of it: that has {old.size} bytes and "
+            f"the checksum {old.checksum}"
+        )

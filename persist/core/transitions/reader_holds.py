@@ -1,0 +1,270 @@
+"""Transitions of readers: expiring holds, holds that never expire, and how they move the shard's since."""
+
+from __future__ import annotations
+
+from persist.core import commands as c
+from persist.core.erasure_progress import erased_from
+from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
+from persist.core.frontier import Antichain
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
+from persist.core.persistent_map import with_changes
+from persist.core.phases import only_drop
+from persist.core.record import replace
+from persist.core.state import CriticalReader, LeasedReader, State, held_since, is_kept
+from persist.core.transitions.context import RETRY_LATER_S, Context
+from persist.core.transitions.history_control import heartbeat_ms, is_fresh, named, without_lapsed_readers
+
+LEASE_MS_MAX = 24 * 3600 * 1000
+PURPOSE_CHARS_MAX = 256
+OPAQUE_CHARS_MAX = 256
+
+
+def register(state: State, command: c.RegisterReader, context: Context) -> tuple[State, c.ReaderRegistered]:
+    known = state.leased_readers.get(command.reader)
+    if known is not None:  # a retry whose first answer was lost
+        return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
+    state = _with_room(state, command, context)
+    erased = erased_from(state)
+    since = max(state.since, erased) if command.since is None else command.since
+    if since < erased:
+        raise _not_any_more(state, since, erased)
+    if since < state.since:
+        alone = since.element is not None and is_kept(state, since.element)
+        what = "that time alone is kept: take a snapshot of it" if alone else "its history was forgotten"
+        raise NotReadable(
+            f"shard {state.name!r} is readable from {state.since} on, not as of {since}: {what}",
+            as_of=since.to_json(),
+            since=state.since.to_json(),
+        )
+    return _with_new_reader(state, command, since, context)
+
+
+def hold_point(state: State, command: c.HoldPoint, context: Context) -> tuple[State, c.ReaderRegistered]:
+    known = state.leased_readers.get(command.reader)
+    if known is not None:  # a retry whose first answer was lost
+        return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
+    state = _with_room(state, command, context)
+    time = command.time
+    if command.tag:
+        time = named(state, command.tag).time
+    erased = erased_from(state)
+    if Antichain(time) < erased and time not in (tag.time for tag in state.tags.values()):
+        raise _not_any_more(state, Antichain(time), erased)
+    if not is_kept(state, time):
+        raise NotReadable(
+            f"shard {state.name!r} is readable from {state.since} on, not as of [{time}]: its history was forgotten",
+            as_of=[time],
+            since=state.since.to_json(),
+        )
+    return _with_new_reader(state, command, Antichain(time), context)
+
+
+def _not_any_more(state: State, since: Antichain, erased: Antichain) -> NotReadable:
+    return NotReadable(
+        f"shard {state.name!r} is not read as of {since} any more, since rows were erased: only who held that time "
+        f"already reads on; new reads begin at {erased}",
+        as_of=since.to_json(),
+        since=erased.to_json(),
+    )
+
+
+def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tuple[State, c.Done]:
+    known = _registered(state, command.reader)
+    if command.seqno is not None and known.seqno > command.seqno:
+        raise _gone(state, command.reader)
+    if _is_fresh(command.reader, known, context):
+        return state, c.Done()
+    return _with_reader(state, command.reader, replace(known, heartbeat_ms=heartbeat_ms(known, context))), c.Done()
+
+
+def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
+    """Since is what the holds say, also where this one stays: `MoveHold` moves a hold and leaves since behind."""
+    following, moved = move_hold(state, command, context)
+    following = _with_since_recomputed(following, context)
+    return following, c.SinceDowngraded(moved.reader_since, following.since)
+
+
+def move_hold(
+    state: State, command: c.MoveHold | c.DowngradeSince, context: Context
+) -> tuple[State, c.SinceDowngraded]:
+    known = _registered(state, command.reader)
+    since = max(known.since, command.since)
+    _check_reached(state, known.since, since)
+    if known.point and since != known.since and not since.is_empty:
+        raise InvalidUsage(
+            f"reader {command.reader} of shard {state.name!r} holds {known.since} alone; open another one for {since}"
+        )
+    seqno = max(known.seqno, min(command.seqno, state.seqno))
+    held = since == known.since and seqno - known.seqno < min(context.policy.rollup_every, context.policy.rollup_least)
+    if held and _is_fresh(command.reader, known, context):
+        return state, c.SinceDowngraded(since, state.since)
+    moved = replace(known, since=since, seqno=seqno, heartbeat_ms=heartbeat_ms(known, context))
+    return _with_reader(state, command.reader, moved), c.SinceDowngraded(since, state.since)
+
+
+def expire(state: State, command: c.ExpireReader, context: Context) -> tuple[State, c.Done]:
+    if command.reader not in state.leased_readers:
+        return state, c.Done()
+    return replace(state, leased_readers=with_changes(state.leased_readers, {}, (command.reader,))), c.Done()
+
+
+def register_critical(
+    state: State, command: c.RegisterCriticalReader, context: Context
+) -> tuple[State, c.CriticalReaderState | c.HoldGivenUp]:
+    known = state.critical_readers.get(command.reader)
+    if known is not None:
+        return state, _told(known, state)
+    if command.seen is not None and command.seen < state.given_up:
+        return state, c.HoldGivenUp(state.given_up)
+    if len(state.critical_readers) >= context.policy.cursors_max:
+        raise InvalidUsage(
+            f"shard {state.name!r} has {len(state.critical_readers)} cursors, which is the most; give one up first"
+        )
+    opaque = _bounded("opaque token", command.opaque, OPAQUE_CHARS_MAX)
+    purpose = _bounded("cursor", command.purpose, PURPOSE_CHARS_MAX)
+    earliest = max(state.since, erased_from(state))
+    since = earliest if command.since is None else max(earliest, command.since)
+    _check_movable(state, state.since, since, command.force)
+    registered = state.seqno
+    reader = CriticalReader(since, opaque, purpose, registered)
+    state = _with_critical(state, command.reader, reader)
+    if command.since is not None:
+        state = _with_since_recomputed(state, context)
+    return state, _told(reader, state)
+
+
+def compare_and_downgrade_since(
+    state: State, command: c.CompareAndDowngradeSince, context: Context
+) -> tuple[State, c.CriticalReaderState]:
+    known = _critical(state, command.reader)
+    if command.registered not in (None, known.registered):
+        raise Expired(f"this hold of critical reader {command.reader} was given up, and its name has a new one")
+    new_opaque = _bounded("opaque token", command.new_opaque, OPAQUE_CHARS_MAX)
+    since = max(known.since, command.since)
+    if known.opaque == new_opaque and known.opaque != command.expected_opaque and since == known.since:
+        return state, _told(known, state)  # a retry of what landed
+    _check_opaque(state, command.reader, known, command.expected_opaque)
+    _check_movable(state, known.since, since, command.force)
+    moved = replace(known, since=since, opaque=new_opaque)
+    state = _with_since_recomputed(_with_critical(state, command.reader, moved), context)
+    return state, _told(moved, state)
+
+
+def expire_critical(state: State, command: c.ExpireCriticalReader, context: Context) -> tuple[State, c.Done]:
+    known = state.critical_readers.get(command.reader)
+    if known is None or command.registered not in (None, known.registered):
+        return state, c.Done()
+    _check_opaque(state, command.reader, known, command.expected_opaque)
+    kept = {k: r for k, r in state.critical_readers.items() if k != command.reader}
+    given_up = SeqNo(state.seqno + 1)
+    return replace(state, critical_readers=kept, given_up=given_up), c.Done()
+
+
+def read_critical(state: State, command: c.ReadCriticalReaders, context: Context) -> tuple[State, c.CriticalReadersAre]:
+    known = state.critical_readers
+    return state, c.CriticalReadersAre({reader: known[reader].since for reader in command.readers if reader in known})
+
+
+def _told(reader: CriticalReader, state: State) -> c.CriticalReaderState:
+    return c.CriticalReaderState(reader.since, reader.opaque, state.since, reader.registered)
+
+
+def _with_since_recomputed(state: State, context: Context) -> State:
+    """Since as those hold it whose leases have not lapsed: the next downgrade may be long in coming.
+
+    It stays where it would drop the shard, which only a drop does.
+    """
+    live = without_lapsed_readers(state, context.lease_now_ms)
+    since: Antichain = max(state.since, held_since(live))
+    if since == state.since or (since.is_empty and state.upper.is_empty):
+        return state
+    return replace(live, since=since)
+
+
+def _is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:
+    return is_fresh(known, lambda earlier: earlier.leased_readers.get(reader), context)
+
+
+def _with_room(state: State, command: c.RegisterReader | c.HoldPoint, context: Context) -> State:
+    """The State, without readers whose leases lapsed if there are too many. Raises Overloaded, InvalidUsage."""
+    if not 0 < command.lease_ms <= LEASE_MS_MAX:
+        raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {LEASE_MS_MAX}]")
+    if len(state.leased_readers) >= context.policy.readers_max:
+        state = without_lapsed_readers(state, context.lease_now_ms)
+        if len(state.leased_readers) >= context.policy.readers_max:
+            raise Overloaded(
+                f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
+                retry_after_s=RETRY_LATER_S,
+            )
+    return state
+
+
+def _with_new_reader(
+    state: State, command: c.RegisterReader | c.HoldPoint, since: Antichain, context: Context
+) -> tuple[State, c.ReaderRegistered]:
+    purpose = _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX)
+    alone = isinstance(command, c.HoldPoint)
+    reader = LeasedReader(since, state.seqno, context.lease_now_ms, command.lease_ms, purpose, alone)
+    return _with_reader(state, command.reader, reader), c.ReaderRegistered(since, state.upper, state.seqno)
+
+
+def _with_reader(state: State, reader_id: ReaderId, reader: LeasedReader) -> State:
+    return replace(state, leased_readers=with_changes(state.leased_readers, {reader_id: reader}))
+
+
+def _with_critical(state: State, reader_id: CriticalReaderId, reader: CriticalReader) -> State:
+    return replace(state, critical_readers={**state.critical_readers, reader_id: reader})
+
+
+def _registered(state: State, reader: ReaderId) -> LeasedReader:
+    known = state.leased_readers.get(reader)
+    if known is None:
+        raise _gone(state, reader)
+    return known
+
+
+def _gone(state: State, reader: ReaderId) -> Expired:
+    return Expired(
+        f"reader {reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; take the snapshot, "
+        "listen or load() again"
+    )
+
+
+def _critical(state: State, reader: CriticalReaderId) -> CriticalReader:
+    known = state.critical_readers.get(reader)
+    if known is None:
+        raise Expired(f"critical reader {reader} is not registered with shard {state.name!r}; register it first")
+    return known
+
+
+def _check_opaque(state: State, reader: CriticalReaderId, known: CriticalReader, expected: str) -> None:
+    if known.opaque != expected:
+        raise OpaqueMismatch(
+            f"critical reader {known.purpose or reader!r} of shard {state.name!r} is held by another: tokens differ",
+            expected=expected,
+            actual=known.opaque,
+            since=known.since.to_json(),
+        )
+
+
+def _check_movable(state: State, held: Antichain, since: Antichain, force: bool) -> None:
+    """Refuse to move a hold that never expires to a `since` that harms the shard."""
+    if not force:
+        _check_reached(state, held, since)
+    if since > held and since.is_empty and state.upper.is_empty:
+        raise InvalidUsage(only_drop(state.name))
+
+
+def _check_reached(state: State, held: Antichain, since: Antichain) -> None:
+    """A since beyond the upper is a time of a wrong unit, or a typo. It could never be taken back."""
+    if since > held and state.upper < since and not since.is_empty:
+        raise InvalidUsage(
+            f"since {since} lies beyond the upper {state.upper} of shard {state.name!r}: nothing could be read until "
+            "somebody writes that far, and since never moves back; give at most the upper"
+        )
+
+
+def _bounded(what: str, text: str, chars_max: int) -> str:
+    if len(text) > chars_max:
+        raise InvalidUsage(f"the {what} has {len(text)} characters; at most {chars_max} are kept")
+    return text

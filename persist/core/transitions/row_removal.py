@@ -1,0 +1,235 @@
+"""Transitions that remove rows by retention policies and by erasures."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from persist.core import commands as c
+from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure, ErasureRequest, Wait
+from persist.core.erasure_progress import (
+    WAITS_TOLD_MAX,
+    erased_at,
+    is_rewritten,
+    lent_before,
+    pending_erasures,
+    states_held,
+    waits,
+)
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, UpperMismatch
+from persist.core.frontier import MINIMUM, Antichain
+from persist.core.ids import SeqNo
+from persist.core.named_holds import TAGS_MAX, Tag, check_tag_name
+from persist.core.persistent_map import with_changes
+from persist.core.record import replace
+from persist.core.retention_plan import facts_of, rows_before
+from persist.core.retention_policy import CUTS_MAX, KeptCut, RowPolicy
+from persist.core.state import State, is_kept
+from persist.core.transitions.context import Context
+from persist.core.transitions.history_control import checked, upper_at
+from persist.core.transitions.tombstones import dropped_before
+from persist.core.transitions.writers import keep_pending, let_go, restore
+
+# Transitions of erasures: one commit retracts the rows and lets history go; maintenance tells how far the rest is.
+#
+# Where the shard is fed by `append` that commit is the next one of its writer. Until then the State keeps the rows.
+
+
+def erase(state: State, command: c.Erase, context: Context) -> tuple[State, c.Appended]:
+    """The commit history before it may tell of the rows (what callers said), so it goes as well."""
+    if len(command.reason) > REASON_CHARS_MAX:
+        raise InvalidUsage(f"the reason has {len(command.reason)} characters; at most {REASON_CHARS_MAX} are kept")
+    if state.upper == MINIMUM:
+        raise InvalidUsage(f"nothing was written to shard {state.name!r} yet, so there is nothing to erase")
+    if command.erasure in state.erasures:
+        raise InvalidUsage(f"shard {state.name!r} has an erasure {command.erasure} already; take another id")
+    _check_pending(state, command)
+    state, pending = _with_room(state), None
+    if state.retention.appended and not command.force:
+        state, result, runs = keep_pending(state, command, context)
+        pending = ErasureRequest(runs, command.tags)
+    else:
+        state, result = restore(state, command, context)
+    at = result.lower.element or 0
+    now_ms = context.checked_ms or context.now_ms
+    deadline_ms = None if command.deadline_ms is None else now_ms + command.deadline_ms
+    erasure = Erasure(at, command.question, now_ms, deadline_ms, command.reason, pending=pending)
+    state = replace(state, erasures=with_changes(state.erasures, {command.erasure: erasure}))
+    return (state if pending is not None else let_go(state, at, context, tags=command.tags)), result
+
+
+def _check_pending(state: State, command: c.Erase) -> None:
+    """Two erasures that are pending must not take the same row away."""
+    if command.expected_upper == state.upper and command.pending != len(pending_erasures(state)):
+        raise UpperMismatch(
+            f"shard {state.name!r} has other erasures that are pending than rows were worked out with; decide anew",
+            expected=command.expected_upper.to_json(),
+            actual=state.upper.to_json(),
+            stays=False,
+        )
+
+
+def read(state: State, command: c.ReadErasures, context: Context) -> tuple[State, c.ErasuresAre]:
+    return state, _told(state, context)
+
+
+def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> tuple[State, c.ErasuresAre]:
+    known = state.erasures.get(command.erasure)
+    if known is None or known.rewritten or not is_rewritten(state, known.at):
+        return state, _told(state, context)
+    if context.checked_ms is None:  # by a clock that is behind, files would count as younger than they are
+        raise Unavailable(
+            f"the clock of this machine and that of the blob store do not agree, or cannot be compared, so nobody can "
+            f"say which files of shard {state.name!r} are older than its erasure; set the clock, or retry"
+        )
+    rewritten = SeqNo(state.seqno + 1)
+    noted = replace(known, rewritten=rewritten, rewritten_ms=context.checked_ms, doomed=command.doomed)
+    return _with(state, command.erasure, noted, context)
+
+
+def prove(state: State, command: c.ProveErasure, context: Context) -> tuple[State, c.ErasuresAre]:
+    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more, and
+    no loan may keep a blob of before.
+    """
+    known = state.erasures.get(command.erasure)
+    if known is None or known.proof is not None or not known.rewritten:
+        return state, _told(state, context)
+    if lent_before(state, known):
+        return state, _told(state, context)
+    if min([command.proof.horizon, *state.rollups, *state.long_diffs]) < known.rewritten:
+        return state, _told(state, context)
+    return _with(state, command.erasure, replace(known, proof=command.proof), context)
+
+
+def _with(state: State, name: str, erasure: Erasure, context: Context) -> tuple[State, c.ErasuresAre]:
+    state = replace(state, erasures=with_changes(state.erasures, {name: erasure}))
+    return state, _told(state, context)
+
+
+def _told(state: State, context: Context) -> c.ErasuresAre:
+    found: dict[str, tuple[Wait, ...]] = {}
+    for name, erasure in state.erasures.items():
+        if erasure.pending is not None:
+            found[name] = (Wait("writer", "append", erasure.at),)
+        elif erasure.proof is None:
+            left = states_held(state, erasure.rewritten) if erasure.rewritten else waits(state, erasure.at)
+            found[name] = (*left, *lent_before(state, erasure))[:WAITS_TOLD_MAX]
+    return c.ErasuresAre(dict(state.erasures), found, context.checked_ms or context.now_ms)
+
+
+def _with_room(state: State) -> State:
+    """The State without the oldest erasure that has ended, where it has as many as it may."""
+    if len(state.erasures) < ERASURES_MAX:
+        return state
+    ended = [(erasure.at, name) for name, erasure in state.erasures.items() if erasure.proof is not None]
+    if not ended:
+        raise Conflict(  # not Overloaded, which callers repeat: an erasure may wait for a day
+            f"shard {state.name!r} has {len(state.erasures)} erasures that have not ended, which is the most: erase "
+            "again once one has its receipt (`persist compactor --gc`); `persist erased` tells for what they wait"
+        )
+    return replace(state, erasures=with_changes(state.erasures, {}, (min(ended)[1],)))
+
+
+# Transitions of row policies: cuts that the State keeps, and how far the policy has come.
+
+
+def read_retention(state: State, command: c.ReadRetention, context: Context) -> tuple[State, c.RetentionIs]:
+    tried = state if command.policy is None else _with_policy(state, command.policy)
+    for at_ms in command.cuts_ms:
+        with suppress(Unavailable):
+            tried, _ = take_cut(tried, c.TakeCut(at_ms), context)
+    return state, c.RetentionIs(facts_of(tried), context.checked_ms)
+
+
+def _with_policy(state: State, policy: RowPolicy) -> State:
+    return replace(state, settings=replace(state.settings, rows=policy))
+
+
+def take_cut(state: State, command: c.TakeCut, context: Context) -> tuple[State, c.CutKept]:
+    """Only of what can be read: merges ask any later State what is kept, so no time may be added before since."""
+    at_ms = command.at_ms
+    if state.settings.rows is None or state.since.is_empty or at_ms in state.cuts:
+        return state, c.CutKept(False)
+    if at_ms > checked(context, state):
+        raise Unavailable(f"{at_ms} ms (UTC, since 1970) is to come for shard {state.name!r}; wait until then")
+    try:
+        sealed, found = upper_at(state, at_ms, context)
+    except NotReadable:
+        return state, c.CutKept(False)
+    upper = found.element
+    if not upper or upper - 1 < erased_at(state) or not is_kept(state, upper - 1):
+        return sealed, c.CutKept(False)
+    if upper <= max(state.retention.upper, _before(state, at_ms), dropped_before(state)):
+        return sealed, c.CutKept(False)  # rows that came by an unchecked clock show from the next point on
+    cuts = with_changes(state.cuts, {at_ms: KeptCut(upper, rows_before(state, upper))})
+    if len(cuts) > CUTS_MAX:
+        cuts = with_changes(cuts, {}, sorted(cuts)[1::2])
+    return replace(sealed, cuts=cuts), c.CutKept(True)
+
+
+def pass_cut(state: State, command: c.PassCut, context: Context) -> tuple[State, c.CutKept]:
+    known = state.retention
+    if command.upper <= known.upper or state.upper < Antichain(command.upper):
+        return state, c.CutKept(False)
+    gone = [at_ms for at_ms, cut in state.cuts.items() if cut.upper <= command.upper]
+    done = replace(
+        known,
+        cut_ms=max(command.cut_ms, known.cut_ms),
+        upper=command.upper,
+        at_ms=context.checked_ms or known.at_ms,
+        removed=command.removed,
+        overran=known.overran + command.overran,
+    )
+    return replace(state, cuts=with_changes(state.cuts, {}, gone), retention=done), c.CutKept(True)
+
+
+def retract_aged(state: State, command: c.RetractAged, context: Context) -> tuple[State, c.Appended]:
+    """Rows do not go by a policy that somebody has changed, or taken away, since they were looked for."""
+    settings = state.settings
+    if command.version != settings.version or settings.rows is None or settings.rows.column is None:
+        raise Conflict(
+            f"the policy of rows of shard {state.name!r} has changed: its settings have version {settings.version}, "
+            f"and rows were looked for by a column of version {command.version}; nothing was taken away",
+            expected=command.version,
+            actual=settings.version,
+        )
+    return restore(state, command, context)
+
+
+def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[State, c.CutKept]:
+    looked, known, settings = command.looked, state.retention, state.settings
+    if settings.rows is None or looked.version != settings.version or state.upper < Antichain(looked.upper):
+        return state, c.CutKept(False)
+    is_new = known.looked.version != settings.version
+    if not is_new and (looked.upper, looked.at_ms) <= (known.looked.upper, known.looked.at_ms):
+        return state, c.CutKept(False)
+    done = replace(known, looked=looked, overran=known.overran + command.overran)
+    return replace(state, retention=done), c.CutKept(True)
+
+
+def set_rungs(state: State, command: c.SetRungs, context: Context) -> tuple[State, c.TagsAre]:
+    tags, following = dict(state.tags), state
+    if state.settings.rows is None or state.since.is_empty:
+        return state, c.TagsAre({})
+    for rung in command.rungs:
+        if rung.at_ms > checked(context, state):
+            raise Unavailable(f"{rung.at_ms} ms (UTC, since 1970) is to come for shard {state.name!r}; wait until then")
+        try:
+            following, upper = upper_at(following, rung.at_ms, context)
+        except NotReadable:
+            continue
+        known = check_tag_name(rung.tag) in tags or len(tags) >= TAGS_MAX
+        if not known and upper.element and upper.element > erased_at(state) and is_kept(state, upper.element - 1):
+            tags[rung.tag] = Tag(upper.element - 1, laddered=True)
+    for name in command.gone:
+        if name in tags and tags[name].laddered:
+            del tags[name]
+    if tags != dict(state.tags):
+        gone = [name for name in state.tags if name not in tags]
+        added = {name: tag for name, tag in tags.items() if name not in state.tags}
+        following = replace(following, tags=with_changes(state.tags, added, gone))
+    return following, c.TagsAre({name: tag for name, tag in following.tags.items() if tag.laddered})
+
+
+def _before(state: State, at_ms: int) -> int:
+    """The upper of the last cut before the instant."""
+    return max((cut.upper for known_ms, cut in state.cuts.items() if known_ms <= at_ms), default=0)

@@ -1,0 +1,159 @@
+"""Transitions of drops: whether rows before a cut may go without a row that says so, and how they leave the State."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from persist.core import commands as c
+from persist.core.batch import HollowBatch, Part, Run, batch_of
+from persist.core.erasure_progress import pending_erasures, pending_runs
+from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
+from persist.core.frontier import Antichain
+from persist.core.persistent_map import with_changes
+from persist.core.record import replace
+from persist.core.retention_policy import KeptCut
+from persist.core.state import State, cut_times, earliest_readable, is_kept
+from persist.core.trace import trace_of
+from persist.core.transitions.context import Context
+from persist.core.truncation import (
+    begins,
+    check_droppable,
+    check_not_erasing,
+    clipped,
+    floor_at,
+    known_rows,
+    pending_drop,
+)
+
+
+def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
+    """Whether a drop before `cut` takes rows away, as far as parts tell. Raises InvalidUsage, NotReadable."""
+    if has_rows:
+        raise InvalidUsage("a drop comes with rows; it takes rows away without writing any")
+    if cut < 1 or state.upper.less_equal(cut - 1):
+        raise InvalidUsage(
+            f"time {cut - 1} of shard {state.name!r} is not complete: its upper is {state.upper}; give an earlier cut"
+        )
+    if cut <= state.truncated.before:
+        return False
+    floor = max(state.floor, floor_at(state.drops, cut if state.upper.element is None else state.upper.element))
+    if cut <= floor:
+        raise InvalidUsage(
+            f"rows of shard {state.name!r} before {floor} were dropped already, and what a restore has added again was "
+            "written by the restore, after the cut; truncate with mode 'retract'"
+        )
+    if not is_kept(state, cut - 1) and (state.since.is_empty or cut - 1 not in cut_times(state)):
+        raise NotReadable(
+            f"shard {state.name!r} is readable from {state.since} on: what was there before {cut} can no longer be "
+            "told apart from what came then",
+            as_of=[cut - 1],
+            since=state.since.to_json(),
+        )
+    erasures = pending_erasures(state)
+    check_not_erasing(state.name, state.upper, pending_runs(erasures), sorted(erasures))
+    check_droppable(state.name, state.trace.batches, state.drops, cut)
+    return any(begins(part) < cut and part.time_max >= floor for part in state.trace.parts())
+
+
+def without_pending(state: State) -> State:
+    """The State without the drop that waits, as if nobody had asked for it: nothing shows it yet."""
+    waiting = pending_drop(state.drops, state.upper)
+    if waiting is None:
+        return state
+    truncations = tuple(one for one in state.truncations if one.at != waiting.at or one.before != waiting.cut)
+    return replace(state, drops=state.drops[:-1], truncations=truncations)
+
+
+def without_undue(state: State, runs: Iterable[Run]) -> State:
+    """The State for rows at the next time: where they take rows away, a drop that waits does not become effective.
+
+    These may be rows from before its cut, which would be there less than no times.
+    """
+    return without_pending(state) if any(part.diff_min < 0 for run in runs for part in run.parts) else state
+
+
+def check_not_withdrawn(state: State, cut: int) -> None:
+    """Raises UpperMismatch where a drop before `cut` was withdrawn, by which unique keys were looked up. 0: by none."""
+    if dropped_before(state) < cut:
+        raise UpperMismatch(
+            f"a truncation of shard {state.name!r} before {cut} was withdrawn since unique keys were looked up; "
+            "nothing was written: look them up anew",
+            expected=state.upper.to_json(),
+            actual=state.upper.to_json(),
+            stays=False,
+            withdrawn=cut,
+        )
+
+
+def without_cuts(state: State, cut: int) -> Mapping[int, KeptCut]:
+    """The cuts of the policy that a drop before `cut` leaves: by one at or before it nothing more can go.
+
+    Each of them would keep the time before it readable, and so the files that were dropped.
+    """
+    gone = [at_ms for at_ms, known in state.cuts.items() if known.upper <= cut]
+    return with_changes(state.cuts, {}, gone) if gone else state.cuts
+
+
+def dropped_before(state: State) -> int:
+    """The cut of the last drop; 0: there was none. No cut at or before it is of use to a policy."""
+    return max(state.floor, state.drops[-1].cut if state.drops else 0)
+
+
+def forgettable(state: State) -> int:
+    """How many of the drops, from the first on, no readable time comes before."""
+    earliest = earliest_readable(state)
+    return sum(1 for drop in state.drops if not earliest < Antichain(drop.at))
+
+
+def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> tuple[State, c.Done]:
+    """Claims of merges that read what changes end: they would bring back what goes.
+
+    What leaves the counts here had come all the same, so it is added to what truncations took. A part that is clipped
+    tells no count until it is merged.
+    """
+    count = forgettable(state)
+    if not count:
+        return state, c.Done()
+    floor = state.drops[count - 1].cut
+    batches = tuple(_above(batch, floor) for batch in state.trace.batches)
+    changed = {
+        part.id
+        for old, new in zip(state.trace.batches, batches, strict=True)
+        if old is not new
+        for part in old.parts()
+        if begins(part) < floor
+    }
+    claims = {key: claim for key, claim in state.claims.items() if changed.isdisjoint(claim.inputs)}
+    trace = state.trace if not changed else trace_of(batches)
+    removed = known_rows(state.trace.parts()) - known_rows(trace.parts())
+    state = _with_removed(state, removed)
+    following = replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor)
+    return following, c.Done()
+
+
+def recounted(state: State, taken: Iterable[Part], outputs: Iterable[Part]) -> State:
+    """The State in which a merge of a part that a drop has clipped leaves the number of rows that came as it was."""
+    inputs = tuple(taken)
+    if not state.floor or all(part.diff_sum is not None for part in inputs):
+        return state
+    return _with_removed(state, known_rows(inputs) - known_rows(outputs))
+
+
+def _with_removed(state: State, more: int) -> State:
+    """The State with so many rows more that truncations took. Where all of them were restored nothing is counted."""
+    if not more or not state.truncations:
+        return state
+    last = state.truncations[-1]
+    return replace(state, truncations=(*state.truncations[:-1], replace(last, removed=last.removed + more)))
+
+
+def brings_back(state: State, outputs: tuple[Run, ...]) -> bool:
+    """Whether the outputs of a merge hold rows that were dropped for good since it was begun."""
+    return state.floor > 0 and any(begins(part) < state.floor for run in outputs for part in run.parts)
+
+
+def _above(batch: HollowBatch, floor: int) -> HollowBatch:
+    """The batch without rows before `floor`; the same object where it has none."""
+    if all(begins(part) >= floor for part in batch.parts()):
+        return batch
+    return batch_of(batch.desc, clipped(batch.runs, floor))

@@ -1,0 +1,458 @@
+"""The parts of a shard by batch and run, and one part's footer, row groups and statistics."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from blob import BlobNotFound
+from persist.core.batch import Description, Part
+from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, is_part_key, shard_of
+from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
+from persist.core.ids import family_of
+from persist.core.manifests import Listed
+from persist.core.state import State
+from persist.formats.store_errors import translated, translated_but_missing
+from persist.inspect.documents import Document, Findings, Frontier, JsonRecord, KeyShower, instant
+from persist.inspect.readonly_location import Look
+from persist.inspect.state_history import Rechecked, named_shard, newest
+from persist.parts import DIFF, TIME, sound_schemas
+from persist.parts.part_files import Files, PartFile
+from persist.parts.read_plan import read_bundle
+
+# The parts of a shard, by batch and run.
+
+
+class PartRow(JsonRecord, frozen=True):
+    """A part, in the run `run` of the batch `batch`, which holds the times `[lower, upper)`.
+
+    `key` is None where its rows are in the State. `bundle` is the id of the bundle that lists it.
+
+    `lists` counts the parts that a bundle stands for. `writer` is who wrote it, `minted` when its key was made, by that
+    process's clock. `there`: whether its blob is there with its size; None: it has none.
+    """
+
+    batch: int
+    run: int
+    lower: Frontier
+    upper: Frontier
+    id: str
+    key: str | None
+    bundle: str | None
+    lists: int | None
+    format: str
+    schema_id: int
+    updates: int
+    bytes: int
+    diff_sum: int | None
+    key_lower: str | None
+    key_upper: str | None
+    time: int | None
+    time_min: int
+    time_max: int
+    clip: int | None
+    writer: str | None
+    minted: str | None
+    there: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A part, and the positions of its batch and run. `bundle` is the one that lists it."""
+
+    batch: int
+    run: int
+    desc: Description
+    part: Part
+    bundle: Part | None = None
+
+
+def placed(look: Look, state: State, findings: Findings) -> Iterator[Placed]:
+    """Every part that the State names, each bundle before what it lists. A bundle that cannot be read is noted."""
+    again = Rechecked(look, state)
+    for number, batch in enumerate(state.trace.batches):
+        for at, run in enumerate(batch.runs):
+            for part in run.parts:
+                yield Placed(number, at, batch.desc, part)
+                for listed in listed_by(look, part, findings, again):
+                    for inner in listed.parts:
+                        yield Placed(number, at, batch.desc, inner, part)
+
+
+def listed_by(look: Look, part: Part, findings: Findings, again: Rechecked | None = None) -> Listed:
+    """What a bundle lists; nothing where it is none, or cannot be read."""
+    if part.bundle is None:
+        return ()
+    try:
+        with translated_but_missing():
+            return read_bundle(part, look.blob)
+    except BlobNotFound:
+        if again is not None and not again.is_named(part.key or ""):
+            return ()
+        findings.note(f"the bundle {part.id} is not there, so nobody knows what it lists", part.key)
+    except Corruption as error:
+        findings.note(f"nobody knows what the bundle {part.id} lists: {error.message}", part.key)
+    return ()
+
+
+def sizes_of(look: Look, state: State) -> dict[str, int]:
+    """The blobs that are there of a shard, in any of its lives, with their sizes."""
+    with translated():
+        return {stat.key: stat.size for stat in look.blob.list(family_of(state.shard_id))}
+
+
+def parts_document(look: Look, name: str, keys: KeyShower) -> Document:
+    """The parts of a shard, also those that bundles list. Each is compared with a listing of the blob store."""
+    seen = newest(look, name)
+    state = seen.known()
+    findings = seen.findings
+
+    def rows() -> Iterator[PartRow]:
+        sizes, again = sizes_of(look, state), Rechecked(look, state)
+        for one in placed(look, state, findings):
+            yield _part(one, _is_there(look, one, sizes, again, findings), keys)
+
+    return Document("parts", findings, name, int(state.seqno), rows=rows())
+
+
+def _is_there(look: Look, one: Placed, sizes: dict[str, int], again: Rechecked, findings: Findings) -> bool | None:
+    part = one.part
+    if part.key is None:
+        return None
+    size = sizes.get(part.key)
+    if size is None:  # borrowed, or gone
+        with translated():
+            stat = look.blob.stat(part.key)
+        size = None if stat is None else stat.size
+    if size is None and not again.is_named((one.bundle or part).key or ""):
+        return False
+    if size is None:
+        findings.note(f"the blob {part.key} is not there", part.key)
+    elif size != part.blob_size:
+        findings.note(f"the blob {part.key} has {size} bytes, not {part.blob_size}", part.key)
+    return size == part.blob_size
+
+
+def _part(one: Placed, there: bool | None, keys: KeyShower) -> PartRow:
+    part = one.part
+    return PartRow(
+        batch=one.batch,
+        run=one.run,
+        lower=one.desc.lower.to_json(),
+        upper=one.desc.upper.to_json(),
+        id=str(part.id),
+        key=part.key,
+        bundle=None if one.bundle is None else str(one.bundle.id),
+        lists=None if part.bundle is None else part.bundle.parts,
+        format=part.format,
+        schema_id=part.schema_id,
+        updates=part.rows,
+        bytes=part.size,
+        diff_sum=part.diff_sum,
+        key_lower=keys(part.key_lower),
+        key_upper=keys(part.key_upper),
+        time=part.time,
+        time_min=part.time_min,
+        time_max=part.time_max,
+        clip=part.clip,
+        writer=None if part.key is None else part.key.split("/")[1],
+        minted=None if part.key is None else instant(born_ms(part.key)),
+        there=there,
+    )
+
+
+# One part as it lies in the blob store: its footer, row groups and statistics, and whether checksums hold.
+
+
+PIECE_BYTES = 8 * 1024 * 1024
+SHOWN_MAX = 1_000  # updates of a part
+UNNAMED_BYTES_MAX = 64 * 1024 * 1024  # of a blob that no State names, which is read whole
+
+
+class PartFileSummary(JsonRecord, frozen=True):
+    """A part's blob. `named`: whether the newest State names it; else nothing tells its checksums, and they are null.
+
+    `whole`, `footer`: whether the checksum of all bytes, and that of the footer, hold. `shown`: its first updates as
+    they lie there, as many as were asked for; what JSON has no value for is a text, bytes are in hex, and maps are
+    lists of pairs. Where a clone alone names it, which borrowed it, the document is of that clone.
+    """
+
+    key: str
+    id: str | None
+    named: bool
+    bytes: int
+    updates: int | None
+    schema_id: int | None
+    columns: list[str]
+    created_by: str | None
+    row_groups: int | None
+    whole: bool | None
+    footer: bool | None
+    shown: list[dict[str, Any]]
+
+
+class ColumnStatistics(JsonRecord, frozen=True):
+    """What Parquet tells of a column of a row group. Values of columns are data: `least` and `greatest` are hashed."""
+
+    column: str
+    bytes: int
+    nulls: int | None
+    least: str | None
+    greatest: str | None
+
+
+class RowGroupSummary(JsonRecord, frozen=True):
+    """A row group: its rows, its bytes in memory, and whether the checksums of its column chunks hold (None: none)."""
+
+    row_group: int
+    updates: int
+    memory_bytes: int | None
+    key_lower: str | None
+    key_upper: str | None
+    chunks: int
+    sound: bool | None
+    statistics: list[ColumnStatistics]
+
+
+def part_document(look: Look, key: str, keys: KeyShower, rows: int = 0) -> Document:
+    """The blob of a part by its key, with so many of its updates.
+
+    Raises InvalidUsage: it is none, or nothing names it and it is not there, or its updates are asked for.
+    """
+    if not belongs_to(key, shard_of(key)) or not (is_part_key(key) or is_bundle_key(key)):
+        raise InvalidUsage(f"{key!r:.120} is no key of a part's blob; `persist inspect parts NAME` lists them")
+    if is_bundle_key(key):
+        raise InvalidUsage(f"{key} is a bundle, a list of parts: `persist inspect parts NAME` shows what it lists")
+    name = named_shard(look, key)
+    findings = Findings(name)
+    with translated():
+        stat = look.blob.stat(key)
+    found: tuple[Part, State] | None = None
+    if name is not None:
+        seen = newest(look, name)
+        findings = seen.findings
+        if seen.state is not None:
+            found = _named(look, seen.state, key, findings) or _borrowed(look, seen.state, key)
+        if found is not None and found[1].name != name:
+            name = look.shown_name(found[1].name)
+            findings = Findings(name)
+    if stat is None:
+        if found is None:
+            raise InvalidUsage(f"there is no blob {key}, and nothing names it")
+        findings.note(f"the blob {key} is not there", key)
+        part, state = found
+        nothing = (None, None, None, None)
+        about = PartFileSummary(key, str(part.id), True, 0, part.rows, part.schema_id, [], *nothing, [])
+        return Document("part", findings, name, int(state.seqno), about)
+    if found is None and rows:
+        raise InvalidUsage(f"nothing names {key}, so that its updates cannot be shown")
+    if found is None:
+        return _unnamed(look, key, stat.size, name, findings, keys)
+    return _as_named(look, found, stat.size, findings, keys, rows)
+
+
+def _named(look: Look, state: State, key: str, findings: Findings) -> tuple[Part, State] | None:
+    """The part that the State has under this key."""
+    for one in placed(look, state, findings):
+        if one.part.key == key:
+            return one.part, state
+    done = (part for claim in state.claims.values() for part in claim.done)
+    return next(((part, state) for part in done if part.key == key), None)
+
+
+def _borrowed(look: Look, owner: State, key: str) -> tuple[Part, State] | None:
+    """The part as a clone has it that borrowed it, where it left the State of its owner."""
+    for borrower in sorted({loan.borrower for loan in owner.loans.values()}):
+        with suppress(UnknownShard):
+            state = newest(look, borrower).state
+            found = None if state is None else _named(look, state, key, Findings(borrower))
+            if found is not None:
+                return found
+    return None
+
+
+def _as_named(
+    look: Look, found: tuple[Part, State], size: int, findings: Findings, keys: KeyShower, shown: int
+) -> Document:
+    part, state = found
+    if size != part.size:
+        findings.note(f"the blob {part.key} has {size} bytes, not {part.size}", part.key)
+    whole = _holds_whole(look, part, size)
+    if not whole:
+        findings.note(f"the bytes of part {part.id} do not match its checksum", part.key)
+    file: PartFile | None = None
+    try:
+        with translated_but_missing():
+            file = _Ranged(look.blob, sound_schemas(state.schemas)).open(part)
+    except BlobNotFound:
+        findings.note(f"the blob {part.key} is not there any more", part.key)
+    except (Corruption, UpgradeNeeded) as error:
+        findings.note(error.message, part.key)
+    metadata = None if file is None else file.metadata
+    about = PartFileSummary(
+        key=part.key or "",
+        id=str(part.id),
+        named=True,
+        bytes=size,
+        updates=part.rows,
+        schema_id=part.schema_id,
+        columns=[] if metadata is None else list(metadata.schema.names),
+        created_by=None if metadata is None else metadata.created_by,
+        row_groups=None if metadata is None else metadata.num_row_groups,
+        whole=whole,
+        footer=file is not None,
+        shown=[] if file is None else _shown(file, shown, findings),
+    )
+    rows = [] if file is None else list(_groups(look, file, findings, keys))
+    return Document("part", findings, look.shown_name(state.name), int(state.seqno), about, rows)
+
+
+def _shown(file: PartFile, rows: int, findings: Findings) -> list[dict[str, Any]]:
+    """The first updates of a part."""
+    groups, before = [], 0
+    for number, group in enumerate(file.groups):
+        if before < rows:
+            groups.append(number)
+        before += group.rows
+    if not groups:
+        return []
+    try:
+        table = file.read(groups, [*file.schema.arrow.names, TIME, DIFF])
+    except Corruption as error:
+        findings.note(error.message, file.part.key)
+        return []
+    return [
+        {name: _of_scalar(column[row]) for name, column in zip(table.column_names, table.columns, strict=True)}
+        for row in range(min(rows, table.num_rows))
+    ]
+
+
+def _of_scalar(scalar: Any) -> Any:
+    """A value of a row as JSON. A time that Python has no value for is its count of units, as in `persist cat`."""
+    if not scalar.is_valid:
+        return None
+    kind, types = scalar.type, pa.types
+    if types.is_map(kind):
+        return [[_of_scalar(pair[0]), _of_scalar(pair[1])] for pair in scalar.values]
+    if types.is_struct(kind):
+        return {kind.field(place).name: _of_scalar(scalar[place]) for place in range(kind.num_fields)}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_of_scalar(one) for one in scalar.values]
+    try:
+        return _plain(scalar.as_py())
+    except (OverflowError, ValueError):
+        return f"@{scalar.value}"
+
+
+def _plain(value: Any) -> Any:
+    """A value of Python as JSON."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
+
+
+class _Ranged(Files):
+    """Reads ranges, so that a footer is read also where other bytes of a small part are damaged."""
+
+    def is_small(self, part: Part) -> bool:
+        return False
+
+
+def _holds_whole(look: Look, part: Part, size: int) -> bool:
+    checksum = 0
+    for start in range(0, size, PIECE_BYTES):
+        with translated():
+            checksum = zlib.crc32(look.blob.get_range(part.key or "", start, min(PIECE_BYTES, size - start)), checksum)
+    return checksum == part.checksum and size == part.size
+
+
+def _groups(look: Look, file: PartFile, findings: Findings, keys: KeyShower) -> Iterator[RowGroupSummary]:
+    part = file.part
+    for number, group in enumerate(file.groups):
+        chunks = [*group.chunks, *(() if group.twins is None else (group.twins,))]
+        sound = True
+        for chunk in chunks:
+            try:
+                with translated():
+                    data = look.blob.get_range(part.key or "", chunk.start, chunk.size)
+            except Corruption:
+                data = b""
+            if len(data) != chunk.size or zlib.crc32(data) != chunk.checksum:
+                findings.note(
+                    f"bytes {chunk.start} to {chunk.start + chunk.size} of part {part.id} do not match their checksum",
+                    part.key,
+                )
+                sound = False
+        yield RowGroupSummary(
+            row_group=number,
+            updates=group.rows,
+            memory_bytes=group.nbytes,
+            key_lower=keys(group.key_lower),
+            key_upper=keys(group.key_upper),
+            chunks=len(chunks),
+            sound=sound,
+            statistics=_statistics(file.metadata, number, keys),
+        )
+
+
+def _statistics(metadata: Any, number: int, keys: KeyShower) -> list[ColumnStatistics]:
+    group, told = metadata.row_group(number), []
+    for position in range(group.num_columns):
+        column = group.column(position)
+        held, name = column.statistics, column.path_in_schema
+        show = KeyShower(True) if name in (TIME, DIFF) else keys
+        bounds = (None, None) if held is None or not held.has_min_max else _bounds(held)
+        nulls = held.null_count if held is not None and held.has_null_count else None
+        told.append(ColumnStatistics(name, column.total_compressed_size, nulls, *map(show.value, bounds)))
+    return told
+
+
+def _bounds(held: Any) -> tuple[Any, Any]:
+    """The least and the greatest value; times that Python has no value for as their count of units."""
+    try:
+        return held.min, held.max
+    except (OverflowError, ValueError):
+        return f"@{held.min_raw}", f"@{held.max_raw}"
+
+
+def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findings, keys: KeyShower) -> Document:
+    """A blob that the newest State does not name: an orphan, or one that left the State. Its own footer is read."""
+    if size > UNNAMED_BYTES_MAX:
+        raise InvalidUsage(f"{key} has {size} bytes and nothing names it; at most {UNNAMED_BYTES_MAX} are read of such")
+    metadata: Any = None
+    try:
+        with translated():
+            metadata = pq.read_metadata(pa.BufferReader(look.blob.get(key)))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        findings.note(f"the blob {key} is no Parquet file: {error}", key)
+    about = PartFileSummary(
+        key=key,
+        id=None,
+        named=False,
+        bytes=size,
+        updates=None if metadata is None else metadata.num_rows,
+        schema_id=None,
+        columns=[] if metadata is None else list(metadata.schema.names),
+        created_by=None if metadata is None else metadata.created_by,
+        row_groups=None if metadata is None else metadata.num_row_groups,
+        whole=None,
+        footer=None,
+        shown=[],
+    )
+    rows = []
+    for number in range(0 if metadata is None else metadata.num_row_groups):
+        group = metadata.row_group(number)
+        told = _statistics(metadata, number, keys)
+        rows.append(RowGroupSummary(number, group.num_rows, None, None, None, group.num_columns, None, told))
+    return Document("part", findings, name, None, about, rows)

@@ -1,0 +1,531 @@
+"""Evaluation of filters: on rows exactly, on key ranges and row groups as "may any row match"; Arrow expressions."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs
+
+from persist.core.batch import Part, Run
+from persist.core.errors import Corruption, InvalidUsage
+from persist.core.record import replace
+from persist.parts import predicate as p
+from persist.parts.key_encoding import ALL_KEYS, BOUND_BYTES_MAX, KeyRange, decode_key, encode_key, successor
+from persist.parts.part_files import Keeps
+from persist.parts.shard_schema import ShardSchema
+
+# Evaluating a predicate: on rows exactly, on key ranges and row groups as "may any row of it match?".
+
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+FLOAT_EXACT, DOUBLE_EXACT = 2**24, 2**53
+DECIMAL_DIGITS_MAX = 38
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
+_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a zone is given where there is one
+_DIGITS = {"s": -6, "ms": -3, "us": 0, "ns": 3}  # of a timestamp beyond, or short of, microseconds
+_LOCAL = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}(\.\d{1,6})?\Z")
+_OFFSET = re.compile(r"(.*?)(Z|[+-]\d{2}:\d{2})\Z")
+_COMPARE = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A predicate over the columns of a shard, checked: every comparison is one that Spark does the same way."""
+
+    predicate: p.Predicate
+    schema: ShardSchema
+
+    @classmethod
+    def of(cls, text: str, schema: ShardSchema, sides: tuple[str, ...] = ()) -> Filter:
+        """`sides` as `parse` says. Raises InvalidUsage naming the column or comparison that is not supported."""
+        parsed = p.parse(text, sides)
+        for name in p.columns_of(parsed):
+            if name not in schema.arrow.names:
+                if any(name == old for old, _ in schema.former):
+                    raise schema.no_column(name, "where: ")
+                raise InvalidUsage(
+                    f"where names {name!r}, which the shard has not; it has {', '.join(schema.arrow.names)}"
+                )
+        found = cls(parsed, schema)
+        found.apply(schema.arrow.empty_table())
+        return found
+
+    @property
+    def columns(self) -> list[str]:
+        return p.columns_of(self.predicate)
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows for which the predicate is true."""
+        return table.filter(self._rows(self.predicate, table))
+
+    def truth(self, table: pa.Table) -> pa.ChunkedArray:
+        """For each row whether the predicate is true or false; null where it is neither."""
+        return self._rows(self.predicate, table)
+
+    def key_range(self) -> KeyRange:
+        """Keys outside of it cannot match; it may hold keys that do not."""
+        needed = p.conjuncts(self.predicate)
+        prefix: tuple[Any, ...] = ()
+        wanted = ALL_KEYS
+        for name in self.schema.key:
+            kind = self.schema.arrow.field(name).type
+            if not _is_ordered(kind):
+                break
+            bounds = [_bounds(node, kind) for node in needed if not isinstance(node, (p.Not, p.And, p.Or))
+                      and node.column == name]  # fmt: skip
+            exact = None
+            for low, high in (found for found in bounds if found is not None):
+                lower = None if low is None else self._encoded((*prefix, low))
+                upper = None if high is None else successor(self._encoded((*prefix, high), kind))
+                wanted = wanted.meet(KeyRange(lower, upper))
+                exact = low if low is not None and low == high and not isinstance(high, _Prefix) else exact
+            if exact is None:
+                break
+            prefix = (*prefix, exact)
+        return wanted
+
+    def may_match(self, statistics: dict[str, Any]) -> bool:
+        """Whether a row group with these column statistics (Parquet's) may have a row that matches."""
+        return self._may(self.predicate, statistics)
+
+    def _encoded(self, values: tuple[Any, ...], kind: Any = None) -> bytes:
+        last = values[-1]
+        if isinstance(last, _Prefix):
+            return encode_key(self.schema, (*values[:-1], last.text))[: -len(b"\x00\x00")]
+        return encode_key(self.schema, values)
+
+    def _rows(self, node: p.Predicate, table: pa.Table) -> Any:
+        if isinstance(node, p.Not):
+            return pc.invert(self._rows(node.operand, table))
+        if isinstance(node, (p.And, p.Or)):
+            join = pc.and_kleene if isinstance(node, p.And) else pc.or_kleene
+            found = self._rows(node.operands[0], table)
+            for operand in node.operands[1:]:
+                found = join(found, self._rows(operand, table))
+            return found
+        column = table.column(node.column)
+        if isinstance(node, p.CompareColumns):
+            return _compare_columns(node, column, table.column(node.other))
+        if isinstance(node, p.IsNull):
+            return pc.is_null(column)
+        if isinstance(node, p.Truth):
+            _require(pa.types.is_boolean(column.type), node.column, column.type, "a condition")
+            return column
+        if isinstance(node, p.StartsWith):
+            _require(_is_string(column.type), node.column, column.type, "LIKE")
+            return pc.starts_with(column, node.prefix)
+        if isinstance(node, p.In):
+            found = _compare(node.column, column, "=", node.values[0])
+            for value in node.values[1:]:
+                found = pc.or_kleene(found, _compare(node.column, column, "=", value))
+            return found
+        return _compare(node.column, column, node.op, node.value)
+
+    def _may(self, node: p.Predicate, statistics: dict[str, Any]) -> bool:
+        if isinstance(node, p.And):
+            return all(self._may(operand, statistics) for operand in node.operands)
+        if isinstance(node, p.Or):
+            return any(self._may(operand, statistics) for operand in node.operands)
+        if isinstance(node, p.Not):
+            return True
+        kind = self.schema.arrow.field(node.column).type
+        found = statistics.get(node.column)
+        bounds = _bounds(node, kind) if _is_ordered(kind) else None
+        if bounds is None or found is None or not found.has_min_max:
+            return True
+        low, high = bounds
+        least, most = found.min, found.max
+        if low is not None and most < (low.text if isinstance(low, _Prefix) else low):
+            return False
+        if isinstance(high, _Prefix):
+            return not least[: len(high.text)] > high.text
+        return high is None or not least > high
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """Everything that begins with `text`."""
+
+    text: str
+
+
+def _is_string(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
+
+
+def _is_ordered(kind: Any) -> bool:
+    """Types whose order here, in key bytes and in Parquet statistics is one and the same."""
+    return bool(pa.types.is_signed_integer(kind) or _is_string(kind) or kind == pa.date32())
+
+
+def _bounds(node: p.Predicate, kind: Any) -> tuple[Any, Any] | None:
+    """Inclusive bounds `(low, high)` that values must keep for the node to be true; None = nothing is known."""
+    if isinstance(node, p.StartsWith):
+        return _Prefix(node.prefix), _Prefix(node.prefix)
+    if isinstance(node, p.In):
+        values = [_value(value, kind) for value in node.values if value.kind != "null"]
+        return (min(values), max(values)) if values and None not in values else None
+    if not isinstance(node, p.Compare) or node.op == "<>" or node.value.kind == "null":
+        return None
+    value = _value(node.value, kind)
+    if value is None:
+        return None
+    return (None if node.op in ("<", "<=") else value), (None if node.op in (">", ">=") else value)
+
+
+def _value(literal: p.Literal, kind: Any) -> Any:
+    """The literal as a Python value of an ordered type; None where it is no value of it."""
+    if literal.kind == "integer" and pa.types.is_signed_integer(kind):
+        number = int(literal.text)
+        half = 2 ** (kind.bit_width - 1)
+        return number if -half <= number < half else None
+    if literal.kind == "string" and _is_string(kind):
+        return literal.text
+    if literal.kind == "date" and kind == pa.date32():
+        return dt.date.fromisoformat(literal.text)
+    return None
+
+
+def _require(holds: bool, name: str, kind: Any, what: str) -> None:
+    if not holds:
+        raise InvalidUsage(f"where cannot use {what} on column {name!r}, which is {kind}")
+
+
+def _compare(name: str, column: Any, op: str, literal: p.Literal) -> Any:
+    """Kleene truth of `column op literal`, as Spark has it."""
+    if literal.kind == "null":
+        if op == "<=>":
+            return pc.is_null(column)
+        return pa.chunked_array([pa.nulls(len(column), pa.bool_())])
+    column, value, is_float = _comparable(name, column, literal)
+    found = _COMPARE["=" if op == "<=>" else op](column, value)
+    if is_float and op in (">", ">="):
+        found = pc.or_kleene(found, pc.is_nan(column))
+    return pc.fill_null(found, False) if op == "<=>" else found
+
+
+def _compare_columns(node: p.CompareColumns, one: Any, other: Any) -> Any:
+    """Kleene truth of `column op other`, as Spark has it. Raises InvalidUsage where they have no type in common."""
+    kind = _common(one.type, other.type)
+    try:
+        left, right = (column if kind is None else column.cast(kind) for column in (one, other))
+    except pa.ArrowException:
+        kind = None
+    if kind is None:
+        raise InvalidUsage(
+            f"where cannot compare column {node.column!r}, which is {one.type}, with {node.other!r}, which is "
+            f"{other.type}, exactly: cast one of them first"
+        )
+    if node.op == "<=>":
+        return pc.or_(pc.and_(pc.is_null(left), pc.is_null(right)), pc.fill_null(_equal(left, right), False))
+    if node.op in ("=", "<>"):
+        equal = _equal(left, right)
+        return equal if node.op == "=" else pc.invert(equal)
+    less = _less(left, right) if node.op[0] == "<" else _less(right, left)
+    return pc.or_kleene(less, _equal(left, right)) if node.op.endswith("=") else less
+
+
+def _equal(one: Any, other: Any) -> Any:
+    found = pc.equal(one, other)
+    return pc.or_kleene(found, pc.and_(pc.is_nan(one), pc.is_nan(other))) if pa.types.is_floating(one.type) else found
+
+
+def _less(one: Any, other: Any) -> Any:
+    found = pc.less(one, other)
+    if not pa.types.is_floating(one.type):
+        return found
+    return pc.or_kleene(found, pc.and_(pc.invert(pc.is_nan(one)), pc.is_nan(other)))
+
+
+def _common(one: Any, other: Any) -> Any:
+    """The type in which values of both are compared, which loses nothing; None: there is none."""
+    types, kinds = pa.types, (one, other)
+    if all(types.is_integer(kind) and kind != pa.uint64() for kind in kinds):
+        return pa.int64()
+    if all(map(types.is_floating, kinds)):
+        return pa.float64()
+    if all(map(_is_string, kinds)):
+        return pa.large_string()
+    if all(map(types.is_date, kinds)):
+        return pa.date32()
+    if all(map(types.is_decimal, kinds)):
+        whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
+        return pa.decimal128(whole + scale, scale) if whole + scale <= DECIMAL_DIGITS_MAX else None
+    if all(map(types.is_timestamp, kinds)) and (one.tz is None) == (other.tz is None):
+        return pa.timestamp(max(one.unit, other.unit, key=list(_DIGITS).index), one.tz)
+    is_one = types.is_boolean(one) or types.is_time(one) or types.is_binary(one) or one == pa.uint64()
+    return one if is_one and one == other else None
+
+
+def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, bool]:
+    """Both sides in one type, without loss, and whether it is a float. Raises InvalidUsage where there is none."""
+    kind = column.type
+    types = pa.types
+    try:
+        if types.is_integer(kind) and kind != pa.uint64() and literal.kind == "integer":
+            number = int(literal.text)
+            if INT64_MIN <= number <= INT64_MAX:
+                return column.cast(pa.int64()), pa.scalar(number, pa.int64()), False
+        if types.is_floating(kind) and literal.kind in ("integer", "decimal", "double"):
+            exact = DOUBLE_EXACT if types.is_float64(kind) else FLOAT_EXACT
+            if literal.kind != "integer" or abs(int(literal.text)) <= exact:
+                return column.cast(pa.float64()), pa.scalar(float(literal.text), pa.float64()), True
+        if types.is_decimal(kind) and literal.kind in ("integer", "decimal"):
+            return (*_decimals(column, decimal.Decimal(literal.text)), False)
+        if _is_string(kind) and literal.kind == "string":
+            return column.cast(pa.large_string()), pa.scalar(literal.text, pa.large_string()), False
+        if types.is_boolean(kind) and literal.kind == "boolean":
+            return column, pa.scalar(literal.text == "TRUE"), False
+        if types.is_date(kind) and literal.kind == "date" and _DATE.match(literal.text):
+            return column.cast(pa.date32()), pa.scalar(dt.date.fromisoformat(literal.text)), False
+        if types.is_timestamp(kind) and literal.kind == ("local" if kind.tz is None else "instant"):
+            moment = _moment(literal)
+            if moment is not None:
+                return (*_instants(column, moment), False)
+    except (pa.ArrowException, ValueError, OverflowError, decimal.DecimalException) as error:
+        why = "" if isinstance(error, pa.ArrowException) else f": {error}"  # Arrow repeats the value that is stored
+        raise InvalidUsage(f"where: {literal.text!r} does not fit column {name!r}{why}") from error
+    raise InvalidUsage(
+        f"where cannot compare column {name!r}, which is {kind}, with {literal.kind} {literal.text!r} exactly"
+        f"{_remedy(kind)}"
+    )
+
+
+def _remedy(kind: Any) -> str:
+    """What to write for a column of this type."""
+    types = pa.types
+    if types.is_date(kind):
+        return ": write DATE '2024-01-31'"
+    if types.is_timestamp(kind) and kind.tz is None:
+        return ": write TIMESTAMP_NTZ '2024-01-31 12:00:00'"
+    if types.is_timestamp(kind):
+        return ": write TIMESTAMP '2024-01-31 12:00:00Z', with its zone"
+    return ": write a text in single quotes" if _is_string(kind) else ""
+
+
+def _decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:
+    """Both sides in one type of decimals."""
+    digits, exponent = value.as_tuple().digits, -int(value.as_tuple().exponent)
+    scale = max(column.type.scale, exponent)
+    whole = max(column.type.precision - column.type.scale, len(digits) - exponent)
+    if whole + scale > DECIMAL_DIGITS_MAX:
+        raise ValueError(f"more than {DECIMAL_DIGITS_MAX} digits")
+    common = pa.decimal128(max(1, whole + scale), scale)
+    return column.cast(common), pa.scalar(value, common)
+
+
+def _instants(column: Any, moment: dt.datetime) -> tuple[Any, Any]:
+    """Both sides as numbers of the column's unit. Where it is too coarse for the moment, as decimals."""
+    micros = (moment - _EPOCH.replace(tzinfo=moment.tzinfo and dt.UTC)) // dt.timedelta(microseconds=1)
+    counts = column.cast(pa.int64())
+    exact = decimal.Decimal(micros).scaleb(_DIGITS[column.type.unit])
+    if exact == exact.to_integral_value() and INT64_MIN <= exact <= INT64_MAX:
+        return counts, pa.scalar(int(exact), pa.int64())
+    return _decimals(counts.cast(pa.decimal128(19)), exact)  # int64 has 19 digits at most
+
+
+def _moment(literal: p.Literal) -> dt.datetime | None:
+    if literal.kind == "local":
+        return dt.datetime.fromisoformat(literal.text) if _LOCAL.match(literal.text) else None
+    match = _OFFSET.match(literal.text)
+    if match is None or not _LOCAL.match(match.group(1)):
+        return None
+    return dt.datetime.fromisoformat(literal.text)
+
+
+# Arrow expressions that another engine has made: which columns they need, which rows match, which row groups may.
+#
+# What an expression says is not looked at: Arrow itself is asked. Of row groups it tells by what is known of a column:
+# all its values lie between two bounds, or are null. Where nothing is known of a column (floats, whose bounds leave out
+# NaN; columns within others), whatever it holds may match.
+
+
+_NO_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError)  # what a bound that does not fit its column gives
+
+_BY_NUMBER = "FieldPath"  # how Arrow writes a column that an expression takes by its place
+_IN = "is_in("
+_NOT = "invert("
+_ROW = "__row"
+
+Shown: TypeAlias = Sequence[str] | Mapping[str, Any] | None  # names, or expressions by names; None: all
+
+
+def needed(kinds: pa.Schema, shown: Shown, expression: Any) -> tuple[list[str], list[str]]:
+    """The columns that are needed to show these, and those that are needed to tell which rows match as well.
+
+    Raises InvalidUsage where there is no such column, or Arrow does not compare so.
+    """
+    rows = ds.InMemoryDataset(kinds.empty_table())
+    try:
+        rows.scanner(columns=shown if isinstance(shown, Mapping | None) else list(shown), filter=expression)
+    except (pa.ArrowException, TypeError, KeyError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise InvalidUsage(f"columns or filter do not fit the columns {', '.join(kinds.names)}: {why}") from error
+    if shown is None:
+        return kinds.names, kinds.names
+    by_name = list(shown.values()) if isinstance(shown, Mapping) else [pc.field(name) for name in shown]
+    for_shown = [name for name in kinds.names if any(_needs(kinds, one, name) for one in by_name)]
+    if expression is None:
+        return for_shown, for_shown
+    return for_shown, [name for name in kinds.names if name in for_shown or _needs(kinds, expression, name)]
+
+
+def _needs(kinds: pa.Schema, expression: Any, name: str) -> bool:
+    """Whether an expression looks at a column. Where it is not told, it does."""
+    text = str(expression)
+    if _BY_NUMBER in text:
+        return True
+    if name not in text:
+        return False
+    without = ds.InMemoryDataset(kinds.remove(kinds.get_field_index(name)).empty_table())
+    try:
+        without.scanner(columns={"_": expression})
+    except pa.ArrowException:
+        return True
+    return False
+
+
+def matching(table: pa.Table, expression: Any) -> pa.Table:
+    """The rows of a table for which an expression is true.
+
+    To engines of SQL 0.0 is -0.0, also in `IN (0.0, 1.0)`. Arrow looks for members of a set by their bits.
+    """
+    text = str(expression)
+    if not any(_has_floats(field.type) for field in table.schema) or _IN not in text or _NOT in text:
+        return table.filter(expression)
+    numbered = table.append_column(_ROW, pa.array(np.arange(len(table))))
+    found = [_with_zeros(numbered, zero).filter(expression).column(_ROW).to_numpy() for zero in (0.0, -0.0)]
+    return table.take(pa.array(np.union1d(*found)))
+
+
+def _has_floats(kind: Any) -> bool:
+    """Whether a value has floats that an expression may look at: those of lists and maps it does not."""
+    if pa.types.is_struct(kind):
+        return any(_has_floats(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
+def _with_zeros(table: pa.Table, zero: float) -> pa.Table:
+    """The same rows, with this zero for either of the two."""
+    for place, field in enumerate(table.schema):
+        if _has_floats(field.type):
+            chunks = [_zeroed(chunk, zero) for chunk in table.column(place).chunks]
+            table = table.set_column(place, field, pa.chunked_array(chunks, field.type))
+    return table
+
+
+def _zeroed(values: pa.Array, zero: float) -> pa.Array:
+    kind = values.type
+    if pa.types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        inner = [_zeroed(values.field(number), zero) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(inner, fields=fields, mask=values.is_null())
+    if not pa.types.is_floating(kind):
+        return values
+    return pc.if_else(pc.equal(values, pa.scalar(0.0, kind)), pa.scalar(zero, kind), values)
+
+
+class MayMatch:
+    """Whether rows of which these statistics tell may match an expression over the columns `kinds`.
+
+    It says no only where no row does, by the rules of Arrow. It is a `persist.parts.part_files.Keeps`. Thread-safe.
+    """
+
+    def __init__(self, expression: Any, kinds: pa.Schema) -> None:
+        self._expression = expression
+        self._kinds = kinds
+        self._format = ds.ParquetFileFormat()
+        self._files = pyarrow.fs.LocalFileSystem()
+
+    def __call__(self, statistics: dict[str, Any]) -> bool:
+        told = ((field, statistics.get(field.name)) for field in self._kinds if is_bounded(field.type))
+        known = [found for field, one in told if one is not None and (found := _known(field, one)) is not None]
+        if not known:
+            return True
+        # Arrow leaves out files of a dataset by what is known of them, and opens none: this one is never there.
+        file = self._format.make_fragment("rows", self._files, partition_expression=reduce(and_, known))
+        rows = ds.FileSystemDataset([file], self._kinds, self._format, self._files)
+        try:
+            return any(True for _ in rows.get_fragments(filter=self._expression))
+        except pa.ArrowException:  # it fails on these rows, or does not: who reads them is told
+            return True
+
+
+class Bounds:
+    """What the bounds of a part tell of its first key column, in the form of Parquet's statistics."""
+
+    has_min_max = True
+    has_null_count = True
+    null_count = 0
+
+    def __init__(self, least: pa.Scalar, most: pa.Scalar) -> None:
+        self.min = least
+        self.max = most
+
+
+def may_match(runs: Iterable[Run], schema: ShardSchema, keeps: Keeps) -> Iterator[Run]:
+    """The runs without the parts that cannot have rows that are kept, by the bounds of their keys alone."""
+    for run in runs:
+        parts = tuple(part for part in run.parts if keeps(_part_bounds(part, schema)))
+        if parts:
+            yield run if len(parts) == len(run.parts) else replace(run, parts=parts)
+
+
+def is_bounded(kind: Any) -> bool:
+    """Types whose order is the same for Arrow and in the statistics of Parquet, of which these leave nothing out."""
+    types = pa.types
+    if types.is_timestamp(kind):
+        return bool(kind.unit != "ns")  # which Python's own times cannot tell
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    return bool(types.is_signed_integer(kind) or is_text or types.is_date32(kind) or types.is_decimal128(kind))
+
+
+def _known(field: pa.Field, statistics: Any) -> Any:
+    """What holds for each value of a column; None: nothing is known."""
+    column = pc.field(field.name)
+    if not statistics.has_null_count:
+        return None
+    try:
+        if not statistics.has_min_max:
+            return column.is_null() if statistics.num_values == 0 and statistics.null_count else None
+        least, most = (_scalar(value, field.type) for value in (statistics.min, statistics.max))
+    except _NO_VALUE:
+        return None
+    if not statistics.null_count:
+        return (column >= least) & (column <= most)
+    return ((column >= least) | column.is_null()) & ((column <= most) | column.is_null())  # each by itself, for Arrow
+
+
+def _scalar(value: Any, kind: Any) -> pa.Scalar:
+    return value.cast(kind) if isinstance(value, pa.Scalar) else pa.scalar(value, kind)
+
+
+def _part_bounds(part: Part, schema: ShardSchema) -> dict[str, Any]:
+    """What is known of the first key column of a part: nothing where a bound is no key, or begins with null."""
+    if part.key_upper is None or max(len(part.key_lower), len(part.key_upper)) >= BOUND_BYTES_MAX:
+        return {}
+    try:
+        bounds: Sequence[tuple[Any, ...]] = [decode_key(bound, schema) for bound in (part.key_lower, part.key_upper)]
+    except Corruption:
+        return {}
+    if not all(bounds) or not all(values[0].is_valid for values in bounds):
+        return {}
+    return {schema.key[0]: Bounds(bounds[0][0], bounds[1][0])}

@@ -1,0 +1,551 @@
+"""The streaming merge of runs: consolidated, key-ordered, within a memory budget; and its two shortcuts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.core.batch import Part
+from persist.parts.consolidate import Times, join, merge, pick, sort_groups, summed
+from persist.parts.key_encoding import KeyRange, SortedKeys, clip_rows
+from persist.parts.part_files import Files, PartFile
+from persist.parts.prefetch import alongside
+from persist.parts.shard_schema import DIFF, ShardSchema
+from persist.parts.sort_words import column, one_chunk
+
+# Weaving few rows into many: the rows of a merge where one input is much the longest, and its rows are settled.
+#
+# Only rows of it that may be equal to one of the few are compared as a whole. Which these are is told by one word of
+# their keys, the first in which they differ; all others stay where they are.
+
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+FEW = 4  # rows are few where the others are so many times as many
+
+
+def woven(many: pa.Table, few: pa.Table, schema: ShardSchema, names: Sequence[str]) -> pa.Table | None:
+    """The columns `names` (`__diff` among them) of the rows of both tables, consolidated and in order.
+
+    Each of them is consolidated and in order by itself, and has rows. None where most rows would have to be compared.
+    Raises InvalidUsage when a sum of diffs leaves int64.
+    """
+    count = len(many)
+    both = join([many, few])
+    found = _places(both, count, schema)
+    if found is None:
+        return None
+    first, end = found
+    starts, lengths = _ranges(first, end)
+    if 2 * lengths.sum() > count:
+        return None
+    alike = _counted(starts, lengths)  # the rows of the many that share the word with one of the few
+    sources = np.concatenate([alike, np.arange(count, len(both))])
+    mixed = both.take(pa.array(sources))
+    diffs: Ints = one_chunk(both.column(DIFF)).to_numpy()
+    rows, sums = summed(*sort_groups(mixed, schema), diffs[sources])
+    places = np.concatenate([np.repeat(starts, lengths), first])[rows]
+    index, where = _inserted(count, alike, places, sources[rows])
+    diffs = diffs[index]
+    diffs[where] = sums
+    taken = pa.array(index)
+    columns = [
+        pa.array(diffs) if name == DIFF else pc.take(one_chunk(both.column(name)), taken, boundscheck=False)
+        for name in names
+    ]
+    return pa.Table.from_arrays(columns, schema=both.select(list(names)).schema)
+
+
+def _places(both: pa.Table, count: int, schema: ShardSchema) -> tuple[Ints, Ints] | None:
+    """For each of the few, the first row and the end of the many that share the word with it; None where all do.
+
+    `both` are `count` rows, the many, and then the few.
+    """
+    few = len(both) - count
+    first, end = np.zeros(few, np.int64), np.full(few, count, np.int64)
+    probes = np.concatenate([[0, count - 1], np.arange(count, len(both))])
+    for name in schema.key:
+        order = column(one_chunk(both.column(name)))
+        level = 0
+        while (words := order.word(level, probes)) is not None:
+            is_open = end > first
+            least, greatest, sought = words[0], words[1], words[2:]
+            if least != greatest:
+                every = order.word(level, None)
+                assert every is not None
+                base, sought = every[:count], every[count:]
+                below = np.searchsorted(base, sought, "left")
+                is_there = base[np.minimum(below, count - 1)] == sought
+                upto = below.copy()
+                upto[is_there] = np.searchsorted(base, sought[is_there], "right")
+                first = np.where(is_open, below, first)
+                return first, np.maximum(np.where(is_open, upto, end), first)
+            end[is_open & (sought < least)] = 0
+            first[is_open & (sought > least)] = count
+            level += 1
+    return None
+
+
+def _ranges(first: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """The beginnings and the lengths of the ranges, each of them once, without empty ones."""
+    is_any = end > first  # two that begin together, and are not empty, are the same
+    starts, where = np.unique(first[is_any], return_index=True)
+    return starts, (end - first)[is_any][where]
+
+
+def _counted(starts: Ints, counts: Ints) -> Ints:
+    """All numbers of the ranges, in order."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
+def _inserted(count: int, left_out: Ints, places: Ints, others: Ints) -> tuple[Ints, Ints]:
+    """The numbers below `count` without those left out, in order, and the others between them, before their places.
+
+    Also where the others are then.
+    """
+    is_kept = np.ones(count, np.bool_)
+    is_kept[left_out] = False
+    kept = np.flatnonzero(is_kept)
+    where = places - np.searchsorted(left_out, places) + np.arange(len(places))
+    index = np.empty(len(kept) + len(places), np.int64)
+    is_old = np.ones(len(index), np.bool_)
+    is_old[where] = False
+    index[where] = others
+    index[is_old] = kept
+    return index, where
+
+
+# The streaming merge of runs: consolidated, key-ordered, within a memory budget.
+#
+# Every run is read through a cursor that knows below which key its rows are all loaded. Rows below the least of these
+# bounds are final, so they are merged and given out; the cursor that holds the bound loads next. Rows given out once
+# are never sorted again. Only where one key has more rows than the budget holds, the merge cuts inside the key, by
+# (key, value, time).
+
+
+BATCH_ROWS_MIN = 1024
+AHEAD = 2  # tables of the longest cursor that are read ahead where there are threads for it
+CHUNK_BYTES_MAX = 64 * 1024 * 1024  # what a merge holds loaded at most: more only leaves the caches
+
+Taken: TypeAlias = list[tuple[pa.Table, bool]]  # rows of each cursor, and whether no two of them become one
+Window: TypeAlias = Taken | pa.Table  # rows to be merged, or merged already
+
+
+class Prepare(Protocol):
+    """What a cursor reads of parts, and what it makes of it."""
+
+    def columns(self, part: Part) -> list[str]:
+        """Those to be read."""
+        ...
+
+    def rows(self, table: pa.Table, part: Part) -> pa.Table:
+        """Whole rows, in their order, of what was read."""
+        ...
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """Rows of a cursor, in order; those before `start` are taken."""
+
+    rows: pa.Table
+    keys: SortedKeys
+    last: bytes
+    start: int = 0
+
+
+class Cursor:
+    """The rows of one run (or of a memory table) in key order, loaded piece by piece."""
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[Part, list[int] | None]],
+        files: Files,
+        schema: ShardSchema,
+        key_range: KeyRange,
+        prepare: Prepare | None,
+        settled: bool,
+    ) -> None:
+        """`parts` come with the row groups that are read of them; None: those that the read wants.
+
+        `settled`: no two rows become one. `prepare` is there where there are parts.
+        """
+        self._parts = list(parts)
+        self.rows = sum(part.rows for part, _ in parts)
+        self.files = files
+        self._schema = schema
+        self._range = key_range
+        self._prepare = prepare
+        self._file: PartFile | None = None
+        self._groups: list[int] = []
+        self._batches: Iterator[pa.Table] | None = None
+        self._last: bytes | None = None
+        self._ahead: deque[tuple[list[int], Future[pa.Table]]] = deque()  # row groups that other threads read
+        self._pool: ThreadPoolExecutor | None = None
+        self._loaded: deque[_Loaded] = deque()
+        self.nbytes = 0  # rows that are taken keep their memory until all that were loaded with them are
+        self.settled = settled
+
+    @classmethod
+    def of_table(cls, rows: pa.Table, files: Files, schema: ShardSchema, settled: bool) -> Cursor:
+        """A cursor over consolidated rows that are in memory."""
+        cursor = cls([], files, schema, KeyRange(), None, settled)
+        cursor.push(rows)
+        return cursor
+
+    @classmethod
+    def of_tables(cls, tables: Iterator[pa.Table], files: Files, schema: ShardSchema, settled: bool = True) -> Cursor:
+        """A cursor over tables of rows that come in order, and are consolidated where they are `settled`."""
+        cursor = cls([], files, schema, KeyRange(), None, settled)
+        cursor._batches = tables
+        return cursor
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._loaded
+
+    def bound(self) -> bytes | None:
+        """Every row below this key is loaded; None when all rows are."""
+        following: bytes | None = None
+        if self._batches is not None:
+            following = b""
+        elif self._file is not None and self._groups:
+            following = self._file.groups[self._groups[0]].key_lower
+        elif self._parts:
+            following = self._parts[0][0].key_lower
+        if following is None or self._last is None:
+            return following
+        return max(following, self._last)
+
+    def load(self, nbytes: int) -> None:
+        """Load the next rows, about `nbytes` of memory and at least one batch."""
+        if self._batches is not None:
+            table = next(self._batches, None)
+            if table is None:
+                self._batches = None
+            else:
+                self._push(table if self._file is None else self._prepared(table, self._file))
+            return
+        if self._file is None or not self._groups:
+            self._open()
+        file = self._file
+        if file is None or not self._groups:
+            return
+        first = file.groups[self._groups[0]]
+        if not self._ahead and first.nbytes > 2 * nbytes and first.rows > BATCH_ROWS_MIN:
+            rows = max(BATCH_ROWS_MIN, first.rows * nbytes // first.nbytes)
+            self._batches = file.batches([self._groups.pop(0)], self._columns(file), rows)
+            return
+        if self._ahead:
+            taken, read = self._ahead.popleft()
+            table = read.result()
+        else:
+            taken = self._following(file, 0, nbytes)
+            table = file.read(taken, self._columns(file))
+        del self._groups[: len(taken)]
+        self._read_ahead(file, nbytes)
+        self._push(self._prepared(table, file))
+
+    def read_ahead_in(self, pool: ThreadPoolExecutor) -> None:
+        """Have the pool's threads read the next row groups of a part, while this thread does something else."""
+        self._pool = pool
+
+    def _read_ahead(self, file: PartFile, nbytes: int) -> None:
+        start = sum(len(taken) for taken, _ in self._ahead)
+        while self._pool is not None and len(self._ahead) < AHEAD and start < len(self._groups):
+            taken = self._following(file, start, nbytes)
+            self._ahead.append((taken, self._pool.submit(file.read, taken, self._columns(file))))
+            start += len(taken)
+
+    def _following(self, file: PartFile, start: int, nbytes: int) -> list[int]:
+        """The row groups to be read together, from the one at `start` on: as many as take `nbytes`, at least one."""
+        end, size = start + 1, file.groups[self._groups[start]].nbytes
+        while end < len(self._groups) and size + file.groups[self._groups[end]].nbytes <= nbytes:
+            size += file.groups[self._groups[end]].nbytes
+            end += 1
+        return self._groups[start:end]
+
+    def take(self, bound: bytes | None) -> pa.Table | None:
+        """Take the loaded rows whose key is below `bound` (None: all of them) away from the cursor."""
+        found = []
+        while self._loaded:
+            first = self._loaded[0]
+            if bound is not None and first.last >= bound:
+                end = first.keys.bisect(bound, first.start)
+                if end > first.start:
+                    found.append(first.rows.slice(first.start, end - first.start))
+                    first.start = end
+                break
+            found.append(first.rows.slice(first.start))
+            self.nbytes -= first.rows.nbytes
+            self._loaded.popleft()
+        return pa.concat_tables(found) if found else None
+
+    def push(self, rows: pa.Table, keys: SortedKeys | None = None) -> None:
+        """Put rows that are in order, and their keys, behind those that are loaded."""
+        if len(rows):
+            keys = SortedKeys(rows, self._schema.key) if keys is None else keys
+            self._loaded.append(_Loaded(rows, keys, keys.last))
+            self.nbytes += rows.nbytes
+
+    def _push(self, rows: pa.Table) -> None:
+        if len(rows):
+            rows = join([rows])
+            keys = SortedKeys(rows, self._schema.key)
+            self._last = keys.last
+            if self._range.upper is not None and self._last >= self._range.upper:
+                self._groups, self._parts, self._batches = [], [], None
+                self._ahead.clear()
+            clipped = clip_rows(rows, keys, self._range)
+            self.push(clipped, keys if len(clipped) == len(rows) else None)
+
+    def _open(self) -> None:
+        self._file = None
+        while self._parts:
+            part, groups = self._parts.pop(0)
+            self._file = self.files.open(part)
+            self._groups = list(self._file.wanted(self._range)) if groups is None else groups
+            if self._groups:
+                return
+
+    def _columns(self, file: PartFile) -> list[str]:
+        assert self._prepare is not None
+        return self._prepare.columns(file.part)
+
+    def _prepared(self, table: pa.Table, file: PartFile) -> pa.Table:
+        assert self._prepare is not None
+        return self._prepare.rows(table, file.part)
+
+
+def merge_cursors(
+    cursors: Sequence[Cursor], schema: ShardSchema, names: Sequence[str], memory_bytes: int, *, threaded: bool = False
+) -> Iterator[pa.Table]:
+    """Consolidated rows of all cursors in key order, their columns `names`, holding about `memory_bytes` of memory.
+
+    `threaded`: what is loaded is merged on another thread, while this one loads the next rows.
+    """
+    limit = max(1, min(CHUNK_BYTES_MAX, memory_bytes // 4))
+
+    def merged(window: Window) -> pa.Table:
+        return window.select(names) if isinstance(window, pa.Table) else _merged(window, schema, names)
+
+    windows = _windows(cursors, schema, limit)
+    if not threaded:
+        yield from filter(len, map(merged, windows))
+        return
+    with ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="persist-read") as pool:
+        max(cursors, key=lambda cursor: cursor.rows).read_ahead_in(pool)
+        yield from filter(len, alongside(merged, windows))
+
+
+def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iterator[Window]:
+    """The rows of all cursors, key range after key range, about `limit` bytes of them loaded."""
+    share = max(1, limit // max(1, 2 * len(cursors)))
+    carry: Cursor | None = None
+    active = list(cursors)
+    while True:
+        laggards = _load(active, limit, share)
+        low = laggards[0].bound() if laggards else None
+        taken = [(rows, cursor.settled) for cursor in active if (rows := cursor.take(low)) is not None]
+        if taken:
+            yield taken
+        elif low is None:
+            return
+        elif any(cursor.is_empty for cursor in laggards):
+            next(cursor for cursor in laggards if cursor.is_empty).load(share)
+        else:
+            emitted, rest = _cut(active, laggards, low, schema)
+            yield emitted
+            active = [cursor for cursor in active if cursor is not carry]
+            carry = Cursor.of_table(rest, laggards[0].files, schema, settled=True)
+            active.append(carry)
+        active = [cursor for cursor in active if not cursor.is_empty or cursor.bound() is not None]
+
+
+def _load(active: Sequence[Cursor], limit: int, share: int) -> list[Cursor]:
+    """Load the next rows of the cursors that are furthest behind, until `limit` bytes of rows are loaded.
+
+    The cursors that are furthest behind then: none where all rows of all of them are loaded.
+    """
+    waiting = [(bound, number) for number, cursor in enumerate(active) if (bound := cursor.bound()) is not None]
+    heapify(waiting)
+    held = sum(cursor.nbytes for cursor in active)
+    while waiting and held < limit:
+        number = waiting[0][1]
+        cursor = active[number]
+        held -= cursor.nbytes
+        cursor.load(share)
+        held += cursor.nbytes
+        bound = cursor.bound()
+        if bound is None:
+            heappop(waiting)
+        else:
+            heapreplace(waiting, (bound, number))
+    return [active[number] for bound, number in waiting if bound == waiting[0][0]]
+
+
+def _merged(window: Taken, schema: ShardSchema, names: Sequence[str]) -> pa.Table:
+    """Their times are as the read wants them."""
+    rows, settled = max(window, key=lambda taken: len(taken[0]))
+    others = [other for other, _ in window if other is not rows]
+    if not others and settled:
+        return rows.select(names)
+    if settled and FEW * sum(map(len, others)) <= len(rows):
+        few = merge(others, schema, Times())
+        found = woven(rows, few, schema, names) if len(few) else rows.select(names)
+        if found is not None:
+            return found
+    return merge([rows, *others], schema, Times(), names)
+
+
+def _cut(
+    active: Sequence[Cursor], laggards: Sequence[Cursor], key: bytes, schema: ShardSchema
+) -> tuple[pa.Table, pa.Table]:
+    """Split the loaded rows of one key into those that are final and the rest, both consolidated.
+
+    Each laggard still has rows of this key to load, all of them at or after its last loaded row.
+    """
+    tables, stops, count = [], [], 0
+    for cursor in active:
+        rows = cursor.take(key + b"\x00")  # no other key starts with the bytes of a whole key
+        if rows is None:
+            continue
+        tables.append(rows)
+        count += len(rows)
+        if cursor in laggards:
+            stops.append(count - 1)
+    table = join(tables)
+    perm, starts = sort_groups(table, schema)
+    ranks = np.empty(len(table), np.int64)
+    ranks[np.arange(len(table)) if perm is None else perm] = np.arange(len(table))
+    first = min(int(ranks[stop]) for stop in stops)
+    cut = int(np.flatnonzero(starts[: first + 1])[-1])
+    order = np.arange(len(table), dtype=np.int64) if perm is None else perm
+    final = table.slice(0, 0) if cut == 0 else pick(table, order[:cut], starts[:cut])
+    return final, pick(table, order[cut:], starts[cut:])
+
+
+# Rows that lie by their keys, put in the whole order and added up: what is left of rows when a column was dropped.
+#
+# Rows of one key are in no order then, and some of them are the same. So all rows of a key are looked at together.
+# Where a key has more of them than memory is meant to hold, they are sorted piece by piece into a temporary file and
+# merged.
+
+
+DECODED_ROWS_MIN = 1024  # that are decoded together
+PIECE_BYTES = 1024 * 1024  # of a sorted piece in a temporary file, which is read back at once
+
+
+def rows_of(
+    parts: Sequence[tuple[Part, list[int] | None]],
+    files: Files,
+    schema: ShardSchema,
+    key_range: KeyRange,
+    prepare: Prepare,
+    limit: int,
+) -> Iterator[pa.Table]:
+    """The rows of parts of one run, in key order, as `prepare` makes them; about `limit` bytes at a time."""
+    for part, chosen in parts:
+        file = files.open(part)
+        columns = prepare.columns(part)
+        for group in file.wanted(key_range) if chosen is None else chosen:
+            told = file.groups[group]
+            rows = max(DECODED_ROWS_MIN, told.rows * limit // max(1, told.nbytes))
+            for batch in file.batches([group], columns, rows):
+                table = prepare.rows(batch, part)
+                if len(table):
+                    table = clip_rows(table, SortedKeys(table, schema.key), key_range)
+                if len(table):
+                    yield table
+
+
+def resorted(tables: Iterator[pa.Table], files: Files, schema: ShardSchema, limit: int) -> Iterator[pa.Table]:
+    """Rows that come in key order, in the order of keys, values and times, added up; each table with all columns.
+
+    It holds about `limit` bytes of rows.
+    """
+    held = _Held(files, schema, limit)
+    last = b""
+    for table in tables:
+        keys = SortedKeys(table, schema.key)
+        if not held.is_empty and keys[0] > last:
+            yield from held.taken()
+        last = keys.last
+        cut = keys.bisect(last)
+        if cut:  # the rows before are of keys that are complete
+            held.add(table.slice(0, cut))
+            yield from held.taken()
+        held.add(table.slice(cut))
+    yield from held.taken()
+
+
+class _Held:
+    """Rows of keys that are looked at together."""
+
+    def __init__(self, files: Files, schema: ShardSchema, limit: int) -> None:
+        self._files = files
+        self._schema = schema
+        self._limit = limit
+        self._tables: list[pa.Table] = []
+        self._pieces: list[_Piece] = []
+        self._nbytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._tables and not self._pieces
+
+    def add(self, table: pa.Table) -> None:
+        self._tables.append(table)
+        self._nbytes += table.nbytes
+        if self._nbytes <= self._limit or len(self._tables) < 2:
+            return
+        rows = merge(self._tables, self._schema, Times())
+        self._tables, self._nbytes = [rows], rows.nbytes
+        if self._nbytes > self._limit // 2:
+            self._pieces.append(_Piece(rows))
+            self._tables, self._nbytes = [], 0
+
+    def taken(self) -> Iterator[pa.Table]:
+        """All of them, in order and added up; none are held then."""
+        rows = merge(self._tables, self._schema, Times())
+        pieces, self._pieces, self._tables, self._nbytes = self._pieces, [], [], 0
+        if not pieces:
+            if len(rows):
+                yield rows
+            return
+        cursors = [Cursor.of_tables(piece.tables(), self._files, self._schema) for piece in pieces]
+        cursors.append(Cursor.of_table(rows, self._files, self._schema, settled=True))
+        names = self._schema.updates_schema.names
+        try:
+            yield from merge_cursors(cursors, self._schema, names, self._limit)
+        finally:
+            for piece in pieces:
+                piece.close()
+
+
+class _Piece:
+    """Sorted rows in a temporary file, which goes when it is closed or forgotten."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._file: Any = tempfile.TemporaryFile(prefix="persist-sort-")  # noqa: SIM115 - it outlives this call
+        step = max(1, len(rows) * PIECE_BYTES // max(1, rows.nbytes))
+        with pa.ipc.new_stream(self._file, rows.schema) as stream:
+            stream.write_table(rows, max_chunksize=step)
+
+    def tables(self) -> Iterator[pa.Table]:
+        self._file.seek(0)
+        for batch in pa.ipc.open_stream(self._file):
+            yield pa.Table.from_batches([batch])
+
+    def close(self) -> None:
+        self._file.close()

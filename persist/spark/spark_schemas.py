@@ -1,0 +1,245 @@
+"""Spark types and a shard's Arrow types, and the fixed columns of a stream or DataFrame over an evolving shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from persist.core.errors import InvalidUsage
+from persist.core.ids import ShardId
+from persist.core.shard_view import ShardView
+from persist.core.state import SchemaRecord
+from persist.parts import newest, sound_schemas
+from persist.parts.predicate import columns_of, parse
+from persist.parts.schema_evolution import moved_names
+
+# Spark's types and a shard's Arrow types: what a read shows, what a write stores, and exact casts between them.
+
+
+DECIMAL_DIGITS_MAX = 38  # of Spark
+_BINARY = "UTF8_BINARY"  # the collation of texts that are compared byte by byte
+_SIMPLE: tuple[tuple[Any, t.DataType], ...] = (
+    (pa.bool_(), t.BooleanType()),
+    (pa.int8(), t.ByteType()),
+    (pa.int16(), t.ShortType()),
+    (pa.int32(), t.IntegerType()),
+    (pa.int64(), t.LongType()),
+    (pa.uint8(), t.ShortType()),
+    (pa.uint16(), t.IntegerType()),
+    (pa.uint32(), t.LongType()),
+    (pa.uint64(), t.DecimalType(20, 0)),
+    (pa.float16(), t.FloatType()),
+    (pa.float32(), t.FloatType()),
+    (pa.float64(), t.DoubleType()),
+    (pa.string(), t.StringType()),
+    (pa.large_string(), t.StringType()),
+    (pa.string_view(), t.StringType()),
+    (pa.binary(), t.BinaryType()),
+    (pa.large_binary(), t.BinaryType()),
+    (pa.binary_view(), t.BinaryType()),
+    (pa.date32(), t.DateType()),
+    (pa.date64(), t.DateType()),
+)
+_UNSTORABLE = (t.YearMonthIntervalType, t.CalendarIntervalType, t.VariantType, t.NullType, t.UserDefinedType)
+
+
+def spark_type(name: str, kind: Any) -> t.DataType:
+    """The Spark type that holds every value of an Arrow type. Raises InvalidUsage naming the column."""
+    for arrow, spark in _SIMPLE:
+        if kind == arrow:
+            return spark
+    types = pa.types
+    if types.is_fixed_size_binary(kind):
+        return t.BinaryType()
+    if types.is_decimal(kind) and kind.precision <= DECIMAL_DIGITS_MAX and 0 <= kind.scale <= kind.precision:
+        return t.DecimalType(kind.precision, kind.scale)
+    if types.is_timestamp(kind):
+        return t.TimestampNTZType() if kind.tz is None else t.TimestampType()
+    if types.is_duration(kind):
+        return t.DayTimeIntervalType()
+    if types.is_time(kind):
+        return t.TimeType(6)
+    if types.is_map(kind):
+        return t.MapType(spark_type(name, kind.key_type), spark_type(name, kind.item_type), True)
+    if types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return t.StructType([t.StructField(f.name, spark_type(name, f.type), True) for f in fields])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return t.ArrayType(spark_type(name, kind.value_type), True)
+    raise InvalidUsage(f"column {name!r} is {kind}, which Spark cannot hold; leave it out with option 'columns'")
+
+
+def spark_schema(fields: Iterable[Any]) -> t.StructType:
+    """Spark's schema of Arrow fields. Every column may be null for Spark, as with files."""
+    return t.StructType([t.StructField(f.name, spark_type(f.name, f.type), True) for f in fields])
+
+
+def arrow_schema(schema: t.StructType) -> pa.Schema:
+    """Exactly the Arrow schema that Spark expects of the batches of a read with this schema."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def stored_schema(schema: t.StructType, without: Sequence[str]) -> pa.Schema:
+    """The columns of a shard that is made for a DataFrame: all may be null, times with a zone are in UTC."""
+    check_collations(schema)
+    fields = []
+    for spark in schema.fields:
+        if spark.name in without:
+            continue
+        _check_storable(spark.name, spark.dataType)
+        fields.append(t.StructField(spark.name, _nullable(spark.dataType), True))
+    return to_arrow_schema(t.StructType(fields), timezone="UTC")
+
+
+def _nullable(kind: t.DataType) -> t.DataType:
+    if isinstance(kind, t.ArrayType):
+        return t.ArrayType(_nullable(kind.elementType), True)
+    if isinstance(kind, t.MapType):
+        return t.MapType(_nullable(kind.keyType), _nullable(kind.valueType), True)
+    if isinstance(kind, t.StructType):
+        return t.StructType([t.StructField(f.name, _nullable(f.dataType), True) for f in kind.fields])
+    return kind
+
+
+def check_collations(schema: t.StructType) -> None:
+    """Raise InvalidUsage where texts are compared by a collation, which a shard would not do."""
+    for field in schema.fields:
+        if (found := _collation(field.dataType)) is not None:
+            raise InvalidUsage(
+                f"column {field.name!r} has the collation {found}, and a shard compares texts byte by byte; write "
+                f"collate({field.name}, 'UTF8_BINARY') in its place, or a key of your own such as lower({field.name})"
+            )
+
+
+def _collation(kind: t.DataType) -> str | None:
+    """A collation of texts in the type other than that of their bytes."""
+    if isinstance(kind, t.StringType):
+        found = str(getattr(kind, "collation", _BINARY))
+        return None if found == _BINARY else found
+    inner: list[t.DataType] = []
+    if isinstance(kind, t.ArrayType):
+        inner = [kind.elementType]
+    elif isinstance(kind, t.MapType):
+        inner = [kind.keyType, kind.valueType]
+    elif isinstance(kind, t.StructType):
+        inner = [field.dataType for field in kind.fields]
+    return next(filter(None, map(_collation, inner)), None)
+
+
+def _check_storable(name: str, kind: t.DataType) -> None:
+    if isinstance(kind, _UNSTORABLE) or type(kind).__name__ in ("GeometryType", "GeographyType"):
+        raise InvalidUsage(f"column {name!r} is {kind.simpleString()}, which a shard cannot store; cast it first")
+    if isinstance(kind, t.ArrayType):
+        _check_storable(name, kind.elementType)
+    elif isinstance(kind, t.MapType):
+        _check_storable(name, kind.keyType)
+        _check_storable(name, kind.valueType)
+    elif isinstance(kind, t.StructType):
+        for child in kind.fields:
+            _check_storable(name, child.dataType)
+
+
+def cast(table: pa.Table, target: pa.Schema) -> pa.Table:
+    """The columns of `target` in its order and exact types. Raises InvalidUsage where a value does not fit."""
+    columns = []
+    for field in target:
+        column = table.column(field.name)
+        if column.type != field.type:
+            try:
+                column = column.cast(field.type)
+            except (pa.ArrowException, ValueError) as error:
+                raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
+        if not field.nullable and column.null_count:
+            raise InvalidUsage(f"column {field.name!r} holds nulls, but the schema given to the read allows none")
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def batches(tables: Iterable[pa.Table], target: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+    """The tables' rows as batches of `target`, of at most `rows` rows; small tables are put together."""
+    pending: list[pa.Table] = []
+    held = 0
+    for table in tables:
+        pending.append(cast(table, target))
+        held += len(table)
+        if held >= rows:
+            yield from _cut(pending, rows)
+            pending, held = [], 0
+    if held:
+        yield from _cut(pending, rows)
+
+
+def _cut(tables: list[pa.Table], rows: int) -> Iterator[pa.RecordBatch]:
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
+    yield from table.to_batches(max_chunksize=rows)
+
+
+# The columns of a stream or a DataFrame, which are fixed when it begins, of a shard whose columns change meanwhile.
+#
+# A stream follows them by their ids: a column that is renamed goes on, one that is dropped is null from then on, and
+# those that are added are left out, until the query is started again. Where rows are selected by a name that means
+# another column by now, a stream ends. So does a DataFrame with any such name, since it is loaded again easily.
+
+
+Renamed = tuple[tuple[str, str | None], ...]  # names of a stream's columns, and what they are called now
+
+
+@dataclass(frozen=True)
+class Known:
+    """By which schema of which shard somebody was told the columns."""
+
+    shard: ShardId
+    number: int
+
+    @classmethod
+    def of(cls, view: ShardView) -> Known:
+        """The current one."""
+        return cls(view.shard_id, newest(sound_schemas(view.schemas))[0])
+
+
+def names_in(where: str | None) -> list[str]:
+    """The columns that a predicate names."""
+    return [] if where is None else columns_of(parse(where))
+
+
+def check_means(names: Iterable[str], began: int, schemas: Mapping[int, SchemaRecord], whose: str, remedy: str) -> None:
+    """Raise InvalidUsage where a name means another column by now than in the schema `began`, or none."""
+    sound = sound_schemas(schemas)
+    current = newest(sound)[1]
+    for name, became in moved_names(sound.get(began, current), current, names):
+        raise InvalidUsage(f"column {name!r}, {whose}, {became}: {remedy}, with the columns as they are named now")
+
+
+def names_now(names: Iterable[str], began: int | None, schemas: Mapping[int, SchemaRecord]) -> Renamed:
+    """What columns of the schema `began` are called now (None: it was dropped); of other names nothing is told."""
+    sound = sound_schemas(schemas)
+    current = newest(sound)[1]
+    if current.is_plain or began not in sound:
+        return ()
+    old = sound[began]
+    return tuple((name, current.name_of.get(old.id_of[name])) for name in names if name in old.id_of)
+
+
+def wanted_now(names: Iterable[str], renamed: Renamed) -> list[str]:
+    """What is read for a result of these names."""
+    now = dict(renamed)
+    return [found for name in names if (found := now.get(name, name)) is not None]
+
+
+def as_began(tables: Iterator[pa.Table], renamed: Renamed, target: pa.Schema) -> Iterator[pa.Table]:
+    """The tables with the columns of `target` by the names that they had when the stream began."""
+    if all(name == now for name, now in renamed):
+        yield from tables
+        return
+    now = dict(renamed)
+    for table in tables:
+        columns = []
+        for field in target:
+            source = now.get(field.name, field.name)
+            columns.append(pa.nulls(len(table), field.type) if source is None else table.column(source))
+        yield pa.Table.from_arrays(columns, names=target.names)

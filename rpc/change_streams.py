@@ -1,0 +1,262 @@
+"""Listen streams: what is sent and when, and what a streamed response holds meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from persist.client.listen import Listen, ListenEvent
+from persist.client.snapshot import ReadLease, ReadSettings
+from persist.client.transport import OneShard, Transport
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.blob_keys import is_of_maintenance
+from persist.core.errors import UnknownShard
+from persist.core.frontier import Antichain
+from persist.core.ids import ReaderId, SeqNo, ShardId
+from persist.core.phases import dropped, outlived
+from persist.core.shard_view import Seen
+from persist.core.state import State
+from persist.parts import EVERYTHING, Selection, current_schema
+from rpc.concurrency_limits import Turns, Work
+from rpc.listen_frames import EVENTS, HEARTBEAT_S, Source, frame, heartbeat, sse
+from rpc.shard_watcher import Watcher, is_past
+from rpc.stream_leases import LEASE_MS, Hold, Leases
+
+# Listen streams: what is sent, and when. Each is one task on the event loop; none has a thread.
+#
+# A step is everything between a listener's frontier and the shard's upper. Small steps are made once for all listeners
+# that stand at the same frontier; large ones piece by piece for each, a bounded number at a time. A listener that does
+# not take what it is given is cut off after a while, and resumes from the last frontier that it has seen.
+
+
+LISTEN_MEMORY_BYTES = 16 * 1024 * 1024  # what a listener takes for one event
+SHARED_ROWS_MAX = 20_000  # a step with more updates is made for each listener by itself
+SHARED_STEP_BYTES_MAX = 32 * 1024 * 1024  # so is one with more bytes
+SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that come a little later
+KEPT_MAX = 40 * 1024 * 1024  # bytes of row groups that a step reads together, once they are decoded
+LARGE_STEPS_MAX = 4  # made at a time, and taken by their listeners
+LARGE_STEPS_OF_ONE = 2  # of them, of one caller: a listener that takes nothing holds one until it is cut off
+_Encode = Callable[[ListenEvent], bytes]
+_Step = list[tuple[Antichain, bytes]]
+_Form = tuple[str, Selection, int]  # how events are written, of which updates, and by the names of which schema
+_Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the form, and the frontiers between which it lies
+
+
+class Listeners:
+    """All listen streams of one server."""
+
+    def __init__(self, transport: Transport, location: Location, work: Work, watcher: Watcher) -> None:
+        self._transport = transport
+        self._location = location
+        self._work = work
+        self._watcher = watcher
+        self._settings = ReadSettings(
+            lease_ms=LEASE_MS,
+            memory_bytes=LISTEN_MEMORY_BYTES,
+            bound=replace(location.versions.bound.in_pieces(), kept_max=KEPT_MAX),
+        )
+        self._shared: OrderedDict[_Key, asyncio.Future[_Step | None]] = OrderedDict()
+        self._shared_bytes = 0
+        self._large = Turns(LARGE_STEPS_MAX, LARGE_STEPS_OF_ONE)
+        self.leases = Leases(location, work)
+
+    async def stream(
+        self, name: str, hold: Hold, start: Antichain, until: Antichain, form: str, selection: Selection = EVERYTHING
+    ) -> AsyncGenerator[bytes]:
+        """The frames of what is selected, from the frontier `start` on, until `until`, or the end of shard or server.
+
+        The first one comes at once: it tells the id by which to resume.
+        """
+        frontier, is_first, known = start, True, None
+        with self._watcher.watch(name) as watch:
+            while frontier.element is not None and frontier < until and not self._watcher.stopping.is_set():
+                state = watch.machine.cached
+                if state is None:
+                    state = await self._work.run(watch.machine.refresh)
+                if state.shard_id != hold.shard:
+                    raise UnknownShard(outlived(name))
+                if state.is_closed:
+                    raise UnknownShard(dropped(name))
+                known = current_schema(state.schemas)[0] if known is None else known
+                if not is_past(state, frontier.element):
+                    if is_first or not await watch.wait(HEARTBEAT_S):
+                        yield heartbeat(frontier, form, _source(state))
+                    is_first = False
+                    continue
+                with hold.reading(state.seqno):
+                    wanted = form, selection, known
+                    async for upper, frame in self._step(state, frontier, min(state.upper, until), wanted):
+                        yield frame
+                        frontier, is_first = upper, False
+                hold.move(frontier)
+
+    async def _step(
+        self, state: State, frontier: Antichain, until: Antichain, form: _Form
+    ) -> AsyncIterator[tuple[Antichain, bytes]]:
+        """(frontier afterwards, frame) up to exactly `until`, which the State has reached."""
+        rows, size, is_staged = 0, 0, False
+        for batch in reversed(state.trace.batches):
+            if batch.desc.upper <= frontier or rows > SHARED_ROWS_MAX or size > SHARED_STEP_BYTES_MAX:
+                break
+            rows, size = rows + batch.rows, size + batch.size
+            is_staged = is_staged or any(part.key and not is_of_maintenance(part.key) for part in batch.parts())
+        if rows <= SHARED_ROWS_MAX and size <= SHARED_STEP_BYTES_MAX:
+            step = await self._shared_step(state, frontier, until, form, is_staged)
+            if step is not None:
+                for item in step:
+                    yield item
+                return
+        async with self._large.turn():
+            events = self._events(state, frontier, until, form)
+            while (made := await self._work.run(next, events, None)) is not None:
+                yield made
+
+    async def _shared_step(
+        self, state: State, frontier: Antichain, until: Antichain, form: _Form, is_staged: bool
+    ) -> _Step | None:
+        """A few bytes of what somebody has staged may be many rows (`is_staged`): such a step is made in turn."""
+
+        async def made() -> _Step | None:
+            async with self._large.turn() if is_staged else nullcontext():
+                return await self._work.run(lambda: _bounded(self._events(state, frontier, until, form)))
+
+        key = (state.shard_id, form, frontier, until)
+        found = self._shared.get(key)
+        if found is None:
+            found = asyncio.ensure_future(made())
+            self._shared[key] = found
+            found.add_done_callback(lambda done: self._made(key, done))
+        return await asyncio.shield(found)
+
+    def _made(self, key: _Key, done: asyncio.Future[_Step | None]) -> None:
+        """A shared step is ready: keep it for a while, within bounds; a failed one is made anew by who asks next."""
+        if done.cancelled() or done.exception() is not None:
+            self._shared.pop(key, None)
+            return
+        self._shared_bytes += _size(done)
+        while self._shared_bytes > SHARED_BYTES_MAX and self._shared:
+            oldest, made = next(iter(self._shared.items()))
+            if not made.done():
+                return
+            del self._shared[oldest]
+            self._shared_bytes -= _size(made)
+
+    def _events(
+        self, state: State, frontier: Antichain, until: Antichain, form: _Form
+    ) -> Iterator[tuple[Antichain, bytes]]:
+        """Blocking: what the cached State has in `[frontier, until)`, as frames. It may be a later one by now."""
+        encode: _Encode = partial(sse if form[0] == EVENTS else frame, source=_source(state))
+        element = frontier.element
+        assert element is not None
+        as_of = None if element == 0 else element - 1
+        name, transport = state.name, OneShard(self._transport, state.shard_id)
+        lease = _HeldElsewhere(transport, name, ReaderId("r" + "0" * 32), self._settings, SeqNo(1))
+        listen = Listen(transport, name, lease, (as_of, until), self._settings, form[1])
+        listen.known = form[2]
+        for event in listen.next_events(0.0):
+            yield event.upper, encode(event)
+
+
+class _HeldElsewhere(ReadLease):
+    """The lease of a step: the listener's hold does its work."""
+
+    def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
+        return c.SinceDowngraded(self.since, self.since)
+
+
+def _source(state: State) -> Source:
+    return Source(Seen(state.seqno, state.commit_id), state.shard_id)
+
+
+def _bounded(events: Iterator[tuple[Antichain, bytes]]) -> _Step | None:
+    """All of a step, or None where that is too much to keep."""
+    step: _Step = []
+    left = SHARED_STEP_BYTES_MAX
+    for item in events:
+        left -= len(item[1])
+        if left < 0:
+            return None
+        step.append(item)
+    return step
+
+
+def _size(made: asyncio.Future[_Step | None]) -> int:
+    return sum(len(data) for _, data in made.result() or ()) + 256
+
+
+# Streamed answers, and what they hold while they are sent.
+
+
+PIECE_BYTES = 256 * 1024  # what is given to a connection at a time
+
+
+class HeldStream(StreamingResponse):
+    """Gives back everything on `held` when it ends: whole, broken off, or never begun.
+
+    It goes out in pieces of PIECE_BYTES. The connection waits for its client, and cuts off who takes too long.
+    """
+
+    def __init__(
+        self,
+        content: AsyncIterator[bytes],
+        held: AsyncExitStack,
+        *,
+        media_type: str,
+        headers: dict[str, str],
+        status: int = 200,
+    ) -> None:
+        super().__init__(content, status, headers=headers, media_type=media_type)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def pieces(message: Message) -> None:
+            body = message.get("body", b"")
+            for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
+                piece = body[start : start + PIECE_BYTES]
+                await send({"type": message["type"], "body": piece, "more_body": True})
+            if len(body) > PIECE_BYTES:
+                message = {**message, "body": body[(len(body) - 1) // PIECE_BYTES * PIECE_BYTES :]}
+            await send(message)
+
+        async with self._held:
+            await super().__call__(scope, receive, pieces)
+
+
+class Stepped:
+    """A generator of bytes that blocks, advanced on other threads. Closing it waits for the step under way."""
+
+    def __init__(self, work: Work, pieces: Generator[bytes]) -> None:
+        self._work = work
+        self._pieces = pieces
+        self._lock = threading.Lock()
+
+    async def next(self) -> bytes | None:
+        """The next piece; None at the end."""
+        return await self._work.run(self._next)
+
+    async def rest(self, piece: bytes | None) -> AsyncIterator[bytes]:
+        """`piece`, and all that come after it."""
+        while piece is not None:
+            if piece:
+                yield piece
+            piece = await self.next()
+
+    async def close(self) -> None:
+        await self._work.run(self._close)
+
+    def _next(self) -> bytes | None:
+        with self._lock:
+            return next(self._pieces, None)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._pieces.close()

@@ -1,0 +1,401 @@
+"""The client's way to a server: transport, change streams, and routing to regions."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from msgspec import Struct
+
+from blob import Blob
+from blob.metrics import MeteredBlob
+from persist.client import deadlines
+from persist.client.connect import Connection
+from persist.client.deadlines import Deadline, Patience
+from persist.client.idempotency import RetriedCall, settled
+from persist.client.lease_pool import LeasePool
+from persist.client.listen import ListenEvent
+from persist.commit.counters import StoreCalls
+from persist.commit.figures import retried, stores
+from persist.commit.storms import Storms
+from persist.commit.system import Clock, SystemClock, SystemIds
+from persist.core import commands as c
+from persist.core.audit_log import NOBODY, Caller, HistoryPage, Place
+from persist.core.batch import Run
+from persist.core.errors import Corruption, InvalidUsage, Unavailable, UnknownShard, UpgradeNeeded
+from persist.core.frontier import Antichain
+from persist.core.ids import IdSource, ShardId, check_shard_name
+from persist.core.shard_settings import ShardSettings, history_text
+from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.state import Policy, SchemaRecord
+from persist.formats.exposition import COUNTER, Family, Labelled
+from persist.formats.http_messages import (
+    PROTOCOL_VERSION,
+    RECORD,
+    Staged,
+    decode_history,
+    decode_result,
+    decode_staged,
+    decode_view,
+)
+from persist.formats.records import encoded
+from persist.http_client.http_calls import Call, HttpCalls, calls_of, decoded_json, error_of
+from persist.http_client.http_connection import Broken, NotSent, Reply
+from persist.regions.region_index import region_of
+from persist.regions.replica import Home, ReadOnlyBlob
+from rpc.client.http_stores import HttpBlob, opened_here
+from rpc.listen_frames import FRAMES, HEARTBEAT_S, Frame, frames, said_headers
+
+if TYPE_CHECKING:
+    from persist.client.connect import Connection
+
+
+# Following a listen stream: frames as events, resumed at another server when one goes away.
+
+
+SILENCE_S = 3 * HEARTBEAT_S  # after so long without even a heartbeat the server counts as gone
+
+
+def follow(
+    calls: HttpCalls, name: str, after: int | None = None, until: Antichain | None = None
+) -> Iterator[ListenEvent]:
+    """Every update after a time, once and in order, until `until` or the shard's end; heartbeats are left out.
+
+    Goes on from where it was when a server ends, for as long as one is found within the connection's timeout. The id of
+    the last frame tells the server what was read, and of which shard.
+    A step of several events that was cut begins anew: `lower == upper` still says "more to come", so count on a step
+    only when its frontier has moved. Raises UnknownShard (the name belongs to another shard now), HistoryLost (what it
+    has read is not in the log any more).
+    """
+    frontier = Antichain(0 if after is None else after + 1)
+    end = until or Antichain(None)
+    deadline: float | None = None
+    place: str | None = None  # the id at `frontier`
+    while frontier.element is not None and frontier < end:
+        for server in calls.servers.order(name):
+            try:
+                for frame in _frames(calls, server, name, (frontier, end), place):
+                    deadline = None
+                    if frame.event is not None:
+                        yield frame.event
+                        frontier = frame.event.upper
+                    place = frame.id
+                break
+            except (NotSent, Broken, Unavailable):
+                calls.servers.failed(server)
+        if frontier.element is not None and frontier < end:
+            deadline = calls.still(deadline, name)
+
+
+def _frames(
+    calls: HttpCalls, server: str, name: str, interval: tuple[Antichain, Antichain], place: str | None
+) -> Iterator[Frame]:
+    frontier, until = interval
+    assert frontier.element is not None
+    query = f"until={'[]' if until.element is None else until.element}"
+    if frontier.element > 0:
+        query += f"&after={frontier.element - 1}"
+    path = f"/v1/shards/{quote(name, safe='')}/listen?{query}"
+    headers = {"accept": FRAMES} if place is None else {"accept": FRAMES, "last-event-id": place}
+    with calls.stream(server, path, headers, SILENCE_S) as (reply, pieces):
+        calls.servers.worked(server)
+        if reply.status >= 400:
+            raise error_of(server, reply, safe=True)
+        yield from frames(pieces)
+
+
+# Which servers to ask about a shard of another region: those near for reads, those at its home for writes.
+#
+# `persist.client.connect`, which is below, finds it beside `open_transport`.
+
+
+_REGIONS = Call("GET", "/v1/regions")
+
+
+def routed(connection: Connection, name: str, *, writes: bool) -> Connection:
+    """The connection by which this shard is read, or written (`writes`); the same where it is at home there.
+
+    A server whose own index has a later epoch of its region is home no more: it only reads what it had.
+
+    Raises InvalidUsage: the index does not have the region, or names no server for that. Unavailable.
+    """
+    region = region_of(name)
+    if not region:
+        return connection
+    told = _told(connection)
+    index = told.get("index")
+    if not index or (told.get("region") == region and _is_home(told, index.get(region))):
+        return connection
+    if region not in index:
+        raise InvalidUsage(
+            f"{connection.url} knows no region {region!r}, of shard {name!r}; its index has {', '.join(sorted(index))}"
+        )
+    if not writes and told.get("of") == region:
+        return connection
+    urls = index[region]["write" if writes else "read"]
+    if told.get("region") == region and not writes:
+        # A home of before shows no more than it had: another server near here reads, else the home of now.
+        urls = [url for url in urls if url not in (connection.url or "").split(",")] or index[region]["write"]
+    if not urls:
+        what = "servers at home of" if writes else "server near here that reads"
+        raise InvalidUsage(f"the index of {connection.url} names no {what} region {region!r}; see `persist regions`")
+    return replace(connection, url=",".join(urls))
+
+
+def _is_home(told: dict[str, Any], entry: dict[str, Any] | None) -> bool:
+    """Whether this server of the region is its home, as far as its own index tells: no other one has a later epoch."""
+    later = (entry or {}).get("epoch") or 0
+    return told.get("role") != "copy" and later <= told.get("epoch", later)
+
+
+def _told(connection: Connection) -> dict[str, Any]:
+    """What the near server says of regions; of an older server nothing."""
+    calls = calls_of(connection, SystemClock())
+    try:
+        return decoded_json(calls.call(_REGIONS), dict[str, Any])
+    except (InvalidUsage, UnknownShard):
+        return {}
+    finally:
+        calls.close()
+
+
+# The client's way to a server: `open_transport` for `http(s)://` URLs.
+
+
+_VIEW = {"accept": RECORD}
+_CREATE = {"content-type": "application/json", **_VIEW}
+_LOCATION = Call("GET", "/v1/location")
+_COMMAND = {"content-type": RECORD}
+MAINTAINED_S = 3600.0  # a piece of maintenance may be one large merge
+
+
+class _Names(Struct):
+    shards: list[str]
+
+
+class _Version(Struct):
+    version: int
+
+
+class _BlobAt(Struct):
+    url: str
+    proof: str
+
+
+class _Location(Struct):
+    blob: _BlobAt
+    policy: dict[str, int]
+    id: str = ""
+    epoch: int = 0
+    copy: bool = False
+    of: str = ""
+    home: tuple[str, ...] = ()
+    regions: bool = False
+
+
+class HttpTransport:
+    """Implements `persist.client.transport.Transport` over one or more servers. Thread-safe; open one per process."""
+
+    def __init__(
+        self, calls: HttpCalls, blob: Blob, policy: Policy, clock: Clock, ids: IdSource, proof: str = ""
+    ) -> None:
+        self.shows_copy = False
+        self.knows_regions = False
+        self.proof = proof  # of the server's blob store, see `persist.client.transport`
+        self._calls = calls
+        self._store_calls = StoreCalls(calls.tracer)
+        self._blob: Blob = MeteredBlob(blob, self._store_calls.observer("blob"))
+        self.leases: LeasePool | None = None
+        self._patience = Patience()
+        self.policy = policy
+        self.clock = clock
+        self.ids = ids
+
+    def __repr__(self) -> str:
+        return ", ".join(self.servers)
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Base URLs of the servers that this client knows."""
+        return self._calls.servers.urls
+
+    @property
+    def blob(self) -> Blob:
+        return self._patience.blob(self._blob)
+
+    @property
+    def listening_moves_since(self) -> bool:
+        """Whether there is a token. The server decides by its scope: a token for reading moves nobody's since."""
+        return self._calls.has_token
+
+    @property
+    def storms(self) -> Storms:
+        return self._calls.storms
+
+    def families(self) -> Iterator[Family]:
+        calls, labels = self._calls, ("method", "outcome")
+        totals = calls.durations.totals()
+        counts: list[Labelled] = [(key, count) for key, (count, _, _) in totals.items()]
+        sent = sum(nbytes for _, _, nbytes in totals.values())
+        moved: list[Labelled] = [(("out",), sent), (("in",), calls.received)]
+        yield Family("persist_client_requests_total", COUNTER, "Requests to servers", labels, counts)
+        yield calls.durations.family("persist_client_request_seconds", "Seconds to the answer", labels)
+        yield Family("persist_client_bytes_total", COUNTER, "Bytes of bodies", ("direction",), moved)
+        yield from retried(self.storms)
+        yield from stores(self._store_calls)
+
+    def belongs(self) -> tuple[str, int]:
+        found = _location(self._calls.call(_LOCATION))
+        if not found.epoch:
+            raise UpgradeNeeded("the server does not tell which location it serves, and knows no cuts: upgrade it")
+        return found.id, found.epoch
+
+    def create(
+        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
+    ) -> ShardView:
+        wanted: dict[str, object] = {"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}
+        if settings is not None:
+            wanted["history"] = history_text(settings.history_ms)
+        body = json.dumps(wanted).encode()
+        query = "" if follows is None else f"?follows={_quoted(follows)}"
+        put = Call("PUT", f"/v1/shards/{_quoted(check_shard_name(name))}{query}", name, body, _CREATE, safe=False)
+        reply = settled(
+            lambda: self._calls.call(put),
+            RetriedCall(f"the creation of shard {name!r}", name),
+            self,
+            self._calls.timeout_s,
+            remedy="look whether the shard is there",
+        )
+        return decode_view(reply.data)
+
+    def clone(self, source: str, name: str, keep_policies: bool = False) -> ShardView:
+        wanted = {"source": check_shard_name(source), "name": check_shard_name(name), "keep_policies": keep_policies}
+        post = Call("POST", "/v1/clones", name, json.dumps(wanted).encode(), _CREATE, safe=False)
+        reply = settled(
+            lambda: self._calls.call(post),
+            RetriedCall(f"the clone {name!r}", name),
+            self,
+            self._calls.timeout_s,
+            remedy="look whether the shard is there",
+        )
+        return decode_view(reply.data)
+
+    def names(self, prefix: str, after: str, limit: int) -> list[str]:
+        path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
+        return decoded_json(self._calls.call(Call("GET", path)), _Names).shards
+
+    def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        return runs
+
+    def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/receipts"
+        answer = self._calls.call(Call("POST", path, name, encoded(Staged(runs)), _COMMAND))
+        return decode_staged(answer.data, Corruption)
+
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
+        headers = _COMMAND if caller == NOBODY else {**_COMMAND, **said_headers(caller)}
+        answer = self._calls.call(Call("POST", path, name, encoded(command), headers, safe=False))
+        return decode_result(answer.data)
+
+    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+        query = f"limit={limit}&maintenance={str(maintenance).lower()}"
+        if before is not None:
+            query += f"&before={before.seqno}.{before.number}"
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/history?{query}"
+        return decode_history(self._calls.call(Call("GET", path, name, headers=_VIEW)).data)
+
+    def view(self, name: str, request: ViewRequest) -> ShardView:
+        wait_s = deadlines.at_most(request.timeout_s)
+        query = f"timeout={wait_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
+        if request.past is not None:
+            query += f"&past={request.past}"
+        if request.with_service_times:
+            query += "&service_times=true"
+        headers = _VIEW
+        if request.seen is not None:
+            headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
+        return decode_view(self._calls.call(Call("GET", path, name, headers=headers, wait_s=wait_s)).data)
+
+    def erased_before(self, name: str, before: int) -> dict[str, Any]:
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/erasures?before={before}"
+        return decoded_json(self._calls.call(Call("GET", path, name)), dict[str, Any])
+
+    def maintain(self, name: str, verb: str) -> dict[str, Any]:
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/{verb}"
+        return decoded_json(self._calls.call(Call("POST", path, name, wait_s=MAINTAINED_S)), dict[str, Any])
+
+    def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
+        """Every update after a time, pushed through the server: for clients that hold no parts. See `follow.py`."""
+        return follow(self._calls, check_shard_name(name), after, until)
+
+    def close(self) -> None:
+        if self.leases is not None:
+            self.leases.close()
+        self._blob.close()
+        self._calls.close()
+
+
+def open_transport(connection: Connection) -> HttpTransport:
+    """Connect to the servers of `connection.url`. Raises InvalidUsage, Unavailable when none of them answers."""
+    assert connection.url is not None
+    clock, ids = SystemClock(), SystemIds()
+    calls = calls_of(connection, clock)
+    try:
+        location = _location(calls.call(_LOCATION))
+        proof = location.blob.proof
+        patience_s = min(connection.connect_s, connection.timeout_s or connection.connect_s)
+        with deadlines.within(Deadline(deadlines.at_most(patience_s), clock)):
+            blob = _open_blob(calls, location.blob.url, proof)
+    except BaseException:
+        calls.close()
+        raise
+    if location.copy:  # this client may have opened the store itself, and must not write to it either
+        blob = ReadOnlyBlob(blob, Home(location.of, location.home))
+    made = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
+    made.shows_copy, made.knows_regions = location.copy, location.regions
+    made.leases = None if location.copy else LeasePool(clock)
+    # Spark's processes keep the last few transports: one that made room for another nobody closes.
+    weakref.finalize(made, calls.close).atexit = False
+    return made
+
+
+def _location(reply: Reply) -> _Location:
+    try:
+        version = decoded_json(reply, _Version).version
+        if version == PROTOCOL_VERSION:
+            return decoded_json(reply, _Location)
+    except Corruption as error:
+        raise InvalidUsage("this is not a persist server: its /v1/location cannot be read") from error
+    raise UpgradeNeeded(f"the server speaks version {version!r}, this client {PROTOCOL_VERSION}")
+
+
+def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
+    """The server's blob store itself if this client may open it and reaches it, else the server's routes for blobs."""
+    try:
+        is_signed = urlsplit(url).scheme == "s3"
+    except ValueError as error:
+        raise InvalidUsage("this is not a persist server: it has its blobs at what is no URL") from error
+    try:
+        found = Patience().ask("the store that the server names", lambda: opened_here(url, proof))
+    except Unavailable:  # it hangs, and what asks it goes on: the server will have to do
+        found = None
+    return HttpBlob(calls, url, presigned=is_signed) if found is None else found
+
+
+def _policy(limits: dict[str, int]) -> Policy:
+    return Policy(**{name: limit for name, limit in limits.items() if name in Policy.__struct_fields__})
+
+
+def _time(lower: Any) -> str:
+    return "[]" if lower.element is None else str(lower.element)
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")

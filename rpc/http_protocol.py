@@ -1,0 +1,345 @@
+"""uvicorn's protocol with two changes: answers go out in one piece, and what a client may take of us is bounded.
+
+What is written to a connection in one turn of the event loop goes out in one send. uvicorn writes an answer's header
+and its body one after the other, and uvloop sends each at once: two system calls here and two wake-ups of the client,
+which is a good part of what a small call costs.
+
+uvicorn itself takes a request line and headers of any length, and waits for ever. `rpc.connection_limits` says what is
+bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from persist.core.errors import InvalidUsage, Overloaded, PersistError, Unavailable
+from rpc.connection_limits import Bounds, Pace
+from rpc.errors import TOLD, problem
+from rpc.request_errors import HeadersTooLarge, RequestLineTooLong, TooSlow
+from rpc.settings import Limits
+from rpc.tls import Peer, peer_of
+
+REFUSED = "persist.refused"
+"""The key of a request's scope that holds the error with which it is refused: of a connection beyond the limits."""
+CONNECTION = "persist.connection"
+"""The key of a request's scope that holds its connection."""
+LINGER_S = 1.0  # after a refusal: a client that still sends would otherwise lose the answer
+DISCARDED_BYTES_MAX = 1024 * 1024  # of what it sends then
+JOINED_BYTES_MAX = 64 * 1024
+IDLE_S = 120.0  # a connection without a request
+REQUEST_LINE_BYTES_MAX = 32 * 1024
+HEADERS_BYTES_MAX = 64 * 1024  # of one request, with its request line
+HEADERS_MAX = 128  # of one request
+HEADS_BYTES_MAX = 32 * 1024 * 1024  # of all requests whose headers are not complete
+PIPELINED_MAX = 64  # requests of one connection that wait for the answer before them
+BODY_BYTES_PER_S_MIN = 8 * 1024
+BODY_GRACE_S = 20.0  # for so long a body may come slower than that
+ANSWER_BYTES_PER_S_MIN = 8 * 1024  # a client may take an answer slower for `slow_reader_s`
+NOTHING, HEAD, BODY = range(3)  # what of a request is coming in
+
+
+def peer_in(scope: Mapping[str, Any]) -> Peer | None:
+    """Who has asked, by the certificate of the connection. None: it has shown none, or is gone."""
+    connection = scope.get(CONNECTION)
+    found: Peer | None = None if connection is None else connection.peer
+    return found
+
+
+class JoiningProtocol(HttpToolsProtocol):
+    """uvicorn's protocol on a transport that joins writes. All connections of a server share `bounds`."""
+
+    transport: Any
+
+    def __init__(
+        self,
+        *arguments: Any,
+        bounds: Bounds | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self.limit_concurrency = None  # uvicorn would answer 503 as plain text: no client knew that nothing happened
+        self.owner: str | None = None
+        self.peer: Peer | None = None
+        self._bounds = bounds or Bounds(Limits())
+        self._limits = self._bounds.limits
+        self._refused: PersistError | None = None  # what all requests of this connection are answered
+        self._refusal: PersistError | None = None  # what a callback of the parser has found
+        self._part = NOTHING
+        self._since = 0.0  # when this part, or the quiet, began
+        self._url: list[bytes] = []
+        self._head_left = 0  # bytes that this request's head may still have
+        self._held = 0  # bytes of an unfinished head, as counted for the whole server
+        self._unframed = 0  # bytes since a head was complete, or a piece of a body came
+        self._received = 0  # bytes of bodies since the last look
+        self._taken = 0  # bytes of answers that the client had taken at the last look
+        self._coming: Pace | None = None  # of a body that comes in
+        self._going: Pace | None = None  # of answers that the client has not taken
+        self._over = False  # it was refused, or answered before it was whole, and only closes
+        self._discarded = 0  # bytes since then
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
+        self.peer = peer_of(transport)
+        self._refused = self._bounds.enter(self, self.client[0] if self.client else None, self.loop)
+        self._since = self._bounds.now
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._bounds.leave(self)
+        self._release_head()
+        self._url = []
+        if self.scope is not None:
+            self.scope.pop(CONNECTION, None)  # type: ignore[misc]
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            self._discarded += len(data)
+            if self._discarded > DISCARDED_BYTES_MAX:
+                self.flow.pause_reading()
+            return
+        self._unframed += len(data)
+        super().data_received(data)
+        if self._part != NOTHING and not self._over:
+            self._check_unframed(len(data))
+
+    # What the parser calls. What they raise ends the parsing, and uvicorn calls `send_400_response`.
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self._refuse(Overloaded("too many requests wait on this connection: read the answers first"))
+        super().on_message_begin()
+        self._part, self._since = HEAD, self._bounds.now
+        self._head_left = HEADERS_BYTES_MAX
+        self._url = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url.append(url)
+        self._head_left -= len(url)
+        if HEADERS_BYTES_MAX - self._head_left > REQUEST_LINE_BYTES_MAX:
+            self._refuse(self._line_too_long())
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_left -= len(name) + len(value) + 4
+        if self._head_left < 0 or len(self.headers) >= HEADERS_MAX:
+            self._refuse(self._headers_too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        url = self._url
+        self.url = url[0] if len(url) == 1 else b"".join(url)
+        self._part, self._since, self._unframed = BODY, self._bounds.now, 0
+        if self._held:
+            self._release_head()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        if self._refused is not None:
+            self.scope[REFUSED] = self._refused  # type: ignore[literal-required]
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unframed = 0
+        self._received += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._part, self._since, self._unframed = NOTHING, self._bounds.now, 0
+        self._coming = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn does it, but without a timer for each request: the sweep closes connections that are idle."""
+        self._since = self._bounds.now
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self._part == BODY and not self.pipeline:  # nobody wants the rest: reading it would take time from others
+            self._linger()
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+
+    def send_400_response(self, msg: str) -> None:
+        self._answer(self._refusal or InvalidUsage("this is no HTTP/1.1 request: is it meant for another port?"))
+
+    # What `Bounds` calls.
+
+    def belong(self, owner: str) -> None:
+        """The requests of this connection are this token's. Raises Overloaded."""
+        if owner != self.owner:
+            self._bounds.belong(self, owner)
+
+    def quiet_since(self) -> float | None:
+        return None if self._is_answering or self._part == BODY else self._since
+
+    def end(self) -> None:
+        self._over = True
+        self.transport.abort()
+
+    def look(self, now: float, passed_s: float) -> int:
+        pending: int = self.transport.pending()
+        if pending:
+            moved, self._taken = self.transport.written - pending - self._taken, self.transport.written - pending
+            self._going = self._going or Pace()
+            limits = self._limits
+            if self._going.is_too_slow(moved, passed_s, ANSWER_BYTES_PER_S_MIN, limits.slow_reader_s):
+                self._cut("answer")
+                return 0
+        elif self._going is not None or self.transport.written != self._taken:
+            self._going, self._taken = None, self.transport.written
+        late = self._late(now, passed_s)
+        if late is not None:
+            self._cut(late)
+        return pending
+
+    def _late(self, now: float, passed_s: float) -> str | None:
+        """Why the client has taken too long, if it has."""
+        limits, since_s = self._limits, now - self._since
+        received, self._received = self._received, 0
+        if self._over or self._refused is not None:
+            return "refused" if since_s > (LINGER_S if self._over else limits.headers_s) else None
+        if self._is_answering:
+            if self._part != BODY or self.flow.read_paused:  # else it is we who do not take it
+                return None
+            self._coming = self._coming or Pace()
+            slow = self._coming.is_too_slow(received, passed_s, BODY_BYTES_PER_S_MIN, BODY_GRACE_S)
+            return "body" if slow else None
+        if self._part == HEAD:
+            return "head" if since_s > limits.headers_s else None
+        return "idle" if since_s > IDLE_S else None
+
+    def _cut(self, why: str) -> None:
+        self._bounds.cut[why] += 1
+        if why == "head":
+            self._answer(TooSlow(f"the headers did not come within {self._limits.headers_s:g} s; send them at once"))
+        elif why == "body" and self._is_answering:
+            least, grace_s = BODY_BYTES_PER_S_MIN, BODY_GRACE_S
+            self._answer(TooSlow(f"the body came slower than {least} bytes a second for {grace_s:g} s; send it faster"))
+        else:
+            if why == "answer" and self._is_answering:
+                least, grace_s = ANSWER_BYTES_PER_S_MIN, self._limits.slow_reader_s
+                text = f"the client took the answer slower than {least} bytes a second for {grace_s:g} s; it can resume"
+                self.cycle.scope[TOLD] = Unavailable(text)  # type: ignore[literal-required]  # for the log alone
+            self.end()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _check_unframed(self, received: int) -> None:
+        """After a read: bound what the parser has taken in and has told nobody of, which it keeps."""
+        if self._part == HEAD:
+            self._held += received
+            self._bounds.head_bytes += received
+            if self._bounds.head_bytes > HEADS_BYTES_MAX:
+                self._bounds.cut["heads"] += 1
+                self._answer(Overloaded("the server has too many requests half received; send them at once"))
+                return
+        if self._unframed > HEADERS_BYTES_MAX:
+            self._bounds.cut["long"] += 1
+            self._answer(self._headers_too_large())
+
+    def _release_head(self) -> None:
+        self._bounds.head_bytes -= self._held
+        self._held = 0
+
+    def _refuse(self, error: PersistError) -> None:
+        self._bounds.cut["long"] += 1
+        self._refusal = error
+        raise _Refused  # not the error: its frames, and what was read, would stay with this connection
+
+    def _line_too_long(self) -> PersistError:
+        return RequestLineTooLong(f"the URL is longer than {REQUEST_LINE_BYTES_MAX} bytes; send it in a body")
+
+    def _headers_too_large(self) -> PersistError:
+        count, nbytes = HEADERS_MAX, HEADERS_BYTES_MAX
+        return HeadersTooLarge(f"there are more than {count} headers, or more than {nbytes} bytes of them; send fewer")
+
+    def _answer(self, error: PersistError) -> None:
+        """Refuse what is coming in, and close. A client that still sends reads the answer before it notices."""
+        self._over = True
+        self._since = self._bounds.now
+        self._release_head()
+        if self._is_answering:
+            is_begun = self.cycle.response_started or bool(self.pipeline)
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if is_begun:  # another answer is under way: nothing can be said between
+                self._hold()
+                return
+        self.transport.write(_raw(error))
+        self._linger()
+
+    def _hold(self) -> None:
+        """Say and take no more until the sweep closes it: who is closed at once comes again at once."""
+        self.pipeline.clear()
+        self.cycle.body = bytearray()
+        self.transport.pause_reading()
+
+    def _linger(self) -> None:
+        """Say no more, and drop what comes, for as long as a client may need to see its answer."""
+        self._over = True
+        if self.cycle is not None:
+            self.cycle.body = bytearray()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()  # the sweep closes it, if the client does not
+        else:
+            self.transport.close()
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request."""
+
+
+def _raw(error: PersistError) -> bytes:
+    """An answer that tells of an error, and that it is the last one."""
+    answer = problem(error)
+    headers = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
+    phrase = HTTPStatus(answer.status_code).phrase.encode()
+    head = b"HTTP/1.1 %d %s\r\n%sconnection: close\r\n\r\n" % (answer.status_code, phrase, headers)
+    return head + bytes(answer.body)
+
+
+class _Joining:
+    """A transport whose writes are kept until the event loop's next turn."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pieces: list[bytes] = []
+        self._joined = 0  # bytes of them
+        self.written = 0  # bytes, of which `pending()` are still here
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._pieces:
+            self._loop.call_soon(self._flush)
+        self.written += len(data)
+        self._joined += len(data)
+        self._pieces.append(data)
+        if self._joined > JOINED_BYTES_MAX:  # only what has been sent tells a stream to wait for its client
+            self._flush()
+
+    def write_eof(self) -> None:
+        self._flush()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def pending(self) -> int:
+        """Bytes that the system has not taken, because the client does not take them."""
+        return self._transport.get_write_buffer_size() + self._joined
+
+    def _flush(self) -> None:
+        if self._pieces:
+            data, self._pieces, self._joined = b"".join(self._pieces), [], 0
+            if not self._transport.is_closing():  # else nobody is there any more
+                self._transport.write(data)

@@ -1,0 +1,129 @@
+"""Routes of columns and constraints."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from msgspec import UNSET
+from starlette.responses import Response
+
+from persist.client.connect import Client
+from persist.client.shard import Shard
+from persist.client.transport import AsCaller
+from persist.codecs.schema_json import EXAMPLE, read_changes, write_schema
+from persist.core.commands import MANAGE, READ
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
+from persist.core.shard_view import ViewRequest
+from persist.parts import ShardSchema
+from persist.parts.constraint_checks import constraints_json
+from persist.parts.schema_changes import Change
+from rpc.app_state import service_of, shard_of
+from rpc.route_table import Router
+from rpc.routes.parameters import JsonBody, asking_for, caller_of, read_as
+
+# The columns of a shard, changed.
+
+
+router = Router(prefix="/v1/shards", tags=["shards"])
+BODY_BYTES_MAX = 1024 * 1024
+
+
+class _Columns(JsonBody):
+    changes: list[Any]
+
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "example": {"changes": EXAMPLE}}},
+    }
+}
+
+
+@router.on(
+    "POST",
+    "/{name}/schema",
+    (MANAGE,),
+    audit="evolve schema",
+    audits_body=True,
+    summary="Change the columns of a shard, by one commit",
+    openapi_extra=_BODY,
+)
+async def alter(request: Request) -> Response:
+    """The changes are made one after the other, all or none. `fields` are the columns as of then."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    changes = await service.json(request, BODY_BYTES_MAX, _changes)
+    asking = asking_for(request)
+
+    def done() -> dict[str, Any]:
+        shard = Shard(asking, name, asking.view(name, ViewRequest(with_batches=False)), service.handles)
+        shard.alter(*changes)
+        view = shard.view()
+        return {"schema_id": view.schema_id, "fields": write_schema(view.schemas)}
+
+    return Response(json.dumps(await service.work.run(done)), media_type="application/json")
+
+
+def _changes(wanted: Any) -> list[Change]:
+    return read_changes(read_as(_Columns)(wanted).changes)
+
+
+# Constraints of a shard.
+
+
+class _Constraints(JsonBody):
+    """What is left out stays."""
+
+    unique: Any = UNSET
+    not_null: Any = UNSET
+    checks: Any = UNSET
+
+
+_EXAMPLE = {"unique": True, "not_null": ["amount"], "checks": {"positive": "amount > 0"}}
+_CONSTRAINTS_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
+    }
+}
+
+
+@router.on("GET", "/{name}/constraints", (READ,), summary="What a shard asks of its rows beside their types")
+async def constraints(request: Request) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    shard = await service.work.run(Client(service.transport, service.handles).shard, name)
+    return _json(shard.schema)
+
+
+@router.on(
+    "PUT",
+    "/{name}/constraints",
+    (MANAGE,),
+    audit="set constraints",
+    audits_body=True,
+    summary="Change the constraints of a shard",
+    openapi_extra=_CONSTRAINTS_BODY,
+)
+async def change(request: Request) -> Response:
+    """What is left out stays. 400 where what the shard holds breaks them: nothing is changed then."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    given = await service.json(request, BODY_BYTES_MAX, _read)
+    shard = await service.work.run(Client(AsCaller(service.transport, caller_of(request)), service.handles).shard, name)
+    return _json(await service.work.run(partial(shard.set_constraints, **given)))
+
+
+def _read(wanted: Any) -> dict[str, Any]:
+    """The constraints that a body gives. Raises InvalidUsage."""
+    given: dict[str, Any] = msgspec.to_builtins(read_as(_Constraints)(wanted))
+    if not given:
+        raise InvalidUsage('the body must be a JSON object such as {"unique": true}')
+    return given
+
+
+def _json(schema: ShardSchema) -> Response:
+    return Response(json.dumps(constraints_json(schema)), media_type="application/json")

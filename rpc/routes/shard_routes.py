@@ -1,0 +1,399 @@
+"""Routes of shards: list, create, view, drop, frontiers, commands of rich clients, and maintenance on demand."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+from starlette.responses import Response
+
+from persist.client.embedded import EmbeddedTransport
+from persist.client.maintaining import OPTIMIZE, VACUUM
+from persist.client.shard_listing import PAGE_MAX, Chosen, drop_all, page
+from persist.client.transport import AsCaller
+from persist.codecs.schema_json import read_schema, write_schema
+from persist.core import commands as c
+from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
+from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
+from persist.core.phases import dropped
+from persist.core.shard_settings import ShardSettings, history_ms
+from persist.core.shard_view import ShardView, ViewRequest, view_of
+from persist.core.state import SchemaRecord, State
+from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
+from persist.formats.records import encoded
+from persist.parts.constraint_checks import Constraining
+from rpc import command_endpoint
+from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
+from rpc.audit import MANY, MOVE_CURSOR, MOVE_UPPER
+from rpc.command_endpoint import answer, bytes_max_of
+from rpc.prefix_usage import held_by
+from rpc.request_body import decoded
+from rpc.route_table import BY_COMMAND, Router
+from rpc.routes.parameters import Frontier, JsonBody, caller_of, frontier, read_as, seen_of
+from rpc.shard_watcher import WAITS_MAX
+
+# Shards: list, create, view, drop, their frontiers, and the commands of rich clients.
+
+
+router = Router(prefix="/v1", tags=["shards"])
+NAMES_MAX = 1_000
+SCHEMA_BYTES_MAX = 4 * 1024 * 1024
+CLONE_BYTES_MAX = 4 * 1024
+BATCHES_ON_THE_LOOP_MAX = 50  # a view with more is written on another thread
+
+
+class _Drop(JsonBody):
+    """The shards to drop: `shards` or `prefix`; `confirm`: how many they are."""
+
+    shards: tuple[str, ...] | None = None
+    prefix: str | None = None
+    confirm: int | None = None
+    force: bool = False
+
+
+class _Clone(JsonBody):
+    source: str
+    name: str
+    keep_policies: bool = False
+
+
+_CREATE_EXAMPLES = {
+    "fields": {
+        "summary": "A list of fields, for people",
+        "value": {
+            "fields": [
+                {"name": "id", "type": "string", "key": True, "nullable": False},
+                {"name": "amount", "type": "int64"},
+            ],
+            "unique": True,
+            "checks": {"positive": "amount > 0"},
+        },
+    },
+    "schema": {
+        "summary": "A serialized Arrow schema in base64, for programs",
+        "value": {"schema": "/////…", "key": ["id"]},
+    },
+}
+_CREATE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "examples": _CREATE_EXAMPLES}},
+    }
+}
+_DELETE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "example": {"prefix": "tmp/", "confirm": 12}}},
+    }
+}
+_CLONE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "source": {"type": "string", "description": "The shard whose contents it has."},
+                        "name": {"type": "string", "description": "The name of the new shard."},
+                        "keep_policies": {"type": "boolean", "description": "Whether its policy of rows goes on."},
+                    },
+                    "required": ["source", "name"],
+                    "additionalProperties": False,
+                },
+                "example": {"source": "orders", "name": "orders-test"},
+            }
+        },
+    }
+}
+_COMMAND_BODY = {
+    "requestBody": {"required": True, "content": {RECORD: {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+@router.on("GET", "/shards", (READ,), summary="Names of shards, ascending, without dropped ones")
+async def names(
+    request: Request,
+    prefix: Annotated[str, Query(max_length=260)] = "",
+    after: Annotated[str, Query(max_length=260, description="The last name of the page before.")] = "",
+    limit: Annotated[int, Query(ge=1, le=NAMES_MAX)] = NAMES_MAX,
+    details: Annotated[bool, Query(description="What each holds, at most 100 a page.")] = False,
+) -> dict[str, Any]:
+    """With `details` each has its rows, bytes, since, upper, oldest instant and policy; `after`: the next page."""
+    service, principal = service_of(request), principal_of(request)
+    principal.require_prefix(prefix)
+    if details:
+        asked = (service.transport, service.handles, prefix, after, min(limit, PAGE_MAX))
+        told, following = await service.work.run(page, *asked)
+        shown = [one.to_json() for one in told]
+        return {"shards": shown, "more": following is not None, **({"after": following} if following else {})}
+    found = await service.work.run(service.location.names, prefix, after, limit)
+    return {"shards": found, "more": len(found) == limit}
+
+
+@router.on(
+    "POST",
+    "/shards:delete",
+    (ADMIN,),
+    audit="drop",
+    audits_body=True,
+    summary="Drop many shards, by a list or a prefix",
+    openapi_extra=_DELETE_BODY,
+)
+async def delete_many(request: Request) -> Response:
+    """`shards` or `prefix`; without `confirm`, the number of them, it only tells which. An outcome for each."""
+    service, principal = service_of(request), principal_of(request)
+    body = await service.json(request, SCHEMA_BYTES_MAX, read_as(_Drop))
+    chosen = Chosen(body.shards, body.prefix, body.confirm, body.force)
+    chosen.check()
+    for name in chosen.names or ():
+        principal.require(ADMIN, name)
+    if chosen.prefix is not None:
+        principal.require_prefix(chosen.prefix)
+    asking = AsCaller(service.transport, caller_of(request))
+    done = await service.work.run(drop_all, asking, service.handles, chosen)
+    request.scope[MANY] = [one.shard for one in done.outcomes] if done.done else []
+    return _json(done.to_json())
+
+
+@router.on(
+    "PUT",
+    "/shards/{name}",
+    (WRITE,),
+    audit="create",
+    audits_body=True,
+    summary="Create a shard, unless it exists with this schema",
+    openapi_extra=_CREATE_BODY,
+)
+async def create(
+    request: Request,
+    follows: Annotated[
+        str | None,
+        Query(
+            description="The id of the dropped shard whose name it takes; empty: none. Left out: any.", max_length=33
+        ),
+    ] = None,
+) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    service.check_home(name)
+    schema, settings = await service.json(request, SCHEMA_BYTES_MAX, _new)
+    if follows:
+        parse(ShardId, follows)
+    caller = caller_of(request)
+    service.quotas.creates(principal_of(request), name)
+    create = EmbeddedTransport.create
+    view = await service.work.run(create, service.transport, name, schema, follows, settings, caller)
+    service.shard_ids.learn(name)
+    return _view(request, view)
+
+
+def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
+    """The schema, and the settings if there are any, of a shard that is made. Raises InvalidUsage."""
+    try:
+        given = Constraining.of(wanted.get("unique"), None, wanted.get("checks")) if isinstance(wanted, dict) else None
+        schema = read_schema(wanted)
+        record = (schema if given is None else given.applied(schema)).to_record()
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
+    return record, ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
+
+
+@router.on(
+    "POST",
+    "/clones",
+    (WRITE,),
+    audit="clone",
+    audits_body=True,
+    summary="Make a shard with the contents of another one, as of now; no row is copied",
+    openapi_extra=_CLONE_BODY,
+)
+async def clone(request: Request) -> Response:
+    service = service_of(request)
+    body = await service.json(request, CLONE_BYTES_MAX, _cloned)
+    source, name = body.source, body.name
+    request.scope[MANY] = [source, name]
+    for one in (source, name):
+        principal_of(request).require(WRITE, one)
+    service.check_home(name)
+    service.quotas.creates(principal_of(request), name)
+    if service.quotas.bounds_bytes(principal_of(request), name):
+        held = await service.work.run(lambda: held_by(service.location.machine(source).state())["bytes"])
+        service.quotas.room_for(principal_of(request), name, held)
+    clone = EmbeddedTransport.clone
+    view = await service.work.run(clone, service.transport, source, name, body.keep_policies, caller_of(request))
+    service.shard_ids.learn(name)
+    return _view(request, view)
+
+
+def _cloned(wanted: Any) -> _Clone:
+    """The body of a clone. Raises InvalidUsage."""
+    found = read_as(_Clone)(wanted)
+    check_shard_name(found.source)
+    check_shard_name(found.name)
+    return found
+
+
+@router.on(
+    "GET", "/shards/{name}", (READ,), summary="Frontiers and schemas; waits for a time to be complete if asked to"
+)
+async def view(  # noqa: PLR0913 - a query parameter each
+    request: Request,
+    past: Annotated[int | None, Query(ge=0, description="Wait until this time is complete.")] = None,
+    timeout: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait at most.")] = 0.0,
+    min_seqno: Annotated[int, Query(ge=0, description="A cached state from this seqno on will do.")] = 0,
+    lower: Annotated[str, Query(description="Leave out batches that end at or before this time.")] = "0",
+    batches: Annotated[bool, Query(description="Whether a record shows batches; JSON never does.")] = False,
+    service_times: Annotated[bool, Query(description="Whether to show the times that the service chose.")] = False,
+) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    from_time = frontier(lower, "lower")
+    wait_s = min(timeout, WAIT_S_MAX)
+    if service.watcher.waiting >= WAITS_MAX:
+        wait_s = 0.0
+    wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, with_service_times=service_times)
+    state = await service.watcher.state(name, wanted)
+    if read := seen_of(request):
+        await service.work.run(service.location.machine(name).check_seen, state, read)
+    service.shard_ids.learn(name)
+    if state.is_closed and request.headers.get("accept") != RECORD:  # clients of ours are told by the record
+        raise UnknownShard(dropped(name))
+    if batches and len(state.trace.batches) > BATCHES_ON_THE_LOOP_MAX:
+        return await service.work.run(_state, request, state, wanted)
+    return _state(request, state, wanted)
+
+
+def _state(request: Request, state: State, wanted: ViewRequest) -> Response:
+    return _view(request, view_of(state, wanted))
+
+
+def _view(request: Request, view: ShardView) -> Response:
+    if request.headers.get("accept") == RECORD:
+        return Response(encode_view(view), media_type=RECORD)
+    return _json({**view_to_json(view), "fields": write_schema(view.schemas)})
+
+
+@router.on(
+    "DELETE",
+    "/shards/{name}",
+    (ADMIN,),
+    audit="drop",
+    summary="Close a shard for good; maintenance then deletes its data",
+)
+async def drop(
+    request: Request, force: Annotated[bool, Query(description="Also if readers hold it.")] = False
+) -> Response:
+    return await _command(request, c.Drop(force))
+
+
+@router.on(
+    "POST",
+    "/shards/{name}/commands",
+    BY_COMMAND,
+    direct=True,
+    summary="One command of the protocol",
+    openapi_extra=_COMMAND_BODY,
+)
+async def commands(request: Request) -> Response:
+    service, name, principal = service_of(request), shard_of(request), principal_of(request)
+    async with service.body(request, bytes_max_of(principal, name)) as data:
+        done = await answer(service, name, principal, data, caller_of(request), request.scope)
+        return Response(done, media_type=RECORD)
+
+
+@router.on(
+    "POST",
+    "/shards/{name}/receipts",
+    (WRITE, MAINTAIN),
+    summary="Compare staged parts with their rows",
+    openapi_extra=_COMMAND_BODY,
+)
+async def receipts(request: Request) -> Response:
+    """The parts with receipts, by which a later commit through this server believes them. Changes nothing."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    async with service.body(request, command_endpoint.COMMAND_BYTES_MAX) as data:
+        with service.allowance() as allowed:
+            runs = await decoded(service.work, data, partial(decode_staged, bad=InvalidUsage), allowed)
+            found = await service.work.run(service.location.machine(name).receipted, runs)
+        return Response(encoded(Staged(found)), media_type=RECORD)
+
+
+@router.on(
+    "POST",
+    "/shards/{name}/advance-upper",
+    (MANAGE,),
+    audit=MOVE_UPPER,
+    closes_by="upper",
+    summary="Declare every time before `upper` complete, without rows",
+)
+async def advance_upper(
+    request: Request,
+    upper: Frontier,
+    force: Annotated[bool, Query(description="Also beyond 2^62, where no clock counts.")] = False,
+) -> Response:
+    return await _command(request, c.AdvanceUpper(frontier(upper, "upper"), force=force))
+
+
+@router.on(
+    "POST",
+    "/shards/{name}/downgrade-since",
+    (MANAGE,),
+    audit=MOVE_CURSOR,
+    summary="Let history before `since` be forgotten",
+)
+async def downgrade_since(
+    request: Request,
+    since: Frontier,
+    cursor: Annotated[str, Query(min_length=1, max_length=256, description="Whose hold on since moves.")] = "default",
+    force: Annotated[bool, Query(description="Also beyond the shard's upper.")] = False,
+) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    target = frontier(since, "since")
+    reader = critical_reader_id_of(cursor)
+    # A new hold begins at the target, so that a refusal leaves none.
+    found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor, target, force))
+    assert isinstance(found, c.CriticalReaderState)
+    command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force, found.registered)
+    return _json(result_to_json(await _apply(service, name, command)))
+
+
+async def _command(request: Request, command: c.Command) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    return _json(result_to_json(await service.apply(name, command, caller_of(request))))
+
+
+async def _apply(service: Service, name: str, command: c.Command) -> c.Result:
+    return await service.apply(name, command)
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
+
+
+# Maintenance of one shard because somebody asks for it. A server's own maintenance does both anyway.
+
+
+maintenance_router = Router(prefix="/v1/shards", tags=["maintenance"])
+
+
+@maintenance_router.on("POST", "/{name}/optimize", (MAINTAIN,), audit="optimize", summary="Merge now what is worth it")
+async def optimize(request: Request) -> Response:
+    """A few merges, by this server; no row is changed. Ask again while `more` is true."""
+    return await _maintained(request, OPTIMIZE)
+
+
+@maintenance_router.on(
+    "POST", "/{name}/vacuum", (MAINTAIN,), audit="vacuum", summary="Delete now what nobody can read any more"
+)
+async def vacuum(request: Request) -> Response:
+    """Blobs and entries of the log; nothing that history keeps, or a reader holds. Ask again while `more` is true."""
+    return await _maintained(request, VACUUM)
+
+
+async def _maintained(request: Request, verb: str) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    with service.snapshots:  # a merge takes as much memory as one
+        found = await service.work.run(partial(service.transport.maintain, name, verb))
+    return Response(json.dumps(found), media_type="application/json")
