@@ -32,7 +32,7 @@ from persist.formats.store_errors import translated_but_missing
 from persist.parts import TIME, Selection, sound_schemas
 from persist.parts.scan_spec import selected
 
-# Holding a time for a small read, together with others where reads come often: see `sharing.py`.
+# Holding a time for a small read, together with others where reads come often: see `lease_pool.py`.
 
 
 AsOf = int | Tagged | None

@@ -1,7 +1,7 @@
 """Rows as JSON, in and out: the one form of NDJSON, of server-sent events, and of nested cells in CSV.
 
 Every value that a shard can hold comes back as it was: whole numbers of any size, NaN and the infinities as strings,
-bytes as base64 at every depth, times and decimals as text (`cell_text.py`), maps as lists of pairs. msgspec reads,
+bytes as base64 at every depth, times and decimals as text (`text_values.py`), maps as lists of pairs. msgspec reads,
 checks and writes the JSON; here columns are made of rows and rows of columns, one column at a time at every depth.
 """
 

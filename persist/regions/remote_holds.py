@@ -213,8 +213,8 @@ class HomeHolds:
 
 # What regions hold at home: shown with its age, and let go by an operator.
 #
-# A region holds by leased readers that are called after it (`holding.py`). Who still reads there is told Expired once
-# home has deleted what it needs, never fewer rows.
+# A region holds by leased readers that are called after it (`remote_holds.py`). Who still reads there is told Expired
+# once home has deleted what it needs, never fewer rows.
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,7 +332,7 @@ class HttpTransport:
         return decoded_json(self._calls.call(Call("POST", path, name, wait_s=MAINTAINED_S)), dict[str, Any])
 
     def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
-        """Every update after a time, pushed through the server: for clients that hold no parts. See `follow.py`."""
+        """Every update after a time, pushed through the server: for clients that hold no parts."""
         return follow(self._calls, check_shard_name(name), after, until)
 
     def close(self) -> None:
