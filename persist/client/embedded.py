@@ -191,6 +191,7 @@ class EmbeddedTransport:
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
         maintain = self._maintain
         if maintain is None:
+            self.location.identity.check_writable()  # a copy names its home
             raise InvalidUsage(f"this process does not {verb} shards; a client of `persist.connect` or a server does")
         return self._patience.ask(_about(name), lambda: maintain(self.location, name, verb))
 

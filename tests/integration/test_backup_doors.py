@@ -158,11 +158,11 @@ def had(place: Place) -> list[object]:
 
 
 def damaged_blob(place: Place) -> list[object]:
-    file = next((place.kept / "blobs").rglob("*.parquet"))
-    data = bytearray(file.read_bytes())
-    data[50] ^= 1
-    file.chmod(0o644)
-    file.write_bytes(data)
+    for file in (place.kept / "blobs").rglob("*.parquet"):
+        data = bytearray(file.read_bytes())
+        data[50] ^= 1
+        file.chmod(0o644)
+        file.write_bytes(data)
     return restored(place)
 
 
