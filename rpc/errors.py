@@ -15,19 +15,9 @@ from starlette.responses import Response
 
 from persist.codecs.allowance import BodyTooLarge
 from persist.core import errors as e
-from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.csrf import FormRefused
-from rpc.request_errors import HeadersTooLarge, RequestLineTooLong, TooSlow
-
-# Errors that only the routes for blobs raise.
-
-
-class BlobMissing(InvalidUsage):
-    """There is no blob of that key (any more), or it ends before the range does."""
-
-    kind = "blob_missing"
-
+from rpc.request_errors import BlobMissing, HeadersTooLarge, RequestLineTooLong, TooSlow
 
 CLIENT_GONE = 499  # for logs and counters only: nobody reads it
 RETRY_AFTER_DEFAULT_S = 1.0

@@ -1,4 +1,4 @@
-"""What is wrong with a request itself. Commands that read rows as a server does know these, without its framework."""
+"""Errors of requests that clients and commands know too, without the server's framework."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ class RequestLineTooLong(e.InvalidUsage):
 
 class HeadersTooLarge(e.InvalidUsage):
     """Headers beyond `headers_max` or `headers_bytes_max`."""
+
+
+class BlobMissing(e.InvalidUsage):
+    """There is no blob of that key (any more), or it ends before the range does."""
+
+    kind = "blob_missing"

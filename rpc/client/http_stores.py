@@ -23,7 +23,7 @@ from persist.http_client.http_connection import (
     TimedOut,
     tls_of,
 )
-from rpc.errors import BlobMissing
+from rpc.request_errors import BlobMissing
 
 # The blob store of a client that cannot reach the real one: by the server's routes for blobs, or presigned URLs.
 

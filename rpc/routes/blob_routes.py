@@ -20,7 +20,8 @@ from persist.formats.store_errors import translated
 from rpc.app_state import Service, principal_of, service_of
 from rpc.auth import Principal
 from rpc.change_streams import HeldStream
-from rpc.errors import BlobMissing, problem
+from rpc.errors import problem
+from rpc.request_errors import BlobMissing
 from rpc.route_table import Router
 
 router = Router(prefix="/v1/blobs", tags=["blobs"])

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, open_location
@@ -97,7 +98,7 @@ def opened_copy(frozen: Path, directory: Path) -> Location:
 
 
 def client_of(location: Location) -> Client:
-    return Client(EmbeddedTransport(location))
+    return Client(EmbeddedTransport(location, maintain))
 
 
 def contents(client: Client) -> Contents:

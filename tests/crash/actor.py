@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blob import open_blob
+from compactor.embedded import maintain
 from consensus import open_consensus
 from persist.client.connect import Client, connect
 from persist.client.embedded import EmbeddedTransport
@@ -74,7 +75,7 @@ def connected(connection: Sequence[str], fuse: Fuse) -> Client:
                 return connect(connection[0], handles=HANDLES, timeout_s=TIMEOUT_S)
             blob, consensus = FusedBlob(open_blob(connection[0]), fuse), open_consensus(connection[1])
             location = Location(blob, FusedConsensus(consensus, fuse), settings=LOCATION)
-            return Client(EmbeddedTransport(location), HANDLES)
+            return Client(EmbeddedTransport(location, maintain), HANDLES)
         except WEATHER:
             time.sleep(PAUSE_S)
 

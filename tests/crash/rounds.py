@@ -9,6 +9,7 @@ from pathlib import Path
 
 from blob import Blob, BlobStat, open_blob
 from blob.metrics import ForwardingBlob
+from compactor.embedded import maintain
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus
@@ -98,7 +99,7 @@ def run_rounds(directory: Path, blob: str, consensus: str, rounds: int, seed: in
 def settle(blob: str, consensus: str) -> None:
     """Maintenance of a shard whose users are all dead: it comes to rest, small, and without orphans."""
     clock = LaterClock()
-    with Client(EmbeddedTransport(location := _location(blob, consensus, clock))):
+    with Client(EmbeddedTransport(location := _location(blob, consensus, clock), maintain)):
         location.machine(SHARD).refresh()
         clock.pass_ms(LAPSED_MS)
         worker, collector = Worker(location, replace(WORKER, lease_ms=LEASE_MS)), Collector(location, GC)
@@ -118,7 +119,7 @@ def settle(blob: str, consensus: str) -> None:
         expect(len(state.rollups) <= SETTLED_ROLLUPS_MAX, "bounded", f"{len(state.rollups)} rollups at rest")
         expect(batches <= SETTLED_BATCHES_MAX, "bounded", f"{batches} batches at rest")
     clock.pass_ms(SWEPT_MS)
-    with Client(EmbeddedTransport(location := _location(blob, consensus, clock))):
+    with Client(EmbeddedTransport(location := _location(blob, consensus, clock), maintain)):
         Sweeper(location).sweep(SHARD)
         state = location.machine(SHARD).refresh()
         named = set(state.blob_keys())

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 import persist
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
@@ -240,7 +241,7 @@ def test_races_that_are_lost_to_another_server(tmp_path: Path) -> None:
     with troubled() as server:
         rival = Location(server.blob, server.consensus, settings=LocationSettings(compares_clock=False))
         with closing(rival):
-            shard = Client(EmbeddedTransport(rival)).shard("orders")
+            shard = Client(EmbeddedTransport(rival, maintain)).shard("orders")
             before = server.scrape()
             for number in range(100):
                 shard.insert([{"id": number}])
@@ -279,7 +280,7 @@ def test_upkeep_that_cannot_write(tmp_path: Path) -> None:
 
 def test_a_reader_that_holds_the_log_back() -> None:
     """The alert wants 100,000 versions, too many for a test: what counts them is shown here, the rule by promtool."""
-    with troubled() as server, closing(Client(EmbeddedTransport(server.location))) as client:
+    with troubled() as server, closing(Client(EmbeddedTransport(server.location, maintain))) as client:
         name = 'persist_shard_held_versions{shard="orders"}'
         shard = client.shard("orders")
         server.insert()

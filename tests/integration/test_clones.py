@@ -12,6 +12,7 @@ import pytest
 
 from blob import BlobStat, open_blob
 from blob.metrics import ForwardingBlob
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.clone_refs import Cloning
@@ -307,7 +308,7 @@ def test_a_clone_of_a_thousand_parts_is_two_commits_and_touches_no_part() -> Non
         blob=blob, consensus=shards.consensus, clock=shards.clock, policy=shards.policy, small_merges=False
     )
     before = shards.state("a").seqno
-    Client(EmbeddedTransport(location)).clone("a", "b")
+    Client(EmbeddedTransport(location, maintain)).clone("a", "b")
     assert blob.parts == 0
     assert shards.state("a").seqno == before + 1
     assert shards.state("b").seqno == 1
@@ -438,7 +439,7 @@ def test_collections_at_any_step_of_a_clone_take_nothing(shards: Shards) -> None
                 return work()
 
         fuse = Between(step)
-        client = Client(EmbeddedTransport(shards.process(fuse)))
+        client = Client(EmbeddedTransport(shards.process(fuse), maintain))
         client.clone("a", "b")
         shards.rows["b"] = shards.contents("b")
         assert shards.rows["b"] <= shards.rows["a"]
@@ -472,7 +473,7 @@ def test_a_backup_of_a_clone_alone_comes_back_with_all_of_its_blobs(policy: Poli
     assert backup.shards[0].sent == 0, "the second one sends no blob again"
     location = memory_location(clock=shards.clock)
     restore(store, backup, location, Choice())
-    found = Client(EmbeddedTransport(location)).shard("b").snapshot().to_arrow()
+    found = Client(EmbeddedTransport(location, maintain)).shard("b").snapshot().to_arrow()
     assert set(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == shards.rows["b"]
     assert not location.machine("b").refresh().borrowed
     [told] = verified(location, ["b"], How(deep=True))

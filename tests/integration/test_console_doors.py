@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 import rpc.routes.inspection_routes
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
 from persist.client.connect import Client
@@ -48,7 +49,7 @@ def located(calls: list[str]) -> Location:
     """A location with a few shards; `calls` gets what the log store is asked."""
     log = MeteredConsensus(MemoryConsensus(), lambda verb, *_: calls.append(verb))
     opened = Location(MemoryBlob(), log, background=InlineBackground())
-    client = Client(EmbeddedTransport(opened))
+    client = Client(EmbeddedTransport(opened, maintain))
     for name in ("eu/orders", "eu/other", "us/orders"):
         shard = client.create_shard(name, SCHEMA, ["id"])
         for number in range(3):
@@ -191,7 +192,7 @@ def test_a_trace_with_many_holds_is_written_beside_the_event_loop(
         return trace_json(state, tells_names=tells_names)
 
     monkeypatch.setattr(rpc.routes.inspection_routes, "trace_json", told)
-    shard = Client(EmbeddedTransport(location)).shard("eu/other")
+    shard = Client(EmbeddedTransport(location, maintain)).shard("eu/other")
     for number in range(BATCHES_ON_THE_LOOP_MAX):
         shard.tag(f"t{number}", at=0)
     assert place.get("/v1/shards/eu/other/trace").json()["tags"] == BATCHES_ON_THE_LOOP_MAX

@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
+from compactor.embedded import maintain
 from persist import InvalidUsage, Shard
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -44,7 +45,7 @@ def here() -> Location:
 @pytest.fixture
 def there(here: Location) -> Location:
     """Another process over the same stores, which has not heard of what happens here since."""
-    shard = Client(EmbeddedTransport(here)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(here, maintain)).create_shard("orders", SCHEMA, ["id"])
     shard.insert([{"id": 1}])
     other = memory_location(blob=here.blob, consensus=here.consensus, clock=here.clock, policy=here.settings.policy)
     other.machine("orders").refresh()
@@ -55,13 +56,13 @@ def there(here: Location) -> Location:
 def clients(here: Location, there: Location) -> Iterator[tuple[Client, Client]]:
     with ExitStack() as stack:
         yield (
-            Client(EmbeddedTransport(here)),
+            Client(EmbeddedTransport(here, maintain)),
             stack.enter_context(persist.connect(stack.enter_context(served(there)))),
         )
 
 
 def evolve(here: Location) -> None:
-    Client(EmbeddedTransport(here)).shard("orders").evolve_schema(WIDER)
+    Client(EmbeddedTransport(here, maintain)).shard("orders").evolve_schema(WIDER)
 
 
 @pytest.mark.parametrize("form", BODIES)
@@ -84,7 +85,7 @@ def test_staged_parts_with_a_new_column_get_receipts_of_a_server_that_has_not_he
     here: Location, there: Location, clients: tuple[Client, Client]
 ) -> None:
     evolve(here)
-    runs = Client(EmbeddedTransport(here)).shard("orders").open_writer().stage(NEW, None)
+    runs = Client(EmbeddedTransport(here, maintain)).shard("orders").open_writer().stage(NEW, None)
     assert there.machine("orders").state().schema_id == 1
     bare = tuple(type(run)(tuple(part.without_receipt() for part in run.parts)) for run in runs)
     assert all(part.receipt for run in clients[1].transport.receipted("orders", bare) for part in run.parts)
@@ -163,7 +164,7 @@ def test_what_a_handle_knows_refuses_no_rows_that_the_shard_takes(
     here: Location, change: str, way: str, form: str
 ) -> None:
     made, loosen, row = LOOSENED[change]
-    client = Client(EmbeddedTransport(here))
+    client = Client(EmbeddedTransport(here, maintain))
     shard = client.create_shard("loosened", pa.schema([ID, pa.field("n", pa.int32(), nullable=False)]), ["id"], **made)
     shard.insert([{"id": 1, "n": 1}])
     old = client.shard("loosened")
@@ -174,7 +175,7 @@ def test_what_a_handle_knows_refuses_no_rows_that_the_shard_takes(
 
 
 def test_rows_that_the_shard_refuses_as_well_are_refused(here: Location) -> None:
-    client = Client(EmbeddedTransport(here))
+    client = Client(EmbeddedTransport(here, maintain))
     columns = pa.schema([ID, pa.field("n", pa.int32(), nullable=False)])
     old = client.create_shard("loosened", columns, ["id"], checks={"p": "n > 0"}, unique=True)
     old.insert([{"id": 1, "n": 1}])

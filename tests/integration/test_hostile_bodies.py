@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.codecs import rows as bodies
@@ -70,7 +71,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def http(location: Location) -> Iterator[TestClient]:
-    Client(EmbeddedTransport(location)).create_shard("t", SCHEMA, ["id"])
+    Client(EmbeddedTransport(location, maintain)).create_shard("t", SCHEMA, ["id"])
     with TestClient(create_app(location, ServerSettings(limits=LIMITS)), base_url="http://127.0.0.1") as client:
         typed(client)
         yield client
@@ -273,7 +274,9 @@ def test_rows_count_for_no_less_than_arrow_takes_for_them(values: pa.Array) -> N
 
 def test_a_cell_of_csv_lay_in_two_blocks(location: Location) -> None:
     """A cell of more than a megabyte was refused with `straddling object straddles two block boundaries`."""
-    Client(EmbeddedTransport(location)).create_shard("c", pa.schema([("id", pa.int64()), ("s", pa.string())]), ["id"])
+    Client(EmbeddedTransport(location, maintain)).create_shard(
+        "c", pa.schema([("id", pa.int64()), ("s", pa.string())]), ["id"]
+    )
     with TestClient(create_app(location, ServerSettings(limits=LIMITS)), base_url="http://127.0.0.1") as client:
         put = {"content-type": CSV}
         short = client.post("/v1/shards/c/insert", content=b"id,s\n1," + b"x" * 1100 * KIB + b"\n2,b\n", headers=put)
@@ -305,7 +308,7 @@ PLAIN = pa.schema([("id", pa.int64()), ("s", pa.string())])
 
 @pytest.fixture
 def plain(http: TestClient, location: Location) -> TestClient:
-    Client(EmbeddedTransport(location)).create_shard("u", PLAIN, ["id"])
+    Client(EmbeddedTransport(location, maintain)).create_shard("u", PLAIN, ["id"])
     return http
 
 

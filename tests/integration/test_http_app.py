@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from blob import BlobNotFound
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus import ConsensusUnavailable
 from consensus.memory_logs import MemoryConsensus
 from persist.client.embedded import EmbeddedTransport
@@ -159,7 +160,7 @@ def test_a_token_of_200_characters_is_the_one_that_python_makes(http: TestClient
 
     text = "load-" + "x" * 195
     http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n", headers={"idempotency-key": text})
-    shard = Client(EmbeddedTransport(location)).shard("orders")
+    shard = Client(EmbeddedTransport(location, maintain)).shard("orders")
     again = shard.insert([{"id": "a", "amount": 1}], token=token_of_key(text))
     assert again.lower.element == 0
     assert http.get("/v1/shards/orders").json()["upper"] == [1]
@@ -529,7 +530,7 @@ def test_what_thin_clients_write_is_what_embedded_ones_read(http: TestClient, lo
     from persist.client.connect import Client
 
     http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n")
-    shard = Client(EmbeddedTransport(location)).shard("orders")
+    shard = Client(EmbeddedTransport(location, maintain)).shard("orders")
     assert shard.snapshot().to_arrow(expand=True).to_pylist() == [{"id": "a", "amount": 1}]
 
 

@@ -22,6 +22,7 @@ from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.core.errors import Indeterminate, Unavailable
 from persist.core.ids import Token, mint
+from rpc import connection_limits
 from rpc.app import create_app
 from rpc.connection_limits import Bounds
 from rpc.http_protocol import JoiningProtocol
@@ -109,8 +110,9 @@ def test_a_5xx_of_a_proxy_after_a_write_is_indeterminate_and_before_a_read_unava
     assert rows["__diff"].to_pylist() == [1] * len(FOREIGN), "each happened once"
 
 
-def test_beyond_the_most_connections_the_answer_is_persists_own() -> None:
+def test_beyond_the_most_connections_the_answer_is_persists_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was uvicorn's plain text, by which no client can know that nothing happened."""
+    monkeypatch.setattr(connection_limits, "ADDRESS_PERCENT", 200)
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with closing(memory_location()) as location:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
@@ -95,7 +96,7 @@ class Scene:
 @pytest.fixture
 def location() -> Iterator[Location]:
     opened = memory_location()
-    with Client(EmbeddedTransport(opened)) as client:
+    with Client(EmbeddedTransport(opened, maintain)) as client:
         shard = client.create_shard("orders", SCHEMA, ["id"])
         shard.insert([{"id": "a"}])
         shard.insert([{"id": "b"}])
@@ -193,7 +194,7 @@ def test_a_body_gives_its_bytes_back(
     status: int | None,
 ) -> None:
     monkeypatch.setattr(command_endpoint, "COMMAND_BYTES_MAX", 90)
-    Client(EmbeddedTransport(location)).create_shard("open", SCHEMA, ["id"])
+    Client(EmbeddedTransport(location, maintain)).create_shard("open", SCHEMA, ["id"])
 
     async def act(stage: Scene) -> None:
         for _ in range(TIMES):

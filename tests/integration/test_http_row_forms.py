@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.codecs.rows import MEDIA_TYPES
@@ -92,7 +93,7 @@ def http(location: Location) -> Iterator[TestClient]:
 
 def carried(http: TestClient, location: Location, table: pa.Table, key: list[str], form: str) -> tuple[Any, Any]:
     """The rows of a shard, and those of another one into which a snapshot of the first was posted."""
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     found = []
     for number, name in enumerate((f"from-{len(client.shards())}", f"to-{len(client.shards())}")):
         shard = client.create_shard(name, table.schema, key)
@@ -142,7 +143,7 @@ def test_columns_of_any_name_survive_every_format(http: TestClient, location: Lo
 def test_names_that_json_must_escape_are_written_and_refused_when_they_are_read(
     http: TestClient, location: Location, name: str
 ) -> None:
-    shard = Client(EmbeddedTransport(location)).create_shard(
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard(
         f"n{ord(name[-2:][0])}", pa.schema([(name, pa.int64())]), [name]
     )
     shard.insert(pa.table({name: [1]}))
@@ -154,7 +155,7 @@ def test_names_that_json_must_escape_are_written_and_refused_when_they_are_read(
 
 @pytest.mark.parametrize("form", ["ndjson", "csv"])
 def test_one_column_alone_survives_with_its_nulls(http: TestClient, location: Location, form: str) -> None:
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     shard = client.create_shard(f"alone-{form}", pa.schema([("id", pa.string())]), ["id"])
     shard.insert(pa.table({"id": ["a", None, "", "b"]}))
     body = http.get(f"/v1/shards/alone-{form}/snapshot?format={form}&expand=true").content
@@ -164,7 +165,7 @@ def test_one_column_alone_survives_with_its_nulls(http: TestClient, location: Lo
 
 
 def test_a_listener_and_a_snapshot_tell_the_same_rows(http: TestClient, location: Location) -> None:
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     columns = {f"c{n}": array_of(kind, [VALUES[kind][-1]]) for n, kind in enumerate(VALUES)}
     table = pa.table({"id": [1], **columns})
     shard = client.create_shard("told", table.schema, ["id"])

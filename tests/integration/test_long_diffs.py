@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus import Consensus, open_consensus
@@ -98,7 +99,7 @@ def opened(of: Location | None = None, origin: int = 0, **options: object) -> Lo
 
 
 def shard_of(location: Location) -> Shard:
-    client = Client(EmbeddedTransport(location), HANDLES)
+    client = Client(EmbeddedTransport(location, maintain), HANDLES)
     return client.create_shard("orders", SCHEMA, ["k"])
 
 
@@ -317,7 +318,7 @@ def test_the_next_life_of_a_name_begins_with_a_long_diff_beside_a_collector(
         monkeypatch.setattr("persist.commit.machine.diff_key", lambda shard, ids: diff_key(ended, ids))
 
     def begins(*args: Any) -> bool:  # after the collector has read the tombstone, before it lists its blobs
-        Client(EmbeddedTransport(location), HANDLES).create_shard("orders", WIDE, ["k"])
+        Client(EmbeddedTransport(location, maintain), HANDLES).create_shard("orders", WIDE, ["k"])
         return real(*args)
 
     monkeypatch.setattr(collector, "_has_rollup", begins)
@@ -327,22 +328,24 @@ def test_the_next_life_of_a_name_begins_with_a_long_diff_beside_a_collector(
     assert shard_id_of_key(key) == (ended if build == "older" else state.shard_id)
     assert {key for key in state.blob_keys() if location.blob.stat(key) is None} == set()
     monkeypatch.undo()
-    wide = Client(EmbeddedTransport(opened(location, 2)), HANDLES).shard("orders")
+    wide = Client(EmbeddedTransport(opened(location, 2), maintain), HANDLES).shard("orders")
     assert len(wide.schema.arrow) == len(WIDE)
     wide.insert([{"k": 1}])
     for _ in range(4):
         Collector(location).run("orders")
         Worker(location).run("orders", idle=True)
     sweep(location)
-    assert keys(Client(EmbeddedTransport(opened(location, 3)), HANDLES).shard("orders")) == [1]
+    assert keys(Client(EmbeddedTransport(opened(location, 3), maintain), HANDLES).shard("orders")) == [1]
 
 
 def test_a_first_schema_that_is_too_large_is_refused_with_a_way_to_go_on(location: Location) -> None:
     """It was told to write fewer rows at once."""
-    client = Client(EmbeddedTransport(location), HANDLES)
+    client = Client(EmbeddedTransport(location, maintain), HANDLES)
     with pytest.raises(InvalidUsage, match=r"schema of shard 'wide' is too large .* \d+ bytes .* of which 4000"):
         client.create_shard("wide", WIDE, ["k"])
     assert list(location.blob.list("s")) == [], "nothing is left behind"
     shard = client.create_shard("wide", SCHEMA, ["k"])
     shard.evolve_schema(WIDE)
-    assert len(Client(EmbeddedTransport(opened(location, 1)), HANDLES).shard("wide").schema.arrow) == len(WIDE)
+    assert len(Client(EmbeddedTransport(opened(location, 1), maintain), HANDLES).shard("wide").schema.arrow) == len(
+        WIDE
+    )

@@ -13,6 +13,7 @@ import pytest
 
 import persist
 from blob import open_blob
+from compactor.embedded import maintain
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -119,7 +120,7 @@ def test_sixteen_writers_over_two_processes_with_lost_answers_and_kills(tmp_path
         blob = FaultyBlob(open_blob(blob_url), plan)
         consensus = FaultyConsensus(open_consensus(consensus_url), plan)
         location = Location(blob, consensus, settings=LocationSettings(policy))
-        clients.append(Client(EmbeddedTransport(location)))
+        clients.append(Client(EmbeddedTransport(location, maintain)))
     shards = [client.create_shard(NAME, SCHEMA, ["writer"]) for client in clients]
     plan.resume()
     run_writers(shards, 60, seed, death=0.02)

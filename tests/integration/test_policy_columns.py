@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -38,12 +39,12 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def shard(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location)).create_shard("s", COLUMNS, ["id"], history="7d")
+    return Client(EmbeddedTransport(location, maintain)).create_shard("s", COLUMNS, ["id"], history="7d")
 
 
 @pytest.fixture
 def other(location: Location, shard: Shard) -> Shard:
-    return Client(EmbeddedTransport(location)).shard("s")
+    return Client(EmbeddedTransport(location, maintain)).shard("s")
 
 
 def before_sending(monkeypatch: pytest.MonkeyPatch, kind: type[c.Command], work: Callable[[], object]) -> None:
@@ -93,7 +94,7 @@ def test_a_policy_was_set_while_its_column_was_about_to_lose_its_name(
 def test_one_try_of_a_change_is_refused_where_the_settings_changed_meanwhile(
     shard: Shard, other: Shard, location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schema = Client(EmbeddedTransport(location)).create_shard("t", COLUMNS, ["id"]).alter(*SWAP)
+    schema = Client(EmbeddedTransport(location, maintain)).create_shard("t", COLUMNS, ["id"]).alter(*SWAP)
     before_sending(monkeypatch, c.EvolveSchema, lambda: other.retain(POLICY, confirm=True))
     with pytest.raises(SchemaMismatch, match="settings of shard 's' changed while its columns were about to"):
         location.machine("s").apply(c.EvolveSchema(1, schema.to_record()))

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
@@ -67,7 +68,7 @@ class House:
         return answer.status_code, told
 
     def rows(self, name: str = "eu/a") -> list[dict[str, Any]]:
-        with Client(EmbeddedTransport(self.location)).shard(name).snapshot() as snapshot:
+        with Client(EmbeddedTransport(self.location, maintain)).shard(name).snapshot() as snapshot:
             found: list[dict[str, Any]] = snapshot.to_arrow().to_pylist()
             return found
 
@@ -205,7 +206,7 @@ def test_a_writer_that_was_idle_for_long_is_followed_by_another(house: House) ->
 def test_a_column_that_came_through_another_server_is_known(house: House) -> None:
     other = Location(house.blob, house.consensus, settings=house.location.settings, clock=house.clock)
     with closing(other):
-        shard = Client(EmbeddedTransport(other)).shard("eu/a")
+        shard = Client(EmbeddedTransport(other, maintain)).shard("eu/a")
         shard.evolve_schema(SCHEMA.append(pa.field("colour", pa.string())))
         status, told = house.post("eu/a/insert", json.dumps({"id": 2, "colour": "red"}).encode())
         assert status == 200, told
@@ -215,7 +216,7 @@ def test_a_column_that_came_through_another_server_is_known(house: House) -> Non
 def test_another_life_of_the_name_gets_the_rows(house: House) -> None:
     other = Location(house.blob, house.consensus, settings=house.location.settings, clock=house.clock)
     with closing(other):
-        client = Client(EmbeddedTransport(other))
+        client = Client(EmbeddedTransport(other, maintain))
         client.shard("eu/a").drop(force=True)
         client.create_shard("eu/a", SCHEMA, ["id"])
         status, told = house.post("eu/a/insert")

@@ -17,6 +17,7 @@ import pytest
 
 import persist
 from blob import open_blob
+from compactor.embedded import maintain
 from persist.cli.__main__ import COMMANDS, main
 from persist.cli.promote import Indexed
 from persist.client.connect import Client
@@ -494,7 +495,7 @@ def test_the_new_epoch_is_above_that_of_the_index(place: Place, how: str) -> Non
     with closing(open_stores(place.copy, place.fresh)) as location:
         assert location.identity.check().epoch == 4
         HomeWatch(location.identity, "eu", IndexFile(place.index))._look()
-        Client(EmbeddedTransport(location)).shard("eu/orders").insert([{"id": 9, "v": "new"}])
+        Client(EmbeddedTransport(location, maintain)).shard("eu/orders").insert([{"id": 9, "v": "new"}])
 
 
 def test_a_dry_run_tells_the_epoch_above_that_of_the_index(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from blob import Blob, BlobStat
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
+from compactor.embedded import maintain
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
@@ -139,12 +140,12 @@ def world() -> World:
 
 
 def rows(location: Location, name: str) -> set[Row]:
-    table = Client(EmbeddedTransport(location)).shard(name).snapshot().to_arrow()
+    table = Client(EmbeddedTransport(location, maintain)).shard(name).snapshot().to_arrow()
     return set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
 
 
 def insert(location: Location, name: str, k: str, v: int) -> None:
-    Client(EmbeddedTransport(location)).shard(name).insert([{"k": k, "v": v}])
+    Client(EmbeddedTransport(location, maintain)).shard(name).insert([{"k": k, "v": v}])
 
 
 def mirror(source: Blob, copy: Blob) -> None:
@@ -614,7 +615,7 @@ def test_a_running_home_whose_store_becomes_a_copy_says_so(world: World, has_loo
     server = memory_location(
         blob=home.blob, consensus=home.consensus, clock=home.clock, policy=POLICY, shows_no_copy=True
     )
-    client = Client(EmbeddedTransport(server))
+    client = Client(EmbeddedTransport(server, maintain))
     opened = client.shard("a")
     assert rows(server, "a") == home.rows["a"]
     promotion = last_promotion(us.blob)

@@ -10,6 +10,7 @@ import pytest
 import persist
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
+from compactor.embedded import maintain
 from persist import InvalidUsage
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -98,7 +99,7 @@ def test_parts_with_receipts_are_committed_without_another_look(location: Locati
 def test_a_commit_does_not_ask_for_what_its_own_process_has_just_put() -> None:
     blob = Recalling()
     location = memory_location(blob=blob, policy=Policy(inline_part_bytes_max=0), small_merges=False)
-    with Client(EmbeddedTransport(location)) as client:
+    with Client(EmbeddedTransport(location, maintain)) as client:
         client.create_shard("orders", SCHEMA, ["id"])
         writer = client.shard("orders").open_writer()
         writer.insert(pa.table({"id": [1]}))

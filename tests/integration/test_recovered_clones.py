@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -47,7 +48,7 @@ def recovered(shards: Shards, *, accept_loss: bool = False) -> None:
     shards.consensus = MemoryConsensus("mem:new")
     recover(shards.process(), gap=100, accept_loss=accept_loss)
     shards.here = shards.process()
-    shards.client = Client(EmbeddedTransport(shards.here))
+    shards.client = Client(EmbeddedTransport(shards.here, maintain))
 
 
 def lived(shards: Shards) -> None:

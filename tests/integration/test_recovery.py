@@ -14,6 +14,7 @@ import pytest
 
 import persist
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.cli.__main__ import main
 from persist.client.connect import Client
@@ -94,7 +95,7 @@ def test_everything_that_was_published_is_there_and_no_time_is_given_out_twice(w
     assert (told.name, told.upper, told.resumes) == (NAME, [upper], [upper + GAP])
     assert (told.is_whole, found.epoch) == (True, 2)
     whole(world, location, upper)
-    shard = Client(EmbeddedTransport(location)).shard(NAME)
+    shard = Client(EmbeddedTransport(location, maintain)).shard(NAME)
     assert location.machine(NAME).refresh().seqno >= world.state().seqno + SEQNO_GAP
     with pytest.raises(UpperMismatch):
         shard.compare_and_append([], upper, upper + 1)
@@ -108,7 +109,7 @@ def test_an_append_that_touches_the_gap_is_a_conflict(world: World) -> None:
     upper = upper_of(world)
     location = empty(world)
     recover(location)
-    shard = Client(EmbeddedTransport(location)).shard(NAME)
+    shard = Client(EmbeddedTransport(location, maintain)).shard(NAME)
     trace = location.machine(NAME).refresh().trace
     ends = [(upper, upper + 1), (upper + 5, upper + 6), (upper - 1, upper + 1), (upper, upper + GAP + 1)]
     for lower, end in ends:
@@ -163,7 +164,7 @@ def upper_of(world: World) -> int:
 
 def test_an_older_copy_of_the_lost_store_tells_what_was_not_published(world: World) -> None:
     """The copy knows more of one shard, and what was published knows more of the other one."""
-    client = Client(EmbeddedTransport(world.user))
+    client = Client(EmbeddedTransport(world.user, maintain))
     other = client.create_shard("other", SCHEMA, ["k"])
     other.insert([{"k": "a", "v": 1}])
     publish(world)
@@ -183,7 +184,7 @@ def test_an_older_copy_of_the_lost_store_tells_what_was_not_published(world: Wor
     assert {key: older.head(key) for key in before} == before
     world.rows = [row for row in world.rows if row[2] < upper]
     whole(world, location, upper)
-    back = Client(EmbeddedTransport(location)).shard("other")
+    back = Client(EmbeddedTransport(location, maintain)).shard("other")
     assert sorted(back.snapshot().to_arrow().column("k").to_pylist()) == ["a", "b"]
 
 
@@ -194,7 +195,7 @@ def test_an_older_copy_with_which_somebody_went_on_adds_nothing_from_there(world
     append(world)
     publish(world)
     gone_on = empty(world, consensus=older, ids=70)
-    Client(EmbeddedTransport(gone_on)).shard(NAME).insert([{"k": "other", "v": 9}])
+    Client(EmbeddedTransport(gone_on, maintain)).shard(NAME).insert([{"k": "other", "v": 9}])
     with pytest.raises(Corruption, match="is not whole"):
         recover(empty(world), older=older)
     location = empty(world)
@@ -287,7 +288,7 @@ def test_processes_of_the_old_epoch_write_and_delete_nothing(world: World) -> No
     assert before <= {stat.key for stat in world.blob.list("")}
     fresh = world.process()
     with pytest.raises(ReadOnly, match="only reads"):
-        Client(EmbeddedTransport(fresh)).shard(NAME).insert([{"k": "late", "v": 1}])
+        Client(EmbeddedTransport(fresh, maintain)).shard(NAME).insert([{"k": "late", "v": 1}])
 
 
 def test_a_server_of_the_old_epoch_stops_once_it_publishes(world: World) -> None:
@@ -295,7 +296,7 @@ def test_a_server_of_the_old_epoch_stops_once_it_publishes(world: World) -> None
     publish(world)
     old = world.process()
     publisher = Publisher(old.blob, old.identity, world.clock, old.ids, SETTINGS)
-    shard = Client(EmbeddedTransport(old)).shard(NAME)
+    shard = Client(EmbeddedTransport(old, maintain)).shard(NAME)
     shard.insert([{"k": "before", "v": 1}])
     recover(empty(world))
     world.clock.advance_ms(6_000)
@@ -333,11 +334,11 @@ def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
 
 def test_a_shard_whose_first_commit_was_not_published_is_told_and_holds_nothing_up(world: World) -> None:
     publish(world)
-    Client(EmbeddedTransport(world.user)).create_shard("young", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
+    Client(EmbeddedTransport(world.user, maintain)).create_shard("young", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
     location = empty(world)
     found = {shard.name: shard for shard in recover(location).shards}
     assert (found["young"].unborn, found["young"].upper, found[NAME].unborn) == (True, None, False)
-    back = Client(EmbeddedTransport(location))
+    back = Client(EmbeddedTransport(location, maintain))
     assert back.shards() == [NAME]
     again = back.create_shard("young", SCHEMA, ["k"])
     again.insert([{"k": "b", "v": 2}])
@@ -378,7 +379,7 @@ def test_two_recoveries_at_once(world: World) -> None:
 
 
 def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None:
-    client = Client(EmbeddedTransport(world.user))
+    client = Client(EmbeddedTransport(world.user, maintain))
     client.create_shard("gone", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
     client.shard("gone").drop()
     for _ in range(6):
@@ -388,7 +389,7 @@ def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None
     location = empty(world)
     found = {shard.name: shard for shard in recover(location).shards}
     assert (found["gone"].dropped, found[NAME].dropped) == (True, False)
-    back = Client(EmbeddedTransport(location))
+    back = Client(EmbeddedTransport(location, maintain))
     assert back.shards() == [NAME]
     again = back.create_shard("gone", SCHEMA, ["k"])
     again.insert([{"k": "b", "v": 2}])
@@ -401,7 +402,7 @@ def test_recovered_shards_live_on(world: World) -> None:
     publish(world)
     location = empty(world)
     recover(location, gap=SOON)
-    shard = Client(EmbeddedTransport(location)).shard(NAME)
+    shard = Client(EmbeddedTransport(location, maintain)).shard(NAME)
     expected = world.contents(9, location)
     for number in range(80):
         shard.insert([{"k": f"new{number}", "v": number}])
@@ -415,14 +416,14 @@ def test_recovered_shards_live_on(world: World) -> None:
 @pytest.mark.parametrize("gap", [1, SOON])
 def test_an_erasure_that_is_pending_stays_so(world: World, gap: int) -> None:
     """At the time at which the shard goes on."""
-    shard = Client(EmbeddedTransport(world.process())).shard(NAME)
+    shard = Client(EmbeddedTransport(world.process(), maintain)).shard(NAME)
     upper = upper_of(world)
     shard.append([{"k": "gone", "v": 1}, {"k": "kept", "v": 1}], upper, upper + 1)
     told = shard.erase(where="k = 'gone'")
     publish(world)
     location = empty(world)
     recover(location, gap=gap)
-    other = Client(EmbeddedTransport(location)).shard(NAME)
+    other = Client(EmbeddedTransport(location, maintain)).shard(NAME)
     resumes = other.upper().element
     assert resumes == upper + 1 + gap
     assert (other.erased(told.id).phase, other.erased(told.id).at) == ("pending", resumes)
@@ -462,7 +463,7 @@ def overtaken(world: World) -> Location:
 def foreign() -> MemoryConsensus:
     log = MemoryConsensus("mem:foreign")
     location = memory_location(blob=MemoryBlob(), consensus=log, ids=AscendingIds(7000))
-    Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["k"])
+    Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["k"])
     return log
 
 
@@ -554,7 +555,7 @@ def test_blobs_of_a_shard_that_was_never_begun_hold_nothing_up(world: World) -> 
     location = empty(world)
     told = [shard for shard in recover(location).shards if shard.name != NAME]
     assert [(one.unborn, one.is_whole) for one in told] == [(True, True)]
-    assert Client(EmbeddedTransport(location)).shards() == [NAME]
+    assert Client(EmbeddedTransport(location, maintain)).shards() == [NAME]
 
 
 def test_without_a_catalogue_nothing_is_called_unborn(world: World) -> None:

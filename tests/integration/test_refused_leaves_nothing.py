@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from compactor.embedded import maintain
 from persist import InvalidUsage
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -76,7 +77,7 @@ def test_a_writer_that_was_closed_registers_anew_when_it_is_used(client: Client)
 def test_writes_that_are_refused_register_one_writer() -> None:
     """Each refusal left a writer behind for the length of its lease: enough of them, and nobody could write."""
     location = memory_location()
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     for _ in range(5):
         with pytest.raises(UpperMismatch):
             shard.compare_and_append([{"id": 1}], 7, 8)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from compactor.embedded import maintain
 from compactor.worker import Worker
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -165,7 +166,7 @@ def test_without_a_link_reads_go_on_and_holds_come_back_with_it(held: Held) -> N
 
 def test_a_reader_that_came_from_another_server_is_held_too(held: Held) -> None:
     other = held.server()
-    snapshot = Client(EmbeddedTransport(other)).shard("orders").snapshot()
+    snapshot = Client(EmbeddedTransport(other, maintain)).shard("orders").snapshot()
     lease = cast(ReadLease, snapshot._lease.lease)  # its next request is answered by this server
     lease._transport = EmbeddedTransport(held.region)
     lease.check()

@@ -14,6 +14,7 @@ import pytest
 from blob import Blob, BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist import AttributeUpdate, named_key
 from persist.client.connect import Client
@@ -121,7 +122,7 @@ class Place:
 
     @property
     def client(self) -> Client:
-        return Client(EmbeddedTransport(self.region), AT_ONCE)
+        return Client(EmbeddedTransport(self.region, maintain), AT_ONCE)
 
 
 @pytest.fixture
@@ -262,7 +263,7 @@ def test_blobs_that_go_under_a_reader_are_expired_and_never_missing_rows(place: 
 def test_who_has_read_a_later_version_is_not_shown_an_earlier_one(place: Place) -> None:
     """A client is sent to another server of the region, which has not looked yet."""
     behind = place.server()
-    rows(Client(EmbeddedTransport(behind), AT_ONCE).shard("orders"))
+    rows(Client(EmbeddedTransport(behind, maintain), AT_ONCE).shard("orders"))
     place.insert(5)
     place.replicate()
     place.world.pass_ms(1_000)
@@ -292,7 +293,7 @@ def test_a_region_at_rest_asks_little(place: Place) -> None:
     before = place.copy.gets, place.copy.lists
     clock = place.machine.location.clock
     region = Replica(place.copy, HOME, clock=clock)
-    Client(EmbeddedTransport(region)).shards()
+    Client(EmbeddedTransport(region, maintain)).shards()
     before = place.copy.gets + place.copy.lists
     for _ in range(60):
         place.world.pass_ms(1_000)
@@ -330,7 +331,7 @@ def test_a_copy_becomes_home_by_a_recovery_and_the_old_home_copies_nothing_over_
     )  # fmt: skip
     [told] = recover(promoted, gap=100).shards
     assert (told.is_whole, told.upper, told.resumes) == (True, [5], [105])
-    shard = Client(EmbeddedTransport(promoted), AT_ONCE).shard("orders")
+    shard = Client(EmbeddedTransport(promoted, maintain), AT_ONCE).shard("orders")
     assert {as_of: rows(shard, as_of) for as_of in range(5)} == before
     shard.insert([{"id": 50, "v": "by the new home"}])
     assert place.copy.stat("copy-of") is None
@@ -422,7 +423,7 @@ def test_a_round_between_looks_at_shards_that_have_moved_only(place: Place) -> N
     done = place.replicator.round()
     assert done.copied > 0
     region = place.server()
-    assert rows(Client(EmbeddedTransport(region)).shard("orders")) == rows(place.shard)
+    assert rows(Client(EmbeddedTransport(region, maintain)).shard("orders")) == rows(place.shard)
 
 
 def test_a_copy_that_went_on_by_itself_is_left_alone(place: Place) -> None:

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -40,7 +41,7 @@ class Servers:
         self.here, there = (memory_location(blob=stores[0], consensus=stores[1], clock=clock) for _ in range(2))
         self.closing = [self.here.close, there.close]
         self.http = TestClient(create_app(self.here), base_url="http://127.0.0.1")
-        self.other: Shard = Client(EmbeddedTransport(there)).create_shard("s", COLUMNS, ["id"])
+        self.other: Shard = Client(EmbeddedTransport(there, maintain)).create_shard("s", COLUMNS, ["id"])
         if unique:
             self.other.set_constraints(unique=True)
         assert self.post("insert", "application/x-ndjson", b'{"id": 1}').status_code == 200

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -60,7 +61,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def client(location: Location) -> Client:
-    return Client(EmbeddedTransport(location))
+    return Client(EmbeddedTransport(location, maintain))
 
 
 def renamed(table: pa.Table, schema: pa.Schema) -> pa.Table:

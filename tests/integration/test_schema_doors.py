@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
@@ -96,7 +97,7 @@ def test_no_door_lets_such_a_schema_in(location: Location, what: str) -> None:
     """Python, an evolution, and a command of one's own."""
     body = BAD_SCHEMAS[what]
     bad = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(body["schema"])))
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     with pytest.raises(InvalidUsage):
         client.create_shard("new", bad, ["id"])
     assert client.shards() == []
@@ -112,7 +113,7 @@ def test_a_shard_of_old_whose_schema_is_refused_by_now_goes_on(
     location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "Nowhere/Bad")), ("a\x00", pa.int8())])
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     with monkeypatch.context() as before:
         before.setattr("persist.client.embedded.check_new", lambda _: None)
         client.create_shard("old", old, ["id"]).insert([{"id": 1, "a\x00": 5}])
@@ -128,7 +129,7 @@ def test_a_shard_of_old_whose_schema_is_refused_by_now_goes_on(
 @pytest.mark.parametrize("verb", ["insert", "upsert"])
 def test_a_repeated_write_was_told_to_take_a_new_token_after_a_change(location: Location, verb: str) -> None:
     """Whoever did so wrote twice."""
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     shard = client.create_shard("s", pa.schema([("id", pa.int64()), ("n", pa.int32())]), ["id"])
     token, rows = client.new_token(), [{"id": 1, "n": 1}]
     getattr(shard, verb)(rows, token=token)

@@ -14,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
+from compactor.embedded import maintain
 from persist import Client, InvalidUsage, Shard
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
@@ -104,7 +105,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(shard: Shard, what: str) 
 def test_old_programs_go_on_beside_new_ones_or_are_told_what_to_do() -> None:
     """A handle from before each change, one from after all, and posts of rows that know but names."""
     location = memory_location()
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     shard = client.create_shard("orders", COLUMNS, ["id"])
     shard.insert(HISTORY)
     old = client.shard("orders")
@@ -265,7 +266,7 @@ def test_a_listener_goes_on_where_other_names_change_places(shard: Shard) -> Non
 
 def test_a_stream_over_http_ends_there_too() -> None:
     location = memory_location(small_merges=False)
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", COLUMNS, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", COLUMNS, ["id"])
     shard.insert(HISTORY)
     with served(location) as url:
         asked = Request(f"{url}/v1/shards/orders/listen?where=n%3E%3D1", headers={"accept": "text/event-stream"})
@@ -343,7 +344,7 @@ BAD_BODIES: dict[str, tuple[Any, str]] = {
 @pytest.fixture
 def http() -> Iterator[Any]:
     location = memory_location()
-    Client(EmbeddedTransport(location)).create_shard("orders", COLUMNS, ["id"]).insert(HISTORY)
+    Client(EmbeddedTransport(location, maintain)).create_shard("orders", COLUMNS, ["id"]).insert(HISTORY)
     with typed(TestClient(create_app(location, ServerSettings()), base_url="http://127.0.0.1")) as found:
         yield found
 
@@ -406,7 +407,7 @@ def test_a_bad_command_is_refused(tmp_path: Path, shard: Shard, capsys: pytest.C
 
 
 def test_a_column_may_have_the_name_of_what_a_schema_says_of_ids() -> None:
-    client = Client(EmbeddedTransport(memory_location()))
+    client = Client(EmbeddedTransport(memory_location(), maintain))
     named = pa.schema([("id", pa.int64()), ("persist.next_id", pa.int64())])
     for life in (1, 2):
         shard = client.create_shard("orders", named, ["id"])

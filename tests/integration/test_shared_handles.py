@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.schema_lineage import Life
@@ -31,7 +32,7 @@ SWAPPED = {"id": 1, "b": 10, "a": 20}
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         client.create_shard("s", COLUMNS, ["id"])
         yield client
 

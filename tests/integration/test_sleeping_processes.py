@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from compactor.orphans import Sweeper
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
@@ -53,13 +54,13 @@ def location(clock: SleepyClock) -> Iterator[Location]:
 
 @pytest.fixture
 def shard(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["k"])
+    return Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["k"])
 
 
 def elsewhere(location: Location) -> Shard:
     """The shard as a process sees it that has read nothing yet."""
     other = Location(location.blob, location.consensus, clock=location.clock)
-    return Client(EmbeddedTransport(other)).shard(NAME)
+    return Client(EmbeddedTransport(other, maintain)).shard(NAME)
 
 
 def test_inline_rows_whose_blob_was_swept_stay_inline(shard: Shard, location: Location, clock: SleepyClock) -> None:
@@ -126,7 +127,7 @@ def test_a_shard_whose_first_rollup_was_swept_can_be_opened(location: Location, 
     location.identity.check()
     location.consensus = Asleep(location.consensus)
     location.versions.consensus = location.consensus
-    created = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["k"])
+    created = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["k"])
     assert Asleep.swept == 1
     assert elsewhere(location).schema == created.schema
     created.insert([{"k": "a", "v": 1}])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
@@ -72,7 +73,7 @@ def test_the_bounds_are_such_that_a_commit_stays_small() -> None:
 
 def test_callers_without_a_server_are_bounded_alike() -> None:
     location = memory_location(policy=Policy(cursors_max=2))
-    client = Client(EmbeddedTransport(location), HandleSettings())
+    client = Client(EmbeddedTransport(location, maintain), HandleSettings())
     shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
     for name in ("a", "b", "a"):
         shard.critical_reader(name)

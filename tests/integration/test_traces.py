@@ -23,6 +23,7 @@ from starlette.testclient import TestClient
 
 import persist
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Connection
 from persist.client.embedded import EmbeddedTransport
@@ -134,7 +135,7 @@ def test_a_commit_is_linked_to_the_spans_of_all_commands_of_its_group(traced: Tr
 
     log = Held()
     with closing(traced.location(log)) as location:
-        persist.Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, key=["id"])
+        persist.Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, key=["id"])
         machine = location.machine("orders")
         log.free.clear()
 
@@ -207,7 +208,7 @@ def test_reads_of_parts_hang_below_the_request_that_needs_them(traced: Traced) -
 
 def test_upkeep_has_a_span_with_the_calls_that_it_makes(traced: Traced) -> None:
     with closing(traced.location()) as location:
-        shard = persist.Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, key=["id"])
+        shard = persist.Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, key=["id"])
         for number in range(40):
             shard.insert([{"id": number}])
     duties = traced.named("persist.upkeep")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-import rpc.errors
+import rpc.request_errors
 from persist.client.write import WriteHandle
 from persist.core.errors import PersistError, kinds
 from rpc.settings import ServerSettings
@@ -31,7 +31,7 @@ def rows(heading: str) -> list[str]:
 
 def test_every_kind_has_a_row_and_every_row_is_a_kind() -> None:
     assert rpc.errors.BodyTooLarge.kind in kinds()
-    assert rpc.errors.BlobMissing.kind in kinds()
+    assert rpc.request_errors.BlobMissing.kind in kinds()
     assert sorted(cell.strip("`") for cell in rows("Errors by kind")) == sorted(kinds())
 
 

@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -193,7 +194,7 @@ def test_new_shards_keep_what_their_location_says(world: World) -> None:
             world.blob, world.consensus, settings=LocationSettings(history=history), clock=clock, ids=Ids(clock, 9),
             background=InlineBackground(),
         )  # fmt: skip
-        found = Client(EmbeddedTransport(location)).create_shard(name, SCHEMA, ["id"]).settings
+        found = Client(EmbeddedTransport(location, maintain)).create_shard(name, SCHEMA, ["id"]).settings
         return found.history_ms if found.version else -1
 
     assert created(None, "without") == -1

@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, Expired, PersistError, Unavailable, UnknownShard
@@ -83,7 +84,7 @@ class Walk:
         name, before = self.pick.choice(free), self.shards.rows[source]
         try:
             with suppress(Conflict, Expired, UnknownShard):  # the name is taken, or too much went on meanwhile
-                Client(EmbeddedTransport(self.shards.process(fuse))).clone(source, name)
+                Client(EmbeddedTransport(self.shards.process(fuse), maintain)).clone(source, name)
         finally:
             if name not in self.shards.rows and name in self.shards.here.names():
                 self.shards.rows[name] = self.shards.contents(name)
@@ -142,7 +143,7 @@ def _merged_between() -> None:
             shards.collect("a")
 
         fuse = Interrupted(step, other)
-        Client(EmbeddedTransport(shards.process(fuse))).clone("a", "b")
+        Client(EmbeddedTransport(shards.process(fuse), maintain)).clone("a", "b")
         shards.rows["b"] = shards.contents("b")
         shards.settle()
         shards.check_at_rest()
@@ -166,7 +167,7 @@ def _slept_between() -> None:
 
         fuse = Interrupted(step, other)
         with suppress(Conflict, Expired, Unavailable):
-            Client(EmbeddedTransport(shards.process(fuse))).clone("a", "b")
+            Client(EmbeddedTransport(shards.process(fuse), maintain)).clone("a", "b")
         shards.drop("a")
         shards.settle()
         if not shards.state("b").is_closed:
@@ -182,7 +183,7 @@ def _read_while_merged() -> None:
     shards.create("a", 2)
     shards.clone("a", "b")
     shards.write("b")
-    with Client(EmbeddedTransport(shards.process())).shard("b").snapshot() as held:
+    with Client(EmbeddedTransport(shards.process(), maintain)).shard("b").snapshot() as held:
         shards.merge("b")
         shards.collect()
         shards.drop("a")

@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 
 import persist
 import persist.aio
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -50,7 +51,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture(scope="module")
 def client(location: Location) -> Client:
-    return Client(EmbeddedTransport(location))
+    return Client(EmbeddedTransport(location, maintain))
 
 
 @pytest.fixture(scope="module")

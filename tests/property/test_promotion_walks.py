@@ -16,6 +16,7 @@ import pytest
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
@@ -104,7 +105,7 @@ class Ending(Walk):
 
     def _check_promoted(self, promotion: Promotion) -> None:
         location = self.new_home()
-        client = Client(EmbeddedTransport(location))
+        client = Client(EmbeddedTransport(location, maintain))
         for name in location.all_names(with_dropped=False):
             kept, state = promotion.shards[name], location.machine(name).refresh()
             assert state.upper == kept.resumes
@@ -137,7 +138,7 @@ class Ending(Walk):
 
     def _new_home_goes_on(self, promotion: Promotion) -> None:
         location = self.new_home()
-        client = Client(EmbeddedTransport(location))
+        client = Client(EmbeddedTransport(location, maintain))
         for name, kept in promotion.shards.items():
             if name not in self.new_rows:
                 continue
@@ -220,7 +221,7 @@ class Ending(Walk):
         self.regions.home.clock.advance_ms(120_000)
         region = self._region_of(blob)
         for name, rows in self.new_rows.items():
-            table = Client(EmbeddedTransport(region)).shard(name).snapshot().to_arrow()
+            table = Client(EmbeddedTransport(region, maintain)).shard(name).snapshot().to_arrow()
             shown = set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
             assert shown == rows or not rows - shown, f"a region of the new home shows another {name}"
 
@@ -252,7 +253,7 @@ class Ending(Walk):
         switch.run(sleep=lambda seconds: home.clock.advance_ms(int(seconds * 1000)))
         rivals.on = False
         location = self.new_home()
-        client = Client(EmbeddedTransport(location))
+        client = Client(EmbeddedTransport(location, maintain))
         assert sorted(home.rows) == list(location.all_names(with_dropped=False))
         for name, rows in home.rows.items():
             table = client.shard(name).snapshot().to_arrow()

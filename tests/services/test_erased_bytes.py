@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from blob import open_blob
+from compactor.embedded import maintain
 from compactor.erasure_steps import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus
@@ -39,7 +40,9 @@ def erased(directory: Path, url: str, secret: str) -> str:
     blobs = open_blob(f"file:{directory}/blobs")
     location = Location(blobs, open_consensus(url), background=InlineBackground())
     try:
-        shard = Client(EmbeddedTransport(location)).create_shard(NAME, pa.schema([("id", pa.string())]), ["id"])
+        shard = Client(EmbeddedTransport(location, maintain)).create_shard(
+            NAME, pa.schema([("id", pa.string())]), ["id"]
+        )
         shard.insert([{"id": secret}, {"id": "b"}])
         told = shard.erase(keys=[secret])
         collector = Collector(location)

@@ -10,6 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from consensus import ConsensusUnavailable, open_consensus
 from persist.cli.__main__ import main
 from persist.client.connect import Client
@@ -29,7 +30,7 @@ OF_ONE = sorted(ANSWERS.keys() - {"usage", "part"})
 def filled(blob: str, consensus: str) -> None:
     """A location with a shard and some commits."""
     location = open_stores(blob, consensus)
-    with Client(EmbeddedTransport(location)) as client:
+    with Client(EmbeddedTransport(location, maintain)) as client:
         shard = client.create_shard("orders", SCHEMA, ["id"])
         for number in range(3):
             shard.insert([{"id": number}])

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from compactor.embedded import maintain
 from compactor.erasure_steps import Eraser
 from compactor.worker import Worker
 from persist.bindings import Bindings, Ingester, Minter
@@ -58,7 +59,7 @@ def ops_of(seed: int) -> int:
 
 
 def opened(host: Host) -> tuple[Client, Shard]:
-    client = Client(EmbeddedTransport(host.location), HANDLES)
+    client = Client(EmbeddedTransport(host.location, maintain), HANDLES)
     return client, client.create_shard(FED, COLUMNS, ["position"], history="forever")
 
 

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from blob.errors import BlobError
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from compactor.tasks import names_dropped
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
@@ -136,7 +137,7 @@ def check_recovered(host: Host) -> None:
     lacking = [name for name in plan(again).lacking if name in oracle.shards]  # else blobs of what was never begun
     expect(not lacking, "recovered", f"{lacking} would not come back")
     recover(again, gap=GAP, accept_loss=True)
-    client = Client(EmbeddedTransport(again))
+    client = Client(EmbeddedTransport(again, maintain))
     for _, truth in sorted(oracle.shards.items()):
         if not truth.state.is_closed:
             _check_rows(client, truth)

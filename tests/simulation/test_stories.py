@@ -11,6 +11,7 @@ import pytest
 
 import persist
 from blob import Blob
+from compactor.embedded import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -78,7 +79,7 @@ class OvertakenTransport(EmbeddedTransport):
         found = super().view(name, request)
         if not self.overtaken:
             self.overtaken = True
-            other = Client(EmbeddedTransport(self.location)).shard(name)
+            other = Client(EmbeddedTransport(self.location, maintain)).shard(name)
             other.insert([row("b")])
             other.downgrade_since(1)
         return found
@@ -87,7 +88,7 @@ class OvertakenTransport(EmbeddedTransport):
 def test_the_latest_snapshot_is_never_too_early() -> None:
     """Since could pass the latest time between looking it up and taking a hold on it."""
     location = open_stores("mem:overtaken", "mem:overtaken")
-    with Client(EmbeddedTransport(location)) as client:
+    with Client(EmbeddedTransport(location, maintain)) as client:
         client.create_shard("orders", SCHEMA, ["k"]).insert([row("a")])
         transport = OvertakenTransport(location)
         transport.overtaken = True
@@ -103,7 +104,7 @@ class AsleepTransport(EmbeddedTransport):
 
     @property
     def blob(self) -> Blob:
-        shard = Client(EmbeddedTransport(self.location)).shard("orders")
+        shard = Client(EmbeddedTransport(self.location, maintain)).shard("orders")
         time.sleep(2 * SHORT_LEASE_S)
         shard.downgrade_since(1)
         self.location.blob.delete([stat.key for stat in self.location.blob.list("") if stat.key.endswith(".parquet")])
@@ -117,7 +118,7 @@ class AsleepTransport(EmbeddedTransport):
 def test_a_lease_that_lapsed_while_splits_were_planned_is_called_expired() -> None:
     """A blob that was collected meanwhile was told as corruption."""
     location = open_stores("mem:", "mem:", settings=LocationSettings(policy=NO_INLINE))
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["k"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["k"])
     for _ in range(3):
         shard.insert([row("a"), row("b")])
     settings = HandleSettings(read=ReadSettings(lease_ms=int(SHORT_LEASE_S * 1000), retry_s=1.0))
@@ -157,7 +158,7 @@ def test_a_fence_that_may_have_been_passed_is_not_called_refused() -> None:
             result = super().apply(name, command, caller)
             if isinstance(command, c.CompareAndDowngradeSince) and not self.lost:
                 self.lost = True
-                other = Client(EmbeddedTransport(self.location)).shard(name).critical_reader("cursor")
+                other = Client(EmbeddedTransport(self.location, maintain)).shard(name).critical_reader("cursor")
                 other.downgrade_since(1, opaque="other")
                 raise Indeterminate("the answer was lost")
             return result

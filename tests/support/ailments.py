@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 import persist
+from compactor.embedded import maintain
 from persist.check.check_runner import Depth, Report, examined
 from persist.check.external_checks import Beside, look_at_backups, served_by
 from persist.check.findings import ROLLUP_ENTRIES_MAX, Limits
@@ -335,7 +336,7 @@ def writers(place: Path) -> Told:
 def crowded() -> tuple[Location, World]:
     world = World()
     location = bare(world)
-    Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
+    Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
     return location, world
 
 
@@ -464,7 +465,7 @@ def no_writer_comes(place: Path) -> Told:
 def never_merged(place: Path) -> Told:
     world = World()
     location = bare(world, Policy(inline_part_bytes_max=0))
-    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
     for number in range(140):
         shard.insert([{"id": number, "note": "x"}])
     world.pass_ms(2 * DAY_MS)
@@ -487,7 +488,7 @@ def worker_killed(place: Path) -> Told:
 def no_rollups(place: Path) -> Told:
     world = World()
     location = bare(world, Policy(rollup_every=100_000, rollup_bytes=1 << 40))
-    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
     for upper in range(1, ROLLUP_ENTRIES_MAX + 4):
         shard.advance_upper(upper)
     return Told(examine(world), ("who opens the shard reads", "the newest rollup is v1"))
@@ -497,7 +498,7 @@ def no_rollups(place: Path) -> Told:
 def never_collected(place: Path) -> Told:
     world = World()
     location = bare(world)
-    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
     for upper in range(1, 2_200):
         shard.advance_upper(upper)
     return Told(examine(world), ("entries of", "nobody needs 2,"))
@@ -613,7 +614,7 @@ def store_away(place: Path) -> Told:
         ids=Ids(clock, 7),
         background=InlineBackground(),
     )
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     for number in range(30):
         with suppress(persist.Unavailable):
             client.shard(NAME).insert([{"id": number, "note": "x"}])

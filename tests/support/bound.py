@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Binding, Bindings, BindingsSettings
 from persist.client.connect import Client
@@ -30,7 +31,7 @@ class Processes:
     def client(self) -> Client:
         self.opened += 1
         ids = AscendingIds(self.opened)
-        return Client(EmbeddedTransport(memory_location(blob=self.blob, consensus=self.consensus, ids=ids)))
+        return Client(EmbeddedTransport(memory_location(blob=self.blob, consensus=self.consensus, ids=ids), maintain))
 
 
 class Model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus.memory_logs import MemoryConsensus
@@ -48,7 +49,7 @@ class Shards:
         self.rows: dict[str, set[tuple[str, int]]] = {}
         self._processes = 0
         self.here = self.process()
-        self.client = Client(EmbeddedTransport(self.here))
+        self.client = Client(EmbeddedTransport(self.here, maintain))
 
     def process(self, fuse: Fuse | None = None) -> Location:
         """A process of its own over the same stores; it ends when its fuse says so."""
@@ -76,7 +77,7 @@ class Shards:
         self.rows[name] = self.rows[name] | fresh
 
     def clone(self, source: str, name: str, location: Location | None = None) -> None:
-        client = self.client if location is None else Client(EmbeddedTransport(location))
+        client = self.client if location is None else Client(EmbeddedTransport(location, maintain))
         client.clone(source, name)
         self.rows[name] = set(self.rows[source])
 
@@ -130,7 +131,7 @@ class Shards:
         return self.here.machine(name).refresh()
 
     def contents(self, name: str) -> set[tuple[str, int]]:
-        table = Client(EmbeddedTransport(self.process())).shard(name).snapshot().to_arrow()
+        table = Client(EmbeddedTransport(self.process(), maintain)).shard(name).snapshot().to_arrow()
         return set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
 
     def blobs(self) -> set[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from compactor.embedded import maintain
 from compactor.engine import EngineSettings
 from compactor.worker import Worker, WorkerSettings
 from persist.attributes.node_codec import Leaf, decode
@@ -56,7 +57,7 @@ def opened(root: Path, policy: Policy = PLAIN, origin: int = 0) -> Location:
 def healthy(root: Path, origin: int = 0) -> Path:
     """Shards of all kinds: merged into a run of several parts, bundled, inline, with attributes, cloned."""
     with closing(opened(root, origin=origin + 1)) as location:
-        client, pick = Client(EmbeddedTransport(location)), random.Random(1)
+        client, pick = Client(EmbeddedTransport(location, maintain)), random.Random(1)
         for name in ("orders", "other"):
             shard = client.create_shard(name, SCHEMA, ["id"])
             for first in range(0, 1_200, 200):
@@ -68,13 +69,13 @@ def healthy(root: Path, origin: int = 0) -> Path:
                 shard.insert([{"id": 5_000 + n, "v": word} for n in range(3)], token=token_of_key(word))
         client.clone("orders", "copy")
     with closing(opened(root, BUNDLING, origin=origin + 2)) as location:
-        shard = Client(EmbeddedTransport(location)).create_shard("bundled", SCHEMA, ["id"])
+        shard = Client(EmbeddedTransport(location, maintain)).create_shard("bundled", SCHEMA, ["id"])
         writer = shard.open_writer()
         staged = [writer.stage([{"id": n, "v": "x"}], None) for n in range(6)]
         writer.commit_insert(tuple(run for runs in staged for run in runs))
         shard.insert([{"id": 9, "v": "last"}])
     with closing(opened(root, INLINE, origin=origin + 3)) as location:
-        shard = Client(EmbeddedTransport(location)).create_shard("inline", SCHEMA, ["id"])
+        shard = Client(EmbeddedTransport(location, maintain)).create_shard("inline", SCHEMA, ["id"])
         for number in range(5):
             shard.insert([{"id": number, "v": "x"}])
     return root

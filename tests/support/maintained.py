@@ -9,6 +9,7 @@ from contextlib import closing
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from compactor.engine import EngineSettings
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
@@ -60,7 +61,7 @@ class World:
     def reopen(self) -> None:
         """The user's process ends and starts anew."""
         self.user = self.process()
-        self.client = Client(EmbeddedTransport(self.user))
+        self.client = Client(EmbeddedTransport(self.user, maintain))
         self.shard: Shard = self.client.create_shard(NAME, SCHEMA, ["k"])
 
     def process(self, fuse: Fuse | None = None) -> Location:
@@ -134,7 +135,7 @@ class World:
         return Counter({row: count for row, count in total.items() if count})
 
     def contents(self, as_of: int, location: Location | None = None, splits: int = 2) -> Counter[tuple[str, int]]:
-        client = Client(EmbeddedTransport(location or self.process()))
+        client = Client(EmbeddedTransport(location or self.process(), maintain))
         table = client.shard(NAME).snapshot(as_of, num_splits=splits).to_arrow()
         total: Counter[tuple[str, int]] = Counter()
         for key, value, diff in zip(*(table.column(n).to_pylist() for n in ("k", "v", "__diff")), strict=True):

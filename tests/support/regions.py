@@ -8,6 +8,7 @@ from random import Random
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
@@ -150,7 +151,7 @@ class Regions:
 
     def check(self, name: str) -> None:
         """A read in the region shows what home showed as of that time, or is refused. What is shown never goes back."""
-        client = Client(EmbeddedTransport(self.region))
+        client = Client(EmbeddedTransport(self.region, maintain))
         try:
             state = self.region.machine(name).refresh()
             before = self.shown.get(name)
@@ -205,7 +206,7 @@ class Regions:
         for name, rows in self.home.rows.items():
             state = self.region.machine(name).refresh()
             assert state.seqno == self.home.state(name).seqno, f"{name} stays behind"
-            table = Client(EmbeddedTransport(self.region)).shard(name).snapshot().to_arrow()
+            table = Client(EmbeddedTransport(self.region, maintain)).shard(name).snapshot().to_arrow()
             assert set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True)) == rows
 
 

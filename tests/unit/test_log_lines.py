@@ -15,6 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.cli.long_running import (
     ALL_LINES_MAX,
@@ -158,7 +159,7 @@ def test_a_committer_that_keeps_losing_races_logs_one_line(caplog: pytest.LogCap
 
     consensus = Losing("mem:")
     with closing(memory_location(consensus=consensus)) as location:
-        shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+        shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
         consensus.losing = True
         with pytest.raises(Unavailable, match="lost the race"):
             location.machine("orders").apply(c.AdvanceUpper(Antichain(5)))
@@ -184,7 +185,7 @@ def test_upkeep_that_meets_something_damaged_says_so(caplog: pytest.LogCaptureFi
 
     blob = Damaged("mem:")
     with closing(memory_location(blob=blob)) as location:
-        shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+        shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
         blob.damaged = True
         for number in range(40):  # until a rollup is due
             shard.insert([{"id": number}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from compactor.embedded import maintain
 from compactor.worker import Outcome, Worker
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -14,7 +15,7 @@ SCHEMA = pa.schema([pa.field("k", pa.string())])
 
 def test_a_refused_merge_leaves_no_claim_behind() -> None:
     location = open_stores("mem:refused", "mem:refused")
-    with Client(EmbeddedTransport(location)) as client:
+    with Client(EmbeddedTransport(location, maintain)) as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
         for key in "abcd":
             shard.insert([{"k": key}])

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -43,7 +44,7 @@ class Place:
     @classmethod
     def made(cls) -> Place:
         location = memory_location(policy=POLICY, small_merges=False)
-        shard = Client(EmbeddedTransport(location)).create_shard("s", SCHEMA, key=["id"])
+        shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", SCHEMA, key=["id"])
         place = cls(location, shard)
         shard.insert(ROWS)
         shard.downgrade_since(0)

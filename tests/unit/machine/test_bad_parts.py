@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -31,7 +32,7 @@ BLOB, INLINE = Policy(inline_part_bytes_max=0), Policy()
 
 def shard_of(policy: Policy) -> tuple[Location, Shard]:
     location = memory_location(policy=policy, small_merges=False)
-    shard = Client(EmbeddedTransport(location)).create_shard("s", SCHEMA, key=["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", SCHEMA, key=["id"])
     return location, shard
 
 
@@ -64,12 +65,12 @@ def refused(location: Location, command: c.Command, message: str) -> None:
         lead()
     assert isinstance(outcomes[0], InvalidUsage)
     assert isinstance(outcomes[1], c.Appended)
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     assert {"id": 9, "v": "z"}.items() <= client.shard("s").snapshot().to_arrow().to_pylist()[-1].items()
 
 
 def encoded(location: Location) -> Part:
-    schema = Client(EmbeddedTransport(location)).shard("s").schema
+    schema = Client(EmbeddedTransport(location, maintain)).shard("s").schema
     rows = schema.conform(pa.table({"id": [9], "v": ["z"]}), 0)
     return encode_inline(rows, schema, 1, mint(PartId, location.ids))
 

@@ -8,6 +8,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -31,7 +32,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def shard(location: Location) -> Shard:
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     for n in range(20):
         shard.insert([{"id": f"k{n % 5}", "amount": n}])
     shard.insert([{"id": "k0", "amount": 0, "__diff": -1}])
@@ -86,7 +87,7 @@ def test_there_is_nothing_to_flush_in_a_shard_without_inline_rows(location: Loca
 
 def test_what_another_process_has_merged_and_deleted_is_no_damage(location: Location) -> None:
     """A process that was stopped told of a corrupt shard, as the blobs that it wanted to merge were gone."""
-    shard = Client(EmbeddedTransport(location)).create_shard("big", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("big", SCHEMA, ["id"])
     random = Random(0)
     for _ in range(2):
         shard.insert([{"id": random.randbytes(100).hex(), "amount": 1} for _ in range(2_000)])

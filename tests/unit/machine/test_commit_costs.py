@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from consensus.turns import Turn
 from persist.client.connect import Client
@@ -36,7 +37,7 @@ def test_a_thousand_moves_of_a_frontier_write_the_state_at_most_once() -> None:
 
     blob = Counting("mem:")
     with closing(memory_location(blob=blob, policy=Policy())) as location:
-        shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+        shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
         blob.puts = 0
         for upper in range(1, 1_001):
             shard.advance_upper(upper)
@@ -46,7 +47,7 @@ def test_a_thousand_moves_of_a_frontier_write_the_state_at_most_once() -> None:
 def test_what_comes_in_one_turn_of_the_event_loop_is_committed_together() -> None:
     """A commit began with the first command, and found one or two."""
     with closing(memory_location()) as location, closing(Work(Limits())) as work:
-        Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+        Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
         machine = location.machine("orders")
         before = machine.metrics.commits
 
@@ -70,8 +71,8 @@ def test_who_waited_for_its_turn_plans_on_what_others_have_committed() -> None:
     """Each process planned on what it knew, and lost. 16 of them got 130 commits a second, one of them two."""
     blob, log = MemoryBlob("mem:"), Queued("mem:")
     with closing(Location(blob, log)) as one, closing(Location(blob, log)) as other:
-        first = Client(EmbeddedTransport(one)).create_shard("orders", SCHEMA, ["id"])
-        second = Client(EmbeddedTransport(other)).shard("orders")
+        first = Client(EmbeddedTransport(one, maintain)).create_shard("orders", SCHEMA, ["id"])
+        second = Client(EmbeddedTransport(other, maintain)).shard("orders")
         for number in range(20):
             first.insert([{"id": number}])
             second.insert([{"id": number}])

@@ -10,6 +10,7 @@ import pytest
 
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client
@@ -164,7 +165,7 @@ ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
 
 def test_a_part_that_leaves_by_a_merge_is_not_named_again_beside_it() -> None:
     location = memory_location(policy=Policy(inline_part_bytes_max=0), small_merges=False)
-    shard = Client(EmbeddedTransport(location)).create_shard("s", ROWS.schema, key=["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", ROWS.schema, key=["id"])
     machine = location.machine("s")
     runs = tuple(shard.open_writer().stage(ROWS, None))
 
@@ -186,7 +187,7 @@ def test_a_part_that_leaves_by_a_merge_is_not_named_again_beside_it() -> None:
 def test_a_part_that_moves_to_a_bundle_is_not_named_again_beside_it() -> None:
     plain = Policy(inline_part_bytes_max=0, plain_parts_max=1_000)
     location = memory_location(policy=plain, small_merges=False)
-    shard = Client(EmbeddedTransport(location)).create_shard("s", ROWS.schema, key=["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", ROWS.schema, key=["id"])
     machine, writer = location.machine("s"), shard.open_writer()
     runs = tuple(run for number in range(3) for run in writer.stage(ROWS.slice(number, 1), None))
     writer.commit_insert(runs)
@@ -211,7 +212,7 @@ def test_a_part_that_comes_and_leaves_in_one_commit_is_remembered(monkeypatch: p
     """The commit took along a merge of the part that it had just named: no State ever had it."""
     monkeypatch.setattr("tests.support.location.InlineBackground", Behind)
     location = memory_location()
-    shard = Client(EmbeddedTransport(location)).create_shard("s", ROWS.schema, key=["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", ROWS.schema, key=["id"])
     machine, writer = location.machine("s"), shard.open_writer()
     for _ in range(31):
         writer.commit_insert(writer.stage(ROWS, None))

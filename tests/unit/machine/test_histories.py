@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -52,7 +53,7 @@ class Stores:
         return memory_location(blob=self.blob, consensus=self.log, ids=AscendingIds(self.opened), build=self.build)
 
     def shard(self, name: str = NAME) -> Shard:
-        return Client(EmbeddedTransport(self.open())).create_shard(name, SCHEMA, ["id"])
+        return Client(EmbeddedTransport(self.open(), maintain)).create_shard(name, SCHEMA, ["id"])
 
 
 def insert(shard: Shard, *ids: int) -> None:
@@ -135,7 +136,7 @@ def test_a_commit_on_a_log_that_has_grown_to_the_same_length_is_not_taken(stores
 
 def test_no_other_shard_is_harmed(stores: Stores) -> None:
     location = stores.open()
-    client = Client(EmbeddedTransport(location))
+    client = Client(EmbeddedTransport(location, maintain))
     lost, sound = (client.create_shard(name, SCHEMA, ["id"]) for name in (NAME, OTHER))
     for shard in (lost, sound):
         insert(shard, *range(5))
@@ -200,7 +201,7 @@ def test_a_listener_comes_to_another_process_and_goes_on_where_nothing_is_lost(s
     ours = stores.shard()
     insert(ours, *range(3))
     others = stores.open()
-    theirs = Client(EmbeddedTransport(others)).shard(NAME)
+    theirs = Client(EmbeddedTransport(others, maintain)).shard(NAME)
     with ours.listen(None) as listen:
         list(listen.next_events(0))
         insert(ours, *range(3, 50))
@@ -215,7 +216,7 @@ def test_a_listener_comes_to_another_process_and_goes_on_where_nothing_is_lost(s
 
 def test_what_a_listener_has_read_here_costs_no_further_call(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     location = stores.open()
-    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["id"])
     machine = location.machine(NAME)
     insert(shard, 1)
     before = machine.state()
@@ -237,7 +238,7 @@ def test_what_the_log_does_not_tell_any_more_cannot_be_compared(stores: Stores) 
 
 def test_who_waits_is_woken_and_told(stores: Stores) -> None:
     location = stores.open()
-    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["id"])
     insert(shard, *range(5))
     machine = location.machine(NAME)
     told: list[object] = []
@@ -271,7 +272,7 @@ def test_every_entry_of_a_log_follows_the_one_before() -> None:
 
 def test_a_machine_that_has_lost_its_history_creates_nothing(stores: Stores) -> None:
     location = stores.open()
-    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["id"])
     insert(shard, *range(5))
     machine: Machine = location.machine(NAME)
     stores.log.lose(NAME, 2)
@@ -325,7 +326,7 @@ def test_a_process_that_read_a_shard_creates_no_other_where_the_whole_log_is_los
     stores: Stores, is_told: bool
 ) -> None:
     """It was refused only after its entry was in the log: so it wrote to the shard that it had lost."""
-    client = Client(EmbeddedTransport(stores.open()))
+    client = Client(EmbeddedTransport(stores.open(), maintain))
     shard = client.create_shard(NAME, SCHEMA, ["id"])
     stores.log.lose(NAME, stores.log._heads[NAME])
     del stores.log._heads[NAME]

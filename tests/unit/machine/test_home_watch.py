@@ -11,6 +11,7 @@ import pytest
 from blob.errors import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
+from compactor.embedded import maintain
 from consensus import Consensus, ConsensusUnavailable
 from consensus import Entry as LogEntry
 from consensus.memory_logs import MemoryConsensus
@@ -74,7 +75,7 @@ class Home:
         self.say(0)
         self.location = self.open()
         self.watch = HomeWatch(self.location.identity, "eu", IndexFile(str(self.index)), fence_s)
-        self.shard = Client(EmbeddedTransport(self.location)).create_shard("eu/orders", SCHEMA, ["id"])
+        self.shard = Client(EmbeddedTransport(self.location, maintain)).create_shard("eu/orders", SCHEMA, ["id"])
 
     def open(self) -> Location:
         return memory_location(blob=self.blob, consensus=self.consensus, clock=self.clock)
@@ -155,7 +156,7 @@ def test_a_later_epoch_counts_though_the_next_one_never_came_here(tmp_path: Path
     with pytest.raises(ReadOnly, match="only reads"):
         home.insert()
     with pytest.raises(ReadOnly, match="only reads"):
-        Client(EmbeddedTransport(home.open())).shard("eu/orders").insert([{"id": 2}])
+        Client(EmbeddedTransport(home.open(), maintain)).shard("eu/orders").insert([{"id": 2}])
 
 
 @pytest.mark.parametrize("how", ["suspended", "paused"])
@@ -381,7 +382,7 @@ def test_who_begins_looks_first(tmp_path: Path) -> None:
     fresh = home.open()
     HomeWatch(fresh.identity, "eu", home.watch._index, SELF_FENCE_S)
     with pytest.raises(Unavailable, match="could not look"):
-        Client(EmbeddedTransport(fresh)).shard("eu/orders").insert([{"id": 2}])
+        Client(EmbeddedTransport(fresh, maintain)).shard("eu/orders").insert([{"id": 2}])
 
 
 def test_a_shard_that_is_made_meanwhile_is_not_acknowledged(tmp_path: Path) -> None:
@@ -395,7 +396,7 @@ def test_a_shard_that_is_made_meanwhile_is_not_acknowledged(tmp_path: Path) -> N
 
     slow = memory_location(blob=home.blob, consensus=Slow(home.consensus), clock=home.clock)
     with pytest.raises(ReadOnly, match="only reads"):
-        Client(EmbeddedTransport(slow)).create_shard("eu/late", SCHEMA, ["id"])
+        Client(EmbeddedTransport(slow, maintain)).create_shard("eu/late", SCHEMA, ["id"])
 
 
 @pytest.mark.parametrize("fence_s", [-1.0, 1.0, 19.9, 86_401.0, float("nan")])

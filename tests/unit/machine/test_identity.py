@@ -11,6 +11,7 @@ import pytest
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
+from compactor.embedded import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from consensus import ConsensusIndeterminate
 from consensus.memory_logs import MemoryConsensus
@@ -51,7 +52,7 @@ class Stores:
         )
 
     def client(self) -> Client:
-        return Client(EmbeddedTransport(self.open()))
+        return Client(EmbeddedTransport(self.open(), maintain))
 
     def filled(self, name: str = "orders", inserts: int = 10) -> Stores:
         shard = self.client().create_shard(name, SCHEMA, ["id"])
@@ -226,7 +227,7 @@ def test_stores_are_compared_again_before_anything_is_deleted(maintenance: Calla
     exchanged = Exchanged(MemoryBlob("mem:"))
     ours = Stores(exchanged).filled()
     location = ours.open()
-    shard = Client(EmbeddedTransport(location)).shard("orders")
+    shard = Client(EmbeddedTransport(location, maintain)).shard("orders")
     shard.drop()
     for stat in list(exchanged.list("s")):
         other.blob.put(stat.key, exchanged.get(stat.key))

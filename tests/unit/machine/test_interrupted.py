@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit import command_queue, machine
@@ -82,7 +83,7 @@ class Caller(threading.Thread):
 @pytest.fixture
 def shard() -> Machine:
     location = memory_location()
-    Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     return location.machine("orders")
 
 

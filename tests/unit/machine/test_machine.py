@@ -11,6 +11,7 @@ import pytest
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
+from compactor.embedded import maintain
 from consensus import ConsensusIndeterminate, ConsensusUnavailable, Entry
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
@@ -101,7 +102,7 @@ def location(consensus: Meddling) -> Location:
 
 @pytest.fixture
 def shard(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    return Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
 
 
 @pytest.mark.parametrize("fault", [happens_but_unknown, does_not_happen_but_unknown, does_not_happen])
@@ -124,7 +125,7 @@ def test_a_compare_and_append_that_landed_unknown_does_not_conflict_with_itself(
 
 
 def test_the_outcome_stays_unknown_only_when_the_store_stays_away(consensus: Meddling, location: Location) -> None:
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     machine = location.machine("orders")
     writer, token = WriterId("w" + "0" * 32), Token("i" + "9" * 32)
     machine.apply(c.RegisterWriter(writer, 3_600_000))
@@ -173,7 +174,7 @@ def test_a_refusal_is_never_told_from_a_stale_state(consensus: Meddling, locatio
 
 
 def test_inserts_that_arrive_together_share_one_time_and_one_commit(consensus: Meddling, location: Location) -> None:
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     machine, staging = location.machine("orders"), shard.open_writer()
     writers = [WriterId(f"w{number:032x}") for number in range(8)]
     for writer in writers:
@@ -199,7 +200,7 @@ def test_inserts_that_arrive_together_share_one_time_and_one_commit(consensus: M
 
 def test_sixteen_threads_on_two_servers_lose_no_row(consensus: Meddling, location: Location) -> None:
     other = memory_location(consensus=consensus, blob=location.blob, ids=AscendingIds(1))
-    clients = [Client(EmbeddedTransport(place)) for place in (location, other)]
+    clients = [Client(EmbeddedTransport(place, maintain)) for place in (location, other)]
     clients[0].create_shard("orders", SCHEMA, ["id"])
 
     def work(number: int) -> None:
@@ -220,7 +221,7 @@ def test_inline_rows_beyond_the_budget_go_to_the_blob_store(consensus: Meddling)
     policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=6000)
     location = memory_location(consensus=consensus, policy=policy)
     location.background = Busy()
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     for first in range(0, 1000, 100):
         shard.insert(rows(*range(first, first + 100)))
     state = location.machine("orders").refresh()
@@ -231,7 +232,7 @@ def test_inline_rows_beyond_the_budget_go_to_the_blob_store(consensus: Meddling)
 
 def test_rollups_follow_the_log_and_opening_reads_only_what_came_after(consensus: Meddling) -> None:
     location = memory_location(consensus=consensus, policy=Policy(rollup_every=8))
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     for number in range(100):
         shard.insert(rows(number))
     state = location.machine("orders").refresh()
@@ -245,7 +246,7 @@ def test_rollups_follow_the_log_and_opening_reads_only_what_came_after(consensus
 def test_a_writer_that_was_idle_beyond_its_lease_registers_anew(consensus: Meddling) -> None:
     clock = TestClock()
     location = memory_location(consensus=consensus, clock=clock)
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     idle, busy = shard.open_writer(), shard.open_writer()
     idle.insert(rows(1))
     for number in range(8):
@@ -268,12 +269,12 @@ def test_a_retry_whose_writer_is_gone_does_not_write_twice(location: Location, s
 
 def test_an_unknown_shard_is_told_in_one_sentence(location: Location) -> None:
     with pytest.raises(UnknownShard, match="there is no shard 'nothing' here; create it first"):
-        Client(EmbeddedTransport(location)).shard("nothing")
+        Client(EmbeddedTransport(location, maintain)).shard("nothing")
 
 
 def test_two_creators_of_one_shard_end_with_one_shard(consensus: Meddling, location: Location) -> None:
     consensus.script = [happens_but_unknown]
-    first = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    first = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     other = Client(EmbeddedTransport(memory_location(consensus=consensus, blob=location.blob, ids=AscendingIds(1))))
     second = other.create_shard("orders", SCHEMA, ["id"])
     first.insert(rows(1))
@@ -284,7 +285,7 @@ def test_two_creators_of_one_shard_end_with_one_shard(consensus: Meddling, locat
 def test_a_rollup_that_nobody_had_time_for_is_asked_for_again(consensus: Meddling) -> None:
     location = memory_location(consensus=consensus, policy=Policy(rollup_every=8))
     location.background = busy = Busy()
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     for number in range(20):
         shard.insert(rows(number))
     assert list(location.machine("orders").refresh().rollups) == [1]
@@ -297,7 +298,7 @@ def test_a_group_that_does_not_fit_costs_one_blob_and_not_one_for_each_command(c
     policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=20_000)
     location = memory_location(consensus=consensus, policy=policy)
     location.background = Busy()
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     for first in range(0, 4000, 100):
         shard.insert(rows(*range(first, first + 100)))
     state = location.machine("orders").refresh()
@@ -310,7 +311,7 @@ def test_a_group_that_does_not_fit_costs_one_blob_and_not_one_for_each_command(c
 def test_a_group_with_many_inline_rows_leaves_one_blob_in_its_own_commit(consensus: Meddling) -> None:
     policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=20_000)
     location = memory_location(consensus=consensus, policy=policy)
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     machine = location.machine("orders")
     leads: list[Callable[[], None]] = []
     answers: list[object] = []
@@ -346,7 +347,7 @@ def test_rows_that_find_room_nowhere_are_refused_and_cost_nothing_that_is_there(
     policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=6000)
     location = memory_location(blob=blob, consensus=consensus, policy=policy)
     location.background = Busy()
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     machine = location.machine("orders")
     writer = WriterId("w" + "0" * 32)
     machine.apply(c.RegisterWriter(writer, 60_000))
@@ -376,4 +377,4 @@ def test_a_value_of_a_wrong_type_is_refused_before_it_is_in_the_log(
     with pytest.raises(InvalidUsage, match="a value of a wrong type; nothing was written"):
         location.machine("orders").apply(c.RegisterWriter(mint(WriterId, location.ids), lease_ms))
     shard.insert(rows(1))
-    assert contents(Client(EmbeddedTransport(location)).shard("orders")) == [1]
+    assert contents(Client(EmbeddedTransport(location, maintain)).shard("orders")) == [1]

@@ -9,6 +9,7 @@ import pytest
 
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -63,7 +64,7 @@ def location() -> Iterator[Location]:
 
 
 def shard_of(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
+    return Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["id"])
 
 
 def batches_of(state: State) -> int:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Bindings, Ingester, IngestSettings, Minter
 from persist.client.connect import Client
@@ -86,7 +87,7 @@ class Fed:
 
 @pytest.fixture(params=["bindings", "log"])
 def fed(request: pytest.FixtureRequest) -> Iterator[Fed]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         found = Fed(client, request.param, Numbers())
         for _ in range(3):
             found.add()
@@ -159,7 +160,7 @@ def test_times_that_others_have_written_are_a_conflict_until_it_is_to_go_on(
 
 
 def test_a_shard_that_has_rows_of_before_gets_all_of_its_feed() -> None:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         client.create_shard("fed", ROWS, ["id"]).insert([{"id": 100}])
         found = Fed(client, "bindings", Numbers())
         found.add()
@@ -210,7 +211,7 @@ class Story:
         return memory_location(blob=self.blob, consensus=self.consensus, ids=AscendingIds(self.opened))
 
     def client(self) -> Client:
-        return Client(EmbeddedTransport(self.location()))
+        return Client(EmbeddedTransport(self.location(), maintain))
 
     def process(self) -> Fed:
         return Fed(self.client(), self.kind, self.source, self.chosen.choice([1, 3, 100]))

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.bindings import Bindings, BindingsSettings, Ingester, IngestSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -143,7 +144,7 @@ def test_each_record_is_there_once_at_its_time_in_many_stories() -> None:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         yield client
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.bindings import Binding, Bindings, BindingsSettings, Ingester, IngestSettings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -30,7 +31,7 @@ REFUSED = "column 'position' of shard 'bindings' of bindings is called 'time'"
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         yield client
 
 

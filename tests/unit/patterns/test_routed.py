@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.attribute import AttributeUpdate, named_key
@@ -190,7 +191,7 @@ def test_each_append_is_there_once_in_order_by_key_in_many_stories() -> None:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         for name in SHARDS:
             client.create_shard(name, ROWS, ["key"])
         yield client

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage
@@ -23,7 +24,7 @@ USERS = [f"u{number}" for number in range(12)]
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         for name in NAMES:
             client.create_shard(name, COLUMNS, ["user"], history="forever")
         yield client

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable
@@ -137,7 +138,7 @@ def test_the_table_has_at_each_time_what_the_log_has_in_many_stories() -> None:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         client.create_shard("log", ROWS, ["id"])
         yield client
 

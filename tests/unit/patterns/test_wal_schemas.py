@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.schema_lineage import alike
@@ -37,7 +38,7 @@ PROOF_SEEDS = seeds(20)
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location())) as client:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         client.create_shard("log", COLUMNS, ["id"])
         yield client
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
@@ -237,7 +238,9 @@ def test_settings_of_a_program_have_the_ranges_of_a_file(setting: Setting) -> No
 
 def test_a_server_that_lingers_commits_together_what_comes_meanwhile() -> None:
     with closing(memory_location()) as location, closing(Work(Limits(), linger_s=0.05)) as work:
-        Client(EmbeddedTransport(location)).create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
+        Client(EmbeddedTransport(location, maintain)).create_shard(
+            "orders", pa.schema([("id", pa.int64())]), key=["id"]
+        )
         machine = location.machine("orders")
 
         async def both() -> None:

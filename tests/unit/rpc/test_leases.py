@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from consensus import ConsensusUnavailable
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
@@ -70,7 +71,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[Scene
     monkeypatch.setattr(module, "LEASE_MS", LEASE_MS)
     clock, consensus = TestClock(), Flaky("mem:")
     location = memory_location(clock=clock, consensus=consensus, retry_s=0.0)
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     shard.compare_and_append([{"id": "a"}], 0, UPPER)
 
     def play(act: Callable[[Scene], Awaitable[None]]) -> None:

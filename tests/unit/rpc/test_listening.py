@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
+from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -62,7 +63,7 @@ def small_location(machines_max: int) -> Location:
 
 
 def shard_of(location: Location, name: str = "orders") -> Shard:
-    return Client(EmbeddedTransport(location)).create_shard(name, SCHEMA, ["id"])
+    return Client(EmbeddedTransport(location, maintain)).create_shard(name, SCHEMA, ["id"])
 
 
 async def events(listening: Listeners, until: Antichain, name: str = "orders") -> AsyncGenerator[Event]:
@@ -152,7 +153,7 @@ def test_a_step_of_wide_rows_comes_in_bounded_events(step_bytes_max: int, monkey
 def test_a_batch_of_more_bytes_than_an_event_takes_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "ROW_GROUP_BYTES", WIDE)
     location = memory_location()
-    client = Client(EmbeddedTransport(location), HandleSettings(read=ReadSettings(memory_bytes=3 * WIDE)))
+    client = Client(EmbeddedTransport(location, maintain), HandleSettings(read=ReadSettings(memory_bytes=3 * WIDE)))
     shard = client.create_shard("orders", SCHEMA, ["id"])
     shard.compare_and_append([{"id": f"{number:02}{wide(number)}"} for number in range(20)], 0, 1)
     shard.compare_and_append([{"id": "small"}], 1, 2)

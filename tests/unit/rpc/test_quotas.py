@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
@@ -39,7 +40,7 @@ class House:
         self.clock = TestClock()
         self.location = memory_location()
         self.tally = Tally(self.location, threaded=False)
-        self.client = Client(EmbeddedTransport(self.location), HandleSettings())
+        self.client = Client(EmbeddedTransport(self.location, maintain), HandleSettings())
         self.path = directory / "quotas.json"
         self.path.write_text(json.dumps(rules))
         self.quotas = Quotas(QuotaFile(str(self.path), self.clock.monotonic), self.clock, self.tally)

@@ -8,6 +8,7 @@ import threading
 import pyarrow as pa
 import pytest
 
+from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
@@ -25,7 +26,7 @@ SCHEMA = pa.schema([("id", pa.string())])
 
 def test_a_cancelled_caller_takes_nobody_with_it() -> None:
     location = memory_location()
-    Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
     machine = location.machine("orders")
 
     async def scene() -> list[object]:
@@ -62,7 +63,7 @@ def test_work_beyond_the_limit_is_refused_at_once(monkeypatch: pytest.MonkeyPatc
 
 def test_a_thousand_waits_need_no_thread_each_and_all_end_with_the_commit() -> None:
     location = memory_location()
-    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
 
     async def scene() -> set[int | None]:
         work = Work(Limits(io_threads=2))
@@ -84,7 +85,7 @@ def test_a_thousand_waits_need_no_thread_each_and_all_end_with_the_commit() -> N
 
 def test_stopping_ends_waits_with_what_there_is() -> None:
     location = memory_location()
-    Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
 
     async def scene() -> None:
         work = Work(Limits())
