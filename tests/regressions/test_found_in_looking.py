@@ -183,11 +183,10 @@ def test_a_marker_of_nested_lists_was_a_traceback(
     (place / "persist.json").write_text(marker)
     assert main(["inspect", "usage", "--dir", str(place)]) == 1
     assert f"DAMAGED persist.json is damaged: it {what}" in capsys.readouterr().out
-    assert main(["check", "--dir", str(place)]) == 1
+    assert main(["check", "--json", "--dir", str(place)]) == 1
     told = capsys.readouterr()
-    fault, figures = (json.loads(line) for line in told.out.splitlines())
-    assert (fault["kind"], fault["what"]) == ("location", f"persist.json is damaged: it {what}")
-    assert figures["faults"] == 1
+    findings = {finding["id"]: finding["what"] for finding in json.loads(told.out)["findings"]}
+    assert findings["marker-wrong"] == f"persist.json is damaged: it {what}"
     assert "Traceback" not in told.err
 
 
