@@ -27,7 +27,6 @@ PREFIXES = {"": "PERSIST_", "limits": "PERSIST_LIMIT_", "levers": "PERSIST_LEVER
 _FILES = ("tls_certificate", "tls_key", "tls_client_ca", "ca_file", "certificate_file", "tokens_file", "quotas")
 _METADATA = "persist.setting"  # the key of a field's metadata that holds its `Setting`
 _LIMIT_MOST = (1 << 50) - 1
-_DAY_S = 24 * 3600
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Value = str | int | float | bool | None
 

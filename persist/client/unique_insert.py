@@ -162,7 +162,11 @@ class CheckedWriter(WriteHandle):
 
         def write(rows: Updates, schema: ShardSchema) -> c.Appended:
             cut = self._look_up(rows, interval[0], interval[0]) if schema.details.unique else 0
-            return self._appended(self._comparing(rows, interval, changes, cut, digests=token is not None), token, said)
+            return self._appended(
+                self._appending(c.CompareAndAppend, rows, interval, changes, cut, digests=token is not None),
+                token,
+                said,
+            )
 
         return self._by_schema(updates, write, token)
 
@@ -181,7 +185,9 @@ class CheckedWriter(WriteHandle):
 
         def write(rows: Updates, schema: ShardSchema) -> c.Appended:
             cut = self._look_up(rows, *interval) if schema.details.unique else 0
-            return self._appended(self._appending(rows, interval, changes, cut, digests=token is not None), token, said)
+            return self._appended(
+                self._appending(c.Append, rows, interval, changes, cut, digests=token is not None), token, said
+            )
 
         return self._by_schema(updates, write, token)
 

@@ -161,7 +161,11 @@ class WriteHandle(Timeable):
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        return self._appended(self._comparing(updates, (lower, upper), changes, digests=token is not None), token, said)
+        return self._appended(
+            self._appending(c.CompareAndAppend, updates, (lower, upper), changes, digests=token is not None),
+            token,
+            said,
+        )
 
     def append(
         self,
@@ -182,33 +186,23 @@ class WriteHandle(Timeable):
         """
         interval = frontier(lower), frontier(upper)
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        return self._appended(self._appending(updates, interval, changes, digests=token is not None), token, said)
-
-    def _comparing(
-        self,
-        updates: Updates,
-        interval: tuple[Antichain, Antichain],
-        attributes: tuple[AttributeUpdate, ...],
-        cut: int = 0,
-        *,
-        digests: bool,
-    ) -> Callable[[WriterId, Token], c.CompareAndAppend]:
-        """What `compare_and_append` commits, whose rows are staged here. `cut` as the command says."""
-        runs = self._parts(updates, interval[0].element, self._inline_bytes_max, digests=digests)
-        return lambda writer, its: c.CompareAndAppend(writer, its, *interval, runs, attributes, cut=cut)
+        return self._appended(
+            self._appending(c.Append, updates, interval, changes, digests=token is not None), token, said
+        )
 
     def _appending(
         self,
+        kind: type[c.CompareAndAppend] | type[c.Append],
         updates: Updates,
         interval: tuple[Antichain, Antichain],
         attributes: tuple[AttributeUpdate, ...],
         cut: int = 0,
         *,
         digests: bool,
-    ) -> Callable[[WriterId, Token], c.Append]:
-        """As `_comparing`, of `append`."""
+    ) -> Callable[[WriterId, Token], c.CompareAndAppend | c.Append]:
+        """The command of this kind, whose rows are staged here. `cut` as the command says."""
         runs = self._parts(updates, interval[0].element, self._inline_bytes_max, digests=digests)
-        return lambda writer, its: c.Append(writer, its, *interval, runs, attributes, cut=cut)
+        return lambda writer, its: kind(writer, its, *interval, runs, attributes, cut=cut)
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         """Change attributes as `updates` say, without rows, all or nothing.

@@ -414,9 +414,6 @@ def blank_state(name: str) -> State:
     )
 
 
-_BLANK = blank_state("blank")
-
-
 def initial_state(
     name: str, schema: SchemaRecord, now_ms: int, settings: ShardSettings = NO_SETTINGS, caller: Caller = NOBODY
 ) -> State:

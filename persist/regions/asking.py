@@ -6,12 +6,13 @@ import errno
 import json
 import socket
 import ssl
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from persist.client.server_address import Trust
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.http_client.http_connection import Broken, NotSent, Pool, TimedOut, tls_of
+from persist.http_client.http_connection import Broken, NotSent, Pool, Reply, TimedOut, tls_of
 
 ANSWER_S = 10.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -20,18 +21,18 @@ _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNRE
 
 
 class RegionServer:
-    """A server, by its URL. Connections to it are kept. Raises InvalidUsage: a PEM file cannot be used."""
+    """A server, by its URL. It is asked rarely, so no connection is kept. Raises InvalidUsage: a bad PEM file."""
 
     def __init__(self, url: str, token: str | None = None, trust: Trust | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._pool = Pool(self.url, connect_s=ANSWER_S, tls=tls_of([url], trust), probes=False)
+        self._tls = tls_of([url], trust)
 
     def ask(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """What it tells of its region, and of the index. Raises Unavailable: it does not answer, or not this."""
         url = self.url
         try:
-            reply = self._pool.request("GET", PATH, self._headers, None, timeout_s, ANSWER_BYTES_MAX)
+            reply = _replied(url, self._headers, self._tls, ANSWER_S, timeout_s)
             if 300 <= reply.status < 400:  # it is not followed: the token is for this server
                 raise Unavailable(f"{url} redirects elsewhere: name the server itself")
             if reply.status >= 400:
@@ -42,9 +43,6 @@ class RegionServer:
         if not isinstance(told, dict):
             raise Unavailable(f"{url} does not answer as a server of persist")
         return told
-
-    def close(self) -> None:
-        self._pool.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +64,22 @@ def presence(url: str, timeout_s: float = ANSWER_S) -> Presence:
     server that shows a certificate that is not known here, refuses, fails, or does not speak HTTP is there. A name that
     cannot be found tells nothing: it may be misspelt.
     """
-    pool = Pool(url, connect_s=timeout_s, tls=tls_of([url], None), probes=False)
+    tls = tls_of([url], None)
     try:
-        reply = pool.request("GET", PATH, {}, None, timeout_s, ANSWER_BYTES_MAX)
+        reply = _replied(url, {}, tls, timeout_s, timeout_s)
         return Presence(url, False, f"it answers with HTTP {reply.status}")
     except InvalidUsage as error:
         return Presence(url, False, f"it answers, and TLS fails: {_in_a_line(error)}")
     except (NotSent, Broken) as error:
         return _presence(url, error, timeout_s)
-    finally:
-        pool.close()
+
+
+def _replied(
+    url: str, headers: dict[str, str], tls: ssl.SSLContext | None, connect_s: float, timeout_s: float
+) -> Reply:
+    """The answer to one request, on a connection of its own. Raises as `Pool.request` does."""
+    with closing(Pool(url, connect_s=connect_s, tls=tls, probes=False)) as pool:
+        return pool.request("GET", PATH, headers, None, timeout_s, ANSWER_BYTES_MAX)
 
 
 def _presence(url: str, error: NotSent | Broken, timeout_s: float) -> Presence:

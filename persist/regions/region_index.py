@@ -9,7 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -218,8 +218,8 @@ class IndexUrl:
     def __init__(self, url: str, token: str | None, clock: Clock, trust: Trust | None = None) -> None:
         self.index = Index()
         self.failed = "it was not fetched yet"
-        self._url, self._token, self._trust = url, token, trust
-        RegionServer(url, token, trust).close()  # a PEM file that cannot be used is refused here
+        self._url = url
+        self._server = RegionServer(url, token, trust)
         self._clock = clock
         self._lock = threading.Lock()
         self._due_s = clock.monotonic()
@@ -252,8 +252,7 @@ class IndexUrl:
 
     def _asked(self) -> tuple[Index, str]:
         """The index that the server tells, and why that is not the one of now."""
-        with closing(RegionServer(self._url, self._token, self._trust)) as server:
-            answer = server.ask(FETCH_S)
+        answer = self._server.ask(FETCH_S)
         told = answer.get("index")
         try:
             if not isinstance(told, dict):

@@ -20,6 +20,7 @@ from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
 from persist.spark.error_unwrapping import REFUSES
 from persist.spark.options import listed
+from persist.spark.spark_schemas import quoted
 from persist.spark.store_assignment import KEYS, fit, fitted, identity, literal
 from persist.spark.write_job import Written
 
@@ -224,11 +225,6 @@ def as_condition(condition: str | Column) -> Column:
     if not isinstance(condition, Column):
         raise InvalidUsage(f"a condition is SQL, or an expression of columns, not {condition!r:.100}")
     return condition
-
-
-def quoted(name: str) -> str:
-    """The name as Spark takes it, whatever is in it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _types(schema: ShardSchema, target: DataFrame) -> StructType:

@@ -33,7 +33,7 @@ from persist.parts.read_plan import classify
 from persist.parts.schema_evolution import Migration
 from persist.spark import executors
 from persist.spark.options import WAIT_S, Options, Target
-from persist.spark.spark_schemas import arrow_schema, cast, spark_schema
+from persist.spark.spark_schemas import arrow_schema, cast, quoted, spark_schema
 from persist.spark.write_job import FORMAT
 
 # Whether Spark's own Parquet reader gives exactly the rows of a read, and can: why not, as a sentence.
@@ -407,10 +407,6 @@ def _alike(parts: Iterable[Part]) -> list[list[Part]]:
     for part in parts:
         groups.setdefault((part.time is None, part.clip), []).append(part)
     return list(groups.values())
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _check_groupable(schema: ShardSchema) -> None:

@@ -28,10 +28,10 @@ from persist.parts.filter_eval import Filter
 from persist.spark import executors, snapshot_diff, write_job
 from persist.spark.batch_io import MULTIPLICITY
 from persist.spark.error_unwrapping import plainly
-from persist.spark.merge_builder import RETRIES, Condition, Merge, Values, as_condition, begun, deleted, quoted, updated
+from persist.spark.merge_builder import RETRIES, Condition, Merge, Values, as_condition, begun, deleted, updated
 from persist.spark.options import WAIT_S, Options, Target
 from persist.spark.parquet_scan import AUTO, NEVER, NativeRead, checked_choice
-from persist.spark.spark_schemas import spark_schema
+from persist.spark.spark_schemas import quoted, spark_schema
 from persist.spark.write_job import FORMAT, Written, save, transaction_told
 
 ENTRIES_AT_ONCE = 50

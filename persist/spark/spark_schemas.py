@@ -74,6 +74,11 @@ def spark_type(name: str, kind: Any) -> t.DataType:
     raise InvalidUsage(f"column {name!r} is {kind}, which Spark cannot hold; leave it out with option 'columns'")
 
 
+def quoted(name: str) -> str:
+    """The name as Spark takes it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def spark_schema(fields: Iterable[Any]) -> t.StructType:
     """Spark's schema of Arrow fields. Every column may be null for Spark, as with files."""
     return t.StructType([t.StructField(f.name, spark_type(f.name, f.type), True) for f in fields])

@@ -50,7 +50,18 @@ from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_o
 from rpc.audit import MANY
 from rpc.auth import Principal
 from rpc.route_table import Router
-from rpc.routes.parameters import IF_MATCH, At, Frontier, JsonBody, asking_for, caller_of, frontier, read_as, version_of
+from rpc.routes.parameters import (
+    IF_MATCH,
+    At,
+    Frontier,
+    JsonBody,
+    asking_for,
+    caller_of,
+    frontier,
+    json_response,
+    read_as,
+    version_of,
+)
 
 # Wall clocks, settings of a shard, and its history.
 
@@ -87,7 +98,7 @@ async def time_at(
     found = await service.work.run(partial(resolved, service.transport, name, when, wait_s, wait_s))
     upper = found.upper.element
     as_of = {} if upper is None or upper == 0 else {"as_of": upper - 1}
-    return _json({"frontier": found.upper.to_json(), **as_of, "timestamp": instant_text(found.at_ms)})
+    return json_response({"frontier": found.upper.to_json(), **as_of, "timestamp": instant_text(found.at_ms)})
 
 
 @router.on("GET", "/{name}/timestamp-of", (READ,), summary="From which wall clock on a time is shown")
@@ -96,7 +107,7 @@ async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> R
     service, name = service_of(request), check_shard_name(shard_of(request))
     found = await service.apply(name, c.TimeShown(time))
     assert isinstance(found, c.ShownFrom)
-    return _json({"time": time, "timestamp": None if found.at_ms is None else instant_text(found.at_ms)})
+    return json_response({"time": time, "timestamp": None if found.at_ms is None else instant_text(found.at_ms)})
 
 
 @router.on("GET", "/{name}/settings", (READ,), summary="The settings of a shard")
@@ -141,7 +152,7 @@ async def configure(request: Request) -> Response:
 async def forget(request: Request, before: Frontier) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     command = c.ForgetHistory(frontier(before, "before"))
-    return _json(result_to_json(await service.apply(name, command, caller_of(request))))
+    return json_response(result_to_json(await service.apply(name, command, caller_of(request))))
 
 
 @router.on(
@@ -163,17 +174,13 @@ async def history(
     if request.headers.get("accept") == RECORD:
         return Response(encoded(page), media_type=RECORD)
     following = None if page.following is None else f"{page.following.seqno}.{page.following.number}"
-    return _json({"entries": [entry_json(entry_shown(told)) for told in page.told], "following": following})
+    return json_response({"entries": [entry_json(entry_shown(told)) for told in page.told], "following": following})
 
 
 def _settings(found: ShardSettings) -> Response:
     history = history_text(found.history_ms) if found.version else None
     shown = {"history": history, "mark_every_ms": found.mark_every_ms, "version": found.version}
-    return _json(shown, {"etag": f'"{found.version}"'})
-
-
-def _json(value: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json", headers=headers)
+    return json_response(shown, {"etag": f'"{found.version}"'})
 
 
 # Tags: times of a shard that stay readable although since has passed them.
@@ -183,7 +190,7 @@ def _json(value: dict[str, Any], headers: dict[str, str] | None = None) -> Respo
 async def tags(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     found = await _tags(service, name)
-    return _tag_json({"tags": [_shown(ShardTag.of(tag, found[tag])) for tag in sorted(found)]})
+    return json_response({"tags": [_shown(ShardTag.of(tag, found[tag])) for tag in sorted(found)]})
 
 
 @router.on("GET", "/{name}/tags/{tag}", (READ,), summary="One tag")
@@ -193,7 +200,7 @@ async def one(request: Request, tag: str) -> Response:
     found = (await _tags(service, name)).get(check_tag_name(tag))
     if found is None:
         raise NotReadable(f"shard {name!r} has no tag {tag!r}", as_of=None, tag=tag)
-    return _tag_json(_shown(ShardTag.of(tag, found)))
+    return json_response(_shown(ShardTag.of(tag, found)))
 
 
 @router.on(
@@ -214,7 +221,7 @@ async def put(
     asking = AsCaller(service.transport, caller_of(request))
     wait_s = WAIT_S_MAX
     found = await service.work.run(partial(_set, asking, name, check_tag_name(tag), at, keep_ms(keep), wait_s))
-    return _tag_json(_shown(found))
+    return json_response(_shown(found))
 
 
 @router.on(
@@ -225,7 +232,7 @@ async def delete(request: Request, tag: str) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     found = await service.apply(name, c.RemoveTag(check_tag_name(tag)), caller_of(request))
     assert isinstance(found, c.TagRemoved)
-    return _tag_json({"tag": tag, "removed": found.tag is not None})
+    return json_response({"tag": tag, "removed": found.tag is not None})
 
 
 def _set(
@@ -245,10 +252,6 @@ async def _tags(service: Service, name: str) -> dict[str, Tag]:
 def _shown(tag: ShardTag) -> dict[str, Any]:
     until = None if tag.until is None else instant_text(instant_ms("until", tag.until))
     return {"tag": tag.name, "time": tag.time, "until": until}
-
-
-def _tag_json(value: dict[str, Any]) -> Response:
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
 
 
 # Policies of rows: which rows a shard keeps, what holds its policy back, and running it now.
@@ -413,7 +416,7 @@ async def truncate_all(
         found = await service.work.run(work)
     finally:
         service.snapshots.give_back(TRUNCATED_AT_ONCE)
-    return Response(json.dumps(found.to_json(), separators=(",", ":")), media_type="application/json")
+    return json_response(found.to_json())
 
 
 def _require(principal: Principal, given: Cut) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
+from starlette.responses import Response
 
 from persist.client.arguments import columns_of
 from persist.client.read_api import LIMIT_MAX, NOW, is_then, selection_of
@@ -179,6 +180,11 @@ def frontier(text: str, name: str) -> Antichain:
     if not found:
         raise InvalidUsage(f"parameter {name} is {text!r}; it must be a time such as 7, or [] for closed")
     return antichain.frontier(int(found.group(1) or found.group(2)))
+
+
+def json_response(value: Any, headers: dict[str, str] | None = None) -> Response:
+    """An answer in compact JSON."""
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json", headers=headers)
 
 
 def _as_of(

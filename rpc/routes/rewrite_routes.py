@@ -11,7 +11,6 @@ from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from persist.client.arguments import columns_of, read_attributes
-from persist.client.connect import Client
 from persist.client.contents_diff import Changes
 from persist.client.embedded import erased_before
 from persist.client.erasure_api import ErasureStatus, statuses
@@ -30,8 +29,8 @@ from persist.parts.python_values import keys_of_json
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.route_table import Router
 from rpc.routes.long_work import worked, worked_with_body
-from rpc.routes.parameters import AsOf, Format, IdempotencyToken, token_of
-from rpc.routes.row_routes import streamed, timestamp_header
+from rpc.routes.parameters import AsOf, Format, IdempotencyToken, json_response, token_of
+from rpc.routes.row_routes import open_shard, streamed, timestamp_header
 
 # What a shard was: the changes between two of its times, making it again what it was, and truncating it.
 
@@ -71,7 +70,7 @@ async def changes(
     chosen, wait_s = rows.format_of(request.headers.get("accept"), form), min(wait, WAIT_S_MAX)
 
     def opening() -> Changes:
-        shard, later = _shard(service, name), None if other is None else _shard(service, other)
+        shard, later = open_shard(service, name), None if other is None else open_shard(service, other)
         return shard.changes(*points, other=later, columns=columns_of(columns), wait_s=wait_s)
 
     return await streamed(service, opening, _headers, chosen)
@@ -126,10 +125,6 @@ async def truncate(  # noqa: PLR0913 - a query parameter each
     return await worked(
         request, lambda shard: shard.truncate(cut, mode=how, dry_run=dry_run, token=given, retries=retries, force=force)
     )
-
-
-def _shard(service: Service, name: str) -> Shard:
-    return Client(service.transport, service.handles).shard(name)
 
 
 def _headers(found: Changes) -> dict[str, str]:
@@ -197,9 +192,9 @@ async def erasures(
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     if before is not None:
-        return _json(await service.work.run(partial(erased_before, service.location, name, before)))
+        return json_response(await service.work.run(partial(erased_before, service.location, name, before)))
     found = await _statuses(service, name)
-    return _json({"erasures": [status.to_json() for status in found.values()]})
+    return json_response({"erasures": [status.to_json() for status in found.values()]})
 
 
 @router.on(
@@ -210,7 +205,7 @@ async def one(request: Request, erasure: str) -> Response:
     found = (await _statuses(service, name)).get(erasure)
     if found is None:
         raise InvalidUsage(f"shard {name!r} has no erasure {erasure!r:.80}")
-    return _json(found.to_json())
+    return json_response(found.to_json())
 
 
 async def _statuses(service: Service, name: str) -> dict[str, ErasureStatus]:
@@ -235,7 +230,3 @@ def _read(data: bytes) -> dict[str, Any]:
     if gone != (wanted.get("keys") is None and wanted.get("where") is None):
         raise InvalidUsage("give keys or where; or, to retract no row and let what went before go for good, gone: true")
     return wanted
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")

@@ -164,7 +164,7 @@ async def snapshot(
         return {"persist-as-of": str(opened.as_of), **timestamp_header("persist-timestamp", opened.timestamp)}
 
     def opening() -> Snapshot:
-        shard, at, (selection, limit) = _shard(service, name), _at(as_of), wanted
+        shard, at, (selection, limit) = open_shard(service, name), _at(as_of), wanted
         return snapshot_of(shard, at, on_shard(selection, shard.schema), limit, wait_s, "http snapshot")
 
     return await streamed(service, opening, headers, chosen, expand)
@@ -182,7 +182,7 @@ async def count(
     wait_s = min(wait, WAIT_S_MAX)
 
     def told() -> dict[str, int]:
-        shard = _shard(service, name)
+        shard = open_shard(service, name)
         found, rows = counted(shard, _at(as_of), on_shard(selection, shard.schema), wait_s)
         return {"as_of": found.as_of, "count": rows}
 
@@ -213,7 +213,8 @@ def timestamp_header(name: str, at: datetime | None) -> dict[str, str]:
     return {} if at is None else {name: instant_text(instant_ms("timestamp", at))}
 
 
-def _shard(service: Service, name: str) -> Shard:
+def open_shard(service: Service, name: str) -> Shard:
+    """A handle of the server's own. Raises UnknownShard."""
     return Client(service.transport, service.handles).shard(name)
 
 

@@ -32,7 +32,7 @@ from rpc.command_endpoint import answer, bytes_max_of
 from rpc.prefix_usage import held_by
 from rpc.request_body import decoded
 from rpc.route_table import BY_COMMAND, Router
-from rpc.routes.parameters import Frontier, JsonBody, caller_of, frontier, read_as, seen_of
+from rpc.routes.parameters import Frontier, JsonBody, caller_of, frontier, json_response, read_as, seen_of
 from rpc.shard_watcher import WAITS_MAX
 
 # Shards: list, create, view, drop, their frontiers, and the commands of rich clients.
@@ -156,7 +156,7 @@ async def delete_many(request: Request) -> Response:
     asking = AsCaller(service.transport, caller_of(request))
     done = await service.work.run(drop_all, asking, service.handles, chosen)
     request.scope[MANY] = [one.shard for one in done.outcomes] if done.done else []
-    return _json(done.to_json())
+    return json_response(done.to_json())
 
 
 @router.on(
@@ -272,7 +272,7 @@ def _state(request: Request, state: State, wanted: ViewRequest) -> Response:
 def _view(request: Request, view: ShardView) -> Response:
     if request.headers.get("accept") == RECORD:
         return Response(encode_view(view), media_type=RECORD)
-    return _json({**view_to_json(view), "fields": write_schema(view.schemas)})
+    return json_response({**view_to_json(view), "fields": write_schema(view.schemas)})
 
 
 @router.on(
@@ -356,20 +356,16 @@ async def downgrade_since(
     found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor, target, force))
     assert isinstance(found, c.CriticalReaderState)
     command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force, found.registered)
-    return _json(result_to_json(await _apply(service, name, command)))
+    return json_response(result_to_json(await _apply(service, name, command)))
 
 
 async def _command(request: Request, command: c.Command) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    return _json(result_to_json(await service.apply(name, command, caller_of(request))))
+    return json_response(result_to_json(await service.apply(name, command, caller_of(request))))
 
 
 async def _apply(service: Service, name: str, command: c.Command) -> c.Result:
     return await service.apply(name, command)
-
-
-def _json(value: Any) -> Response:
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
 
 
 # Maintenance of one shard because somebody asks for it. A server's own maintenance does both anyway.

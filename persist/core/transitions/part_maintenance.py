@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from persist.core import commands as c
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
@@ -227,7 +227,7 @@ def bundle_parts(state: State, command: c.BundleParts, context: Context) -> tupl
     found = state.trace.covering(inputs) if inputs else None
     if found is None or found[1] != 1:
         return state, c.Bundled(False)
-    if not inputs.isdisjoint(claimed(state, context.lease_now_ms)) or _bundles_are_swept(state, bundles, context):
+    if not inputs.isdisjoint(claimed(state, context.lease_now_ms)) or _are_swept(state, None, bundles, context):
         return state, c.Bundled(False)
     if brings_back(state, command.outputs):
         return state, c.Bundled(False)
@@ -269,12 +269,6 @@ def unbundled(state: State, bundle_id: str, listed: tuple[Run, ...]) -> State:
 
 def _with_batch(state: State, index: int, batch: HollowBatch) -> State:
     return replace(state, trace=state.trace.splice(index, 1, [batch]))
-
-
-def _bundles_are_swept(state: State, bundles: Iterable[Part], context: Context) -> bool:
-    """Whether one of them may have been swept. What is no key at all is refused later, so it has no age."""
-    keys = (part.key for part in bundles if part.key is not None and belongs_to(part.key, state.shard_id))
-    return any(context.may_be_swept(state, key) for key in keys)
 
 
 def check_bundle(state: State, part: Part) -> None:
