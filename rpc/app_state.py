@@ -35,7 +35,6 @@ from rpc.auth import Principal, Tokens
 from rpc.change_streams import Listeners
 from rpc.concurrency_limits import Slots, Turns, Work, share
 from rpc.connection_limits import Bounds
-from rpc.decoders import Decoders
 from rpc.metrics import Metrics
 from rpc.prefix_usage import Tally
 from rpc.quota_file import quota_file_of
@@ -133,7 +132,6 @@ class Service:
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
         self.listening = Listeners(self.transport, location, self.work, self.watcher)
-        self.decoders = Decoders(settings.limits)
         limits = settings.limits
         snapshots, listeners = limits.snapshots_max, limits.listeners_max
         self.snapshots = Slots(snapshots, "many snapshots under way", share(snapshots))
@@ -231,7 +229,6 @@ class Service:
     def close(self) -> None:
         self.stop()
         self.work.close()
-        self.decoders.close()
         self.tally.close()
 
 

@@ -140,7 +140,7 @@ def _written(service: Service, posted: Posted, data: bytes, names: Names) -> c.A
 
 def _read(service: Service, posted: Posted, data: bytes, schema: ShardSchema, allowed: Allowance) -> pa.Table:
     """The rows of the body, which are counted in the quotas once."""
-    table = rows.read(data, posted.form, schema, service.limits.rows_max, allowed, service.decoders)
+    table = rows.read(data, posted.form, schema, service.limits.rows_max, allowed)
     if not posted.are_counted:
         service.quotas.rows(posted.principal, table.num_rows)
         service.quotas.adds(posted.principal, posted.name, "bytes", len(data))

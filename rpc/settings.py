@@ -127,8 +127,6 @@ class Limits:
         "what the rows of one body take once they are decoded ([how](operations.md#what-rows-decode-to)); all "
         "bodies together a third more",
     )
-    decoders_max: int = _limit(2, "processes that decode Parquet bodies")
-    decoder_memory_bytes: int = _limit(256 * MIB, "what each of them takes, besides the server, for a body")
     listeners_max: int = _limit(20_000, "listen streams")
     snapshots_max: int = _limit(8, "snapshots streamed through the server, of 32 MiB each")
     io_threads: int = _limit(32, "threads that read stores, parts and rows; half as many commits run at once")

@@ -49,6 +49,11 @@ class Allowance:
         self._share(self.spent + count)
         self.spent += count
 
+    @property
+    def left(self) -> int | None:
+        """How many bytes may still be counted; None: there is no bound."""
+        return None if self._most is None else self._most - self.spent
+
     def reach(self, count: int) -> None:
         """Count so many bytes in all, as far as they were not counted before."""
         if count > self.spent:

@@ -17,8 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from persist.codecs.allowance import Allowance
+from persist.parts.column_types import check_given, plain_type
+from persist.parts.parquet_guard import Decoded, read_unknown_footer, row_group_bytes_max
+
 BATCH_ROWS = 64 * 1024
 _INT64_MAX = 2**63 - 1
+_UNBOUNDED = 1 << 62
 _MAGIC, _LENGTH_BYTES = b"PAR1", 4
 
 
@@ -44,6 +49,27 @@ def open_parquet(source: Any) -> pq.ParquetFile:
         return file
     file.close()
     return _open(source, unit)
+
+
+def read_bounded(data: bytes, allowed: Allowance) -> pa.Table:
+    """The rows of a file, decoded only after its footer and its pages show that they stay within the allowance.
+
+    Raises ValueError, or an error of Arrow, where it is no such file; InvalidUsage where no shard can hold its types;
+    BodyTooLarge, Overloaded.
+    """
+    metadata = read_unknown_footer(data, allowed.spend)
+    arrow = metadata.schema.to_arrow_schema()
+    check_given(arrow)
+    schema, spent = pa.schema([field.with_type(plain_type(field.type)) for field in arrow]), allowed.spent
+    groups, kept, passing = range(metadata.num_row_groups), 0, 0
+    for group in groups:
+        left = _UNBOUNDED if allowed.left is None else allowed.left - kept
+        decoded = row_group_bytes_max(data, metadata, group, schema, Decoded(left, left))
+        kept, passing = kept + decoded.kept, max(passing, decoded.passing)
+        allowed.reach(spent + kept + passing)
+    with open_parquet(pa.BufferReader(data)) as file:
+        tables = [file.read_row_group(group, use_threads=False) for group in groups]
+        return pa.concat_tables([file.schema_arrow.empty_table(), *tables])
 
 
 def _open(source: Any, unit: str) -> pq.ParquetFile:

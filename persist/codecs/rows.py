@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
@@ -16,7 +16,7 @@ import pyarrow.parquet
 from persist.codecs.allowance import SMALL_BYTES, Allowance
 from persist.codecs.csv_rows import csv_options, header, scanned, values_of_cells, write_csv
 from persist.codecs.json_rows import BOM, UNREADABLE, names_given, ndjson, read_ndjson
-from persist.codecs.parquet_files import open_parquet
+from persist.codecs.parquet_files import read_bounded
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
@@ -43,13 +43,6 @@ DICTIONARIES_MAX = 1_000  # messages of an Arrow stream that bring a dictionary,
 NODE_BYTES = 512  # of what Arrow and Python keep of one column of one batch, besides its values
 
 
-class ParquetDecoder(Protocol):
-    """Decodes Parquet files where they cannot harm this process."""
-
-    def rows(self, data: bytes, allowed: Allowance) -> pa.Table:
-        """The rows of a file. Raises ValueError: it is no such file; BodyTooLarge; Overloaded."""
-
-
 def format_of(media_type: str | None, chosen: str | None) -> str:
     """The format that a `format` parameter or else a Content-Type or Accept header names; arrow without either."""
     if chosen is not None:
@@ -71,14 +64,12 @@ def read(
     schema: ShardSchema,
     rows_max: int,
     allowed: Allowance | None = None,
-    decoder: ParquetDecoder | None = None,
 ) -> pa.Table:
     """The rows of a body. `allowed` bounds what they take, also when they are cast to the shard's types.
 
-    With a `decoder` Parquet is decoded by it. Raises InvalidUsage when the rows cannot be read, or are more
-    than `rows_max`; BodyTooLarge, Overloaded.
+    Raises InvalidUsage when the rows cannot be read, or are more than `rows_max`; BodyTooLarge, Overloaded.
     """
-    bound = _Bound(rows_max, allowed or Allowance(), decoder)
+    bound = _Bound(rows_max, allowed or Allowance())
     reader: Callable[[bytes, ShardSchema, _Bound], pa.Table] = {
         "arrow": _read_arrow,
         "parquet": _read_parquet,
@@ -105,7 +96,6 @@ class _Bound:
 
     rows_max: int
     allowed: Allowance
-    decoder: ParquetDecoder | None
 
     def check_rows(self, count: int) -> None:
         if count > self.rows_max:
@@ -158,13 +148,9 @@ def _check_declared(data: bytes, bound: _Bound) -> None:
 
 
 def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
-    if bound.decoder is not None:
-        table = bound.decoder.rows(data, bound.allowed)
-        check_given(table.schema)
-        table.validate(full=True)
-        return table
-    with open_parquet(pa.BufferReader(data)) as file:
-        return file.read()
+    table = read_bounded(data, bound.allowed)
+    table.validate(full=True)
+    return table
 
 
 def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,10 +22,9 @@ from persist.core.ids import PartId
 from persist.core.state import SchemaRecord
 from persist.parts.column_types import check_no_stray_null, whole_table
 from persist.parts.consolidate import join
-from persist.parts.ipc_guard import check_schema
 from persist.parts.key_encoding import SortedKeys, lower_bound, successor, upper_bound
 from persist.parts.memory_size import by_itself
-from persist.parts.parquet_guard import check_footer
+from persist.parts.parquet_guard import CHUNKS_MAX, check_footer, check_metadata, leaves
 from persist.parts.row_stats import Known, Stats, Teller, known_of
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import extremes, is_bytes, one_chunk
@@ -112,7 +110,6 @@ MAGIC = b"PRSTIDX1"
 HEAD_BYTES = 12  # the mark, and how long the JSON is
 FORMAT_VERSION = 1
 FOREIGN_BYTES_MAX = 16 * 1024 * 1024  # of index and footer, where somebody else may have made them
-FOREIGN_CHUNKS_MAX = 128 * 1024  # of all columns and row groups of such a part
 
 ChunkTold = tuple[int, int, int]  # where it begins, its bytes, its CRC-32
 
@@ -160,8 +157,8 @@ def decode_index(part_id: str, tail: bytes, *, is_foreign: bool) -> tuple[IndexT
         told = _index.decode(text)
     except msgspec.MsgspecError as error:
         raise ValueError(f"the index cannot be read: {error}") from error
-    if is_foreign and sum(len(group.chunks) for group in told.row_groups) > FOREIGN_CHUNKS_MAX:
-        raise ValueError(f"there are more than {FOREIGN_CHUNKS_MAX} column chunks; write smaller parts")
+    if is_foreign and sum(len(group.chunks) for group in told.row_groups) > CHUNKS_MAX:
+        raise ValueError(f"there are more than {CHUNKS_MAX} column chunks; write smaller parts")
     return told, tail[end:]
 
 
@@ -416,18 +413,17 @@ def decode_footer(part: Part, tail: bytes, *, is_foreign: bool = False) -> Foote
             check_footer(footer[:-8], chunks)
         metadata = _read_metadata(footer)
         if is_foreign:
-            check_footer(footer[:-8], chunks, metadata.schema)
-            if (arrow := (metadata.metadata or {}).get(b"ARROW:schema")) is not None:
-                check_schema(b64decode(arrow))
+            check_metadata(footer[:-8], chunks, metadata)
         row_groups = tuple(map(_row_group, told.row_groups))
-        leaves = _leaves(metadata.schema.to_arrow_schema())
-        if TIME not in leaves or DIFF not in leaves:
+        arrow = metadata.schema.to_arrow_schema()
+        columns = dict(zip(arrow.names, map(tuple, leaves(arrow)), strict=True))
+        if TIME not in columns or DIFF not in columns:
             raise ValueError(f"the columns {TIME} and {DIFF} are not both there")
     except DATA_ERRORS as error:
         raise Corruption(f"the footer of {named(part)} cannot be decoded: {error}", part=str(part.id)) from error
     if sum(group.rows for group in row_groups) != part.rows:
         raise Corruption(f"{named(part)} does not have the {part.rows} rows it should have", part=str(part.id))
-    return Footer(metadata, row_groups, leaves, told.has_one_time)
+    return Footer(metadata, row_groups, columns, told.has_one_time)
 
 
 def _row_group(told: GroupTold) -> RowGroup:
@@ -476,25 +472,6 @@ def decode_batches(
         yield from file.reader.iter_batches(rows, row_groups=list(groups), column_indices=positions, use_threads=False)
     except DATA_ERRORS as error:
         raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
-
-
-def _leaves(arrow: pa.Schema) -> dict[str, tuple[int, ...]]:
-    """Positions of the column chunks of every top-level column."""
-    leaves = {}
-    position = 0
-    for field in arrow:
-        count = _leaf_count(field.type)
-        leaves[field.name] = tuple(range(position, position + count))
-        position += count
-    return leaves
-
-
-def _leaf_count(kind: Any) -> int:
-    if pa.types.is_map(kind):
-        return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
-    if pa.types.is_nested(kind):
-        return sum(_leaf_count(kind.field(index).type) for index in range(kind.num_fields))
-    return 1
 
 
 def _open_writer(sink: _Sink, first: pa.Table, schema: ShardSchema) -> Any:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import struct
-from collections.abc import Iterator, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
+
+from persist.parts.ipc_guard import check_schema
+from persist.parts.memory_size import fixed_bytes
 
 # Numbers in the heads and bodies of Parquet's pages: Thrift's compact protocol, and packed ones.
 #
@@ -17,7 +24,7 @@ import pyarrow as pa
 # What Arrow might read in another way than we do is refused.
 
 
-EXACT_VALUES = 256 * 1024  # of which lengths or places are worked out one by one
+EXACT_VALUES = 256 * 1024  # of a page, of which lengths or places are worked out one by one
 BLOCK_VALUES = 64 * 1024  # of a block of packed numbers
 WIDTH_MAX = 32  # bits of a packed number
 # Types of Thrift's compact protocol.
@@ -186,6 +193,20 @@ class Fixed(NamedTuple):
     size: int
 
 
+def leaves(schema: pa.Schema) -> list[range]:
+    """Positions of the column chunks of every top-level column."""
+    ends = list(accumulate((_leaf_count(field.type) for field in schema), initial=0))
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+def _leaf_count(kind: Any) -> int:
+    if pa.types.is_map(kind):
+        return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
+    if pa.types.is_nested(kind):
+        return sum(_leaf_count(kind.field(index).type) for index in range(kind.num_fields))
+    return 1
+
+
 @lru_cache(SCHEMAS_MAX)
 def fixed_lists(schema: pa.Schema) -> list[tuple[Fixed, ...]]:
     """Those around each leaf of the columns, in the order of the leaves."""
@@ -262,6 +283,8 @@ def joined(levels: Sequence[Levels]) -> Levels:
 
 
 PAGE_BYTES = 4096  # that a page counts for beside what it holds, so that there are not millions of them
+# A file of many pages, or of large ones that hold little, takes time. So what a chunk counts for is at least:
+PAGE_KEPT_BYTES, UNPACKED_SHARE = 512, 8  # of each page, and a part of what it becomes
 _OFFSET_BYTES, _LEVEL_BYTES, _DECIMAL_BYTES = 8, 2, 32
 _UNPACKED_LENGTHS_BYTES = 8  # of a text whose length is packed, and that of what it shares
 _NAMED_BYTES = {"BYTE_ARRAY": 20, "FIXED_LEN_BYTE_ARRAY": 8}  # beside a copy of a value in a dictionary: its place
@@ -293,15 +316,18 @@ class Decoded(NamedTuple):
     passing: int
 
 
-def decoded_bytes_max(data: bytes | memoryview, chunk: Any, column: Any, rows: int, most: Decoded) -> Decoded:
+def decoded_bytes_max(
+    data: bytes | memoryview, chunk: Any, column: Any, rows: int, most: Decoded, *, is_exact: bool = False
+) -> Decoded:
     """The most bytes that a column chunk takes: one beyond that of `most` once it is known to be beyond it.
 
     `data` are its bytes from its first page on, `chunk` is its `ColumnChunkMetaData`, of which `num_values` and
     `compression` are asked, and `column` its `ParquetColumnSchema`. What is unpacked meanwhile takes at most that at
-    once. Raises ValueError where the pages cannot be read, or are not as writers make them.
+    once. `is_exact`: texts that are named by their places are counted one by one, also where a rough bound is within
+    `most`. Raises ValueError where the pages cannot be read, or are not as writers make them.
     """
     try:
-        return _bounded(memoryview(data).cast("B"), chunk, column, rows, most)
+        return _bounded(memoryview(data).cast("B"), chunk, column, rows, most, is_exact)
     except _UNREADABLE as error:
         raise ValueError(f"the pages of column {column.path} cannot be read: {error}") from error
 
@@ -322,7 +348,7 @@ class _Page(NamedTuple):
         return max(self.size, len(self.packed))
 
 
-def _bounded(data: memoryview, chunk: Any, column: Any, rows: int, most: Decoded) -> Decoded:
+def _bounded(data: memoryview, chunk: Any, column: Any, rows: int, most: Decoded, is_exact: bool) -> Decoded:
     """As `decoded_bytes_max`."""
     kind: str = column.physical_type  # by which Arrow decodes, whatever the chunk says
     count: int = chunk.num_values
@@ -331,12 +357,13 @@ def _bounded(data: memoryview, chunk: Any, column: Any, rows: int, most: Decoded
         raise ValueError(f"column {column.path} has {count} values of {stored} bytes")
     lists = column.max_repetition_level  # the outermost ones begin as often as rows do
     kept = kept_bits * count // 8 + 1 + (_OFFSET_BYTES * (rows + count * (lists - 1)) if lists else 0)
-    passing, largest, values = passing_each * count, 0, 0  # there is room for all that the footer says
+    passing, largest, least, values = passing_each * count, 0, 0, 0  # there is room for all that the footer says
     dictionary: _Page | None = None
     named: list[_Page] = []
     shared: list[_Page] = []
     for page in _pages(data):
         passing, largest = passing + PAGE_BYTES, max(largest, 2 * page.taken)
+        least += PAGE_KEPT_BYTES + page.taken // UNPACKED_SHARE
         if page.kind == _DICTIONARY:
             if dictionary is not None or values or page.values * stored > page.taken:
                 raise ValueError("a dictionary is not where it belongs, or has fewer values than it says")
@@ -354,8 +381,8 @@ def _bounded(data: memoryview, chunk: Any, column: Any, rows: int, most: Decoded
                 shared.append(page)
             elif kind == "BYTE_ARRAY" and page.encoding not in _OF_TEXTS:
                 raise ValueError(f"texts have the encoding {page.encoding}")
-        if kept > most.kept or passing + largest > most.passing:
-            return Decoded(kept, passing + largest)
+        if max(kept, least) > most.kept or passing + largest > most.passing:
+            return Decoded(max(kept, least), passing + largest)
     if named and dictionary is None:
         raise ValueError("there is no dictionary")
     for page in shared:
@@ -364,7 +391,8 @@ def _bounded(data: memoryview, chunk: Any, column: Any, rows: int, most: Decoded
         if kept > most.kept or passing + largest > most.passing:
             return Decoded(kept, passing + largest)
     if named and dictionary is not None and kind == "BYTE_ARRAY":
-        kept += _of_dictionary(dictionary, named, chunk.compression, column, most.kept - kept)
+        kept += _of_dictionary(dictionary, named, chunk.compression, column, 0 if is_exact else most.kept - kept)
+    kept = max(kept, least)
     return Decoded(kept, passing + largest + (kept // 2 if kind == "BYTE_ARRAY" else 0))  # buffers of texts grow
 
 
@@ -485,7 +513,8 @@ def _of_dictionary(dictionary: _Page, pages: Sequence[_Page], compression: str, 
     """
     count = sum(page.values for page in pages)
     found = count * dictionary.taken
-    if found <= needed or max(count, dictionary.values) > EXACT_VALUES or compression not in ("UNCOMPRESSED", *_CODECS):
+    largest = max(dictionary.values, *(page.values for page in pages))
+    if found <= needed or largest > EXACT_VALUES or compression not in ("UNCOMPRESSED", *_CODECS):
         return found
     lengths = _lengths(_unpacked(dictionary.packed, dictionary.size, compression), dictionary.values)
     found = count * int(lengths.max(initial=0))
@@ -525,6 +554,8 @@ def _of_places(page: _Page, lengths: Numbers, compression: str, column: Any) -> 
 
 ITEMS_MAX = 500_000  # fields and items of lists of a footer, besides its row groups: more than 2,000 columns take
 ITEMS_LEAST, ITEMS_OF_CHUNK = 1_000, 200  # of a row group, and more for each of its column chunks
+CHUNKS_MAX = 128 * 1024  # column chunks of a file
+FOOTER_BYTES_MAX = 2 * 1024 * 1024  # of a file without our index: it is read by Python, a microsecond a byte
 _ROW_GROUPS, _COLUMNS, _META = 4, 1, 3
 _ENCRYPTED = (8, 9)  # fields of a column chunk
 _COLUMN_TYPE, _STATISTICS, _SIZES = 1, 12, 16
@@ -532,28 +563,133 @@ _BOUNDS = (1, 2, 5, 6)  # fields of statistics that hold a value
 _REPETITIONS, _DEFINITIONS = 2, 3  # fields of the statistics of sizes
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _TYPE_LENGTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_NOT_HERE = "these bytes are not read"
+_MAGIC, _TAIL_BYTES = b"PAR1", 8  # at the end of a file, after the length of the footer
+_CHUNK_BYTES = 1024  # of what Arrow keeps of a column chunk
 _UNREADABLE_FOOTER = (IndexError, OverflowError, KeyError, TypeError, AttributeError, struct.error)
 
 
-def check_footer(footer: bytes, chunks: Sequence[int], schema: Any = None) -> None:
-    """Raise ValueError where Arrow must not be asked about the footer, or about a column.
+def check_footer(footer: bytes | memoryview, chunks: Sequence[int] | None, schema: Any = None) -> int:
+    """Raise ValueError where Arrow must not be asked about the footer, or about a column. Returns its column chunks.
 
-    `chunks` are the column chunks of each row group, as our index tells them: another count of either is refused, since
-    three bytes of a footer may become a kilobyte in memory. Without `schema`, the file's `ParquetSchema`, only that is
-    looked at: before Arrow reads the footer. Memory: what one row group tells.
+    `chunks` are the column chunks of each row group, as the index of a part has them: another count of either is
+    refused, since three bytes of a footer may become a kilobyte in memory. None: the file has no index, and at most
+    CHUNKS_MAX. Without `schema`, the file's `ParquetSchema`, only that is checked: before Arrow reads the footer.
+    Memory: what one row group tells.
     """
     try:
-        found = 0
-        for found, group in enumerate(_Footer(memoryview(footer), 0).groups(chunks), 1):
+        count = total = 0
+        for count, group in enumerate(_Footer(memoryview(footer), 0).groups(chunks), 1):
             columns = group[_COLUMNS]
-            if len(columns) != (chunks[found - 1] if schema is None else len(schema.names)):
+            total += len(columns)
+            told = len(columns) if chunks is None else chunks[count - 1]
+            if len(columns) != (told if schema is None else len(schema.names)) or total > CHUNKS_MAX:
                 raise ValueError("a row group of the footer has other columns than the file")
             for position, chunk in enumerate(columns if schema is not None else ()):
                 _check_column(chunk, schema.column(position))
-        if found != len(chunks):
+        if chunks is not None and count != len(chunks):
             raise ValueError("the footer has fewer row groups than the index")
+        return total
     except _UNREADABLE_FOOTER as error:
         raise ValueError(f"the footer cannot be read: {error}") from error
+
+
+def check_metadata(footer: bytes | memoryview, chunks: Sequence[int] | None, metadata: Any) -> None:
+    """Raise an error where Arrow must not be asked about a column of the footer, or about the schema that it names."""
+    check_footer(footer, chunks, metadata.schema)
+    if (arrow := (metadata.metadata or {}).get(b"ARROW:schema")) is not None:
+        check_schema(b64decode(arrow))
+
+
+class _Nothing(io.RawIOBase):
+    """A file of `size` bytes of which none is here."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return offset + (self._size if whence == io.SEEK_END else 0)
+
+    def tell(self) -> int:
+        return self._size
+
+    def read(self, size: int = -1) -> bytes:
+        raise OSError(_NOT_HERE)
+
+
+def check_described(metadata: Any, group: int, position: int, size: int) -> None:
+    """Raise an error of Arrow where it refuses what the footer of a file of `size` bytes says of a column chunk.
+
+    Nothing is read, but only a read reports it: asked for the metadata of such a column pyarrow ends the process.
+    """
+    try:
+        pq.ParquetFile(_Nothing(size), metadata=metadata, pre_buffer=False).reader.read_row_groups(
+            [group], column_indices=[position], use_threads=False
+        )
+    except OSError as error:
+        if _NOT_HERE not in str(error):
+            raise
+
+
+def chunk_start(chunk: Any) -> int:
+    """Where the first page of a column chunk is, by its `ColumnChunkMetaData`."""
+    start = int(chunk.data_page_offset)
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+        start = min(start, chunk.dictionary_page_offset)
+    return start
+
+
+def read_unknown_footer(data: bytes, spend: Callable[[int], object]) -> Any:
+    """The `FileMetaData` of a file that anybody may have made and that has no index of ours.
+
+    `spend` counts what Arrow takes for it, before Arrow does. Raises ValueError, ArrowException, OSError.
+    """
+    end = len(data) - _TAIL_BYTES
+    start = end - int.from_bytes(data[end : end + 4], "little") if end > 0 else -1
+    if start < 0 or data[end + 4 :] != _MAGIC:
+        raise ValueError("it is no Parquet file, or was cut: there is no footer at its end")
+    if end - start > FOOTER_BYTES_MAX:
+        raise ValueError(f"its footer takes more than {FOOTER_BYTES_MAX} bytes; write larger row groups")
+    footer = memoryview(data)[start:end]
+    spend(check_footer(footer, None) * _CHUNK_BYTES)
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    check_metadata(footer, None, metadata)
+    return metadata
+
+
+def row_group_bytes_max(data: bytes, metadata: Any, group: int, schema: Any, most: Decoded) -> Decoded:
+    """The most bytes that a row group of a whole file takes: beyond `most` once it is known to be beyond it.
+
+    `schema` is that of Arrow. Raises ValueError, ArrowException.
+    """
+    body = memoryview(data)[: len(data) - metadata.serialized_size - _TAIL_BYTES]
+    rows, kept, passing, lists = metadata.row_group(group).num_rows, 0, 0, fixed_lists(schema)
+    for field, positions in zip(schema, leaves(schema), strict=True):
+        taken = 0
+        for position in positions:
+            check_described(metadata, group, position, len(data))
+            chunk, column = metadata.row_group(group).column(position), metadata.schema.column(position)
+            start, size = chunk_start(chunk), chunk.total_compressed_size
+            if not 0 <= start <= start + size <= len(body):
+                raise ValueError(f"column {column.path} is not within the file")
+            pages = body[start : start + size]
+            left = Decoded(most.kept - kept - taken, most.passing)
+            decoded = decoded_bytes_max(pages, chunk, column, rows, left, is_exact=True)
+            taken, passing = taken + decoded.kept, max(passing, decoded.passing)
+            if kept + taken > most.kept or passing > most.passing:
+                return Decoded(kept + taken, passing)
+            if lists[position]:
+                check_sizes(*levels_of(pages, chunk, column), lists[position])
+        kept += max(
+            taken, rows * fixed_bytes(field.type)
+        )  # a list of a fixed size takes its room also where it is null
+    return Decoded(kept, passing)
 
 
 def _check_column(chunk: dict[int, Any], column: Any) -> None:
@@ -579,7 +715,7 @@ class _Footer(Reader):
     _BYTES, _WIDE = 8, (4, 6)
     _left_items = ITEMS_MAX  # that may be read until more are granted
 
-    def groups(self, chunks: Sequence[int]) -> Iterator[dict[int, Any]]:
+    def groups(self, chunks: Sequence[int] | None) -> Iterator[dict[int, Any]]:
         """What is told of each row group, one after the other; all else is passed over."""
         seen: set[int] = set()
         name = 0
@@ -594,10 +730,10 @@ class _Footer(Reader):
                 self._value(head & 15, 0)
                 continue
             kind, count = self._list()
-            if count > len(chunks):
+            if count > (CHUNKS_MAX if chunks is None else len(chunks)):
                 raise ValueError("the footer has more row groups than the index")
             for number in range(count):
-                self._left_items = ITEMS_LEAST + ITEMS_OF_CHUNK * chunks[number]
+                self._left_items = ITEMS_MAX if chunks is None else ITEMS_LEAST + ITEMS_OF_CHUNK * chunks[number]
                 yield self._item(kind, 1)
 
     def struct(self, depth: int = 0) -> dict[int, Any]:

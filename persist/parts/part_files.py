@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from blob.errors import BlobNotFound
 from persist.core.batch import Part
@@ -33,7 +32,16 @@ from persist.parts.codec import (
 )
 from persist.parts.key_encoding import KeyRange
 from persist.parts.memory_size import fixed_bytes
-from persist.parts.parquet_guard import Decoded, Fixed, check_sizes, decoded_bytes_max, fixed_lists, levels_of
+from persist.parts.parquet_guard import (
+    Decoded,
+    Fixed,
+    check_described,
+    check_sizes,
+    chunk_start,
+    decoded_bytes_max,
+    fixed_lists,
+    levels_of,
+)
 from persist.parts.prefetch import in_order
 from persist.parts.row_stats import Known, firsts_of
 from persist.parts.schema_evolution import Migration
@@ -41,9 +49,6 @@ from persist.parts.shard_schema import TIME, ShardSchema
 from persist.parts.sort_words import Mask
 
 # A file of which only some bytes are here.
-
-
-NOT_FETCHED = "these bytes were not fetched"
 
 
 class Sparse(io.RawIOBase):
@@ -75,7 +80,7 @@ class Sparse(io.RawIOBase):
                 piece = memoryview(data)[self._position - start : self._position - start + size]
                 self._position += len(piece)
                 return piece
-        raise OSError(NOT_FETCHED)
+        raise OSError("these bytes were not fetched")
 
 
 # Parts as a reader sees them: footer by one range read, row groups by range reads, every byte verified.
@@ -391,13 +396,14 @@ class PartFile:
         return nullcontext() if bound is None or sum(decoded) <= LARGE_BYTES else bound.turn
 
     def check_described(self, group: int, columns: Sequence[str]) -> None:
-        """Raise Corruption where Parquet refuses what the footer says of columns of a row group. Nothing is fetched.
-
-        Only a read tells so by an error: who asks pyarrow for the metadata of such a column ends the process.
-        """
+        """Raise Corruption where Parquet refuses what the footer says of columns of a row group. Nothing is fetched."""
         for name in self._names(columns):
             for position in self._footer.leaves[name]:
-                _check_column(self.part, self._footer, group, position, pa.PythonFile(Sparse([], self.part.size), "r"))
+                try:
+                    check_described(self._footer.metadata, group, position, self.part.size)
+                except DATA_ERRORS as error:
+                    text = f"{named(self.part)} cannot be decoded: {error}"
+                    raise Corruption(text, part=str(self.part.id)) from error
 
     def encoded_bytes(self, groups: Sequence[int], columns: Sequence[str]) -> list[int]:
         """How many bytes of the file these columns take, for each of the row groups."""
@@ -440,11 +446,8 @@ class PartFile:
         """What one column chunk takes. Raises Corruption, also where the footer means other bytes than the index."""
         chunk, metadata = self.groups[group].chunks[position], self._footer.metadata
         told = metadata.row_group(group).column(position)
-        start = told.data_page_offset
-        if told.has_dictionary_page and told.dictionary_page_offset is not None:
-            start = min(start, told.dictionary_page_offset)
         try:
-            if (start, told.total_compressed_size) != (chunk.start, chunk.size):
+            if (chunk_start(told), told.total_compressed_size) != (chunk.start, chunk.size):
                 raise ValueError("its footer and its index name other bytes for a column")
             data, rows, column = _bytes_of(chunk, segments), self.groups[group].rows, metadata.schema.column(position)
             found = decoded_bytes_max(data, told, column, rows, most)
@@ -474,17 +477,6 @@ class PartFile:
                         part=str(self.part.id),
                     )
             yield start, data
-
-
-def _check_column(part: Part, footer: Footer, group: int, position: int, empty: Any) -> None:
-    """Raise Corruption where the footer tells of a column what Parquet refuses. `empty` says NOT_FETCHED to a read."""
-    try:
-        pq.ParquetFile(empty, metadata=footer.metadata, pre_buffer=False).reader.read_row_groups(
-            [group], column_indices=[position], use_threads=False
-        )
-    except DATA_ERRORS as error:
-        if NOT_FETCHED not in str(error):
-            raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
 
 
 def _bytes_of(chunk: Chunk, segments: Sequence[tuple[int, bytes]]) -> memoryview:

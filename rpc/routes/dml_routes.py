@@ -204,7 +204,7 @@ async def _with_rows(
     def read(shard: Shard, data: bytes) -> Edited:
         with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
             schema = shard.schema if schema_of is None else schema_of(shard.schema, data, chosen, allowed)
-            table = rows.read(data, chosen, schema, service.limits.rows_max, allowed, service.decoders)
+            table = rows.read(data, chosen, schema, service.limits.rows_max, allowed)
             if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
                 table = table.drop_columns([DIFF])  # no row has to give it
             service.quotas.rows(principal, table.num_rows)

@@ -35,7 +35,6 @@ LOW = {
     "spool_bytes_max": 32 << 20,
     "bodies_bytes_max": 8 << 20,
     "decoded_bytes_max": 8 << 20,
-    "decoder_memory_bytes": 64 << 20,
 }
 """Limits by which attacks are cheap."""
 LOW_CONSTANTS = {

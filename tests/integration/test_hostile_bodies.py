@@ -33,10 +33,8 @@ from persist.formats.records import encoded
 from persist.parts import ShardSchema, encode_inline
 from persist.parts.memory_size import column_bytes
 from rpc import concurrency_limits as work_module
-from rpc import decoders as decoders_module
 from rpc.app import create_app
 from rpc.concurrency_limits import CALLER, SharedSlots, Work
-from rpc.decoders import Decoders
 from rpc.settings import Limits, ServerSettings
 from tests.fuzz.fuzzing import MEMORY_BYTES_MAX, memory_bytes, peak_bytes
 from tests.support.asking import typed
@@ -132,34 +130,6 @@ def test_a_stream_lies_about_what_its_buffers_hold() -> None:
             bodies.read(data, "arrow", schema, 1_000_000, Allowance(None, DECODED))
 
 
-def test_a_process_that_decodes_parquet_takes_no_more_than_it_may(tmp_path: Path) -> None:
-    """It ends, and the next body has another one. An honest refusal does not end it."""
-    limits = Limits(decoder_memory_bytes=32 * MIB, decoded_bytes_max=8 * MIB, decoders_max=1)
-    decoders, allowed = Decoders(limits), Allowance(None, limits.decoded_bytes_max)
-    small, large = file(pa.table({"id": [1, 2]})), file(pa.table({"s": ["x" * 40 * MIB]}))
-    try:
-        with pytest.raises(BodyTooLarge, match="more than 33554432 bytes of memory to decode"):
-            decoders.rows(large, allowed)
-        assert decoders.rows(small, allowed).to_pydict() == {"id": [1, 2]}
-        [process] = decoders._idle
-        with pytest.raises(ValueError, match="footer"):
-            decoders.rows(b"no Parquet", allowed)
-        assert decoders.rows(small, allowed).num_rows == 2
-        assert decoders._idle == [process]
-    finally:
-        decoders.close()
-    assert not process.is_alive
-
-
-def test_a_file_that_takes_too_long_to_decode_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoders_module, "DECODE_S_MAX", 0.0)
-    decoders = Decoders(Limits(decoders_max=1))
-    with pytest.raises((BodyTooLarge, Overloaded), match=r"seconds to decode|decodes many"):
-        decoders.rows(file(pa.table({"id": [1]})), Allowance())
-    assert decoders._idle == []
-    decoders.close()
-
-
 def test_what_all_rows_take_is_bounded_and_small_ones_are_never_kept_out() -> None:
     total = SharedSlots(DECODED, "many rows to work on")
     with Allowance(total, DECODED) as large, Allowance(total, DECODED) as other:
@@ -192,27 +162,6 @@ def test_one_caller_cannot_have_all_that_rows_may_take(monkeypatch: pytest.Monke
     copy_context().run(spend, "good", 2)
     here.run(first.release)
     assert copy_context().run(spend, "other", 4).spent == DECODED
-
-
-def test_one_caller_cannot_have_all_processes_that_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoders_module, "DECODE_S_MAX", 0.001)
-    decoders = Decoders(Limits(decoders_max=2))
-
-    def decoded(caller: str) -> None:
-        CALLER.set(caller)
-        with decoders._taken():
-            pass
-
-    def held() -> None:
-        CALLER.set("evil")
-        with decoders._taken():
-            with pytest.raises(Overloaded, match="decodes many Parquet bodies"):
-                copy_context().run(decoded, "evil")
-            copy_context().run(decoded, "good")
-
-    copy_context().run(held)
-    copy_context().run(decoded, "evil")
-    decoders.close()
 
 
 def test_threads_that_count_rows_lose_none() -> None:

@@ -220,9 +220,7 @@ def test_maintenance_asks_the_servers_that_there_are() -> None:
 
 
 def test_a_server_and_maintenance_have_the_memory_and_the_room_that_they_may_need() -> None:
-    limits = Limits()
-    decoding = limits.decoders_max * limits.decoder_memory_bytes // 1024**2
-    assert mib(container_of("StatefulSet", "persist")["resources"]["limits"]["memory"]) >= SERVER_MIB + decoding
+    assert mib(container_of("StatefulSet", "persist")["resources"]["limits"]["memory"]) >= SERVER_MIB
     (merging,) = [
         int(word.partition("=")[2])
         for word in container_of("Deployment", "persist-maintenance")["args"]
@@ -235,7 +233,7 @@ def test_a_server_and_maintenance_have_the_memory_and_the_room_that_they_may_nee
         for volume in of_kind("StatefulSet", "persist")["spec"]["template"]["spec"]["volumes"]
         if volume["name"] == "tmp"
     ]
-    assert mib(room) * 1024**2 > limits.spool_bytes_max
+    assert mib(room) * 1024**2 > Limits().spool_bytes_max
 
 
 def test_a_server_could_start_with_the_settings(

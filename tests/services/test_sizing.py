@@ -56,10 +56,6 @@ def test_its_numbers_are_those_of_the_settings() -> None:
     limits, parser = Limits(), argparse.ArgumentParser()
     compactor.add_arguments(parser)
     assert f"`spool_bytes_max`\n({limits.spool_bytes_max >> 30} GiB)" in PAGE
-    assert (
-        f"`decoders_max` ({limits.decoders_max}) x `decoder_memory_bytes` ({limits.decoder_memory_bytes // MIB} MiB)"
-        in PAGE
-    )
     assert f"`--memory` ({parser.parse_args([]).memory:,} MiB)" in PAGE
     assert f"at most {limits.connections_max:,} (`connections_max`)" in PAGE
     assert f"at most {limits.snapshots_max} of them at a time (`snapshots_max`)" in PAGE

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import io
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ import pytest
 
 from persist.cli.row_files import opened
 from persist.codecs import rows
-from persist.codecs.parquet_files import check_counts, open_parquet
+from persist.codecs.allowance import Allowance, BodyTooLarge
+from persist.codecs.json_rows import UNREADABLE
+from persist.codecs.parquet_files import check_counts, open_parquet, read_bounded
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from rpc.decoder_process import decode
+from tests.support.examples import thinned
 
 LATE, EARLY, NOW = dt.datetime(9999, 12, 31, 23, 59, 59), dt.datetime(1, 1, 1), dt.datetime(2026, 1, 1, 0, 0, 0, 7)  # noqa: DTZ001
 US, NS = pa.timestamp("us"), pa.timestamp("ns")
@@ -54,8 +59,6 @@ def test_int96_that_needs_nanoseconds_and_far_years_is_refused_by_file_and_body(
     schema = ShardSchema(pa.schema([("t", US), ("u", US)]), ("t",))
     with pytest.raises(InvalidUsage):
         rows.read(data, "parquet", schema, 10)
-    with pytest.raises(ValueError, match="INT96"):
-        decode(data, io.BytesIO())
     (tmp_path / "f.parquet").write_bytes(data)
     with pytest.raises(InvalidUsage), opened([str(tmp_path / "f.parquet")], None):
         pass
@@ -70,8 +73,6 @@ def test_a_page_whose_checksum_does_not_match_is_refused() -> None:
     schema = ShardSchema(pa.schema([("a", pa.int64())]), ("a",))
     with pytest.raises(InvalidUsage):
         rows.read(damaged, "parquet", schema, 10_000)
-    with pytest.raises(OSError, match="CRC"):
-        decode(damaged, io.BytesIO())
 
 
 class Footer:
@@ -183,3 +184,100 @@ def test_arrow_one_behind_the_other_is_refused(
     assert [rows_of(data) for data in files] == list(counts)
     with pytest.raises(InvalidUsage):
         rows_of(b"".join(files))
+
+
+MIB = 1 << 20
+ROWS = 30_000
+COLUMNS: dict[str, Callable[[random.Random], pa.Array]] = {
+    "keys": lambda r: pa.array([f"common/prefix/{n:08}" for n in range(ROWS)]),
+    "texts": lambda r: pa.array([None if n % 3 else r.randbytes(9).hex() for n in range(ROWS)]),
+    "few texts": lambda r: pa.array([f"city {r.randrange(500)}" * 9 for _ in range(ROWS)]),
+    "a dictionary": lambda r: pa.array([f"city {r.randrange(9)}" for _ in range(ROWS)]).dictionary_encode(),
+    "views": lambda r: pa.array([r.randbytes(r.randrange(30)).hex() for _ in range(ROWS)], pa.string_view()),
+    "numbers": lambda r: pa.array([r.getrandbits(60) for _ in range(ROWS)]),
+    "floats": lambda r: pa.array([r.random() for _ in range(ROWS)]),
+    "booleans": lambda r: pa.array([bool(n & 1) for n in range(ROWS)]),
+    "nulls": lambda r: pa.nulls(ROWS, pa.int32()),
+    "lists": lambda r: pa.array([[n] * r.randrange(5) if n % 4 else None for n in range(ROWS)]),
+    "pairs": lambda r: pa.array([[1.5, 2.5] if n % 5 else None for n in range(ROWS)], pa.list_(pa.float32(), 2)),
+    "structs": lambda r: pa.array([{"x": n, "y": "z" * (n % 9)} for n in range(ROWS)]),
+    "times": lambda r: pa.array([r.getrandbits(50) for _ in range(ROWS)], pa.timestamp("us", "UTC")),
+}
+WRITERS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "plain": {"use_dictionary": False, "compression": "none"},
+    "small row groups": {"row_group_size": 4_000, "compression": "gzip"},
+    "pages of version 2": {"data_page_version": "2.0", "compression": "zstd"},
+    "an index of pages": {"write_page_index": True, "write_page_checksum": True},
+    "another version": {"version": "1.0", "compression": "brotli", "store_schema": False},
+}
+
+
+@pytest.mark.parametrize("options", WRITERS.values(), ids=WRITERS)
+def test_rows_of_other_writers_are_counted_for_about_what_they_take(options: dict[str, Any]) -> None:
+    chance = random.Random(7)
+    for name, make in COLUMNS.items():
+        sink = io.BytesIO()
+        pq.write_table(pa.table({"c": make(chance)}), sink, **options)
+        allowed, expected = Allowance(None, 1 << 40), read(sink.getvalue())
+        assert read_bounded(sink.getvalue(), allowed).equals(expected), name
+        assert allowed.spent <= 5 * expected.nbytes + MIB, name
+
+
+def test_a_row_group_of_a_million_rows_with_a_large_dictionary_is_read() -> None:
+    """As pyarrow writes them by default."""
+    indices = pa.array([(7 * n * n + n) % 20_000 for n in range(1_000_000)], pa.int32())
+    texts = pa.DictionaryArray.from_arrays(indices, pa.array([f"{n:040}" for n in range(20_000)]))
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"c": texts.cast(pa.string())}), sink)
+    assert read_bounded(sink.getvalue(), Allowance(None, 144 * MIB)).num_rows == 1_000_000
+
+
+def _bombs() -> dict[str, bytes]:
+    def file(column: pa.Array, **options: Any) -> bytes:
+        sink = io.BytesIO()
+        pq.write_table(pa.table({"c": column}), sink, **{"compression": "zstd", "store_schema": False, **options})
+        return sink.getvalue()
+
+    one = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int8()), pa.array(["x" * 9_000]))
+    far = pa.array(["x" * 200_000 + str(n) for n in range(100)])
+    return {
+        "zeros": file(pa.array([0] * 4_000_000)),
+        "nulls": file(pa.nulls(8_000_000, pa.string())),
+        "a text that all rows name": file(one),
+        "long texts that are alike": file(far),
+        "prefixes": file(far, use_dictionary=False, column_encoding={"c": "DELTA_BYTE_ARRAY"}),
+        "nulls within a list": file(pa.array([[None] * 4_000_000], pa.list_(pa.int64()))),
+        "null lists of a fixed size": file(pa.nulls(3_000, pa.list_(pa.float32(), 4_000)), store_schema=True),
+        "many row groups": file(pa.array([1] * 4_000), row_group_size=1),
+    }
+
+
+def test_a_file_that_becomes_large_is_refused_before_it_does() -> None:
+    for name, data in _bombs().items():
+        before = pa.total_allocated_bytes()
+        with pytest.raises(BodyTooLarge):
+            read_bounded(data, Allowance(None, 3 * MIB if name == "many row groups" else 16 * MIB))
+        assert pa.total_allocated_bytes() - before < 16 * MIB, name
+
+
+@pytest.mark.parametrize("seeds", thinned([range(at, at + 100) for at in range(0, 1_000, 100)], 5), ids=str)
+def test_a_hostile_file_ends_no_process_and_takes_no_more_than_it_may(seeds: range) -> None:
+    """Of some footers pyarrow ends the process when it is asked for what they say of a column."""
+    columns = {
+        "t": [f"text {n % 7}" for n in range(300)],
+        "l": pa.array([[[n, None], None] if n % 3 else None for n in range(300)], pa.list_(pa.list_(pa.int64(), 2))),
+    }
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink, row_group_size=150)
+    data = sink.getvalue()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for seed in seeds:
+        chance, evil = random.Random(seed), bytearray(data)
+        for _ in range(chance.choice([1, 1, 2, 8])):
+            at = chance.randrange(footer, len(data)) if seed % 2 else chance.randrange(footer)
+            evil[at] = chance.choice([0, 255, evil[at] ^ (1 << chance.randrange(8)), chance.randrange(256)])
+        with contextlib.suppress(*UNREADABLE, InvalidUsage):
+            found = read_bounded(bytes(evil), Allowance(None, 4 * MIB))
+            found.validate(full=True)
+            assert found.nbytes <= 4 * MIB

@@ -21,9 +21,10 @@ from persist.core.ids import PartId
 from persist.core.record import replace
 from persist.core.state import SchemaRecord
 from persist.parts import DIFF, TIME, ShardSchema
-from persist.parts.codec import FOREIGN_BYTES_MAX, FOREIGN_CHUNKS_MAX, MAGIC, decode_footer, encode_parquet
+from persist.parts.codec import FOREIGN_BYTES_MAX, MAGIC, decode_footer, encode_parquet
 from persist.parts.column_types import decimals
 from persist.parts.ipc_guard import FIELDS_MAX, UNFOLDED_BYTES_MAX, check_schema
+from persist.parts.parquet_guard import CHUNKS_MAX
 
 ZONED = pa.timestamp("us", "Europe/Berlin")
 SCHEMA = ShardSchema(pa.schema([("id", pa.int64()), ("text", pa.string())]), ("id",))
@@ -172,7 +173,7 @@ def test_a_part_as_it_is_written_passes() -> None:
         ({"row_groups": 7}, 0),
         ({"has_one_time": []}, 0),
         ({"row_groups": [{**GROUP, "chunks": [[0, 0]]}]}, 0),
-        ({"row_groups": [{**GROUP, "chunks": [[0, 0, 0]] * (FOREIGN_CHUNKS_MAX + 1)}]}, 0),
+        ({"row_groups": [{**GROUP, "chunks": [[0, 0, 0]] * (CHUNKS_MAX + 1)}]}, 0),
         ({"more": "x" * FOREIGN_BYTES_MAX}, 0),
         ({}, 100_000),
         ({"row_groups": []}, 1),
