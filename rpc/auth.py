@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from persist.check.external_checks import TokenSeen
+from persist.check.location_checks import TokenSeen
 from persist.client.arguments import OTHERS_WRITE, read_with_mode
 from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, MANAGE, READ, SCOPES, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized

@@ -12,21 +12,20 @@ from msgspec import ValidationError, convert
 
 from blob import Blob
 from persist.check import (
-    external_checks,
     integrity_checks,
     lease_checks,
     location_checks,
     maintenance_checks,
-    retention_checks,
 )
-from persist.check.external_checks import NOTHING_BESIDE, Beside
+from persist.check.checked_shard import CheckedShard
 from persist.check.findings import Diagnosis, Limits, ranked
 from persist.check.lease_checks import ClocksSeen
-from persist.check.shard_probe import Seen, seen_of
+from persist.check.location_checks import NOTHING_BESIDE, Beside
 from persist.copies.epoch_marker import lost_logs
-from persist.copies.verify import How, verified
+from persist.copies.shard_facts import Faults
+from persist.copies.verify import QUICK, How, check_shard
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
-from persist.inspect.documents import Findings, JsonRecord, instant
+from persist.inspect.documents import JsonRecord, instant
 from persist.inspect.readonly_location import LocationSummary, Look, check_named, location_summary, matching, prefix_of
 from persist.parts.prefetch import in_order
 
@@ -35,17 +34,15 @@ READERS = 8  # shards that are examined at the same time
 TOLD_MAX = 10_000  # findings that one answer tells; the others are counted
 _NAME = re.compile(r"[A-Za-z0-9._/-]*")
 
-Check = Callable[[Seen], Iterator[Diagnosis]]
+Check = Callable[[CheckedShard], Iterator[Diagnosis]]
 
-# What a quick look finds of damage. Deeper ones replay the log and read blobs instead (`persist.copies.verify`).
-OF_DAMAGE: tuple[Check, ...] = (integrity_checks.log_damaged, integrity_checks.blobs)
-# What is asked of each shard, at every depth.
+# What is asked of each shard at every depth, besides its integrity.
 OF_SHARD: tuple[Check, ...] = (
     integrity_checks.shard_unreadable,
-    retention_checks.history_behind,
-    retention_checks.retention_behind,
-    retention_checks.retention_held,
-    retention_checks.erasure_late,
+    maintenance_checks.history_behind,
+    maintenance_checks.retention_behind,
+    maintenance_checks.retention_held,
+    maintenance_checks.erasure_late,
     maintenance_checks.compaction_behind,
     maintenance_checks.claim_stuck,
     maintenance_checks.rollup_old,
@@ -81,22 +78,15 @@ class Report(JsonRecord, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
-    """How far shards are verified, and the blob store from which parts are read (None: that of the location)."""
-
-    how: How
-    blob: Blob | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Looked:
-    """What is kept of a shard that was looked at. `first_ms`: when its log begins."""
+    """What is kept of a shard that was looked at. `first_ms`: when its log begins. `beyond`: faults beside `found`."""
 
     name: str
     found: list[Diagnosis]
     clocks: ClocksSeen
     committed_ms: int
     first_ms: int
+    beyond: int
 
 
 def examined(
@@ -104,9 +94,12 @@ def examined(
     pattern: str | None = None,
     limits: Limits | None = None,
     around: Beside = NOTHING_BESIDE,
-    depth: Depth | None = None,
+    how: How = QUICK,
+    blob: Blob | None = None,
 ) -> Report:
-    """Examine the shards whose names match (None: all), and the location. Nothing is written. `depth` None: quickly.
+    """Examine the shards whose names match (None: all), and the location. Nothing is written.
+
+    Parts are read from `blob` (None: from the location).
 
     Raises InvalidUsage (UnknownShard: no such shard, where one was named), Unavailable, Corruption (a store is damaged
     as a whole).
@@ -118,13 +111,14 @@ def examined(
         if is_name:
             check_named(look, pattern)
     now_ms = look.clock.now_ms()
-    wrong = Findings()
+    wrong = Faults()
     told = location_summary(look, wrong)
     looked: list[_Looked] = []
     found: list[Diagnosis] = []
     names = matching(look, pattern, with_dropped=False)
-    readers = READERS if depth is None else 1
-    for one in in_order(lambda name: _examined(look, name, now_ms, limits, depth), names, readers):
+    read = blob or look.blob
+    readers = READERS if how.quick else 1
+    for one in in_order(lambda name: _examined(look, name, now_ms, limits, how, read), names, readers):
         if one is not None:
             found += one.found
             looked.append(one)
@@ -138,7 +132,7 @@ def examined(
     found += location_checks.maintenance_away(look, max((one.committed_ms for one in looked), default=0))
     found += lease_checks.clock_off(one.clocks for one in looked)
     found += _beside(around, told, looked, now_ms, limits)
-    return report(pattern, told, len(looked), found, now_ms)
+    return report(pattern, told, len(looked), found, now_ms, sum(one.beyond for one in looked))
 
 
 def report(
@@ -150,26 +144,26 @@ def report(
     return Report("check", VERSION, instant(now_ms), pattern, told, shards, best[:TOLD_MAX], left_out + more)
 
 
-def _examined(look: Look, name: str, now_ms: int, limits: Limits, depth: Depth | None) -> _Looked | None:
+def _examined(look: Look, name: str, now_ms: int, limits: Limits, how: How, blob: Blob) -> _Looked | None:
     """None: the shard was dropped meanwhile."""
-    seen = seen_of(look, name, now_ms, limits)
-    if seen is None or (seen.state is not None and seen.state.tombstone):
+    checked = check_shard(look, name, how, blob)
+    if checked is None or (checked[0].state is not None and checked[0].state.tombstone):
         return None
-    checks = OF_SHARD if depth is not None else (*OF_DAMAGE, *OF_SHARD)
-    found = [one for check in checks for one in _found(check, seen)]
-    if depth is not None:
-        for one in verified(look, [name], depth.how, depth.blob):
-            found += map(integrity_checks.of_fault, one.faults)
-    committed_ms = 0 if seen.state is None else seen.state.walltime_ms
-    return _Looked(name, found, lease_checks.clocks_of(seen, look.clock.now_ms()), committed_ms, seen.log.first_ms)
+    facts, faults = checked
+    shard = CheckedShard.of(facts, look, now_ms, limits)
+    found = list(integrity_checks.counted(faults) if how.quick else map(integrity_checks.of_fault, faults))
+    found += [one for check in OF_SHARD for one in _found(check, shard)]
+    committed_ms = 0 if facts.state is None else facts.state.walltime_ms
+    clocks = lease_checks.clocks_of(shard, look.clock.now_ms())
+    return _Looked(name, found, clocks, committed_ms, facts.log.first_ms, faults.beyond)
 
 
-def _found(check: Check, seen: Seen) -> list[Diagnosis]:
+def _found(check: Check, shard: CheckedShard) -> list[Diagnosis]:
     """What a check finds. One that meets damage which another check tells of hides no other finding."""
     try:
-        return list(check(seen))
+        return list(check(shard))
     except (Corruption, UpgradeNeeded) as error:
-        return list(integrity_checks.met(seen, error))
+        return list(integrity_checks.met(shard, error))
 
 
 def _beside(
@@ -177,15 +171,15 @@ def _beside(
 ) -> Iterator[Diagnosis]:
     names = frozenset(one.name for one in looked)
     if around.backups is not None:
-        external_checks.check_location(around.backups, told.id)
-        yield from external_checks.backups(around.backups, now_ms, limits)
-        yield from external_checks.lacking(around.backups, [(one.name, one.first_ms) for one in looked])
+        location_checks.check_location(around.backups, told.id)
+        yield from location_checks.backups(around.backups, now_ms, limits)
+        yield from location_checks.lacking(around.backups, [(one.name, one.first_ms) for one in looked])
     if around.tokens is not None:
-        yield from external_checks.tokens(around.tokens, now_ms, limits)
+        yield from location_checks.tokens(around.tokens, now_ms, limits)
     if around.served is not None:
-        yield from external_checks.races_lost(around.served, names)
-        yield from external_checks.store_failing(around.served)
-        yield from external_checks.server_clock(around.served)
+        yield from location_checks.races_lost(around.served, names)
+        yield from location_checks.store_failing(around.served)
+        yield from location_checks.server_clock(around.served)
 
 
 # --- the report of a server, to which this process adds what it knows

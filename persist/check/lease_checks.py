@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from persist.check.checked_shard import CheckedShard
 from persist.check.findings import (
     DAY_MS,
     HELD_ENTRIES_MANY,
@@ -19,13 +20,12 @@ from persist.check.findings import (
     many,
     size,
 )
-from persist.check.shard_probe import Seen
+from persist.copies.shard_facts import newest
 from persist.core.blob_keys import belongs_to, born_ms, is_rollup_key, shard_of
 from persist.core.errors import PersistError, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, critical_reader_id_of
 from persist.core.state import CriticalReader, LeasedReader, State, latest_time
-from persist.inspect.state_history import newest
 from persist.regions.remote_holds import PURPOSE as REGION
 
 # Who holds: history, blobs that left the shard, a place in it. By name, since when, and whether they still live.
@@ -47,7 +47,7 @@ class _Holder:
     command: str
 
 
-def since_held(seen: Seen) -> Iterator[Diagnosis]:
+def since_held(seen: CheckedShard) -> Iterator[Diagnosis]:
     """Readers for whom history is kept that the shard's own setting would let go, for long."""
     state = seen.state
     if state is None or state.since.element is None:
@@ -77,7 +77,7 @@ def _cursors(state: State) -> list[tuple[CriticalReaderId, CriticalReader]]:
     return sorted(state.critical_readers.items(), key=lambda item: (item[1].since.element or 0, item[0]))
 
 
-def _holders(seen: Seen, state: State) -> Iterator[_Holder]:
+def _holders(seen: CheckedShard, state: State) -> Iterator[_Holder]:
     """Those who hold the most, at most READERS_TOLD_MAX of each kind."""
     leased = [(key, one) for key, one in state.leased_readers.items() if not one.point and not one.since.is_empty]
     for reader, held in sorted(leased, key=lambda item: (item[1].since.element or 0, item[0]))[:READERS_TOLD_MAX]:
@@ -109,7 +109,7 @@ def _cursor_name(state: State, cursor: CriticalReaderId) -> str:
     return f"critical reader {told} ({cursor})"
 
 
-def _opened(seen: Seen, reader: ReaderId) -> str:
+def _opened(seen: CheckedShard, reader: ReaderId) -> str:
     """When it came, by the log, or else by the clock of who made its id."""
     by_log = seen.log.began.get(reader)
     if by_log is not None and seen.log.first_seqno == 1:
@@ -121,18 +121,18 @@ def _registered(seqno: int) -> str:
     return f"after v{seqno}" if seqno else "before that was noted"
 
 
-def _lives(seen: Seen, held: LeasedReader) -> str:
+def _lives(seen: CheckedShard, held: LeasedReader) -> str:
     silent_ms = seen.silent_ms(held)
     if silent_ms > held.lease_ms:
         return f"nobody has renewed it for {age(silent_ms)}, and its lease is {age(held.lease_ms)}: its program is gone"
     return f"its program lives: it has renewed its lease of {age(held.lease_ms)} within {age(max(silent_ms, 1000))}"
 
 
-def _is_gone(seen: Seen, held: LeasedReader) -> bool:
+def _is_gone(seen: CheckedShard, held: LeasedReader) -> bool:
     return seen.silent_ms(held) > held.lease_ms
 
 
-def _reader_remedy(seen: Seen, held: LeasedReader) -> str:
+def _reader_remedy(seen: CheckedShard, held: LeasedReader) -> str:
     if _is_gone(seen, held):
         return "start maintenance, which ends leases that nobody renews"
     if held.purpose.startswith(REGION):
@@ -140,11 +140,11 @@ def _reader_remedy(seen: Seen, held: LeasedReader) -> str:
     return "end that program, or have it read on; then its lease ends by itself"
 
 
-def _reader_command(seen: Seen, held: LeasedReader) -> str:
+def _reader_command(seen: CheckedShard, held: LeasedReader) -> str:
     return "persist gc --once" if _is_gone(seen, held) else f"persist inspect holds {seen.name}"
 
 
-def gc_held(seen: Seen) -> Iterator[Diagnosis]:
+def gc_held(seen: CheckedShard) -> Iterator[Diagnosis]:
     """Readers of old versions: blobs that left the shard since then stay, and so does the log."""
     state = seen.state
     if state is None:
@@ -170,7 +170,7 @@ def gc_held(seen: Seen) -> Iterator[Diagnosis]:
         )
 
 
-def cursor_still(seen: Seen) -> Iterator[Diagnosis]:
+def cursor_still(seen: CheckedShard) -> Iterator[Diagnosis]:
     """Critical readers that have not moved for long, though there is more to read."""
     state = seen.state
     if state is None:
@@ -197,7 +197,7 @@ def cursor_still(seen: Seen) -> Iterator[Diagnosis]:
         )
 
 
-def many_holders(seen: Seen) -> Iterator[Diagnosis]:
+def many_holders(seen: CheckedShard) -> Iterator[Diagnosis]:
     """Very many readers, or writers: each costs every State room."""
     if seen.state is None:
         return
@@ -216,7 +216,7 @@ def many_holders(seen: Seen) -> Iterator[Diagnosis]:
             )
 
 
-def lease_lapses(seen: Seen) -> Iterator[Diagnosis]:
+def lease_lapses(seen: CheckedShard) -> Iterator[Diagnosis]:
     """Leases that ended because nobody renewed them, within a day, as far as the live log tells."""
     lapses = [
         one for one in seen.log.lapses if seen.now_ms - one.at_ms < DAY_MS and not one.purpose.startswith(DATA_FRAMES)
@@ -235,7 +235,7 @@ def lease_lapses(seen: Seen) -> Iterator[Diagnosis]:
     )
 
 
-def loan_stuck(seen: Seen) -> Iterator[Diagnosis]:
+def loan_stuck(seen: CheckedShard) -> Iterator[Diagnosis]:
     """Blobs that are lent to a clone that does not have them, or is no more."""
     state = seen.state
     if state is None:
@@ -256,7 +256,7 @@ def loan_stuck(seen: Seen) -> Iterator[Diagnosis]:
         )
 
 
-def _has_borrowed(seen: Seen, borrower: str, loan_id: object) -> bool:
+def _has_borrowed(seen: CheckedShard, borrower: str, loan_id: object) -> bool:
     try:
         state = newest(seen.look, borrower).state
     except UnknownShard:
@@ -284,7 +284,7 @@ class ClocksSeen:
     store_ms: int
 
 
-def clocks_of(seen: Seen, now_ms: int) -> ClocksSeen:
+def clocks_of(seen: CheckedShard, now_ms: int) -> ClocksSeen:
     """Of a shard that was read before `now_ms`: what is later than that lies in the future."""
     commit_ms = 0 if seen.state is None else seen.state.walltime_ms - now_ms
     maker_ms = store_ms = 0

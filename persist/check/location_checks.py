@@ -1,25 +1,47 @@
-"""The location as a whole: both stores, the marker of a directory, the format version, the disks, maintenance."""
+"""The location as a whole: its stores, marker, format, disks and maintenance; backups, tokens and servers beside it."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from blob import BlobMisconfigured, open_blob
 from blob.private_files import is_open
-from persist.check.findings import HOUR_MS, Diagnosis, Limits, age, at, diagnosis, size
+from blob.url_redaction import without_secrets
+from persist.check.findings import (
+    FAILURES_MANY,
+    FAILURES_PERCENT_MAX,
+    HOUR_MS,
+    RACES_MANY,
+    RACES_PERCENT_MAX,
+    Diagnosis,
+    Limits,
+    age,
+    at,
+    diagnosis,
+    many,
+    size,
+    some,
+)
+from persist.commit.counters import MachineMetrics
+from persist.commit.location import Location
+from persist.commit.system import Clock, SystemIds
+from persist.copies.backup_store import BackupStore, Listed
+from persist.copies.shard_facts import Fault
 from persist.core.blob_keys import BEATS, is_beat_key
+from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.store_errors import translated
-from persist.inspect.documents import Finding
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import Look, LookedBlob
 
 SQLITE = "sqlite:///"
 BEAT_MS = 60_000  # a beat tells the minute
 
 
-def mispaired(found: list[Finding]) -> Iterator[Diagnosis]:
+def mispaired(found: list[Fault]) -> Iterator[Diagnosis]:
     """What does not fit together, of a location as `location_summary` tells it."""
     for one in found:
         if one.what.startswith("persist.json"):
@@ -125,3 +147,225 @@ def path_of(url: str) -> Path | None:
     if url.startswith("file:"):
         return Path(unquote(urlsplit(url).path))
     return Path(url.removeprefix(SQLITE)) if url.startswith(SQLITE) else None
+
+
+# What lies beside a location: backups, tokens, and what a server has counted since it began.
+
+
+FINE = ("ok", "lost", "BlobNotFound", "BlobExists")  # outcomes of calls that tell nothing of a store's health
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSeen:
+    """A token: its id, when it ends, and what another one in its place has to have."""
+
+    name: str
+    expires_ms: int
+    scope: str = "read"
+    prefixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackupsSeen:
+    """The backups of a store, at `url`, which has no secrets."""
+
+    url: str
+    listed: Listed
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCounted:
+    """What a server has counted of a shard that it has in memory."""
+
+    name: str
+    commits: int
+    races_lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server knows by itself. `calls` are (store, verb, outcome) -> how often.
+
+    `clock_agrees`: whether its clock and the blob store's agreed when they were compared last. None: they were not.
+    """
+
+    shards: tuple[ShardCounted, ...]
+    calls: dict[tuple[str, str, str], int]
+    clock_agrees: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is known besides the stores. None: it was not asked for, or is not to be told to who asks."""
+
+    backups: BackupsSeen | None = None
+    tokens: Sequence[TokenSeen] | None = None
+    served: Served | None = None
+
+
+NOTHING_BESIDE = Beside()
+
+
+# --- backups
+
+
+def look_at_backups(url: str, clock: Clock) -> BackupsSeen:
+    """List the backups of a store. Nothing is written. Raises InvalidUsage: it is none; Unavailable."""
+    with translated():
+        try:
+            blob = open_blob(url, makes=False)
+        except BlobMisconfigured as error:
+            if str(error).endswith("does not exist"):
+                raise Unavailable(str(error)) from error
+            raise
+        try:
+            store = BackupStore(LookedBlob(blob), clock, SystemIds())
+            store.open(None)
+            return BackupsSeen(without_secrets(url), store.listed())
+        finally:
+            blob.close()
+
+
+def check_location(seen: BackupsSeen, location: str | None) -> None:
+    """Raises InvalidUsage: the backups are of another location."""
+    others = {one.location for one in seen.listed.backups} - {location}
+    if location is not None and others:
+        raise InvalidUsage(f"{seen.url} has backups of location {min(others)}, and this is {location}")
+
+
+def backups(seen: BackupsSeen, now_ms: int, limits: Limits) -> Iterator[Diagnosis]:
+    """Backups that cannot be read, and a newest one that is too old."""
+    command = f"persist backup create --to {seen.url}"
+    for unread in seen.listed.unread:
+        yield diagnosis(
+            "backup-unreadable",
+            None,
+            f"backup {unread.id} cannot be read",
+            cause=unread.why.message,
+            remedy="make a new one; persist backup prune --damaged takes this one away",
+            command=command,
+        )
+    newest = max(seen.listed.backups, key=lambda one: one.shown_ms, default=None)
+    if newest is not None and now_ms - newest.shown_ms <= limits.backup_ms:
+        return
+    what = f"there is no backup in {seen.url} that can be read"
+    if newest is not None:
+        what = f"the newest backup, {newest.id}, is {age(now_ms - newest.shown_ms)} old"
+    yield diagnosis(
+        "backup-old",
+        None,
+        what,
+        cause=f"no backup was made for {age(limits.backup_ms)}; who makes them has stopped, or fails",
+        remedy="make one now, and look why the usual one was not made",
+        command=command,
+    )
+
+
+def lacking(seen: BackupsSeen, shards: Sequence[tuple[str, int]]) -> Iterator[Diagnosis]:
+    """Shards that are in no backup, though they were there when the newest one was made; each with when it was."""
+    newest = max(seen.listed.backups, key=lambda one: one.taken_ms, default=None)
+    if newest is None:
+        return
+    known = {shard.name for backup in seen.listed.backups for shard in backup.shards}
+    found = sorted(name for name, first_ms in shards if name not in known and 0 < first_ms < newest.taken_ms)
+    if found:
+        yield diagnosis(
+            "backup-lacks",
+            None,
+            f"{many(len(found), 'shard')} {'is' if len(found) == 1 else 'are'} in no backup: {some(found)}",
+            cause="backups are made of some shards, and these are not among them",
+            remedy="make one of all shards, or name these too",
+            command=f"persist backup create --to {seen.url}",
+        )
+
+
+# --- tokens
+
+
+def tokens(found: Sequence[TokenSeen], now_ms: int, limits: Limits) -> Iterator[Diagnosis]:
+    """Tokens that end soon, or have ended: who still uses one is refused."""
+    for token in found:
+        left_ms = token.expires_ms - now_ms
+        if left_ms > limits.token_ms:
+            continue
+        ends = f"ends in {age(left_ms)}, {at(token.expires_ms)}" if left_ms > 0 else f"has ended {at(token.expires_ms)}"
+        yield diagnosis(
+            "token-expires",
+            None,
+            f"the token {token.name!r} {ends}",
+            cause="the tokens file says so: from then on its bearer is refused",
+            remedy="mint another one with its scopes and prefixes, name it where a file of quotas names this one, "
+            "and give it to its bearer; then take this one out of the file",
+            command=" ".join(
+                (
+                    f"persist token {token.name}-next --file FILE --scope {token.scope}",
+                    *(f"--prefix {prefix}" for prefix in token.prefixes),
+                )
+            ),
+        )
+
+
+# --- a server
+
+
+def served_by(location: Location) -> Served:
+    """What a server's location has counted."""
+    machines = location.machines()
+    shards = tuple(_counted(machine.name, machine.metrics) for machine in machines)
+    calls = {(key[0], key[1], key[2]): count for key, (count, _, _) in location.store_calls.totals().items()}
+    return Served(shards, calls, location.clock_agrees)
+
+
+def _counted(name: str, metrics: MachineMetrics) -> ShardCounted:
+    return ShardCounted(name, metrics.commits, metrics.races_lost)
+
+
+def races_lost(served: Served, names: frozenset[str]) -> Iterator[Diagnosis]:
+    """Shards to which others commit as well, so that this server often has to begin anew."""
+    for one in served.shards:
+        tried = one.commits + one.races_lost
+        if one.name not in names or one.races_lost < RACES_MANY or one.races_lost * 100 < tried * RACES_PERCENT_MAX:
+            continue
+        yield diagnosis(
+            "races-lost",
+            one.name,
+            f"this server has lost {one.races_lost:,} of {tried:,} races to commit since it began: each costs a commit "
+            "the time of another one",
+            cause="another server, or a program that opens the stores itself, commits to the same shard",
+            remedy="give all clients the same list of servers: each shard then has one server",
+            command=f"persist history {one.name} --commits 20",
+        )
+
+
+def store_failing(served: Served) -> Iterator[Diagnosis]:
+    """Calls to a store that failed more often than now and then."""
+    sums: dict[tuple[str, str], int] = {}
+    failed: dict[tuple[str, str], dict[str, int]] = {}
+    for (store, verb, outcome), count in sorted(served.calls.items()):
+        sums[store, verb] = sums.get((store, verb), 0) + count
+        if outcome not in FINE and count:
+            failed.setdefault((store, verb), {})[outcome] = count
+    for (store, verb), outcomes in failed.items():
+        count = sum(outcomes.values())
+        if count < FAILURES_MANY or count * 100 <= sums[store, verb] * FAILURES_PERCENT_MAX:
+            continue
+        yield diagnosis(
+            "store-failing",
+            None,
+            f"{count:,} of {sums[store, verb]:,} calls of {verb!r} to the {store} store have failed since the server "
+            f"began: {', '.join(outcomes)}",
+            cause="the store is away now and then, refuses, or is too slow",
+            remedy="look at the store, and at the log of the server: it has the reasons",
+        )
+
+
+def server_clock(served: Served) -> Iterator[Diagnosis]:
+    """A server compares its clock with the blob store's every few minutes in which it commits."""
+    if served.clock_agrees is False:
+        yield diagnosis(
+            "clock-off",
+            None,
+            "the clocks of this server and of the blob store do not agree: nothing is settled, or goes, by age",
+            cause="one of the two clocks is wrong by more than 10 seconds",
+            remedy="set the clocks by NTP, of the machine of the server and of that of the blob store",
+        )

@@ -15,10 +15,9 @@ from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.connection_args import check_there, where_of
 from persist.client.timestamps import instant_text, kept_ms, read_instant
 from persist.commit.system import SystemClock, SystemIds
-from persist.copies.backup_check import checked_backup
 from persist.copies.backup_creation import TIMESTAMP, UPPER, Progress, Wanted, back_up
 from persist.copies.backup_pruning import Kept, prune
-from persist.copies.backup_restore import Choice, chosen, restore
+from persist.copies.backup_restore import Choice, checked_backup, chosen, restore
 from persist.copies.backup_store import Backup, BackupStore
 from persist.copies.throttled_blob import read_rate
 from persist.copies.verify import How

@@ -31,7 +31,7 @@ from persist.core.errors import (
     Unauthorized,
     UpgradeNeeded,
 )
-from persist.inspect.documents import Document
+from persist.inspect.documents import Document, Finding
 from persist.inspect.log_listing import POLL_S
 from persist.inspect.queries import Query, answer, span_of
 from persist.inspect.readonly_location import Look, look_at_directory, look_at_stores
@@ -93,7 +93,7 @@ class Near:
         return (row.to_json() for row in self._document.rows)
 
     def findings(self) -> list[dict[str, Any]]:
-        return [one.to_json() for one in self._document.findings.listed()]
+        return [Finding.of(fault).to_json() for fault in self._document.findings.listed()]
 
     def json(self) -> Iterator[str]:
         return self._document.pieces()

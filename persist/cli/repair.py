@@ -11,14 +11,14 @@ from typing import Any
 
 from persist.cli.backup import backups_at
 from persist.cli.connection_args import where_of
-from persist.commit.examine import Named, all_parts
 from persist.commit.location import Location
-from persist.copies.blob_repair import LEFT, PUT, REPLACED, mended, put_anew
+from persist.copies.blob_repair import LEFT, PUT, REPLACED, mended, put_anew, replace_part
+from persist.copies.shard_facts import NamedPart, all_parts
 from persist.core import commands as c
 from persist.core.batch import Part
 from persist.core.errors import InvalidUsage
 from persist.core.ids import PartId, check_shard_name, parse
-from persist.core.record import asdict, replace
+from persist.core.record import asdict
 from persist.core.state import State
 
 EXIT_FOUND = 1
@@ -69,7 +69,7 @@ def _mend(location: Location, name: str, source: str, is_meant: bool) -> int:
     with backups_at(source) as store:
         for found in mended(location, name, store, dry_run=not is_meant):
             counts[found.done] += 1
-            told = {"shard": name, "what": found.fault.what, "key": found.fault.key, "done": found.done}
+            told = {"shard": name, "what": found.fault.what, "key": found.fault.key or "inline", "done": found.done}
             print(json.dumps({**told, "by": found.by or None, "why": found.why or None}))
     print(json.dumps({"shard": name, **counts, "dry_run": not is_meant}))
     would = not is_meant and counts[PUT] + counts[REPLACED]
@@ -84,7 +84,7 @@ def _excise(location: Location, name: str, part_id: PartId, is_meant: bool) -> i
         print(f"would take {part.rows} rows out of shard {name!r}, for ever; with --yes it is done")
         print(json.dumps(_shown(named, state)))
         return EXIT_FOUND
-    return _done(location, c.ReplacePart(part_id), state, named)
+    return _done(location, replace_part(named, None), state, named)
 
 
 def _replace(location: Location, name: str, part_id: PartId, file: Path, is_meant: bool) -> int:
@@ -103,16 +103,14 @@ def _replace(location: Location, name: str, part_id: PartId, file: Path, is_mean
     if not is_meant:
         print(f"would put {file} in the place of part {part_id} of shard {name!r}; with --yes it is done")
         return EXIT_FOUND
-    return _done(location, c.ReplacePart(part_id, put_anew(location, state, part, data)), state, named)
+    return _done(location, replace_part(named, put_anew(location, state, part, data)), state, named)
 
 
-def _done(location: Location, command: c.ReplacePart, before: State, named: Named) -> int:
+def _done(location: Location, command: c.ReplacePart, before: State, named: NamedPart) -> int:
     """Commit it, and print what was taken out as a receipt to be kept. A part in a bundle is taken out of that first.
 
     A later commit bundles the other parts again.
     """
-    if named.within is not None:
-        command = replace(command, within=named.within.id, listed=named.listed)
     result = location.machine(before.name).apply(command)
     assert isinstance(result, c.PartReplaced)
     by = None if command.replacement is None else command.replacement.key
@@ -120,7 +118,7 @@ def _done(location: Location, command: c.ReplacePart, before: State, named: Name
     return 0
 
 
-def _named(location: Location, state: State, part_id: PartId) -> Named:
+def _named(location: Location, state: State, part_id: PartId) -> NamedPart:
     for named in all_parts(state, location.blob):
         if named.part.id == part_id:
             return named
@@ -139,7 +137,7 @@ def _place(state: State, part: Part, within: Part | None) -> dict[str, Any]:
     return {"part": part.id, "rows": part.rows, "bytes": part.size, "interval": interval, "keys": keys}
 
 
-def _shown(named: Named, state: State) -> dict[str, Any]:
+def _shown(named: NamedPart, state: State) -> dict[str, Any]:
     """All that the State says of a part, as JSON: bytes are base64."""
     fields = {
         k: b64encode(v).decode() if isinstance(v, bytes) else v

@@ -6,6 +6,7 @@ one commit: so a shard is there whole, or not at all.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +28,10 @@ from persist.client.transport import OneShard
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backup_creation import Progress, Told
 from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup
+from persist.copies.shard_facts import NOT_THERE, Fault, Kind
 from persist.copies.state_rewrite import Copying, Renaming
 from persist.copies.throttled_blob import PacedBlob, check_rate
+from persist.copies.verify import How, verified
 from persist.core.errors import (
     Conflict,
     ConstraintViolated,
@@ -44,7 +47,7 @@ from persist.core.shard_view import ViewRequest
 from persist.core.state import State
 from persist.core.transitions.lifecycle import without_feed, without_policy
 from persist.formats.state_frames import decode_state
-from persist.formats.store_errors import translated
+from persist.formats.store_errors import translated, translated_but_missing
 
 NAMED_MAX = 5  # names that one message tells
 
@@ -348,3 +351,45 @@ def opened(store: BackupStore, backup: Backup, names: Sequence[str]) -> Iterator
         yield location
     finally:
         location.close()
+
+
+# Whether a backup can be restored: it is opened as a location of its own, and checked as `persist check` does.
+
+
+def checked_backup(store: BackupStore, backup: Backup, how: How) -> Iterator[tuple[ShardBackup, tuple[Fault, ...]]]:
+    """Each shard of the backup, and what is wrong with it. Writes nothing.
+
+    Its State can be read, its batches tile, every blob that it names is there with its size. With `deep` every byte is
+    read and compared with its checksum, and every row decoded.
+    """
+    how.check()
+    how = dataclasses.replace(how, alone=True)  # what it had borrowed is in the backup, whoever has lent it
+    for shard in backup.shards:
+        found: list[Fault] = []
+        try:
+            sums = store.sums(shard)
+            with opened(store, backup, [shard.name]) as location:
+                for result in verified(location, [shard.name], how):
+                    found.extend(result.faults)
+            known = {fault.key for fault in found}
+            if how.deep:
+                found.extend(fault for fault in _byte_faults(store, shard, sums, how) if fault.key not in known)
+        except Corruption as error:
+            found.append(Fault(shard.name, Kind.LOG, error.message))
+        yield shard, tuple(dict.fromkeys(found))
+
+
+def _byte_faults(store: BackupStore, shard: ShardBackup, sums: dict[str, tuple[int, int]], how: How) -> Iterator[Fault]:
+    """The blobs that are not parts, whose bytes nothing else has read."""
+    blob = store.blob if how.rate is None else PacedBlob(store.blob, how.rate, store.clock)
+    for key, (size, crc) in sums.items():
+        if key.endswith(".parquet"):
+            continue
+        try:
+            with translated_but_missing():
+                data = blob.get(BLOBS + key)
+        except BlobNotFound:
+            yield Fault(shard.name, Kind.MISSING, f"the blob {key} {NOT_THERE}", key)
+            continue
+        if (len(data), zlib.crc32(data)) != (size, crc):
+            yield Fault(shard.name, Kind.BLOB, f"the blob {key} is damaged: its checksum differs", key)

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blob import BlobNotFound
-from persist.commit.examine import Fault, faults
 from persist.commit.location import Location
 from persist.copies.backup_store import BLOBS, BackupStore, Sums
+from persist.copies.shard_checks import byte_faults
+from persist.copies.shard_facts import Fault, NamedPart
 from persist.core import commands as c
 from persist.core.batch import Part
 from persist.core.blob_keys import COMPACTOR, bundle_key, part_key, shard_of
@@ -50,12 +51,12 @@ def mended(location: Location, name: str, store: BackupStore, *, dry_run: bool =
     told: set[tuple[str, str]] = set()
     for _ in range(ROUNDS):
         bundles = 0
-        for fault in faults(location.machine(name).refresh(), location.blob, location.settings.build):
+        for fault in byte_faults(location.machine(name).refresh(), location.blob, location.settings.build):
             if (fault.key, fault.what) in told:
                 continue
             told.add((fault.key, fault.what))
             found = mending.mended(fault)
-            bundles += found.done != LEFT and fault.part is not None and fault.part.bundle is not None
+            bundles += found.done != LEFT and fault.named is not None and fault.named.part.bundle is not None
             yield found
         if not bundles or dry_run:
             return
@@ -72,7 +73,7 @@ class _Mending:
 
     def mended(self, fault: Fault) -> Mended:
         """Mend one fault, if that can be done."""
-        part = fault.part
+        part = None if fault.named is None else fault.named.part
         if part is not None and part.is_inline:
             return Mended(fault, LEFT, why="its rows lie in the State itself; no blob can take their place")
         try:
@@ -87,8 +88,8 @@ class _Mending:
             return Mended(fault, LEFT, why=error.message)
         with translated():
             is_there = self._location.blob.stat(fault.key) is not None
-        if part is not None and is_there:
-            return self._replaced(fault, part, data)
+        if fault.named is not None and is_there:
+            return self._replaced(fault, fault.named, data)
         if not self._dry_run:
             self._put_back(fault.key, data, is_there)
         return Mended(fault, PUT)
@@ -129,17 +130,22 @@ class _Mending:
                 self._location.blob.delete([key])
             self._location.blob.put(key, data)
 
-    def _replaced(self, fault: Fault, part: Part, data: bytes) -> Mended:
+    def _replaced(self, fault: Fault, named: NamedPart, data: bytes) -> Mended:
         """Put it under a new key, and name that in its place."""
         location = self._location
         if self._dry_run:
             return Mended(fault, REPLACED)
-        fresh = put_anew(location, location.machine(self._name).refresh(), part, data)
-        command = c.ReplacePart(part.id, fresh)
-        if fault.within is not None:
-            command = replace(command, within=fault.within.id, listed=fault.listed)
-        location.machine(self._name).apply(command)
+        fresh = put_anew(location, location.machine(self._name).refresh(), named.part, data)
+        location.machine(self._name).apply(replace_part(named, fresh))
         return Mended(fault, REPLACED, by=fresh.key or "")
+
+
+def replace_part(named: NamedPart, fresh: Part | None) -> c.ReplacePart:
+    """The command that takes a part out, also of its bundle, and names `fresh` in its place."""
+    command = c.ReplacePart(named.part.id, fresh)
+    if named.within is None:
+        return command
+    return replace(command, within=named.within.id, listed=named.listed)
 
 
 def put_anew(location: Location, state: State, part: Part, data: bytes) -> Part:

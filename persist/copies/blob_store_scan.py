@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from blob import Blob, BlobNotFound
 from consensus import Consensus, Entry
-from persist.commit.examine import all_parts
+from persist.copies.shard_facts import all_parts
 from persist.core import state_diff
 from persist.core.blob_keys import (
     belongs_to,

@@ -9,7 +9,7 @@ from blob import Blob, BlobExists
 from consensus import HIDDEN, Consensus
 from persist.commit.location_identity import LOG_KEY, epoch_key
 from persist.commit.state_loader import FIRST
-from persist.copies.readable import Readable
+from persist.copies.shard_facts import Readable
 from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno, shard_of
 from persist.core.errors import Conflict, Corruption
 from persist.core.ids import Binding, family_of, shard_id_of

@@ -1,71 +1,51 @@
-"""Checks of one shard: its State against itself, its attribute index, its loans, and the order of rows."""
+"""Checks of one shard: its State, its log, its loans, its blobs, and the bytes and rows of its parts."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice, pairwise
 
 import pyarrow as pa
 
-from blob import Blob, BlobNotFound
-from persist.attributes.node_codec import Leaf
+from blob import Blob, BlobError, BlobNotFound
+from persist.attributes.node_codec import Leaf, check_nodes
 from persist.attributes.node_store import ChunkReader, NodeCache
 from persist.commit.clone_refs import LoanLists
-from persist.copies.readable import Readable
-from persist.core.attribute import KEY_BYTES
+from persist.commit.state_loader import Versions
+from persist.copies.shard_facts import (
+    NOT_THERE,
+    Fault,
+    Kind,
+    LoggedDiff,
+    NamedPart,
+    Readable,
+    all_parts,
+)
+from persist.core import invariants, state_diff
+from persist.core.attribute import KEY_BYTES, IndexChunk
+from persist.core.audit_log import EntryFile
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno, shard_of
-from persist.core.errors import Corruption
-from persist.core.ids import family_of, shard_id_of
+from persist.core.dedup import OutcomeFile
+from persist.core.errors import Corruption, HistoryLost, PersistError
+from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.merge_plan import claim_is_for_merge
 from persist.core.named_holds import by_owner, is_foreign
 from persist.core.state import State, auxiliary_blob_keys
+from persist.core.state_diff import StateDiff
 from persist.core.truncation import begins
-from persist.parts import ShardSchema
+from persist.formats.entry_frames import read_block, read_index
+from persist.formats.outcome_frames import HEADER_BYTES, PREFIX_BYTES, decode, read_prefixes
+from persist.formats.state_frames import THIS_BUILD, Build, decode_state
+from persist.formats.store_errors import translate, translated, translated_but_missing
+from persist.parts import ShardSchema, decode_inline, sound_schemas
 from persist.parts.consolidate import sort_groups
 from persist.parts.key_encoding import SortedKeys
 from persist.parts.part_files import BlobReads, Files
-
-# Faults of shards that the checker finds, by kind.
-
-
-class Kind(StrEnum):
-    """What a fault is of. docs/check.md has the table of what each kind finds, and at which depth."""
-
-    LOG = "log"  # an entry cannot be read, is not there, or follows another one than it says
-    ROLLUP = "rollup"  # it cannot be read, or holds another State than the log makes
-    STEP = "step"  # a commit moved what never moves back, or named a blob that had left
-    STATE = "state"  # the State contradicts itself
-    LOAN = "loan"  # a blob of another shard, which that one has not lent
-    MISSING = "missing"  # a blob is not there
-    SIZE = "size"  # a blob has another size
-    BUNDLE = "bundle"  # it cannot be read, or lists something else
-    PART = "part"  # the bytes or rows of a part are others than the State says
-    ORDER = "order"  # the rows of a part are not in order, or lie outside the bounds of their keys
-    INDEX = "index"  # the tree of attributes contradicts itself
-    BLOB = "blob"  # any other blob cannot be read
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with a shard. `key` is that of the blob ("": it is of no blob)."""
-
-    shard: str
-    kind: Kind
-    what: str
-    key: str = ""
-
-    def to_json(self) -> dict[str, str | None]:
-        """The fields by name; null for none."""
-        return {"shard": self.shard, "kind": str(self.kind), "what": self.what, "key": self.key or None}
-
-    def __str__(self) -> str:
-        """One sentence that names the shard, the kind and the blob."""
-        of = f", blob {self.key}" if self.key else ""
-        return f"shard {self.shard!r} has a fault of the kind {self.kind}{of}: {self.what}"
-
+from persist.parts.part_validation import PartCheck, check_presence
 
 # Whether a State agrees with itself: its counts, bounds, order, schemas, holds and names of blobs. Pure.
 #
@@ -159,6 +139,167 @@ def _claims(state: State) -> Iterator[Said]:
             yield f"the claim {key} of {claim.owner} is for nothing", ""
 
 
+# Whether the log of a shard leads from its oldest rollup to its State, step by step, and past each other rollup.
+#
+# Each entry is read by itself, so that one that is damaged is named. Memory: the States of the rollups, and what left
+# the State in the live log.
+
+
+Note = Callable[[Kind, str, str], None]  # what is wrong, and the key of the blob
+
+
+class Replay:
+    """Replays the log of one shard as it is read. What is wrong is noted.
+
+    `state` is the one that the shard shows. None: it cannot be loaded, so the log alone is looked at.
+    """
+
+    def __init__(self, versions: Versions, name: str, state: State | None, note: Note) -> None:
+        self._versions = versions
+        self._name = name
+        self._state = state
+        self._note = note
+        self._gone: set[str] = set()  # blobs that left the State
+        self._made: State | None = None
+        self._last: int | None = None  # the entry before
+        self._is_over = False  # nothing can be said of the entries that follow
+        self._keys: dict[int, str] = {}  # of the rollups that can be read
+        self._rollups = {} if state is None else self._read_rollups(state)
+
+    def take(self, logged: LoggedDiff) -> None:
+        """Take the next entry. Raises Unavailable: the log was cut meanwhile."""
+        if self._is_over or (self._state is not None and logged.seqno > self._state.seqno):
+            return  # the shard has moved on meanwhile
+        if self._last is None and self._state is not None and logged.seqno not in self._state.rollups:
+            what = f"the log begins at v{logged.seqno}, of which the shard names no rollup"
+            self._note(Kind.ROLLUP, what, "")
+        self._is_over = not self._follow(logged)
+
+    def end(self) -> None:
+        """All entries were taken."""
+        if self._is_over or self._state is None:
+            return
+        seqno = self._state.seqno
+        if self._made is None:
+            self._note(Kind.ROLLUP, "no rollup can be read from which its log goes on", "")
+        elif self._made.seqno < seqno:
+            self._note(Kind.LOG, f"the log ends at v{self._made.seqno}, before v{seqno}", "")
+        elif self._made != self._state:
+            differing = _differing(self._made, self._state)
+            self._note(Kind.LOG, f"the log makes another v{seqno} than the newest rollup: {differing}", "")
+
+    def _follow(self, logged: LoggedDiff) -> bool:
+        """Whether something can be said of what comes after this entry."""
+        seqno, change = logged.seqno, logged.change
+        if self._last is not None and seqno != self._last + 1:
+            self._note(Kind.LOG, f"the log goes from v{self._last} to v{seqno}: entries are not there", "")
+            return False
+        self._last = seqno
+        if logged.cut is not None:
+            raise logged.cut
+        if change is None:
+            self._note(Kind.LOG, logged.wrong, "")
+            return False
+        try:
+            made = None if self._made is None else state_diff.apply(change, self._made)
+        except (Corruption, HistoryLost) as error:
+            self._note(Kind.LOG, f"the log entry v{seqno} cannot be followed: {error.message}", "")
+            return False
+        self._step(change, made)
+        self._gone.update(change.gone)
+        held = self._rollups.get(SeqNo(seqno))
+        if made is not None and held is not None and made != held:
+            what = f"the rollup v{seqno} holds another State than the log: {_differing(made, held)}"
+            self._note(Kind.ROLLUP, what, self._keys[seqno])
+        self._made = held if made is None else made
+        return True
+
+    def _step(self, change: StateDiff, made: State | None) -> None:
+        """That no frontier moves back, and that no blob comes back which had left.
+
+        One of another shard may: a clone of that name is dropped, and the next one borrows it too.
+        """
+        added = () if change.trace is None else [key for batch in change.trace.batches for key in batch.blob_keys()]
+        for key in added:
+            if key in self._gone and not is_foreign(key, shard_id_of(self._name)):
+                self._note(Kind.STEP, f"the commit v{change.seqno} names a blob that had left the shard", key)
+        if made is None or self._made is None:
+            return
+        try:
+            invariants.check_step(self._made, made)
+        except Corruption as error:
+            self._note(Kind.STEP, f"the commit v{change.seqno} breaks a promise: {error.message}", "")
+
+    def _read_rollups(self, state: State) -> dict[SeqNo, State]:
+        """The rollups that the State names, as far as they can be read. One that is missing is found by the listing."""
+        readable = {}
+        for seqno, rollup in sorted(state.rollups.items()):
+            try:
+                held = self._versions.read_rollup(rollup.key)
+            except Corruption as error:
+                self._note(Kind.ROLLUP, f"the rollup v{seqno} cannot be read: {error.message}", rollup.key)
+                continue
+            if held is None:
+                continue
+            if (held.name, held.seqno) != (state.name, seqno):
+                what = f"the rollup v{seqno} holds v{held.seqno} of shard {held.name!r}"
+                self._note(Kind.ROLLUP, what, rollup.key)
+                continue
+            readable[seqno], self._keys[seqno] = held, rollup.key
+        return readable
+
+
+def _differing(one: State, other: State) -> str:
+    """The fields in which two States differ."""
+    names = [name for name in type(one).__struct_fields__ if getattr(one, name) != getattr(other, name)]
+    return ", ".join(names)
+
+
+# Whether a shard and those of whose blobs it names some agree on what was lent.
+
+
+def check_borrowed(location: Readable, state: State, named: Iterable[str], note: Note) -> None:
+    """Each blob of another shard is in the list of a loan that its owner has, too. Raises Unavailable.
+
+    A loan of which nothing is named any more may be ended on one side already: that is how it ends.
+    """
+    foreign = by_owner(key for key in named if is_foreign(key, state.shard_id))
+    lists = LoanLists(location.blob)
+    for owner in dict.fromkeys(state.borrowed.values()):
+        left = foreign.pop(family_of(shard_id_of(owner)), set())
+        if not left:
+            continue
+        try:
+            lender = location.versions.load(owner)
+        except Corruption as error:
+            note(Kind.LOAN, f"shard {owner!r}, of which it borrows, cannot be read: {error.message}", "")
+            continue
+        if lender is None:
+            note(Kind.LOAN, f"shard {owner!r}, of which it borrows, is not there", "")
+            continue
+        unknown = []
+        for loan_id, name in state.borrowed.items():
+            loan = lender.loans.get(loan_id) if name == owner else None
+            if name == owner and (loan is None or loan.borrower != state.name):
+                unknown.append(str(loan_id))
+            if loan is None or loan.borrower != state.name:
+                continue
+            try:
+                left.difference_update(lists.keys(loan.list_key))
+            except BlobNotFound:
+                note(Kind.MISSING, f"the list {loan.list_key} of loan {loan_id} is not there", loan.list_key)
+                left.clear()  # nobody can tell what it held
+            except Corruption as error:
+                note(Kind.LOAN, error.message, loan.list_key)
+                left.clear()
+        for key in sorted(left):
+            why = f"shard {owner!r} knows nothing of loan {', '.join(unknown)}" if unknown else "no loan has it"
+            note(Kind.LOAN, f"the blob {key} belongs to shard {owner!r}, which has not lent it: {why}", key)
+    for family, keys in foreign.items():
+        for key in sorted(keys) if state.borrowed else ():  # else the State tells it of each part
+            note(Kind.LOAN, f"the blob {key} belongs to a shard {family} of which nothing is borrowed", key)
+
+
 # Whether the tree of a shard's attributes is one: keys ascend, and each lies in the node that looking it up leads to.
 #
 # Each node is compared with its checksum where chunks are read whole; what only a wrong flush could write is found
@@ -205,90 +346,192 @@ class TreeCheck:
             self._walk(child, size, height - 1, lower if at == 0 else key, ends)
 
 
-# Whether a shard and those of whose blobs it names some agree on what was lent.
+# The bytes and rows of parts: each is looked at alone, so that one that is bad hides no other.
 
 
-Note = Callable[[Kind, str, str], None]  # what is wrong, and the key of the blob
+THREADS = 4
+WINDOW = 64  # parts that are looked at together
+PIECE_BYTES = 8 * 1024 * 1024
 
 
-def check_borrowed(location: Readable, state: State, named: Iterable[str], note: Note) -> None:
-    """Each blob of another shard is in the list of a loan that its owner has, too. Raises Unavailable.
+def everything(name: str) -> bool:
+    """Whatever it is called, it is looked at."""
+    return True
 
-    A loan of which nothing is named any more may be ended on one side already: that is how it ends.
+
+def byte_faults(
+    state: State,
+    blob: Blob,
+    build: Build = THIS_BUILD,
+    *,
+    deep: bool = False,
+    takes: Callable[[str], bool] = everything,
+    threads: int = THREADS,
+) -> Iterator[Fault]:
+    """What is wrong with the blobs and inline parts that the State names, in their order; then with other blobs.
+
+    Every byte is read once and compared with its checksum; `deep`: every row is decoded too, and their order checked.
+    `takes` says by their ids which parts are looked at, and by their keys which other blobs; every bundle is. Raises
+    Unavailable: the store does not answer. Memory: a piece of `PIECE_BYTES` for each of the `threads`, with `deep` a
+    row group.
     """
-    foreign = by_owner(key for key in named if is_foreign(key, state.shard_id))
-    lists = LoanLists(location.blob)
-    for owner in dict.fromkeys(state.borrowed.values()):
-        left = foreign.pop(family_of(shard_id_of(owner)), set())
-        if not left:
-            continue
+    schemas = sound_schemas(state.schemas)
+    checks = {number: PartCheck(schema) for number, schema in schemas.items()}
+
+    def look(named: NamedPart) -> tuple[Kind, str] | None:
+        part = named.part
         try:
-            lender = location.versions.load(owner)
-        except Corruption as error:
-            note(Kind.LOAN, f"shard {owner!r}, of which it borrows, cannot be read: {error.message}", "")
-            continue
-        if lender is None:
-            note(Kind.LOAN, f"shard {owner!r}, of which it borrows, is not there", "")
-            continue
-        unknown = []
-        for loan_id, name in state.borrowed.items():
-            loan = lender.loans.get(loan_id) if name == owner else None
-            if name == owner and (loan is None or loan.borrower != state.name):
-                unknown.append(str(loan_id))
-            if loan is None or loan.borrower != state.name:
-                continue
-            try:
-                left.difference_update(lists.keys(loan.list_key))
-            except BlobNotFound:
-                note(Kind.MISSING, f"the list {loan.list_key} of loan {loan_id} is not there", loan.list_key)
-                left.clear()  # nobody can tell what it held
-            except Corruption as error:
-                note(Kind.LOAN, error.message, loan.list_key)
-                left.clear()
-        for key in sorted(left):
-            why = f"shard {owner!r} knows nothing of loan {', '.join(unknown)}" if unknown else "no loan has it"
-            note(Kind.LOAN, f"the blob {key} belongs to shard {owner!r}, which has not lent it: {why}", key)
-    for family, keys in foreign.items():
-        for key in sorted(keys) if state.borrowed else ():  # else the State tells it of each part
-            note(Kind.LOAN, f"the blob {key} belongs to a shard {family} of which nothing is borrowed", key)
+            if named.failed is not None:
+                raise named.failed
+            if part.bundle is not None:
+                return None
+            if part.key is None:
+                decode_inline(part, schemas)
+                if deep:
+                    _check_of(checks, part).inline_rows(part)
+                return None
+            check_presence(part, blob)
+            _check_bytes(part, blob)
+            if deep:
+                _check_of(checks, part).blob(part, blob, whole=True)
+                return _disorder(part, blob, schemas)
+        except BlobNotFound:
+            return Kind.PART, f"the blob of {'part' if part.bundle is None else 'bundle'} {part.id} {NOT_THERE}"
+        except BlobError as error:
+            raise translate(error) from error
+        except PersistError as error:
+            return Kind.PART, error.message.partition("; write its rows again")[0]
+        return None
+
+    parts = (named for named in all_parts(state, blob) if named.failed is not None or takes(str(named.part.id)))
+    with ExitStack() as stack:
+        look_at: Callable[..., Iterator[tuple[Kind, str] | None]] = map
+        if threads > 1:
+            look_at = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="persist-examine")).map
+        while window := list(islice(parts, WINDOW)):
+            for named, wrong in zip(window, look_at(look, window), strict=True):
+                if wrong is not None:
+                    yield Fault(state.name, *wrong, named.part.key or "", named)
+    yield from _auxiliary_faults(state, blob, build, takes)
 
 
-# Whether the rows of a part lie in the order and within the bounds that every reader relies on.
-#
-# `persist.parts.part_validation` compares a part with its bytes before a commit believes it; what only a build of ours
-# can get wrong is not looked at there. Memory: a row group.
+def _check_of(checks: Mapping[int, PartCheck], part: Part) -> PartCheck:
+    if part.schema_id not in checks:
+        raise Corruption(f"part {part.id} names schema {part.schema_id}, which is not registered, or does not fit")
+    return checks[part.schema_id]
 
 
-class RowOrder:
-    """Looks at parts of these schemas. Not thread-safe: one per thread."""
+def _check_bytes(part: Part, blob: Blob) -> None:
+    checksum = 0
+    for start in range(0, part.size, PIECE_BYTES):
+        piece = blob.get_range(part.key or "", start, min(PIECE_BYTES, part.size - start))
+        checksum = zlib.crc32(piece, checksum)
+    if checksum != part.checksum:
+        raise Corruption(f"part {part.id} does not match its checksum")
 
-    def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> None:
-        self._files = Files(blob, schemas)
-        self.schemas = schemas
 
-    def check(self, part: Part) -> None:
-        """Raises Corruption: rows are not in order, come twice, or lie outside bounds; and what reading does."""
-        if part.key is None:
-            return  # unsorted, and its bounds are compared with its rows
-        schema = self.schemas[part.schema_id]
-        file, last = self._files.open(part), None
+def _disorder(part: Part, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> tuple[Kind, str] | None:
+    """Whether rows are not in order, come twice, or lie outside the bounds that every reader relies on.
+
+    `persist.parts.part_validation` compares a part with its bytes before a commit believes it; this is what only a
+    build of ours can get wrong. Memory: a row group.
+    """
+    schema = schemas[part.schema_id]
+    try:
+        file, last = Files(blob, schemas).open(part), None
         for number, group in enumerate(file.groups):
             rows = file.read([number], schema.updates_schema.names)
             if not rows.num_rows:
                 continue
-            _check_bounds(rows, schema, part, group.key_lower, group.key_upper)
+            keys = SortedKeys(rows, schema.key)
+            ends = keys[0], keys[len(keys) - 1]  # of rows that are in order, or are found not to be
+            if min(ends) < group.key_lower or (group.key_upper is not None and max(ends) > group.key_upper):
+                return Kind.ORDER, f"part {part.id} has keys outside the bounds that it tells of them"
             joined = rows if last is None else pa.concat_tables([last, rows])
             order, firsts = sort_groups(joined, schema)
             if order is not None:
-                raise Corruption(f"the rows of part {part.id} are not in order, in row group {number}")
+                return Kind.ORDER, f"the rows of part {part.id} are not in order, in row group {number}"
             if not firsts.all():
-                raise Corruption(f"part {part.id} has an update twice, in row group {number}")
+                return Kind.ORDER, f"part {part.id} has an update twice, in row group {number}"
             last = rows.slice(rows.num_rows - 1)
+    except Corruption as error:
+        return Kind.ORDER, error.message
+    return None
 
 
-def _check_bounds(rows: pa.Table, schema: ShardSchema, part: Part, lower: bytes, upper: bytes | None) -> None:
-    """The rows are in order, or are found not to be: so the first and the last one tell."""
-    keys = SortedKeys(rows, schema.key)
-    ends = keys[0], keys[len(keys) - 1]
-    if min(ends) < lower or (upper is not None and max(ends) > upper):
-        raise Corruption(f"part {part.id} has keys outside the bounds that it tells of them")
+# The blobs that a State names besides parts: each is read whole, and compared with its checksums.
+
+
+Check = Callable[[bytes], object]
+
+
+def _auxiliary_faults(state: State, blob: Blob, build: Build, takes: Callable[[str], bool]) -> Iterator[Fault]:
+    """Of each blob that `takes` names and that is missing or damaged. Memory: one such blob."""
+    checks = dict(_checks(state, build))
+    for key in filter(takes, dict.fromkeys(auxiliary_blob_keys(state))):
+        check = checks.get(key)
+        try:
+            if check is not None:
+                with translated_but_missing():
+                    data = blob.get(key)
+                check(data)
+                continue
+            with translated():
+                there = blob.stat(key) is not None
+        except BlobNotFound:
+            there = False
+        except Corruption as error:
+            yield Fault(state.name, _kind_of(key), f"the blob {key} is damaged: {error.message}", key)
+            continue
+        if not there:
+            yield Fault(state.name, _kind_of(key), f"the blob {key} {NOT_THERE}", key)
+
+
+def _kind_of(key: str) -> Kind:
+    """The kind of a fault of a blob that is no part."""
+    if is_rollup_key(key):
+        return Kind.ROLLUP
+    return Kind.INDEX if key.endswith(".nodes") else Kind.BLOB
+
+
+def _checks(state: State, build: Build) -> Iterator[tuple[str, Check]]:
+    for first, chunk in state.attribute_chunks.items():
+        yield chunk.key, _chunk_check(chunk, first)
+    for outcomes in state.outcome_files:
+        yield outcomes.key, _outcomes_check(outcomes)
+    for entries in state.entry_files:
+        yield entries.key, _entries_check(entries)
+    for rollup in state.rollups.values():
+        yield rollup.key, lambda data: decode_state(data, build)
+
+
+def _chunk_check(chunk: IndexChunk, first: int) -> Check:
+    def check(data: bytes) -> None:
+        _check_size(data, chunk.length)
+        check_nodes(data, first)
+
+    return check
+
+
+def _outcomes_check(file: OutcomeFile) -> Check:
+    def check(data: bytes) -> None:
+        _check_size(data, file.size)
+        read_prefixes(data)
+        if sum(1 for _ in decode(data[HEADER_BYTES + PREFIX_BYTES * file.count :])) != file.count:
+            raise Corruption(f"it does not have {file.count} outcomes")
+
+    return check
+
+
+def _entries_check(file: EntryFile) -> Check:
+    def check(data: bytes) -> None:
+        _check_size(data, file.size)
+        for at in read_index(data[file.index_at :]).blocks:
+            read_block(data[at.offset : at.offset + at.length], at)
+
+    return check
+
+
+def _check_size(data: bytes, size: int) -> None:
+    if len(data) != size:
+        raise Corruption(f"it has {len(data)} bytes, not {size}")

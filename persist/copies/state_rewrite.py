@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from blob import Blob, BlobNotFound
 from persist.commit.blob_tasks import keys_in
 from persist.commit.clone_refs import LoanLists
-from persist.commit.examine import all_parts
 from persist.commit.location import Location
 from persist.commit.state_loader import Versions
 from persist.copies.backup_store import Sums
+from persist.copies.shard_facts import all_parts
 from persist.core.batch import HollowBatch, Listing, Part
 from persist.core.blob_keys import is_bundle_key, shard_of
 from persist.core.erasure import Erasure

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from persist.attributes.node_codec import Index, Leaf, Node
+from persist.attributes.node_codec import Leaf
 from persist.attributes.node_store import ChunkReader, StaleIndex
+from persist.copies.shard_facts import Kind, ShardFacts, newest
 from persist.core.attribute import MARKS_FROM, AttributeKey, attribute_key, is_core_key
 from persist.core.errors import Corruption, InvalidUsage, Unavailable
 from persist.core.state import State
-from persist.inspect.documents import Document, Findings, JsonRecord
+from persist.inspect.documents import Document, JsonRecord
 from persist.inspect.readonly_location import Look
-from persist.inspect.state_history import Rechecked, newest
 
 HEIGHT_MAX = 32  # of a tree that makes sense
 
@@ -44,35 +43,26 @@ class AttributeTree(JsonRecord, frozen=True):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A node that is reached. `node` None: it cannot be read."""
-
-    level: int
-    offset: int
-    length: int
-    node: Node | None
-
-
 def attributes_document(look: Look, name: str, lower: str | None, upper: str | None) -> Document:
     """The attributes with keys in `[lower, upper)` (None: to the ends), ascending. Raises InvalidUsage: no such key."""
     start = attribute_key(bytes(16) if lower is None else lower)
     end = None if upper is None else attribute_key(upper)
     if end is not None and end < start:
         raise InvalidUsage(f"upper is {end} and lower {start}: give the lower key first")
-    seen = newest(look, name)
-    state = seen.known()
-    rows = _attributes(look, state, start, end, seen.findings)
-    return Document("attributes", seen.findings, name, int(state.seqno), _tree_of(state), rows)
+    facts = newest(look, name)
+    state = facts.known()
+    rows = _attributes(look, facts, start, end)
+    return Document("attributes", facts.faults, name, int(state.seqno), _tree_of(state), rows)
 
 
 def _attributes(
-    look: Look, state: State, lower: AttributeKey, upper: AttributeKey | None, findings: Findings
+    look: Look, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
 ) -> Iterator[AttributeRow]:
     """The recent ones cover those in the index; both ascend."""
+    state = facts.known()
     recent = iter(sorted((k, v) for k, v in state.attributes.items() if lower <= k and (upper is None or k < upper)))
     held = next(recent, None)
-    for key, value in _indexed(look, state, lower, upper, findings):
+    for key, value in _indexed(look, facts, lower, upper):
         while held is not None and held[0] < key:
             if held[1] is not None:
                 yield AttributeRow(held[0], held[1], "state")
@@ -86,60 +76,52 @@ def _attributes(
 
 
 def _indexed(
-    look: Look, state: State, lower: AttributeKey, upper: AttributeKey | None, findings: Findings
+    look: Look, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
 ) -> Iterator[tuple[AttributeKey, int]]:
     end = MARKS_FROM if upper is None else min(upper, MARKS_FROM)
-    for visit in visits(look, state, findings, bytes.fromhex(lower)):
-        if isinstance(visit.node, Leaf):
-            for raw, value in visit.node.entries():
-                key = AttributeKey(raw.hex())
-                if key >= end:
-                    return
-                if key >= lower and not is_core_key(key):
-                    yield key, value
+    for leaf in _leaves(look, facts, bytes.fromhex(lower)):
+        for raw, value in leaf.entries():
+            key = AttributeKey(raw.hex())
+            if key >= end:
+                return
+            if key >= lower and not is_core_key(key):
+                yield key, value
 
 
-def visits(look: Look, state: State, findings: Findings, lower: bytes = b"") -> Iterator[Visit]:
-    """The nodes of the tree, each before its children, in order of keys. Those wholly before `lower` are left out."""
-    root = state.attribute_root
-    if not root.height:
-        return
-    if root.height > HEIGHT_MAX:
-        findings.note(f"the attribute index says that it is {root.height} levels high")
-        return
-    yield from _Walk(look, state, lower, findings).below(root.height, root.offset, root.length)
+def _leaves(look: Look, facts: ShardFacts, lower: bytes) -> Iterator[Leaf]:
+    """The leaves of the tree in order of keys. Those wholly before `lower` are left out.
 
+    Raises Unavailable: the shard has moved on, and nodes went meanwhile.
+    """
+    state, faults = facts.known(), facts.faults
+    reader = ChunkReader(look.blob, state.attribute_chunks, look.nodes)
 
-class _Walk:
-    """From a node down. Raises Unavailable where the shard has moved on, and nodes went meanwhile."""
-
-    def __init__(self, look: Look, state: State, lower: bytes, findings: Findings) -> None:
-        self._reader = ChunkReader(look.blob, state.attribute_chunks, look.nodes)
-        self._again = Rechecked(look, state)
-        self._lower = lower
-        self._findings = findings
-
-    def below(self, level: int, offset: int, length: int) -> Iterator[Visit]:
-        node: Node | None = None
+    def below(level: int, offset: int, length: int) -> Iterator[Leaf]:
+        why = ""
         try:
-            node = self._reader.read(offset, length)
+            node = reader.read(offset, length)
             if isinstance(node, Leaf) != (level == 1):
-                node = None
-                raise Corruption("it is not at its level")
+                why = "it is not at its level"
         except Corruption as error:
-            self._note(offset, error.message)
+            why = error.message
         except StaleIndex as error:
-            if self._again.has_moved:
+            if facts.has_moved:
                 raise Unavailable("the attribute index has moved on meanwhile; look again") from error
-            self._note(offset, str(error))
-        yield Visit(level, offset, length, node)
-        if isinstance(node, Index):
-            for at in range(node.child_of(self._lower) if self._lower else 0, len(node)):
+            why = str(error)
+        if why:
+            faults.note(Kind.INDEX, f"the node of the attribute index at offset {offset} cannot be read: {why}")
+        elif isinstance(node, Leaf):
+            yield node
+        else:
+            for at in range(node.child_of(lower) if lower else 0, len(node)):
                 _, child, _, size = node.child(at)
-                yield from self.below(level - 1, child, size)
+                yield from below(level - 1, child, size)
 
-    def _note(self, offset: int, why: str) -> None:
-        self._findings.note(f"the node of the attribute index at offset {offset} cannot be read: {why}")
+    root = state.attribute_root
+    if root.height > HEIGHT_MAX:
+        faults.note(Kind.INDEX, f"the attribute index says that it is {root.height} levels high")
+    elif root.height:
+        yield from below(root.height, root.offset, root.length)
 
 
 def _tree_of(state: State) -> AttributeTree:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pyarrow.compute as pc
 
 from blob import BlobNotFound
+from persist.copies.shard_facts import TRIES, Kind, newest
 from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable, UnknownShard
 from persist.core.phases import dropped
 from persist.core.state import State, is_kept
@@ -17,7 +18,6 @@ from persist.core.truncation import contents
 from persist.formats.store_errors import translated_but_missing
 from persist.inspect.documents import Document, Frontier, JsonRecord
 from persist.inspect.readonly_location import Look
-from persist.inspect.state_history import TRIES, Rechecked, newest
 from persist.parts import DIFF, PartReader, sound_schemas
 from persist.parts import newest as newest_schema
 from persist.parts.row_stats import MODULUS, digest_of_rows
@@ -44,8 +44,8 @@ def digest_document(look: Look, name: str, as_of: int | None) -> Document:
     Nothing is held meanwhile: where maintenance takes a part away, the newest State is read, a few times.
     """
     for left in range(TRIES, -1, -1):
-        seen = newest(look, name)
-        state = seen.known()
+        facts = newest(look, name)
+        state = facts.known()
         if state.is_closed:
             raise UnknownShard(dropped(name))
         at = _time(state, name, as_of)
@@ -54,17 +54,17 @@ def digest_document(look: Look, name: str, as_of: int | None) -> Document:
         try:
             rows, digest = _digest(look, state, at)
         except Corruption as error:
-            seen.findings.note(error.message)
+            facts.faults.note(Kind.PART, error.message)
         except BlobNotFound as error:
-            if Rechecked(look, state).has_moved:
+            if facts.has_moved:
                 if left:
                     continue
                 raise Unavailable(f"shard {name!r} has moved on during each of {TRIES + 1} reads; ask again") from error
-            seen.findings.note(f"a blob is not there: {error}")
+            facts.faults.note(Kind.MISSING, f"a blob is not there: {error}")
         break
     since, upper = state.since.to_json(), state.upper.to_json()
     about = ContentDigest(at, since, upper, rows, None if digest is None else f"{digest:016x}")
-    return Document("digest", seen.findings, name, int(state.seqno), about)
+    return Document("digest", facts.faults, name, int(state.seqno), about)
 
 
 def _time(state: State, name: str, as_of: int | None) -> int:

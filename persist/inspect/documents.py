@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, to_builtins
 
 from persist.client.timestamps import INSTANT_MAX, instant_text
+from persist.copies.shard_facts import Fault, Faults
 
 VERSION: Literal[1] = 1  # of what `--json` prints
 HASH_BYTES = 8
-FINDINGS_MAX = 10_000  # in one document; more are counted
 
 
 Frontier = Annotated[list[int], Meta(max_length=1)]  # `[7]`, or `[]`: closed
@@ -40,34 +40,9 @@ class Finding(JsonRecord, frozen=True):
     what: str
     key: str | None = None
 
-
-class Findings(list[Finding]):
-    """What was found to be wrong so far. Each is told once."""
-
-    def __init__(self, shard: str | None = None) -> None:
-        super().__init__()
-        self.shard = shard
-        self._known: set[Finding] = set()
-        self._beyond = 0
-
-    def note(self, what: str, key: str | None = None) -> None:
-        self.take([Finding(self.shard, what, key)])
-
-    def take(self, found: Iterable[Finding]) -> None:
-        """These as well."""
-        for one in found:
-            if one in self._known:
-                continue
-            if len(self) >= FINDINGS_MAX:
-                self._beyond += 1
-                continue
-            self._known.add(one)
-            self.append(one)
-
-    def listed(self) -> list[Finding]:
-        """All of them, and how many more there are."""
-        more = [Finding(self.shard, f"and {self._beyond} more")] if self._beyond else []
-        return [*self, *more]
+    @classmethod
+    def of(cls, fault: Fault) -> Finding:
+        return cls(fault.shard, fault.what, fault.key or None)
 
 
 @dataclass
@@ -78,7 +53,7 @@ class Document:
     """
 
     command: str
-    findings: Findings
+    findings: Faults
     shard: str | None = None
     seqno: int | None = None
     about: JsonRecord | None = None
@@ -103,7 +78,7 @@ class Document:
         yield ', "rows": ['
         for number, row in enumerate(self.rows):
             yield f"{', ' if number else ''}{json.dumps(row.to_json())}"
-        yield f'], "findings": {json.dumps([one.to_json() for one in self.findings.listed()])}}}\n'
+        yield f'], "findings": {json.dumps([Finding.of(fault).to_json() for fault in self.findings.listed()])}}}\n'
 
 
 def instant(at_ms: int | None) -> str | None:

@@ -8,14 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from blob import BlobNotFound
-from persist.commit.clone_refs import LoanLists
-from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.named_holds import Loan
+from persist.copies.shard_facts import ShardFacts, newest
 from persist.core.state import Leased, State
-from persist.inspect.documents import Document, Findings, Frontier, JsonRecord, KeyShower, instant
+from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
 from persist.inspect.readonly_location import Look
-from persist.inspect.state_history import Rechecked, newest
 
 
 class Hold(JsonRecord, frozen=True, kw_only=True):
@@ -52,10 +48,10 @@ class Hold(JsonRecord, frozen=True, kw_only=True):
 
 def holds_document(look: Look, name: str, keys: KeyShower) -> Document:
     """Every holder of a shard. The list of each loan is read."""
-    seen = newest(look, name)
-    state = seen.known()
-    rows = [*_leases(state, keys), *_tags(state), *_loans(look, state, seen.findings)]
-    return Document("holds", seen.findings, name, int(state.seqno), rows=rows)
+    facts = newest(look, name)
+    state = facts.known()
+    rows = [*_leases(state, keys), *_tags(state), *_loans(look, facts)]
+    return Document("holds", facts.faults, name, int(state.seqno), rows=rows)
 
 
 def _leases(state: State, keys: KeyShower) -> Iterator[Hold]:
@@ -105,31 +101,17 @@ def _tags(state: State) -> Iterator[Hold]:
         yield Hold(kind="tag", id=name, holder="", since=[tag.time], until=until, by_policy=tag.laddered)
 
 
-def _loans(look: Look, state: State, findings: Findings) -> Iterator[Hold]:
-    for loan_id, loan in sorted(state.loans.items()):
-        if _check_list(look, state, loan, findings):
-            yield Hold(
-                kind="lent",
-                id=str(loan_id),
-                holder=look.shown_name(loan.borrower),
-                begun=instant(loan.begun_ms),
-                parts=loan.keys,
-                key=loan.list_key,
-            )
+def _loans(look: Look, facts: ShardFacts) -> Iterator[Hold]:
+    state = facts.known()
+    for loan_id in facts.lent(facts.faults):
+        loan = state.loans[loan_id]
+        yield Hold(
+            kind="lent",
+            id=str(loan_id),
+            holder=look.shown_name(loan.borrower),
+            begun=instant(loan.begun_ms),
+            parts=loan.keys,
+            key=loan.list_key,
+        )
     for loan_id, owner in sorted(state.borrowed.items()):
         yield Hold(kind="borrowed", id=str(loan_id), holder=look.shown_name(owner))
-
-
-def _check_list(look: Look, state: State, loan: Loan, findings: Findings) -> bool:
-    """Note what is wrong with the list of a loan. False: the loan has ended meanwhile."""
-    try:
-        held = len(LoanLists(look.blob).keys(loan.list_key))
-        if held != loan.keys:
-            findings.note(f"list {loan.list_key} has {held} blobs, not {loan.keys}", loan.list_key)
-    except BlobNotFound:
-        if not Rechecked(look, state).is_named(loan.list_key):
-            return False
-        findings.note(f"the blob {loan.list_key} is not there", loan.list_key)
-    except (Corruption, UpgradeNeeded) as error:
-        findings.note(error.message, loan.list_key)
-    return True

@@ -6,27 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from persist.commit.state_loader import Cut
+from persist.copies.shard_facts import Faults, Kind, LoggedDiff, first_live, head_of, walk_log
 from persist.core.batch import HollowBatch
-from persist.core.errors import Corruption, InvalidUsage, NotReadable, UnknownShard, UpgradeNeeded
-from persist.core.ids import SeqNo
+from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.state_diff import MAPPINGS, SCALARS, StateDiff
-from persist.formats.store_errors import translated
-from persist.inspect.documents import VERSION, Document, Findings, Frontier, JsonRecord, instant
+from persist.inspect.documents import VERSION, Document, Frontier, JsonRecord, instant
 from persist.inspect.readonly_location import Look
 
-PAGE = 200  # entries that are read at once
 POLL_S = 0.5  # how often `--follow` looks for new ones
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """An entry as it lies in the log. `change` is None where it cannot be read: `wrong` says why."""
-
-    seqno: int
-    size: int
-    change: StateDiff | None
-    wrong: str | None = None
 
 
 class LoggedBatch(JsonRecord, frozen=True):
@@ -84,39 +71,20 @@ class Span:
             raise InvalidUsage(f"from is {self.first} and to is {self.last}: from must not be later")
 
 
-def head_of(look: Look, name: str) -> int:
-    """The newest seqno. Raises UnknownShard, Unavailable, Corruption (the store itself is damaged)."""
-    with translated():
-        head = look.consensus.head(name)
-    if head is None:
-        raise UnknownShard(f"there is no shard {name!r} here; `persist shards` lists them")
-    return head.seqno
-
-
-def walked(look: Look, name: str, first: int = 1, last: int | None = None) -> Iterator[Logged]:
-    """The live entries of `[first, last]`, ascending; long diffs are read from their blobs."""
-    while last is None or first <= last:
-        with translated():
-            page = look.consensus.scan(name, first, PAGE if last is None else min(PAGE, last - first + 1))
-        for entry in page:
-            if last is not None and entry.seqno > last:
-                return
-            yield _read(look, name, entry.seqno, entry.data)
-        if not page:
-            return
-        first = page[-1].seqno + 1
-
-
-def _read(look: Look, name: str, seqno: int, data: bytes) -> Logged:
-    try:
-        change = look.versions.whole(name, look.versions.decode(data))
-    except (Corruption, UpgradeNeeded) as error:
-        return Logged(seqno, len(data), None, f"the log entry v{seqno} cannot be read: {error.message}")
-    except Cut as error:
-        return Logged(seqno, len(data), None, error.message)
-    if change.seqno != seqno:
-        return Logged(seqno, len(data), None, f"the log entry v{seqno} holds the state diff v{change.seqno}")
-    return Logged(seqno, len(data), change)
+def version_at(look: Look, name: str, at_ms: int) -> int:
+    """The last version that was committed by that instant, by its committer's clock. Raises NotReadable."""
+    head_of(look, name)
+    found: int | None = None
+    earliest: int | None = None
+    for logged in walk_log(look, name):
+        if logged.change is None:
+            continue
+        earliest = logged.change.walltime_ms if earliest is None else min(earliest, logged.change.walltime_ms)
+        if logged.change.walltime_ms <= at_ms:
+            found = logged.seqno
+    if found is None:
+        raise NotReadable(f"the log of shard {name!r} has no version of then: it begins at {instant(earliest)}")
+    return found
 
 
 def log_document(look: Look, name: str, span: Span, *, waits: bool = False) -> Document:
@@ -130,23 +98,23 @@ def log_document(look: Look, name: str, span: Span, *, waits: bool = False) -> D
         raise InvalidUsage(f"shard {name!r} has no v{span.first} yet: its log ends at v{head}")
     if span.last is not None and span.last < (first := first_live(look, name)):
         raise NotReadable(f"v{span.last} of shard {name!r} is not there any more: its log begins at v{first}")
-    findings = Findings(name)
+    findings = Faults(name)
 
     def rows() -> Iterator[LogEntry]:
         before: int | None = None
-        for logged in walked(look, name, span.first or 1, span.last):
+        for logged in walk_log(look, name, span.first or 1, span.last):
             gap = before is not None and logged.seqno != before + 1
             wrong = f"entries v{(before or 0) + 1} to v{logged.seqno - 1} are missing" if gap else None
             told = _told(name, logged, wrong)
             before = logged.seqno
             if told.finding is not None:
-                findings.note(told.finding)
+                findings.note(Kind.LOG, told.finding)
             yield told
 
     return Document("log", findings, name, head, rows=rows(), lines=True)
 
 
-def _told(name: str, logged: Logged, gap: str | None) -> LogEntry:
+def _told(name: str, logged: LoggedDiff, gap: str | None) -> LogEntry:
     finding = "; ".join(filter(None, (gap, logged.wrong))) or None
     change = logged.change
     if change is None:
@@ -192,8 +160,9 @@ def logged_batch(batch: HollowBatch) -> LoggedBatch:
     return LoggedBatch(*frontiers, batch.part_count, batch.rows, batch.size)
 
 
-def first_live(look: Look, name: str) -> SeqNo:
-    """Where the log begins now."""
-    with translated():
-        entries = look.consensus.scan(name, 1, 1)
-    return SeqNo(entries[0].seqno if entries else 0)
+def seqno_of(text: object) -> int:
+    """A version as it is written, `v12` or `12`. Raises InvalidUsage."""
+    digits = text.removeprefix("v") if isinstance(text, str) else ""
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
+        raise InvalidUsage(f"{text!r:.60} is no version; give a number such as 12, or v12")
+    return int(digits)

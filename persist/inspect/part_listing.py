@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from blob import BlobNotFound
-from persist.core.batch import Description, Part
+from persist.copies.shard_facts import NOT_THERE, Faults, Kind, NamedPart, ShardFacts, newest
+from persist.core.batch import Part
 from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, is_part_key, shard_of
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
-from persist.core.ids import family_of
-from persist.core.manifests import Listed
+from persist.core.ids import family_of, shard_id_of
 from persist.core.state import State
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.inspect.documents import Document, Findings, Frontier, JsonRecord, KeyShower, instant
+from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
 from persist.inspect.readonly_location import Look
-from persist.inspect.state_history import Rechecked, named_shard, newest
 from persist.parts import DIFF, TIME, sound_schemas
 from persist.parts.part_files import Files, PartFile
-from persist.parts.read_plan import read_bundle
 
 # The parts of a shard, by batch and run.
 
@@ -63,84 +60,42 @@ class PartRow(JsonRecord, frozen=True):
     there: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A part, and the positions of its batch and run. `bundle` is the one that lists it."""
-
-    batch: int
-    run: int
-    desc: Description
-    part: Part
-    bundle: Part | None = None
-
-
-def placed(look: Look, state: State, findings: Findings) -> Iterator[Placed]:
+def noted_parts(facts: ShardFacts, faults: Faults) -> Iterator[NamedPart]:
     """Every part that the State names, each bundle before what it lists. A bundle that cannot be read is noted."""
-    again = Rechecked(look, state)
-    for number, batch in enumerate(state.trace.batches):
-        for at, run in enumerate(batch.runs):
-            for part in run.parts:
-                yield Placed(number, at, batch.desc, part)
-                for listed in listed_by(look, part, findings, again):
-                    for inner in listed.parts:
-                        yield Placed(number, at, batch.desc, inner, part)
-
-
-def listed_by(look: Look, part: Part, findings: Findings, again: Rechecked | None = None) -> Listed:
-    """What a bundle lists; nothing where it is none, or cannot be read."""
-    if part.bundle is None:
-        return ()
-    try:
-        with translated_but_missing():
-            return read_bundle(part, look.blob)
-    except BlobNotFound:
-        if again is not None and not again.is_named(part.key or ""):
-            return ()
-        findings.note(f"the bundle {part.id} is not there, so nobody knows what it lists", part.key)
-    except Corruption as error:
-        findings.note(f"nobody knows what the bundle {part.id} lists: {error.message}", part.key)
-    return ()
-
-
-def sizes_of(look: Look, state: State) -> dict[str, int]:
-    """The blobs that are there of a shard, in any of its lives, with their sizes."""
-    with translated():
-        return {stat.key: stat.size for stat in look.blob.list(family_of(state.shard_id))}
+    for named in facts.parts():
+        part, error = named.part, named.failed
+        if isinstance(error, Corruption):
+            faults.note(Kind.BUNDLE, f"nobody knows what the bundle {part.id} lists: {error.message}", part.key)
+        elif error is not None and facts.is_named(part.key or ""):
+            what = f"the bundle {part.id} {NOT_THERE}, so nobody knows what it lists"
+            faults.note(Kind.MISSING, what, part.key)
+        yield named
 
 
 def parts_document(look: Look, name: str, keys: KeyShower) -> Document:
     """The parts of a shard, also those that bundles list. Each is compared with a listing of the blob store."""
-    seen = newest(look, name)
-    state = seen.known()
-    findings = seen.findings
-
-    def rows() -> Iterator[PartRow]:
-        sizes, again = sizes_of(look, state), Rechecked(look, state)
-        for one in placed(look, state, findings):
-            yield _part(one, _is_there(look, one, sizes, again, findings), keys)
-
-    return Document("parts", findings, name, int(state.seqno), rows=rows())
+    facts = newest(look, name)
+    rows = (_part(one, _is_there(facts, one), keys) for one in noted_parts(facts, facts.faults))
+    return Document("parts", facts.faults, name, int(facts.known().seqno), rows=rows)
 
 
-def _is_there(look: Look, one: Placed, sizes: dict[str, int], again: Rechecked, findings: Findings) -> bool | None:
-    part = one.part
+def _is_there(facts: ShardFacts, named: NamedPart) -> bool | None:
+    part = named.part
     if part.key is None:
         return None
-    size = sizes.get(part.key)
-    if size is None:  # borrowed, or gone
-        with translated():
-            stat = look.blob.stat(part.key)
-        size = None if stat is None else stat.size
-    if size is None and not again.is_named((one.bundle or part).key or ""):
+    stat = facts.stat(part.key)
+    if stat is None and not facts.is_named((named.within or part).key or ""):
         return False
-    if size is None:
-        findings.note(f"the blob {part.key} is not there", part.key)
-    elif size != part.blob_size:
-        findings.note(f"the blob {part.key} has {size} bytes, not {part.blob_size}", part.key)
-    return size == part.blob_size
+    if stat is None:
+        facts.faults.note(Kind.MISSING, f"the blob {part.key} {NOT_THERE}", part.key)
+        return False
+    if stat.size != part.blob_size:
+        what = f"the blob {part.key} has {stat.size} bytes, not {part.blob_size}"
+        facts.faults.note(Kind.SIZE, what, part.key)
+    return stat.size == part.blob_size
 
 
-def _part(one: Placed, there: bool | None, keys: KeyShower) -> PartRow:
+def _part(one: NamedPart, there: bool | None, keys: KeyShower) -> PartRow:
     part = one.part
     return PartRow(
         batch=one.batch,
@@ -149,7 +104,7 @@ def _part(one: Placed, there: bool | None, keys: KeyShower) -> PartRow:
         upper=one.desc.upper.to_json(),
         id=str(part.id),
         key=part.key,
-        bundle=None if one.bundle is None else str(one.bundle.id),
+        bundle=None if one.within is None else str(one.within.id),
         lists=None if part.bundle is None else part.bundle.parts,
         format=part.format,
         schema_id=part.schema_id,
@@ -230,37 +185,42 @@ def part_document(look: Look, key: str, keys: KeyShower, rows: int = 0) -> Docum
         raise InvalidUsage(f"{key!r:.120} is no key of a part's blob; `persist inspect parts NAME` lists them")
     if is_bundle_key(key):
         raise InvalidUsage(f"{key} is a bundle, a list of parts: `persist inspect parts NAME` shows what it lists")
-    name = named_shard(look, key)
-    findings = Findings(name)
+    name = _shard_of(look, key)
+    faults = Faults(name)
     with translated():
         stat = look.blob.stat(key)
     found: tuple[Part, State] | None = None
     if name is not None:
-        seen = newest(look, name)
-        findings = seen.findings
-        if seen.state is not None:
-            found = _named(look, seen.state, key, findings) or _borrowed(look, seen.state, key)
+        facts = newest(look, name)
+        faults = facts.faults
+        if facts.state is not None:
+            found = _named(facts, key, faults) or _borrowed(look, facts.state, key)
         if found is not None and found[1].name != name:
             name = look.shown_name(found[1].name)
-            findings = Findings(name)
-    if stat is None:
-        if found is None:
-            raise InvalidUsage(f"there is no blob {key}, and nothing names it")
-        findings.note(f"the blob {key} is not there", key)
-        part, state = found
-        nothing = (None, None, None, None)
-        about = PartFileSummary(key, str(part.id), True, 0, part.rows, part.schema_id, [], *nothing, [])
-        return Document("part", findings, name, int(state.seqno), about)
-    if found is None and rows:
-        raise InvalidUsage(f"nothing names {key}, so that its updates cannot be shown")
+            faults = Faults(name)
     if found is None:
-        return _unnamed(look, key, stat.size, name, findings, keys)
-    return _as_named(look, found, stat.size, findings, keys, rows)
+        if stat is None:
+            raise InvalidUsage(f"there is no blob {key}, and nothing names it")
+        if rows:
+            raise InvalidUsage(f"nothing names {key}, so that its updates cannot be shown")
+        return _unnamed(look, key, stat.size, name, faults, keys)
+    if stat is None:
+        faults.note(Kind.MISSING, f"the blob {key} {NOT_THERE}", key)
+        part, state = found
+        return Document("part", faults, name, int(state.seqno), _summary(key, 0, None, part))
+    return _as_named(look, found, stat.size, faults, keys, rows)
 
 
-def _named(look: Look, state: State, key: str, findings: Findings) -> tuple[Part, State] | None:
+def _shard_of(look: Look, key: str) -> str | None:
+    """The name of the shard to which a well-formed blob key belongs, in whichever life. None: no log has it."""
+    family = family_of(shard_of(key))
+    return next((name for name in look.names() if family_of(shard_id_of(name)) == family), None)
+
+
+def _named(facts: ShardFacts, key: str, faults: Faults) -> tuple[Part, State] | None:
     """The part that the State has under this key."""
-    for one in placed(look, state, findings):
+    state = facts.known()
+    for one in noted_parts(facts, faults):
         if one.part.key == key:
             return one.part, state
     done = (part for claim in state.claims.values() for part in claim.done)
@@ -271,50 +231,63 @@ def _borrowed(look: Look, owner: State, key: str) -> tuple[Part, State] | None:
     """The part as a clone has it that borrowed it, where it left the State of its owner."""
     for borrower in sorted({loan.borrower for loan in owner.loans.values()}):
         with suppress(UnknownShard):
-            state = newest(look, borrower).state
-            found = None if state is None else _named(look, state, key, Findings(borrower))
+            facts = newest(look, borrower)
+            found = None if facts.state is None else _named(facts, key, Faults(borrower))
             if found is not None:
                 return found
     return None
 
 
+def _summary(
+    key: str, size: int, metadata: Any, part: Part | None, whole: bool | None = None, shown: Sequence[Any] = ()
+) -> PartFileSummary:
+    """What the State says of a part (None: it names none), and Parquet's metadata (None: it cannot be read).
+
+    `whole` None: the bytes were not compared, so nothing is known of the footer either.
+    """
+    return PartFileSummary(
+        key=key,
+        id=None if part is None else str(part.id),
+        named=part is not None,
+        bytes=size,
+        updates=part.rows if part is not None else None if metadata is None else metadata.num_rows,
+        schema_id=None if part is None else part.schema_id,
+        columns=[] if metadata is None else list(metadata.schema.names),
+        created_by=None if metadata is None else metadata.created_by,
+        row_groups=None if metadata is None else metadata.num_row_groups,
+        whole=whole,
+        footer=None if whole is None else metadata is not None,
+        shown=list(shown),
+    )
+
+
 def _as_named(
-    look: Look, found: tuple[Part, State], size: int, findings: Findings, keys: KeyShower, shown: int
+    look: Look, found: tuple[Part, State], size: int, faults: Faults, keys: KeyShower, shown: int
 ) -> Document:
     part, state = found
+    key = part.key or ""
     if size != part.size:
-        findings.note(f"the blob {part.key} has {size} bytes, not {part.size}", part.key)
+        faults.note(Kind.SIZE, f"the blob {key} has {size} bytes, not {part.size}", key)
     whole = _holds_whole(look, part, size)
     if not whole:
-        findings.note(f"the bytes of part {part.id} do not match its checksum", part.key)
+        faults.note(Kind.PART, f"the bytes of part {part.id} do not match its checksum", key)
     file: PartFile | None = None
     try:
         with translated_but_missing():
             file = _Ranged(look.blob, sound_schemas(state.schemas)).open(part)
     except BlobNotFound:
-        findings.note(f"the blob {part.key} is not there any more", part.key)
+        faults.note(Kind.MISSING, f"the blob {key} is not there any more", key)
     except (Corruption, UpgradeNeeded) as error:
-        findings.note(error.message, part.key)
-    metadata = None if file is None else file.metadata
-    about = PartFileSummary(
-        key=part.key or "",
-        id=str(part.id),
-        named=True,
-        bytes=size,
-        updates=part.rows,
-        schema_id=part.schema_id,
-        columns=[] if metadata is None else list(metadata.schema.names),
-        created_by=None if metadata is None else metadata.created_by,
-        row_groups=None if metadata is None else metadata.num_row_groups,
-        whole=whole,
-        footer=file is not None,
-        shown=[] if file is None else _shown(file, shown, findings),
-    )
-    rows = [] if file is None else list(_groups(look, file, findings, keys))
-    return Document("part", findings, look.shown_name(state.name), int(state.seqno), about, rows)
+        faults.note(Kind.PART, error.message, key)
+    if file is None:
+        about, groups = _summary(key, size, None, part, whole), []
+    else:
+        about = _summary(key, size, file.metadata, part, whole, _shown(file, shown, faults))
+        groups = list(_groups(look, file, faults, keys))
+    return Document("part", faults, look.shown_name(state.name), int(state.seqno), about, groups)
 
 
-def _shown(file: PartFile, rows: int, findings: Findings) -> list[dict[str, Any]]:
+def _shown(file: PartFile, rows: int, faults: Faults) -> list[dict[str, Any]]:
     """The first updates of a part."""
     groups, before = [], 0
     for number, group in enumerate(file.groups):
@@ -326,7 +299,7 @@ def _shown(file: PartFile, rows: int, findings: Findings) -> list[dict[str, Any]
     try:
         table = file.read(groups, [*file.schema.arrow.names, TIME, DIFF])
     except Corruption as error:
-        findings.note(error.message, file.part.key)
+        faults.note(Kind.PART, error.message, file.part.key)
         return []
     return [
         {name: _of_scalar(column[row]) for name, column in zip(table.column_names, table.columns, strict=True)}
@@ -377,7 +350,7 @@ def _holds_whole(look: Look, part: Part, size: int) -> bool:
     return checksum == part.checksum and size == part.size
 
 
-def _groups(look: Look, file: PartFile, findings: Findings, keys: KeyShower) -> Iterator[RowGroupSummary]:
+def _groups(look: Look, file: PartFile, faults: Faults, keys: KeyShower) -> Iterator[RowGroupSummary]:
     part = file.part
     for number, group in enumerate(file.groups):
         chunks = [*group.chunks, *(() if group.twins is None else (group.twins,))]
@@ -389,10 +362,9 @@ def _groups(look: Look, file: PartFile, findings: Findings, keys: KeyShower) -> 
             except Corruption:
                 data = b""
             if len(data) != chunk.size or zlib.crc32(data) != chunk.checksum:
-                findings.note(
-                    f"bytes {chunk.start} to {chunk.start + chunk.size} of part {part.id} do not match their checksum",
-                    part.key,
-                )
+                ends = chunk.start + chunk.size
+                what = f"bytes {chunk.start} to {ends} of part {part.id} do not match their checksum"
+                faults.note(Kind.PART, what, part.key)
                 sound = False
         yield RowGroupSummary(
             row_group=number,
@@ -426,7 +398,7 @@ def _bounds(held: Any) -> tuple[Any, Any]:
         return f"@{held.min_raw}", f"@{held.max_raw}"
 
 
-def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findings, keys: KeyShower) -> Document:
+def _unnamed(look: Look, key: str, size: int, name: str | None, faults: Faults, keys: KeyShower) -> Document:
     """A blob that the newest State does not name: an orphan, or one that left the State. Its own footer is read."""
     if size > UNNAMED_BYTES_MAX:
         raise InvalidUsage(f"{key} has {size} bytes and nothing names it; at most {UNNAMED_BYTES_MAX} are read of such")
@@ -435,24 +407,11 @@ def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findin
         with translated():
             metadata = pq.read_metadata(pa.BufferReader(look.blob.get(key)))
     except (pa.ArrowException, OSError, ValueError) as error:
-        findings.note(f"the blob {key} is no Parquet file: {error}", key)
-    about = PartFileSummary(
-        key=key,
-        id=None,
-        named=False,
-        bytes=size,
-        updates=None if metadata is None else metadata.num_rows,
-        schema_id=None,
-        columns=[] if metadata is None else list(metadata.schema.names),
-        created_by=None if metadata is None else metadata.created_by,
-        row_groups=None if metadata is None else metadata.num_row_groups,
-        whole=None,
-        footer=None,
-        shown=[],
-    )
+        faults.note(Kind.PART, f"the blob {key} is no Parquet file: {error}", key)
+    about = _summary(key, size, metadata, None)
     rows = []
     for number in range(0 if metadata is None else metadata.num_row_groups):
         group = metadata.row_group(number)
         told = _statistics(metadata, number, keys)
         rows.append(RowGroupSummary(number, group.num_rows, None, None, None, group.num_columns, None, told))
-    return Document("part", findings, name, None, about, rows)
+    return Document("part", faults, name, None, about, rows)

@@ -12,11 +12,10 @@ from persist.inspect.attribute_listing import attributes_document
 from persist.inspect.content_digest import digest_document
 from persist.inspect.documents import Document, KeyShower
 from persist.inspect.holds import holds_document
-from persist.inspect.log_listing import Span, log_document
+from persist.inspect.log_listing import Span, log_document, seqno_of, version_at
 from persist.inspect.part_listing import SHOWN_MAX, part_document, parts_document
 from persist.inspect.readonly_location import Look
 from persist.inspect.state_dump import state_document
-from persist.inspect.state_history import seqno_of, version_at
 from persist.inspect.usage import usage_document
 
 

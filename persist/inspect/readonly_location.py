@@ -21,6 +21,7 @@ from persist.commit.location import MARKER, MARKER_VERSION, Location, all_names,
 from persist.commit.location_identity import COPY_KEY, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in, read_format
 from persist.commit.state_loader import Versions
 from persist.commit.system import Clock, SystemClock, SystemIds
+from persist.copies.shard_facts import Faults, Kind
 from persist.core.errors import (
     Corruption,
     InvalidUsage,
@@ -33,7 +34,7 @@ from persist.core.errors import (
 from persist.core.ids import Binding, shard_id_of
 from persist.formats.state_frames import THIS_BUILD, Build, decode_binding
 from persist.formats.store_errors import translated
-from persist.inspect.documents import Findings, JsonRecord
+from persist.inspect.documents import JsonRecord
 
 # A location that is opened to be looked at: both stores are wrapped so that a write raises, and nothing is made.
 #
@@ -141,7 +142,7 @@ class Look:
         self.consensus = LookedConsensus(consensus)
         self.clock = clock or SystemClock()
         self.build = build
-        self.problems = Findings()
+        self.problems = Faults()
         self.prefixes = tuple(prefixes)
         self._owns = owns
         ids = SystemIds()
@@ -188,7 +189,7 @@ def look_at_directory(path: Path) -> Look:
         raise InvalidUsage(f"{path} is not a persist location: it has neither {MARKER}, nor blobs, nor a log")
     look = look_at_stores(f"file://{at}/blob", f"sqlite:///{at}/consensus.db")
     if (wrong := _wrong_marker(marker)) is not None:
-        look.problems.note(wrong)
+        look.problems.note(Kind.BLOB, wrong)
     return look
 
 
@@ -243,30 +244,31 @@ class LocationSummary(JsonRecord, frozen=True):
     format_version: int | None
 
 
-def location_summary(look: Look, findings: Findings) -> LocationSummary:
+def location_summary(look: Look, faults: Faults) -> LocationSummary:
     """What both stores tell of the location. What does not fit together is noted. Raises Unavailable."""
-    findings.take(look.problems)
+    faults.take(look.problems)
+    note = partial(faults.note, Kind.BLOB)
     version: int | None = None
     try:
         version = look.versions.format_version
     except UpgradeNeeded as error:
-        findings.note(error.message)
+        note(error.message)
     with translated():
         entry = look.consensus.head(LOG_KEY)
         epochs = epochs_in(look.blob)
         named = _read(look, ID_KEY)
         is_copy = look.blob.stat(COPY_KEY) is not None
     if is_copy:
-        findings.note("the blob store is a copy of another one, as its blob copy-of tells")
+        note("the blob store is a copy of another one, as its blob copy-of tells")
     binding: Binding | None = None
     try:
         binding = None if entry is None else decode_binding(entry.data, look.build)
     except PersistError as error:
-        findings.note(f"the binding in the log: {error.message}")
+        note(f"the binding in the log: {error.message}")
     if entry is None and (epochs or next(look.names(), None) is not None):
-        findings.note("the consensus store has no binding: it is not the one of this blob store, or has lost all")
+        note("the consensus store has no binding: it is not the one of this blob store, or has lost all")
     if binding is not None:
-        _compare(look, binding, epochs, findings)
+        _compare(look, binding, epochs, note)
     location_id = (
         binding.location_id if binding is not None else None if named is None else named.decode("ascii", "replace")
     )
@@ -274,21 +276,19 @@ def location_summary(look: Look, findings: Findings) -> LocationSummary:
     return LocationSummary(location_id, epoch, version)
 
 
-def _compare(look: Look, binding: Binding, epochs: list[int], findings: Findings) -> None:
+def _compare(look: Look, binding: Binding, epochs: list[int], note: Callable[..., None]) -> None:
     key = epoch_key(binding.epoch)
     with translated():
         held = _read(look, key)
     try:
         if held is None:
-            findings.note(f"the blob store has no binding of epoch {binding.epoch}, which the log has", key)
+            note(f"the blob store has no binding of epoch {binding.epoch}, which the log has", key)
         elif decode_binding(held, look.build) != binding:
-            findings.note(f"{TWO_LOCATIONS}: give two that belong together", key)
+            note(f"{TWO_LOCATIONS}: give two that belong together", key)
     except Corruption as error:
-        findings.note(f"the binding in the blob store: {error.message}", key)
+        note(f"the binding in the blob store: {error.message}", key)
     if epochs and epochs[-1] > binding.epoch:
-        findings.note(
-            f"the blob store has epoch {epochs[-1]}, and the log {binding.epoch}: another home has taken over"
-        )
+        note(f"the blob store has epoch {epochs[-1]}, and the log {binding.epoch}: another home has taken over")
 
 
 def _read(look: Look, key: str) -> bytes | None:

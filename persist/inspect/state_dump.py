@@ -7,19 +7,19 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from persist.copies.shard_facts import at_version, newest
 from persist.core import state_diff
 from persist.core.batch import Batches, HollowBatch, Part, Run
 from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.phases import phase_of
-from persist.core.record import Record
+from persist.core.record import Record, replace
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.state import State
 from persist.core.trace import Trace
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
 from persist.inspect.readonly_location import Look
-from persist.inspect.state_history import Seen, at_version, named, newest
 from persist.parts import newest as newest_schema
 from persist.parts import sound_schemas
 
@@ -309,17 +309,25 @@ def state_document(
     `whole`: all of it, else its summary alone. Raises UnknownShard, InvalidUsage, NotReadable, Corruption (no State can
     be made).
     """
-    seen: Seen = newest(look, name) if at is None else at_version(look, name, at)
-    state = seen.known()
+    facts = newest(look, name) if at is None else at_version(look, name, at)
+    state = facts.known()
     rows: list[StateChange] = []
     if since is not None:
         if since > state.seqno:
             raise InvalidUsage(f"v{since} is later than v{state.seqno}; give the earlier version as --from")
         before = at_version(look, name, since)
-        seen.findings.take(before.findings)
+        facts.faults.take(before.faults)
         rows = state_changes(named(look, before.known()), named(look, state))
     tree = (lambda: encode_state(named(look, state), keys)) if whole else None
-    return Document("state", seen.findings, name, int(state.seqno), summary_of(state), rows, tree)
+    return Document("state", facts.faults, name, int(state.seqno), summary_of(state), rows, tree)
+
+
+def named(look: Look, state: State) -> State:
+    """The State with the names of other shards as who looks may see them."""
+    if not look.prefixes:
+        return state
+    loans = {key: replace(loan, borrower=look.shown_name(loan.borrower)) for key, loan in state.loans.items()}
+    return replace(state, loans=loans, borrowed={key: look.shown_name(owner) for key, owner in state.borrowed.items()})
 
 
 def encode_state(value: Any, keys: KeyShower) -> Iterator[str]:

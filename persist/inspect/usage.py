@@ -15,28 +15,25 @@ A blob of a shard is what the first of these says that fits:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from blob import BlobNotFound, BlobStat
-from persist.commit.blob_tasks import keys_in
-from persist.commit.clone_refs import LoanLists
-from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, shard_of
-from persist.core.errors import Corruption, PersistError, UpgradeNeeded
+from blob import BlobStat
+from persist.copies.shard_facts import NOT_THERE, Faults, Kind, ShardFacts, newest
+from persist.core.blob_keys import belongs_to, born_ms, shard_of
 from persist.core.frontier import TIME_MAX
 from persist.core.ids import ReaderId, family_of, shard_id_of
 from persist.core.named_holds import is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.core.truncation import contents
-from persist.formats.store_errors import translated, translated_but_missing
-from persist.inspect.documents import Document, Findings, JsonRecord
-from persist.inspect.log_listing import walked
-from persist.inspect.part_listing import listed_by
+from persist.formats.store_errors import translated
+from persist.inspect.documents import Document, JsonRecord
+from persist.inspect.part_listing import noted_parts
 from persist.inspect.readonly_location import LocationSummary, Look, check_named, location_summary, matching, prefix_of
-from persist.inspect.state_history import Rechecked, Seen, newest
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+KINDS = ("live", "history", "index", "merging", "rollups", "lent", "held", "waiting", "unknown")
 _LOCATION = ("location-id", "copy-of")
 _FAMILY_CHARS = len(family_of(shard_id_of("any")))
 
@@ -135,8 +132,8 @@ def usage_document(look: Look, pattern: str | None) -> Document:
     Raises InvalidUsage, UnknownShard. Both stores are read one after the other: what is written meanwhile counts as
     what it is by then.
     """
-    findings = Findings()
-    location = location_summary(look, findings)
+    faults = Faults()
+    location = location_summary(look, faults)
     if pattern is not None and prefix_of(pattern) == pattern:
         check_named(look, pattern)
     names = {family_of(shard_id_of(name)): name for name in matching(look, pattern)}
@@ -147,15 +144,15 @@ def usage_document(look: Look, pattern: str | None) -> Document:
         for family, stats in groupby(_listed(look, ""), _group):
             if family in names:
                 name = names[family]
-                found[family] = _usage(look, name, list(stats), findings)
+                found[family] = _usage(look, name, stats, faults)
             else:
                 for stat in stats:
                     rest.add("of_no_shard" if family else _kind(stat.key), stat.size)
     for family, name in names.items():
         if family not in found:
-            found[family] = _usage(look, name, list(_listed(look, family)), findings)
+            found[family] = _usage(look, name, None, faults)
     rows = sorted(found.values(), key=lambda one: one.shard or "")
-    return Document("usage", findings, about=_location(look, location, rows, rest, whole), rows=rows)
+    return Document("usage", faults, about=_location(look, location, rows, rest, whole), rows=rows)
 
 
 def _location(look: Look, location: LocationSummary, rows: list[ShardUsage], rest: _Sums, whole: bool) -> LocationUsage:
@@ -189,54 +186,43 @@ def _kind(key: str) -> str:
     return "bindings" if key in _LOCATION or key.startswith(("epoch/", "offer/", "format/", "receipt")) else "other"
 
 
-def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings) -> ShardUsage:
-    seen = newest(look, name)
-    sums, gone, log_entries, log_bytes = _Sums(), dict[str, int](), 0, 0
-    for logged in walked(look, name):
-        log_entries, log_bytes = log_entries + 1, log_bytes + logged.size
-        if logged.change is None:
-            seen.findings.note(logged.wrong or "")
-            continue
-        gone.update(dict.fromkeys(logged.change.gone, logged.seqno))
-    _with_lists(look, gone)
-    named = {} if seen.state is None else _named(look, seen.state, seen.findings)
-    lent = set() if seen.state is None else _lent(look, seen.state, seen.findings)
-    holders = {} if seen.state is None else {key: one.seqno for key, one in seen.state.leased_readers.items()}
-    held_from = min(holders.values(), default=None)
+def _usage(look: Look, name: str, stats: Iterable[BlobStat] | None, faults: Faults) -> ShardUsage:
+    """What a shard takes. `stats`: its blobs, where they are listed already."""
+    facts = newest(look, name)
+    if stats is not None:
+        facts.listed = {stat.key: stat for stat in stats}
+    log = facts.read_log()
+    for what in log.wrong:
+        facts.faults.note(Kind.LOG, what)
+    sums, left = _Sums(), facts.keys_left(Faults())
+    readers = {} if facts.state is None else facts.state.leased_readers
+    named = {} if facts.state is None else _named(facts, facts.state)
+    lent = set() if facts.state is None else set().union(*facts.lent(facts.faults).values())
+    held_from = min((reader.seqno for reader in readers.values()), default=None)
     held: dict[ReaderId, Room] = {}
     now_ms = look.clock.now_ms()
-    there: set[str] = set()
-    for stat in listed:
-        there.add(stat.key)
-        kind, left_at = named.get(stat.key), gone.get(stat.key)
+    for key, stat in facts.listed.items():
+        kind, left_at = named.get(key), left.get(key)
         if kind is None and left_at is not None:
-            for key, seqno in holders.items():
-                if seqno < left_at:
-                    held[key] = held.get(key, NOTHING) + Room(1, stat.size)
-        if kind is None:
-            kind = _unnamed_kind(stat, stat.key in lent, left_at, held_from, now_ms)
-        sums.add(kind, stat.size)
-    borrowed = _compared(look, seen, named, there)
-    findings.take(seen.findings)
-    orphans = Orphans(sums.of("orphan-hour"), sums.of("orphan-day"), sums.of("orphan-older"))
+            for reader_id, reader in readers.items():
+                if reader.seqno < left_at:
+                    held[reader_id] = held.get(reader_id, NOTHING) + Room(1, stat.size)
+        sums.add(kind or _unnamed_kind(stat, key in lent, left_at, held_from, now_ms), stat.size)
+    borrowed = NOTHING if facts.state is None else _borrowed(facts, facts.state, named)
+    faults.take(facts.faults)
     return ShardUsage(
         shard=name,
         total=sum(sums.rooms.values(), NOTHING),
-        live=sums.of("live"),
-        history=sums.of("history"),
-        index=sums.of("index"),
-        merging=sums.of("merging"),
-        rollups=sums.of("rollups"),
-        lent=sums.of("lent"),
-        held=sums.of("held"),
-        waiting=sums.of("waiting"),
-        orphans=orphans,
-        unknown=sums.of("unknown"),
-        holders=_holders(seen, held),
+        **{kind: sums.of(kind) for kind in KINDS},
+        orphans=Orphans(sums.of("orphan-hour"), sums.of("orphan-day"), sums.of("orphan-older")),
+        holders=[
+            HeldBy(str(key), readers[key].purpose, int(readers[key].seqno), room.blobs, room.bytes)
+            for key, room in sorted(held.items())
+        ],
         borrowed=borrowed,
-        inline_bytes=0 if seen.state is None else seen.state.trace.inline_bytes,
-        log_entries=log_entries,
-        log_bytes=log_bytes,
+        inline_bytes=0 if facts.state is None else facts.state.trace.inline_bytes,
+        log_entries=log.entries,
+        log_bytes=log.bytes,
     )
 
 
@@ -252,72 +238,30 @@ def _unnamed_kind(stat: BlobStat, lent: bool, left_at: int | None, held_from: in
     return "orphan-hour" if age_ms < HOUR_MS else "orphan-day" if age_ms < DAY_MS else "orphan-older"
 
 
-def _named(look: Look, state: State, findings: Findings) -> dict[str, str]:
+def _named(facts: ShardFacts, state: State) -> dict[str, str]:
     """The blobs that the State names, also by what bundles list, and of which kind each is."""
-    again = Rechecked(look, state)
-    found = dict.fromkeys(auxiliary_blob_keys(state), "index")
-    found.update({rollup.key: "rollups" for rollup in state.rollups.values()})
+    kinds = dict.fromkeys(auxiliary_blob_keys(state), "index")
+    kinds.update({rollup.key: "rollups" for rollup in state.rollups.values()})
     done = (part.key for claim in state.claims.values() for part in claim.done)
-    found.update({key: "merging" for key in done if key is not None})
+    kinds.update({key: "merging" for key in done if key is not None})
     upper = state.upper.element
     runs = (run for batch in state.trace.batches for run in batch.runs)
     latest = contents(runs, state.drops, TIME_MAX if upper is None else max(upper - 1, 0))
     needed = {part.id for run in latest for part in run.parts}
-    for part in state.trace.parts():
-        kind = "live" if part.id in needed else "history"
-        if part.key is not None:
-            found[part.key] = kind
-        inner = (one.key for run in listed_by(look, part, findings, again) for one in run.parts)
-        found.update({key: kind for key in inner if key is not None})
-    return found
+    for one in noted_parts(facts, facts.faults):
+        if one.part.key is not None:
+            kinds[one.part.key] = "live" if (one.within or one.part).id in needed else "history"
+    return kinds
 
 
-def _compared(look: Look, seen: Seen, named: Mapping[str, str], there: set[str]) -> Room:
+def _borrowed(facts: ShardFacts, state: State, named: Iterable[str]) -> Room:
     """What is borrowed. What is named and not there is noted."""
     borrowed = NOTHING
-    if seen.state is None:
-        return borrowed
-    again = Rechecked(look, seen.state)
-    itself = frozenset(seen.state.blob_keys())
-    for key in named.keys() - there:
-        with translated():
-            stat = look.blob.stat(key)
+    itself = frozenset(state.blob_keys())
+    for key in (key for key in named if key not in facts.listed):
+        stat = facts.stat(key)
         if stat is not None:
-            borrowed += Room(1, stat.size) if is_foreign(key, seen.state.shard_id) else NOTHING
-        elif again.is_named(key) if key in itself else not again.has_moved:  # else its bundle may be gone by now
-            seen.findings.note(f"the blob {key} is not there", key)
+            borrowed += Room(1, stat.size) if is_foreign(key, state.shard_id) else NOTHING
+        elif facts.is_named(key) if key in itself else not facts.has_moved:  # else its bundle may be gone by now
+            facts.faults.note(Kind.MISSING, f"the blob {key} {NOT_THERE}", key)
     return borrowed
-
-
-def _lent(look: Look, state: State, findings: Findings) -> set[str]:
-    lists, found = LoanLists(look.blob), set[str]()
-    for loan in state.loans.values():
-        try:
-            found.update(lists.keys(loan.list_key))
-        except BlobNotFound:
-            if not Rechecked(look, state).is_named(loan.list_key):
-                continue
-            findings.note(f"the blob {loan.list_key} is not there", loan.list_key)
-        except (Corruption, UpgradeNeeded) as error:
-            findings.note(error.message, loan.list_key)
-    return found
-
-
-def _with_lists(look: Look, gone: dict[str, int]) -> None:
-    """What bundles that left list has left with them. One that is gone, or damaged, tells nothing."""
-    for bundle in [key for key in gone if is_bundle_key(key)]:
-        try:
-            with translated_but_missing():
-                listed: Iterable[str] = keys_in(look.blob, bundle)
-        except (BlobNotFound, PersistError):
-            continue
-        for key in listed:
-            gone.setdefault(key, gone[bundle])
-
-
-def _holders(seen: Seen, held: Mapping[ReaderId, Room]) -> list[HeldBy]:
-    readers = {} if seen.state is None else seen.state.leased_readers
-    return [
-        HeldBy(str(key), readers[key].purpose, int(readers[key].seqno), room.blobs, room.bytes)
-        for key, room in sorted(held.items())
-    ]

@@ -15,10 +15,11 @@ from textwrap import wrap
 from types import FrameType
 from urllib.parse import urlencode
 
-from persist.check import external_checks
-from persist.check.check_runner import Depth, Report, examined, report, report_of
-from persist.check.external_checks import BackupsSeen, Beside, TokenSeen
+from blob import Blob
+from persist.check import location_checks
+from persist.check.check_runner import Report, examined, report, report_of
 from persist.check.findings import AGES, FREE, Limits, read_limits
+from persist.check.location_checks import BackupsSeen, Beside, TokenSeen
 from persist.cli import repair
 from persist.cli.connection_args import add_client_arguments, check_given
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of, server_of
@@ -26,9 +27,8 @@ from persist.cli.inspect_client import Server, understood
 from persist.cli.terminal import complain, plain, texts_of
 from persist.commit.system import SystemClock
 from persist.copies.throttled_blob import EndingBlob, EndingClock, PacedBlob, read_rate
-from persist.copies.verify import How
+from persist.copies.verify import QUICK, How
 from persist.core.errors import InvalidUsage, PersistError
-from persist.inspect.readonly_location import Look
 from rpc.auth import read_ending, tokens_seen
 
 SERVER_S = 600.0  # that a server may take to check all shards
@@ -77,7 +77,7 @@ def _checked(arguments: argparse.Namespace, given: dict[str, str], limits: Limit
     how = How(arguments.deep, read_rate(arguments.rate))
     how.check()
     clock = SystemClock()
-    backups = None if arguments.backup is None else external_checks.look_at_backups(arguments.backup, clock)
+    backups = None if arguments.backup is None else location_checks.look_at_backups(arguments.backup, clock)
     tokens = None if arguments.tokens is None else tokens_seen(read_ending(arguments.tokens))
     server = server_of(arguments)
     if server is not None:
@@ -85,14 +85,11 @@ def _checked(arguments: argparse.Namespace, given: dict[str, str], limits: Limit
             raise InvalidUsage("--deep reads the stores themselves: give --dir, or --blob and --consensus")
         return _with(_of_server(server, {"pattern": arguments.name, **given}), backups, tokens, clock.now_ms(), limits)
     with closing(look_of(arguments)) as look, _ending() as stop:
-        depth = None if arguments.quick else _depth(how, look, stop)
-        return examined(look, arguments.name or None, limits, Beside(backups, tokens), depth)
-
-
-def _depth(how: How, look: Look, stop: threading.Event) -> Depth:
-    read = EndingBlob(look.blob, stop)
-    paced = read if how.rate is None else PacedBlob(read, how.rate, EndingClock(look.clock, stop))
-    return Depth(How(how.deep), paced)
+        read: Blob = EndingBlob(look.blob, stop)
+        if how.rate is not None:
+            read = PacedBlob(read, how.rate, EndingClock(look.clock, stop))
+        depth = QUICK if arguments.quick else How(how.deep)
+        return examined(look, arguments.name or None, limits, Beside(backups, tokens), depth, read)
 
 
 @contextmanager
@@ -127,10 +124,10 @@ def _with(
     """The report of a server, with what is seen from here."""
     more = list(told.findings)
     if backups is not None:
-        external_checks.check_location(backups, told.location.id)
-        more += external_checks.backups(backups, now_ms, limits)
+        location_checks.check_location(backups, told.location.id)
+        more += location_checks.backups(backups, now_ms, limits)
     if tokens is not None:
-        more += external_checks.tokens(tokens, now_ms, limits)
+        more += location_checks.tokens(tokens, now_ms, limits)
     if len(more) == len(told.findings):
         return told
     return report(told.pattern, told.location, told.shards, more, now_ms, told.left_out)

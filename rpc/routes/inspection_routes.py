@@ -13,8 +13,8 @@ from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from persist.check.check_runner import examined
-from persist.check.external_checks import Beside, served_by
 from persist.check.findings import AGES, FREE, Limits, read_limits
+from persist.check.location_checks import Beside, served_by
 from persist.client.embedded import view_state
 from persist.client.shard_listing import AT_ONCE, PAGE_MAX
 from persist.client.stream_cuts import each

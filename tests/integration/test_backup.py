@@ -25,10 +25,9 @@ from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
 from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
-from persist.copies.backup_check import checked_backup
 from persist.copies.backup_creation import Progress, Wanted, back_up
 from persist.copies.backup_pruning import Kept, prune
-from persist.copies.backup_restore import Choice, ShardRestored, chosen, restore
+from persist.copies.backup_restore import Choice, ShardRestored, checked_backup, chosen, restore
 from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, Backup, BackupStore
 from persist.copies.verify import How, verified
 from persist.core.blob_keys import is_bundle_key

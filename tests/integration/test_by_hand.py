@@ -15,9 +15,9 @@ from fastapi.testclient import TestClient
 from compactor import on_demand
 from persist.client.connect import connect
 from persist.client.shard import Shard
+from persist.copies.shard_facts import first_live
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.state import Policy
-from persist.inspect.log_listing import first_live
 from persist.inspect.readonly_location import look_at_directory
 from rpc.app import create_app
 from rpc.auth import mint

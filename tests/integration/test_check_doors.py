@@ -20,10 +20,10 @@ from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.check.check_runner import examined
-from persist.check.shard_probe import seen_of
 from persist.cli.__main__ import main
 from persist.cli.inspect import FOUND, HEALTHY, UNREACHABLE
 from persist.commit.location import open_location
+from persist.copies.verify import QUICK, check_shard
 from persist.core.errors import Unavailable
 from persist.inspect.readonly_location import Look
 from rpc.app import create_app
@@ -289,7 +289,7 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out() -> None:
     machine = world.machine()
     made(machine)
     look = Look(world.blob, world.consensus)
-    assert seen_of(look, "nowhere", 1, CALM) is None
+    assert check_shard(look, "nowhere", QUICK, look.blob) is None
     machine.shard(NAME).drop()
     assert examined(look, None, CALM).shards == 0
     with pytest.raises(persist.UnknownShard):

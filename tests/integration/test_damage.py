@@ -19,8 +19,7 @@ import pytest
 
 import persist.parts.reader
 from persist.commit.blob_tasks import keys_in
-from persist.commit.examine import all_parts
-from persist.copies.shard_checks import Fault, Kind
+from persist.copies.shard_facts import Fault, Kind, all_parts
 from persist.copies.verify import How, Sample, verified
 from persist.core.attribute import KEY_BYTES
 from persist.core.batch import HollowBatch, Part, Run

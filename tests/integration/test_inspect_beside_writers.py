@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 
 import persist
+from persist.copies.shard_facts import newest
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Part
 from persist.core.errors import Unavailable
 from persist.inspect.part_listing import PartRow
 from persist.inspect.queries import Query, answer
 from persist.inspect.readonly_location import Look, look_at_directory
-from persist.inspect.state_history import Rechecked, newest
 from tests.support.clones import Shards
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -93,9 +93,8 @@ def test_what_is_still_named_is_told_of_the_newest_state() -> None:
     shards = Shards()
     shards.create("a", inserts=2)
     look = Look(shards.blob, shards.consensus, clock=shards.clock)
-    state = newest(look, "a").known()
-    again = Rechecked(look, state)
-    keys = list(state.blob_keys())
-    assert all(again.is_named(key) for key in keys)
+    facts = newest(look, "a")
+    keys = list(facts.known().blob_keys())
+    assert all(facts.is_named(key) for key in keys)
     shards.client.shard("a").optimize()
-    assert not any(again.is_named(part.key or "") for part in state.trace.parts())
+    assert not any(facts.is_named(part.key or "") for part in facts.known().trace.parts())

@@ -16,10 +16,11 @@ from blob.memory_blobs import MemoryBlob
 from persist import AttributeUpdate, named_key
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
-from persist.commit.examine import all_parts, faults
 from persist.copies.backup_creation import Wanted, back_up
 from persist.copies.backup_store import BLOBS, BackupStore
 from persist.copies.blob_repair import LEFT, PUT, REPLACED, Mended, mended
+from persist.copies.shard_checks import byte_faults
+from persist.copies.shard_facts import all_parts
 from persist.copies.verify import How, verified
 from persist.core.blob_keys import is_bundle_key, is_part_key
 from persist.core.errors import InvalidUsage
@@ -81,7 +82,8 @@ class Place:
 
     def faults(self) -> list[str]:
         location = self.world.machine().location
-        return [fault.key for fault in faults(location.machine("orders").refresh(), self.blob, location.settings.build)]
+        state = location.machine("orders").refresh()
+        return [fault.key for fault in byte_faults(state, self.blob, location.settings.build)]
 
 
 @pytest.fixture

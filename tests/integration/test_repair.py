@@ -16,8 +16,8 @@ from blob.metrics import ForwardingBlob
 from persist import Corruption
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.examine import faults
 from persist.commit.location import LocationSettings
+from persist.copies.shard_checks import byte_faults
 from persist.core.batch import Part
 from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import PersistError
@@ -187,7 +187,7 @@ def test_a_part_in_a_bundle_is_found_and_taken_out(tmp_path: Path, capsys: pytes
         machine = client.transport.location.machine("orders")
         wait_until(lambda: all(part.bundle for part in machine.refresh().trace.parts()), "the parts are bundled")
         reads = Reads(client.transport.location.blob)
-        assert list(faults(machine.state(), reads)) == []
+        assert list(byte_faults(machine.state(), reads)) == []
         assert reads.keys == Counter(part.key for part in machine.state().trace.parts()), "each bundle is read once"
     [bad] = staged[3][0].parts
     removed(tmp_path / "blob" / (bad.key or ""))

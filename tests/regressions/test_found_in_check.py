@@ -17,7 +17,7 @@ import pytest
 import persist
 from blob.metrics import ForwardingBlob
 from compactor.worker import Worker, WorkerSettings
-from persist.check.external_checks import Served, store_failing
+from persist.check.location_checks import Served, store_failing
 from persist.cli.__main__ import main
 from persist.commit.collector import Collector
 from persist.commit.location import LocationSettings

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 import persist
 from compactor.embedded import maintain
-from persist.check.check_runner import Depth, Report, examined
-from persist.check.external_checks import Beside, look_at_backups, served_by
+from persist.check.check_runner import Report, examined
 from persist.check.findings import ROLLUP_ENTRIES_MAX, Limits
+from persist.check.location_checks import Beside, look_at_backups, served_by
 from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -27,7 +27,7 @@ from persist.commit.location_identity import LOG_KEY
 from persist.commit.machine import MachineSettings
 from persist.commit.publication_keeper import Published
 from persist.commit.system import SystemClock
-from persist.copies.verify import How
+from persist.copies.verify import QUICK, How
 from persist.core import commands as c
 from persist.core.ids import ReaderId, WriterId
 from persist.core.record import replace
@@ -88,12 +88,12 @@ def stored(world: World) -> dict[str, object]:
     return found | {f"log of {key}": world.consensus.scan(key, 1, 10_000) for key in keys}
 
 
-def at(place: Path, limits: Limits = CALM, around: Beside | None = None, depth: Depth | None = None) -> Report:
+def at(place: Path, limits: Limits = CALM, around: Beside | None = None, how: How = QUICK) -> Report:
     """Of a directory, which is byte for byte the same after it."""
     before = everything(place)
     look = look_at_directory(place)
     try:
-        return examined(look, None, limits, around or Beside(), depth)
+        return examined(look, None, limits, around or Beside(), how)
     finally:
         look.close()
         assert everything(place, but=SHARED) == {key: told for key, told in before.items() if not key.endswith(SHARED)}
@@ -578,13 +578,13 @@ def token_ends(place: Path) -> Told:
 def batch_gone(place: Path) -> Told:
     damaged = Damaged(healthy(place))
     damaged.edit_batches(NAME, lambda batches: [batches[0], *batches[2:]])
-    return Told(at(place, depth=Depth(How())), ("do not tile",))
+    return Told(at(place, how=How()), ("do not tile",))
 
 
 @of("loan-broken")
 def loan_forgotten(place: Path) -> Told:
     Damaged(healthy(place)).commit(NAME, lambda state: replace(state, loans={}))
-    return Told(at(place, depth=Depth(How())), ("which has not lent it",), "copy")
+    return Told(at(place, how=How()), ("which has not lent it",), "copy")
 
 
 @of("races-lost")

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blob import Blob
-from persist.commit.examine import all_parts
 from persist.commit.location import Location
+from persist.copies.shard_facts import all_parts
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, PersistError
 from persist.core.state import State, latest_time

@@ -12,7 +12,7 @@ import pytest
 from blob.memory_blobs import MemoryBlob
 from persist.client.snapshot import ReadSettings, part_reader
 from persist.commit.blob_tasks import Bundler
-from persist.commit.examine import faults
+from persist.copies.shard_checks import byte_faults
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import COMPACTOR, bundle_key, is_bundle_key, is_rollup_key
@@ -224,8 +224,9 @@ def test_a_damaged_bundle_is_told_with_its_shard() -> None:
     _overwrite(world, broken.key, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(Corruption, match=f"{NAME}.*{broken.key}"):
         world.contents(0)
-    [fault] = faults(world.state(), world.blob)
-    assert (fault.key, fault.part) == (broken.key, broken)
+    [fault] = byte_faults(world.state(), world.blob)
+    assert fault.named is not None
+    assert (fault.key, fault.named.part) == (broken.key, broken)
 
 
 def test_a_missing_bundle_is_told_with_its_shard() -> None:

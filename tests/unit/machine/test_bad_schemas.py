@@ -10,9 +10,9 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.command_queue import Pending
-from persist.commit.examine import faults
 from persist.commit.location import Location
 from persist.commit.part_validator import Inspector
+from persist.copies.shard_checks import byte_faults
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.blob_keys import belongs_to
@@ -135,7 +135,7 @@ def test_a_shard_with_a_bad_schema_of_old_is_read_written_and_mended(location: L
     shard.insert([{"id": 2, "v": "b"}])
     assert rows(shard) == [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}]
     assert sum(event.updates.num_rows for event in shard.listen(None, until=2)) == 2
-    assert list(faults(location.machine("s").state(), location.blob, deep=True)) == []
+    assert list(byte_faults(location.machine("s").state(), location.blob, deep=True)) == []
     assert client.create_shard("s", SCHEMA, ["id"]).schema.arrow == SCHEMA
     with pytest.raises(ShardExists):
         client.create_shard("s", WIDER, ["id"])

@@ -1,0 +1,555 @@
+"""One walk over a shard: its newest State, its live log, its blobs and its parts. Writes nothing.
+
+Inspections, checks, repairs and the verification of backups all look at what is read here. What is damaged hides
+nothing else: where the rollup that the log names cannot be read, an older one is tried, and the log is replayed from
+there. Where an entry cannot be read, the State before it is the last one that is known for sure. Both are faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Protocol
+
+from blob import Blob, BlobNotFound, BlobStat
+from consensus import Consensus
+from persist.commit.blob_tasks import keys_in
+from persist.commit.clone_refs import LoanLists
+from persist.commit.state_loader import FIRST, Cut, Versions
+from persist.commit.system import Clock
+from persist.core import state_diff
+from persist.core.batch import Description, Part
+from persist.core.blob_keys import belongs_to, is_bundle_key, is_rollup_key, rollup_seqno, shard_of
+from persist.core.errors import Corruption, InvalidUsage, NotReadable, PersistError, UnknownShard, UpgradeNeeded
+from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, family_of, shard_id_of
+from persist.core.manifests import Listed
+from persist.core.record import replace
+from persist.core.state import Leased, LeasedReader, State, auxiliary_blob_keys, blank_state
+from persist.core.state_diff import StateDiff
+from persist.formats.state_frames import Build
+from persist.formats.store_errors import translated, translated_but_missing
+from persist.parts.read_plan import read_bundle
+
+PAGE = 200  # log entries that are read at once
+TRIES = 4  # more looks at a shard that moves on meanwhile
+LOG_ENTRIES_READ_MAX = 100_000  # of one log, where not all of it is asked for
+FAULTS_MAX = 10_000  # that are listed; more are counted
+NOT_THERE = "is not there"
+
+
+class Readable(Protocol):
+    """Both stores of a location, to be read: of one that is open, or that was opened for inspection."""
+
+    @property
+    def blob(self) -> Blob: ...
+
+    @property
+    def consensus(self) -> Consensus: ...
+
+    @property
+    def versions(self) -> Versions: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def build(self) -> Build: ...
+
+
+# Faults: what is wrong with a shard, by kind.
+
+
+class Kind(StrEnum):
+    """What a fault is of. docs/check.md has the table of what each kind finds, and at which depth."""
+
+    LOG = "log"  # an entry cannot be read, is not there, or follows another one than it says
+    ROLLUP = "rollup"  # it cannot be read, or holds another State than the log makes
+    STEP = "step"  # a commit moved what never moves back, or named a blob that had left
+    STATE = "state"  # the State contradicts itself
+    LOAN = "loan"  # a blob of another shard, which that one has not lent
+    MISSING = "missing"  # a blob is not there
+    SIZE = "size"  # a blob has another size
+    BUNDLE = "bundle"  # it cannot be read, or lists something else
+    PART = "part"  # the bytes or rows of a part are others than the State says
+    ORDER = "order"  # the rows of a part are not in order, or lie outside the bounds of their keys
+    INDEX = "index"  # the tree of attributes contradicts itself
+    BLOB = "blob"  # any other blob cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPart:
+    """A part that the State names, and the positions of its batch and run.
+
+    `within` is the bundle that lists it, `listed` all that this lists. `failed` is why a bundle cannot be read.
+    """
+
+    batch: int
+    run: int
+    desc: Description
+    part: Part
+    within: Part | None = None
+    listed: Listed = ()
+    failed: BlobNotFound | Corruption | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a shard (None: with the location). `key` is that of the blob ("": it is of no blob).
+
+    `named`: the part whose bytes or rows are at fault.
+    """
+
+    shard: str | None
+    kind: Kind
+    what: str
+    key: str = ""
+    named: NamedPart | None = field(default=None, compare=False)
+
+    def to_json(self) -> dict[str, str | None]:
+        """The fields by name; null for none."""
+        return {"shard": self.shard, "kind": str(self.kind), "what": self.what, "key": self.key or None}
+
+    def __str__(self) -> str:
+        """One sentence that names the shard, the kind and the blob."""
+        of = f", blob {self.key}" if self.key else ""
+        return f"shard {self.shard!r} has a fault of the kind {self.kind}{of}: {self.what}"
+
+
+class Faults(list[Fault]):
+    """What was found to be wrong so far, each once."""
+
+    def __init__(self, shard: str | None = None) -> None:
+        super().__init__()
+        self.shard = shard
+        self._known: set[Fault] = set()
+        self.beyond = 0  # how many more there are
+
+    def note(self, kind: Kind, what: str, key: str | None = None) -> None:
+        self.take([Fault(self.shard, kind, what, key or "")])
+
+    def take(self, faults: Iterable[Fault]) -> None:
+        """These as well."""
+        for fault in faults:
+            if fault in self._known:
+                continue
+            if len(self) >= FAULTS_MAX:
+                self.beyond += 1
+                continue
+            self._known.add(fault)
+            self.append(fault)
+
+    def listed(self) -> list[Fault]:
+        """All of them, and one that counts the others."""
+        more = [Fault(self.shard, Kind.BLOB, f"and {self.beyond} more")] if self.beyond else []
+        return [*self, *more]
+
+
+# The log, entry by entry: one that cannot be read hides no other.
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedDiff:
+    """A live entry of a log. `change` is None where it cannot be read: `wrong` says why.
+
+    `cut`: it left the log while it was read.
+    """
+
+    seqno: int
+    size: int
+    change: StateDiff | None
+    wrong: str = ""
+    cut: Cut | None = None
+
+
+def head_of(location: Readable, name: str) -> int:
+    """The newest seqno. Raises UnknownShard, Unavailable, Corruption (the store itself is damaged)."""
+    with translated():
+        head = location.consensus.head(name)
+    if head is None:
+        raise UnknownShard(f"there is no shard {name!r} here; `persist shards` lists them")
+    return head.seqno
+
+
+def first_live(location: Readable, name: str) -> SeqNo:
+    """Where the log begins now."""
+    with translated():
+        entries = location.consensus.scan(name, 1, 1)
+    return SeqNo(entries[0].seqno if entries else 0)
+
+
+def walk_log(location: Readable, name: str, first: int = 1, last: int | None = None) -> Iterator[LoggedDiff]:
+    """The live entries of `[first, last]`, ascending; long diffs are read from their blobs."""
+    while last is None or first <= last:
+        with translated():
+            page = location.consensus.scan(name, first, PAGE if last is None else min(PAGE, last - first + 1))
+        for entry in page:
+            if last is not None and entry.seqno > last:
+                return
+            yield _read_entry(location.versions, name, entry.seqno, entry.data)
+        if not page:
+            return
+        first = page[-1].seqno + 1
+
+
+def _read_entry(versions: Versions, name: str, seqno: int, data: bytes) -> LoggedDiff:
+    try:
+        change = versions.whole(name, versions.decode(data))
+    except (Corruption, UpgradeNeeded) as error:
+        return LoggedDiff(seqno, len(data), None, f"the log entry v{seqno} cannot be read: {error.message}")
+    except Cut as error:
+        return LoggedDiff(seqno, len(data), None, error.message, error)
+    if change.seqno != seqno:
+        return LoggedDiff(seqno, len(data), None, f"the log entry v{seqno} holds the state diff v{change.seqno}")
+    return LoggedDiff(seqno, len(data), change)
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """A lease that had ended when a commit took it out. `purpose`: what a reader said it is for; "": a writer."""
+
+    kind: str
+    purpose: str
+    at_ms: int
+
+
+@dataclass
+class LogFacts:
+    """What the live log says. `is_whole`: all of it was read. Wall clocks are those of committers.
+
+    `uppers` are (wall clock, upper) of the commits that brought times, ascending. `gone` are the blobs that left the
+    State, and at which version. `settings_ms` is when the shard's settings changed last (0: before the log begins),
+    `moved` when a critical reader came or moved last, `began` when a leased one came. `walltimes` are those of the
+    first versions that leased readers do not hold.
+    """
+
+    entries: int = 0
+    bytes: int = 0
+    first_seqno: int = 0
+    first_ms: int = 0
+    settings_ms: int = 0
+    is_whole: bool = True
+    wrong: list[str] = field(default_factory=list)
+    uppers: list[tuple[int, int]] = field(default_factory=list)
+    gone: dict[str, int] = field(default_factory=dict)
+    moved: dict[CriticalReaderId, int] = field(default_factory=dict)
+    began: dict[ReaderId, int] = field(default_factory=dict)
+    walltimes: dict[int, int] = field(default_factory=dict)
+    lapses: list[Lapse] = field(default_factory=list)
+
+
+class _LogReader:
+    """Takes the entries of a log in their order."""
+
+    def __init__(self, state: State | None) -> None:
+        self.facts = LogFacts()
+        readers = {} if state is None else state.leased_readers
+        self._wanted = {int(reader.seqno) + 1 for reader in readers.values()}
+        self._leases: dict[str, Leased] = {}
+        self._lease_clock_ms = self._upper = 0
+
+    def take(self, seqno: int, change: StateDiff) -> None:
+        facts = self.facts
+        if not facts.first_seqno:
+            facts.first_seqno, facts.first_ms = seqno, change.walltime_ms
+        if seqno in self._wanted:
+            facts.walltimes[seqno] = change.walltime_ms
+        self._lease_clock_ms = change.lease_clock_ms or self._lease_clock_ms
+        self._take_leases(change)
+        if change.settings is not None:
+            facts.settings_ms = change.walltime_ms
+        facts.gone.update(dict.fromkeys(change.gone, seqno))
+        upper = change.trace.batches[-1].desc.upper.element if change.trace and change.trace.batches else None
+        if upper is not None and upper > self._upper:
+            self._upper = upper
+            facts.uppers.append((change.walltime_ms, upper))
+
+    def _take_leases(self, change: StateDiff) -> None:
+        """Who came, moved and lapsed with one commit. A lease whose length the log does not have is passed over."""
+        if change.critical_readers is not None:
+            for cursor in change.critical_readers.set:
+                self.facts.moved[cursor] = change.walltime_ms
+        for kind, changed in (("reader", change.leased_readers), ("writer", change.writers)):
+            if changed is None:
+                continue
+            for gone in changed.deleted:
+                held = self._leases.pop(gone, None)
+                if held is not None and self._lease_clock_ms and held.lapsed(self._lease_clock_ms):
+                    purpose = held.purpose if isinstance(held, LeasedReader) else ""
+                    self.facts.lapses.append(Lapse(kind, purpose, change.walltime_ms))
+            for came, lease in changed.set.items():
+                self._leases[came] = lease
+                if kind == "reader":
+                    self.facts.began.setdefault(ReaderId(came), change.walltime_ms)
+
+
+# The parts and the other blobs that a State names.
+
+
+def all_parts(state: State, blob: Blob) -> Iterator[NamedPart]:
+    """The parts that the State names, each bundle before what it lists. A bundle is read once.
+
+    What a bundle that cannot be read lists is left out. Raises Unavailable.
+    """
+    for number, batch in enumerate(state.trace.batches):
+        for at, run in enumerate(batch.runs):
+            for part in run.parts:
+                if part.bundle is None:
+                    yield NamedPart(number, at, batch.desc, part)
+                    continue
+                try:
+                    with translated_but_missing():
+                        listed = read_bundle(part, blob)
+                except (BlobNotFound, Corruption) as error:
+                    yield NamedPart(number, at, batch.desc, part, failed=error)
+                    continue
+                yield NamedPart(number, at, batch.desc, part)
+                for inside in (one for run in listed for one in run.parts):
+                    yield NamedPart(number, at, batch.desc, inside, part, listed)
+
+
+def auxiliary_sizes(state: State) -> dict[str, int | None]:
+    """The blobs that are no parts, with their sizes as far as the State tells them."""
+    sizes: dict[str, int | None] = dict.fromkeys(auxiliary_blob_keys(state))
+    sizes.update({rollup.key: rollup.size or None for rollup in state.rollups.values()})
+    sizes.update({chunk.key: chunk.length for chunk in state.attribute_chunks.values()})
+    sizes.update({outcomes.key: outcomes.size for outcomes in state.outcome_files})
+    sizes.update({entries.key: entries.size for entries in state.entry_files})
+    return sizes
+
+
+# A shard.
+
+
+@dataclass
+class ShardFacts:
+    """A shard as it was read. `head` is the newest seqno of its log, `state` the newest State (None: none can be made).
+
+    `faults` are what was damaged or missing on the way to the State. `error`: why the shard cannot be loaded.
+    """
+
+    location: Readable
+    name: str
+    head: int
+    state: State | None
+    faults: Faults
+    error: Corruption | UpgradeNeeded | None = None
+
+    def __post_init__(self) -> None:
+        self._seqno = self.head  # of the newest version that was read
+        self._keys: frozenset[str] | None = None  # what it names; None: what `state` names
+
+    def known(self) -> State:
+        """The State. Raises Corruption: none can be made."""
+        if self.state is None:
+            why = "; ".join(dict.fromkeys(fault.what for fault in self.faults))
+            raise Corruption(f"no State of shard {self.name!r} can be made: {why}")
+        return self.state
+
+    @cached_property
+    def listed(self) -> dict[str, BlobStat]:
+        """The blobs that are there of the shard, in any of its lives, by key."""
+        with translated():
+            return {stat.key: stat for stat in self.location.blob.list(family_of(shard_id_of(self.name)))}
+
+    def stat(self, key: str) -> BlobStat | None:
+        """A blob that the shard names: that of another shard, or one that came since the listing, is asked for."""
+        if key in self.listed:
+            return self.listed[key]
+        with translated():
+            return self.location.blob.stat(key)
+
+    def parts(self) -> Iterator[NamedPart]:
+        """As `all_parts`."""
+        return all_parts(self.known(), self.location.blob)
+
+    @cached_property
+    def log(self) -> LogFacts:
+        """What the live log says, at most `LOG_ENTRIES_READ_MAX` entries of it."""
+        return self.read_log(LOG_ENTRIES_READ_MAX)
+
+    def read_log(self, limit: int | None = None, *followers: Callable[[LoggedDiff], object]) -> LogFacts:
+        """Read the live log once; `followers` get each entry. None: all of it. `log` is then what it says."""
+        reader, before = _LogReader(self.state), 0
+        self.log = facts = reader.facts
+        for logged in walk_log(self.location, self.name):
+            if facts.entries == limit:
+                facts.is_whole = False
+                break
+            facts.entries += 1
+            facts.bytes += logged.size
+            for follow in followers:
+                follow(logged)
+            is_gap = before and logged.seqno != before + 1
+            if is_gap and first_live(self.location, self.name) < logged.seqno:  # else it was collected meanwhile
+                facts.wrong.append(f"entries v{before + 1} to v{logged.seqno - 1} are missing")
+            before = logged.seqno
+            if logged.change is None:
+                facts.wrong.append(logged.wrong)
+            else:
+                reader.take(logged.seqno, logged.change)
+        return facts
+
+    def keys_left(self, faults: Faults) -> dict[str, int]:
+        """The blobs that left the State and at which version, as the log says, also what bundles among them listed.
+
+        A bundle that is gone, or damaged, is noted.
+        """
+        left = dict(self.log.gone)
+        for bundle in filter(is_bundle_key, self.log.gone):
+            try:
+                with translated_but_missing():
+                    listed = keys_in(self.location.blob, bundle)
+            except (BlobNotFound, PersistError) as error:
+                faults.note(Kind.BUNDLE, str(error), bundle)
+                continue
+            for key in listed:
+                left.setdefault(key, left[bundle])
+        return left
+
+    def lent(self, faults: Faults) -> dict[LoanId, tuple[str, ...]]:
+        """The blobs that it has lent, by the loan. A list that cannot be read, or says something else, is a fault.
+
+        A loan that has ended meanwhile is left out.
+        """
+        lists, found = LoanLists(self.location.blob), dict[LoanId, tuple[str, ...]]()
+        for loan_id, loan in sorted(self.known().loans.items()):
+            found[loan_id] = ()
+            try:
+                found[loan_id] = keys = lists.keys(loan.list_key)
+                if len(keys) != loan.keys:
+                    what = f"list {loan.list_key} has {len(keys)} blobs, not {loan.keys}"
+                    faults.note(Kind.LOAN, what, loan.list_key)
+            except BlobNotFound:
+                if self.is_named(loan.list_key):
+                    faults.note(Kind.MISSING, f"the blob {loan.list_key} {NOT_THERE}", loan.list_key)
+                else:
+                    del found[loan_id]
+            except (Corruption, UpgradeNeeded) as error:
+                faults.note(Kind.LOAN, error.message, loan.list_key)
+        return found
+
+    # Whether something that is not there is missing: a shard moves on, and what it named is collected. A key never
+    # comes back, so what the newest State does not name was taken away as it should be.
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the shard has a later version than the one that was read first."""
+        return self._keys is not None or head_of(self.location, self.name) > self._seqno
+
+    def is_named(self, key: str) -> bool:
+        """Whether the newest State names this blob itself, which the State named. Raises what `newest` raises."""
+        if head_of(self.location, self.name) > self._seqno:
+            later = newest(self.location, self.name)
+            if later.state is None:
+                return True
+            self._keys, self._seqno = frozenset(later.state.blob_keys()), int(later.state.seqno)
+        return self._keys is None or key in self._keys
+
+
+def newest(location: Readable, name: str) -> ShardFacts:
+    """The newest State that can be made. Raises UnknownShard, Unavailable, Corruption (the store itself is damaged)."""
+    head, faults = head_of(location, name), Faults(name)
+    failed: Corruption | UpgradeNeeded | None = None
+    for left in range(TRIES, -1, -1):
+        try:
+            state = location.versions.load(name)
+            if state is not None:
+                return ShardFacts(location, name, max(head, int(state.seqno)), state, faults)
+        except (Corruption, UpgradeNeeded) as error:
+            moved = head_of(location, name)
+            if moved == head or not left:
+                key, failed = error.details.get("blob"), error  # of a rollup: the blob is damaged, not the log
+                what = f"the rollup cannot be read: {error.message}" if key else error.message
+                faults.note(Kind.ROLLUP if key else Kind.LOG, what, key)
+                break
+            head = moved
+    made = _made(location, name, head, faults)
+    if made is not None and made.seqno < head:
+        what = f"v{made.seqno} is shown: no later State can be made, and the log ends at v{head}"
+        faults.note(Kind.LOG, what)
+    return ShardFacts(location, name, head, made, faults, failed)
+
+
+def at_version(location: Readable, name: str, seqno: int) -> ShardFacts:
+    """The State of that version. Raises NotReadable: the log does not have it any more, InvalidUsage: not yet."""
+    head = head_of(location, name)
+    if not 0 < seqno < 2**63:
+        raise InvalidUsage(f"version {seqno} is none: versions are in [1, {2**63 - 1}]")
+    if seqno > head:
+        raise InvalidUsage(f"shard {name!r} has no v{seqno} yet: its log ends at v{head}")
+    faults = Faults(name)
+    state = _made(location, name, seqno, faults)
+    if state is None or state.seqno != seqno:
+        first = first_live(location, name)
+        if faults:
+            return ShardFacts(location, name, head, None, faults)
+        raise NotReadable(f"v{seqno} of shard {name!r} is not there any more: its log begins at v{first}")
+    return ShardFacts(location, name, head, state, faults)
+
+
+def _made(location: Readable, name: str, target: int, faults: Faults) -> State | None:
+    """The State of a version, or the last one before it that can be made."""
+    best: State | None = None
+    for base in _bases(location, name, target, faults):
+        made = _replayed(location, base, target, faults)
+        if made is None:
+            continue
+        if made.seqno == target:
+            return made
+        if best is None or made.seqno > best.seqno:
+            best = made
+    return best
+
+
+def _bases(location: Readable, name: str, target: int, faults: Faults) -> Iterator[State]:
+    """States in rollups at or before a version, newest first; at last the first one of all, if the log has it."""
+    family = family_of(shard_id_of(name))
+    with translated():
+        listed = [stat.key for stat in location.blob.list(family) if belongs_to(stat.key, shard_of(stat.key))]
+    keys = sorted((rollup_seqno(key), key) for key in listed if is_rollup_key(key))
+    for seqno, key in reversed(keys):
+        if seqno > target:
+            continue
+        try:
+            state = location.versions.read_rollup(key)
+        except (Corruption, UpgradeNeeded) as error:
+            faults.note(Kind.ROLLUP, f"rollup v{seqno} cannot be read: {error.message}", key)
+            continue
+        if state is None or state.name != name:
+            continue
+        if state.seqno != seqno:
+            faults.note(Kind.ROLLUP, f"rollup v{seqno} holds the State v{state.seqno}", key)
+            continue
+        yield state
+    begins = next(walk_log(location, name, 1, 1), None)
+    if begins is not None and begins.change is not None and begins.change.schemas is not None:
+        yield state_diff.apply(begins.change, blank_state(name))
+
+
+def _replayed(location: Readable, base: State, target: int, faults: Faults) -> State | None:
+    """The State of a version, or the last one before it that the log leads to. None: the log leads nowhere from there.
+
+    A base that is not of this log, as after a lost race, leads nowhere.
+    """
+    state, is_known = base, base.seqno == FIRST and not base.rollups
+    for logged in walk_log(location, base.name, int(base.seqno), target):
+        change = logged.change
+        if change is None:
+            faults.note(Kind.LOG, logged.wrong)
+            return state if is_known else None
+        if change.seqno == base.seqno:
+            if base.commit_id and change.commit_id != base.commit_id:
+                return None
+            state, is_known = replace(state, commit_id=change.commit_id), True
+            continue
+        if change.seqno != state.seqno + 1:
+            return None  # the log begins later
+        try:
+            state = state_diff.apply(change, state)
+        except PersistError as error:
+            faults.note(Kind.LOG, error.message)
+            return state if is_known else None
+        is_known = True
+    return state if is_known else None
