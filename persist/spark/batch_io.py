@@ -1,29 +1,44 @@
-"""Batch reads (one Spark partition per split) and batch writes (append, upsert, overwrite; one commit each)."""
+"""Batch reads (one Spark partition per split), batch writes (append, upsert, overwrite), and restore."""
 
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceReader, InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from persist.client.contents_diff import (
+    Changes,
+    ChangesSplit,
+    DiffRequest,
+    Named,
+    PairSplit,
+    changes_between,
+    changes_of,
+)
+from persist.client.rewrites import check_complete
 from persist.client.row_reader import expanded, first_negative
 from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_for_upper
 from persist.client.transport import OneShard
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
-from persist.core.shard_view import ViewRequest
-from persist.parts import DIFF, TIME, ShardSchema, sound_schemas
+from persist.core.ids import check_shard_name
+from persist.core.shard_view import ShardView, ViewRequest
+from persist.parts import DIFF, TIME, ShardSchema, current_schema, sound_schemas
 from persist.parts.scan_spec import shown_by
 from persist.spark import executors, planning
-from persist.spark.change_feed import ChangesPartition, Interval, plan_changes, read_changes
-from persist.spark.executors import outliving, snapshot_again
-from persist.spark.options import ReadOptions, Target, WriteOptions
-from persist.spark.spark_schemas import Known, arrow_schema, batches, names_in, spark_schema
-from persist.spark.write_job import Job, progress_of
+from persist.spark.change_feed import FeedSplit, Interval, plan_changes, read_changes
+from persist.spark.executors import carrying, lighter, outliving, past_again, snapshot_again
+from persist.spark.options import RESTORE, DiffOptions, Options, ReadOptions, Target, WriteOptions
+from persist.spark.spark_schemas import MULTIPLICITY, KnownSchema, arrow_schema, batches, names_in, spark_schema
+from persist.spark.write_job import FORMAT, Job, progress_of, save
 
 # Snapshot reads: one Spark partition for each split, disjoint in key space and consolidated.
 #
@@ -31,36 +46,53 @@ from persist.spark.write_job import Job, progress_of
 # of the DataFrame without that filter. Columns are pruned by the schema of the read, rows by options.
 
 
-MULTIPLICITY = pa.field(DIFF, pa.int64())
+class SplitReader(DataSourceReader):
+    """Reads the columns of `schema`, split by split. Which times are read is fixed when Spark plans the load.
 
+    `known` is the schema of the shard by which `schema` was chosen; None: the user has given `schema`. Leases are not
+    closed: Spark plans once and may read the plan again and again, so they lapse when they are not renewed.
+    """
 
-class SplitPartition(InputPartition):
-    """A split of a snapshot, with everything that an executor needs to read it."""
-
-    def __init__(self, split: SnapshotSplit) -> None:
-        super().__init__(split)
-        self.split = split
-
-
-class SnapshotReader(DataSourceReader):
-    """Reads the columns of `schema` as of one time, which is fixed when Spark plans the load."""
-
-    def __init__(self, target: Target, options: ReadOptions, schema: StructType, known: Known | None = None) -> None:
+    def __init__(
+        self, target: Target, options: ReadOptions, schema: StructType, known: KnownSchema | None = None
+    ) -> None:
         self._target = target
         self._options = options
         self._schema = schema
-        self._known = known  # by which `schema` was told; None: somebody has given it
+        self._known = known
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each split; one without a value where there are no rows."""
+        return [InputPartition(split) for split in self._splits()] or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return iter(()) if partition.value is None else self._batches(partition.value)
+
+    @abstractmethod
+    def _splits(self) -> Sequence[SnapshotSplit | FeedSplit | ChangesSplit | PairSplit]: ...
+
+    @abstractmethod
+    def _batches(self, split: Any) -> Iterator[pa.RecordBatch]: ...
+
+
+class SnapshotReader(SplitReader):
+    """Reads a shard as of one time."""
+
+    def __init__(
+        self, target: Target, options: ReadOptions, schema: StructType, known: KnownSchema | None = None
+    ) -> None:
+        super().__init__(target, options, schema, known)
         if options.with_diff and DIFF not in schema.names:
             raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def _splits(self) -> list[SnapshotSplit]:
         options = planning.with_times(self._target, self._options)
         schema = planning.shown(self._target, options)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
         splits = planning.plan_snapshot(self._target, options, columns)
         for split in splits[:1]:
             self._check(split, columns)
-        return [SplitPartition(split) for split in splits] or [InputPartition(None)]
+        return splits
 
     def _check(self, split: SnapshotSplit, columns: tuple[str, ...]) -> None:
         """Raise InvalidUsage where a name may mean another column than where the DataFrame was loaded."""
@@ -72,10 +104,7 @@ class SnapshotReader(DataSourceReader):
                 "load() again"
             )
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SplitPartition):
-            return iter(())
-        split = partition.split
+    def _batches(self, split: SnapshotSplit) -> Iterator[pa.RecordBatch]:
         rows = self._rows(self._pieces(split), split)
         return batches(rows, arrow_schema(self._schema), self._options.batch_rows)
 
@@ -111,20 +140,14 @@ class SnapshotReader(DataSourceReader):
         return InvalidUsage(f"shard {split.shard!r} has negative multiplicities; read it with multiplicity=column")
 
 
-class ChangesReader(DataSourceReader):
+class ChangesReader(SplitReader):
     """The change feed of `[startingVersion, endingVersion]`, both inclusive, fixed when Spark plans the load.
 
     So are startingTimestamp and endingTimestamp, rounded down to the shard's grid. Without a start the contents as of
     the shard's since come first, as changes at that time.
     """
 
-    def __init__(self, target: Target, options: ReadOptions, schema: StructType, known: Known | None = None) -> None:
-        self._target = target
-        self._options = options
-        self._schema = schema
-        self._known = known  # as for a snapshot
-
-    def partitions(self) -> Sequence[InputPartition]:
+    def _splits(self) -> list[FeedSplit]:
         target = self._target
         options = planning.with_times(target, self._options)
         view = executors.view_of(target)
@@ -132,7 +155,7 @@ class ChangesReader(DataSourceReader):
         lower = (view.since.element or 0) if starting is None else starting
         upper = view.upper if ending is None else frontier(ending + 1)
         if upper <= frontier(lower):
-            return [InputPartition(None)]
+            return []
         interval = Interval(lower, upper, starting is None)
         transport = OneShard(executors.transport(target.connection), view.shard_id)
         lease = ReadLease.open(transport, target.shard, interval.held, "spark changes", target.connection.handles.read)
@@ -148,12 +171,64 @@ class ChangesReader(DataSourceReader):
         except BaseException:
             lease.close()
             raise
-        return splits or [InputPartition(None)]
+        return splits
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, ChangesPartition):
-            return iter(())
-        return read_changes(self._target, self._options, self._schema, partition.split)
+    def _batches(self, split: FeedSplit) -> Iterator[pa.RecordBatch]:
+        return read_changes(self._target, self._options, self._schema, split)
+
+
+class DiffReader(SplitReader):
+    """Reads what is there more (`__diff` above 0) or less at `end` than at `start`."""
+
+    def __init__(
+        self, target: Target, options: DiffOptions, schema: StructType, known: KnownSchema | None = None
+    ) -> None:
+        super().__init__(target, options.read, schema, known)
+        self._between = options
+        if DIFF not in schema.names:
+            raise InvalidUsage(
+                f"the schema given to readDiff lacks the column {DIFF}, without which rows that were removed look as "
+                "if they had been added; name it too"
+            )
+
+    def _splits(self) -> list[ChangesSplit | PairSplit]:
+        splits = self._changes().splits
+        for split in splits[:1]:
+            planned = split.earlier if isinstance(split, PairSplit) else split
+            assert isinstance(planned, SnapshotSplit)
+            planning.check_names(self._target, self._schema.names, self._known, planned)
+        return [split for split in map(_carrying, splits) if split is not None]
+
+    def _batches(self, split: ChangesSplit | PairSplit) -> Iterator[pa.RecordBatch]:
+        target, transport = self._target, executors.transport(self._target.connection)
+        tables = outliving(split.read(transport), lambda: past_again(target, split).read(transport))
+        return batches(tables, arrow_schema(self._schema), self._options.batch_rows)
+
+    def _changes(self) -> Changes:
+        target, options, read = self._target, self._between, self._options
+        settings = target.connection.handles.read
+        one, limits = _opened(target), (read.wait_s, settings.retry_s)
+        columns = tuple(name for name in self._schema.names if name != DIFF)
+        asked = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
+        first = Named.of_read("option 'start'", options.start, one, target.shard, limits)
+        if options.other in (None, target.shard):
+            last = Named.of_read("option 'end'", options.end, one, target.shard, limits)
+            return changes_of(one, target.shard, first, last, asked, settings)
+        other = replace(target, shard=check_shard_name(options.other))
+        two = _opened(other)
+        last = Named.of_read("option 'end'", options.end, two, other.shard, limits)
+        return changes_between((one, target.shard, first), (two, other.shard, last), asked, settings)
+
+
+def _carrying(split: object) -> ChangesSplit | PairSplit | None:
+    """The split with only those parts that it reads. None: there are no keys in it."""
+    if isinstance(split, PairSplit):
+        earlier, later = (lighter(side, side.key_range) for side in (split.earlier, split.later))
+        return None if earlier.key_range.is_empty else replace(split, earlier=earlier, later=later)
+    assert isinstance(split, ChangesSplit)
+    if split.key_range.is_empty:
+        return None
+    return carrying(split, split.key_range)
 
 
 def snapshot_schema(schema: ShardSchema, options: ReadOptions) -> StructType:
@@ -161,6 +236,12 @@ def snapshot_schema(schema: ShardSchema, options: ReadOptions) -> StructType:
     names = schema.columns(options.columns)
     fields = [schema.arrow.field(name) for name in names]
     return spark_schema([*fields, MULTIPLICITY] if options.with_diff else fields)
+
+
+def diff_schema(view: ShardView, options: DiffOptions) -> StructType:
+    """The columns that changes show when they are given no schema."""
+    schema = current_schema(view.schemas)[1]
+    return spark_schema([*(schema.arrow.field(name) for name in schema.columns(options.read.columns)), MULTIPLICITY])
 
 
 # Batch writes: append, replace by key (`envelope=upsert`), and overwrite; each is one commit.
@@ -197,3 +278,41 @@ class BatchWriter(DataSourceArrowWriter):
         Staged parts are orphans.
         """
         self._job.release(messages)
+
+
+# A restore: a read of what leads back to a time, and a write of it.
+
+
+_OF_READS = ("numpartitions", "memorybytes", "leaseseconds")
+
+
+def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: str) -> None:
+    """Make the contents of a shard again what they were as of a time, or a wall clock with its zone, as a Spark job.
+
+    Tasks read and stage what differs, key range by key range. The driver publishes it in one commit at the next time,
+    where the upper is still the one that was compared with. Where nothing differs nothing is committed. `options` are
+    those of `format("persist")` that say where shards are, and `info`, `numPartitions`, `memoryBytes`, `partBytes`,
+    `leaseSeconds`.
+
+    Raises InvalidUsage, NotReadable and UpperMismatch as `Shard.restore` says, what fails within the job as Spark's own
+    error. Nothing is changed then, unless the error says that the outcome is unknown: it is safe to run it again.
+    """
+    given = Options({**options, "path": shard})
+    given.check(RESTORE)
+    named = Target.of(given)
+    executors.check_there(named)
+    target = named.at(writes=True)
+    one, settings = _opened(target), target.connection.handles.read
+    to = Named.of("as_of", as_of, one, shard, (0.0, settings.retry_s)).time
+    view = executors.view_of(target)
+    upper = check_complete(shard, to, view)
+    reads = {name: value for name, value in options.items() if name.lower() not in ("info", "partbytes")}
+    reads |= {"readDiff": "true", "start": str(upper - 1), "end": str(to)}
+    writes = {name: value for name, value in options.items() if name.lower() not in _OF_READS}
+    writes |= {"restoreTo": str(to), "expectedUpper": str(upper)}
+    changes = spark.read.format(FORMAT).options(**reads).load(shard)
+    save(spark, changes, "append", shard, writes)
+
+
+def _opened(target: Target) -> OneShard:
+    return OneShard(executors.transport(target.connection), executors.view_of(target).shard_id)

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from persist.client.contents_diff import changes_at, retractions, runs_of, whole_view, within
@@ -138,7 +137,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class ChangesSplit:
+class FeedSplit:
     """One key range of an interval: all that is needed to read it elsewhere."""
 
     shard: str
@@ -214,14 +213,6 @@ class ChangesSplit:
         return dates_of(one, self.shard, interval.lower, last, self.settings.retry_s)
 
 
-class ChangesPartition(InputPartition):
-    """A split of an interval, with everything that an executor needs to read it."""
-
-    def __init__(self, split: ChangesSplit) -> None:
-        super().__init__(split)
-        self.split = split
-
-
 def overlapping_batches(held: Iterable[HollowBatch], interval: Interval) -> list[HollowBatch]:
     lower = Antichain(0 if interval.snapshot else interval.lower)
     return [b for b in held if lower < b.desc.upper and b.desc.lower < interval.upper and b.runs]
@@ -229,7 +220,7 @@ def overlapping_batches(held: Iterable[HollowBatch], interval: Interval) -> list
 
 def plan_changes(
     target: Target, options: ReadOptions, view: ShardView, interval: Interval, lease: ReadLease, names: Iterable[str]
-) -> list[ChangesPartition]:
+) -> list[FeedSplit]:
     """The interval in splits that are disjoint in key space; none when nothing was written in it."""
     transport = executors.transport(target.connection)
     settings = target.connection.handles.read
@@ -244,7 +235,7 @@ def plan_changes(
         return []
     splits = []
     for one in planning.split_ranges(every, options.partitions, schema, parts_reader, wanted, lease):
-        split = ChangesSplit(
+        split = FeedSplit(
             shard=target.shard,
             interval=interval,
             key_range=one,
@@ -257,11 +248,11 @@ def plan_changes(
             shard_id=view.shard_id,
             dropped=tuple((drop, overlapping(some, one)) for drop, some in dropped),
         )
-        splits.append(ChangesPartition(split))
+        splits.append(split)
     return splits
 
 
-def changes_again(target: Target, split: ChangesSplit) -> ChangesSplit:
+def changes_again(target: Target, split: FeedSplit) -> FeedSplit:
     """The split with parts and a lease as of now. Raises Expired where history was forgotten, UnknownShard."""
     interval, wanted = split.interval, split.key_range
     first = interval.held.element or 0
@@ -329,7 +320,7 @@ def changes_schema(view: ShardView, options: ReadOptions) -> StructType:
     for name in set(names).intersection(CHANGE_COLUMNS):
         raise InvalidUsage(
             f"shard {view.name!r} has a column {name!r}, and so has a change feed; leave that of the shard out with "
-            "option 'columns', or read what changed between two times with readChanges"
+            "option 'columns', or read what changed between two times with readDiff"
         )
     return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])
 
@@ -353,13 +344,13 @@ def check_signs(schema: StructType, options: ReadOptions) -> None:
 
 
 def read_changes(
-    target: Target, options: ReadOptions, schema: StructType, split: ChangesSplit
+    target: Target, options: ReadOptions, schema: StructType, split: FeedSplit
 ) -> Iterator[pa.RecordBatch]:
     """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
     wanted = planning.filter_of(options, split.schemas)
     transport = executors.transport(target.connection)
 
-    def read(one: ChangesSplit) -> Iterator[pa.Table]:
+    def read(one: FeedSplit) -> Iterator[pa.Table]:
         return _with_images(one, transport, wanted) if options.images else one.read(transport, wanted)
 
     tables = outliving(read(split), lambda: read(changes_again(target, split)))
@@ -373,7 +364,7 @@ def read_changes(
     return batches(as_began(rows, split.renamed, target_schema), target_schema, options.batch_rows)
 
 
-def _with_images(split: ChangesSplit, transport: Transport, wanted: Filter | None) -> Iterator[pa.Table]:
+def _with_images(split: FeedSplit, transport: Transport, wanted: Filter | None) -> Iterator[pa.Table]:
     """What is read of a split, with a column that tells what each change is."""
     schema = current_schema(split.schemas)[1]
     for tables in split.read_in_turn(transport, wanted):
@@ -383,7 +374,7 @@ def _with_images(split: ChangesSplit, transport: Transport, wanted: Filter | Non
 
 
 def _changes(
-    tables: Iterator[pa.Table], time_unit: str | None, split: ChangesSplit, transport: Transport | None
+    tables: Iterator[pa.Table], time_unit: str | None, split: FeedSplit, transport: Transport | None
 ) -> Iterator[pa.Table]:
     """`transport` None: nobody wants to know the wall clocks."""
     dates = None
@@ -410,7 +401,7 @@ def with_change_columns(table: pa.Table, time_unit: str | None, dates: Dates | N
     return table.append_column(CHANGE_FIELDS[1], times).append_column(CHANGE_FIELDS[2], stamps)
 
 
-def _added(tables: Iterator[pa.Table], split: ChangesSplit, options: ReadOptions) -> Iterator[pa.Table]:
+def _added(tables: Iterator[pa.Table], split: FeedSplit, options: ReadOptions) -> Iterator[pa.Table]:
     for table in tables:
         row = first_negative(table)
         if row is not None:

@@ -18,10 +18,9 @@ from pyspark.sql.types import StructType
 from persist.client.commit_info import Info
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
-from persist.spark.error_unwrapping import REFUSES
 from persist.spark.options import listed
 from persist.spark.spark_schemas import quoted
-from persist.spark.store_assignment import KEYS, fit, fitted, identity, literal
+from persist.spark.store_assignment import KEYS, REFUSES, fit, fitted, identity, literal
 from persist.spark.write_job import Written
 
 Condition: TypeAlias = str | Column | None  # SQL, or an expression of columns; None: always

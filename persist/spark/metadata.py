@@ -1,9 +1,10 @@
-"""Metadata of a shard as DataFrames: option `metadata`, and the commit history."""
+"""Metadata of a shard as DataFrames of fixed schemas: option `metadata`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -36,94 +37,38 @@ from persist.core.state import State
 from persist.parts import current_schema, sound_schemas
 from persist.parts.constraint_checks import constraints_json
 from persist.spark import executors
-from persist.spark.options import METADATA, HistoryOptions, Target
+from persist.spark.options import METADATA, MetadataOptions, Target
 from persist.spark.spark_schemas import arrow_schema, spark_type
-
-# The commit history as a DataFrame, by `readHistory`: a row for each command that changed the shard, newest first.
-
-
-SCHEMA = StructType(
-    [
-        StructField("place", StringType(), False),
-        StructField("seqno", LongType(), False),
-        StructField("timestamp", TimestampType(), False),
-        StructField("operation", StringType(), False),
-        StructField("lower", LongType()),
-        StructField("upper", LongType()),
-        StructField("rows", LongType(), False),
-        StructField("bytes", LongType(), False),
-        StructField("retractions", LongType()),
-        StructField("purpose", StringType()),
-        StructField("who", StringType()),
-        StructField("info", StringType()),
-    ]
-)
-
-
-def check_columns(what: str, whole: StructType, asked: StructType) -> None:
-    """Raises InvalidUsage unless `what`, which has the columns of `whole`, has those that are asked for."""
-    known = {field.name: field.dataType for field in whole}
-    for field in asked:
-        if known.get(field.name) != field.dataType:
-            raise InvalidUsage(
-                f"{what} has no column {field.name!r} of type {field.dataType.simpleString()}; it has "
-                + ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-            )
-
-
-class HistoryReader(DataSourceReader):
-    """Reads it in one task, page by page. What is committed meanwhile is not in it."""
-
-    def __init__(self, target: Target, options: HistoryOptions, schema: StructType) -> None:
-        check_columns("readHistory", SCHEMA, schema)
-        self._target = target
-        self._options = options
-        self._schema = schema
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        shard = executors.view_of(self._target).shard_id
-        transport = OneShard(executors.transport(self._target.connection), shard)
-        left, before = self._options.limit, None
-        whole, schema = arrow_schema(SCHEMA), arrow_schema(self._schema)
-        while left:
-            told = entries_told(transport, self._target.shard, before, min(left, PAGE_MAX), self._options.maintenance)
-            if not told:
-                return
-            rows = [_row(entry_shown(one)) for one in told]
-            yield pa.RecordBatch.from_pylist(rows, whole).select(schema.names).cast(schema)
-            left, before = left - len(told), told[-1].place
-
-
-def _row(entry: HistoryEntry) -> dict[str, object]:
-    return {
-        "place": entry.place,
-        "seqno": entry.seqno,
-        "timestamp": entry.timestamp,
-        "operation": entry.operation,
-        "lower": entry.lower,
-        "upper": entry.upper,
-        "rows": entry.rows,
-        "bytes": entry.size,
-        "retractions": entry.retractions,
-        "purpose": entry.purpose,
-        "who": entry.who,
-        "info": None if entry.info is None else json.dumps(entry.info, ensure_ascii=False),
-    }
-
-
-# What is known of a shard beside its rows, as DataFrames of fixed schemas: option `metadata`.
-
 
 Row = dict[str, Any]
 _TEXT, _NUMBER, _FLAG = StringType(), LongType(), BooleanType()
 
 
-def _schema(**columns: DataType) -> StructType:
-    return StructType([StructField(name, kind, True) for name, kind in columns.items()])
+def _schema(*required: str, **columns: DataType) -> StructType:
+    return StructType([StructField(name, kind, name not in required) for name, kind in columns.items()])
 
 
 SCHEMAS: Mapping[str, StructType] = {
-    "history": SCHEMA,
+    "history": _schema(
+        "place",
+        "seqno",
+        "timestamp",
+        "operation",
+        "rows",
+        "bytes",
+        place=_TEXT,
+        seqno=_NUMBER,
+        timestamp=TimestampType(),
+        operation=_TEXT,
+        lower=_NUMBER,
+        upper=_NUMBER,
+        rows=_NUMBER,
+        bytes=_NUMBER,
+        retractions=_NUMBER,
+        purpose=_TEXT,
+        who=_TEXT,
+        info=_TEXT,
+    ),
     "detail": _schema(
         name=_TEXT,
         shard_id=_TEXT,
@@ -182,22 +127,47 @@ assert set(SCHEMAS) == set(METADATA)
 
 
 class MetadataReader(DataSourceReader):
-    """Reads it in one task. `history` is the reader of `history`."""
+    """Reads it in one task. What is committed meanwhile is not in the commit history."""
 
-    def __init__(self, target: Target, kind: str, schema: StructType) -> None:
-        check_columns(f"metadata={kind}", SCHEMAS[kind], schema)
+    def __init__(self, target: Target, options: MetadataOptions, schema: StructType) -> None:
+        """Raises InvalidUsage where this kind of metadata has not the columns of `schema`."""
+        known = {field.name: field.dataType for field in SCHEMAS[options.kind]}
+        for field in schema:
+            if known.get(field.name) != field.dataType:
+                raise InvalidUsage(
+                    f"metadata={options.kind} has no column {field.name!r} of type {field.dataType.simpleString()}; "
+                    "it has " + ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+                )
         self._target = target
-        self._kind = kind
+        self._options = options
         self._schema = schema
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        rows = _ROWS[self._kind](self._target)
-        whole, schema = arrow_schema(SCHEMAS[self._kind]), arrow_schema(self._schema)
-        yield pa.RecordBatch.from_pylist(rows, whole).select(schema.names).cast(schema)
+        kind = self._options.kind
+        whole, schema = arrow_schema(SCHEMAS[kind]), arrow_schema(self._schema)
+        pages = _history(self._target, self._options) if kind == "history" else [_ROWS[kind](self._target)]
+        for rows in pages:
+            yield pa.RecordBatch.from_pylist(rows, whole).select(schema.names).cast(schema)
 
 
 def _one(target: Target) -> OneShard:
     return OneShard(executors.transport(target.connection), executors.view_of(target).shard_id)
+
+
+def _history(target: Target, options: MetadataOptions) -> Iterator[list[Row]]:
+    """An entry for each command that changed the shard, newest first, page by page."""
+    one, left, before = _one(target), options.limit, None
+    while left:
+        entries = entries_told(one, target.shard, before, min(left, PAGE_MAX), options.maintenance)
+        if not entries:
+            return
+        yield [_entry(entry_shown(entry)) for entry in entries]
+        left, before = left - len(entries), entries[-1].place
+
+
+def _entry(entry: HistoryEntry) -> Row:
+    info = None if entry.info is None else json.dumps(entry.info, ensure_ascii=False)
+    return {**asdict(entry), "place": entry.place, "bytes": entry.size, "info": info}
 
 
 def _detail(target: Target) -> list[Row]:

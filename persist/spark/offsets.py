@@ -1,4 +1,4 @@
-"""Offsets of streams: where a stream is, and what lies between two offsets.
+"""Offsets of streams, and how far a micro-batch reaches: at most so many rows or bytes.
 
 An offset is `{"v": 1, "frontier": [7], "shard": "s…"}` (everything before time 7 is delivered), or, for a stream that
 begins with the contents of the shard, `{"v": 1, "snapshot": 4, "shard": "s…"}` (nothing is delivered: the contents as
@@ -14,14 +14,29 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persist.client.contents_diff import retractions
+from persist.client.snapshot import ReadLease, kept, part_reader
+from persist.client.transport import OneShard
+from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import ShardId
-from persist.parts import KeyRange
-from persist.spark.change_feed import Interval
+from persist.core.shard_view import ShardView
+from persist.core.truncation import RowDrop
+from persist.parts import DIFF, TIME, KeyRange, PartReader, ShardSchema
+from persist.parts.key_splits import NOTHING, Limit, Weight, counted, reach
+from persist.spark import executors, planning
+from persist.spark.change_feed import Interval, found_runs, overlapping_batches
+from persist.spark.options import ReadOptions, Target
 
 WHOLE_VERSION = 1  # of offsets between times: what older builds know is written as they know it
 CUT_VERSION = 2  # of offsets between keys
@@ -148,3 +163,300 @@ def _last(end: Position) -> list[Interval]:
     if end.key is None or time is None:
         return []
     return [Interval(time, Antichain(time + 1), False, KeyRange(None, end.key))]
+
+
+# How far a micro-batch reaches.
+#
+# Whole times are taken while they fit. Where the next one does not fit alone, its keys are cut. What is counted are
+# rows as they are stored, before they are added up, so a micro-batch may turn out smaller than its bound. Where a
+# stream shows a row as often as it is there, it counts as often. One key at one time is never cut: that alone may
+# exceed the bound.
+
+
+Ints = npt.NDArray[np.int64]
+COUNTED_ROWS = 16_384  # that are decoded at a time where rows have to be counted
+EVERYTHING = Limit()
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Where a micro-batch ends, and what comes after it up to the upper of the shard, at most."""
+
+    end: Position
+    behind: Weight
+
+
+@dataclass(frozen=True)
+class _Slab:
+    """One time of the shard, or its contents as of a time, from a key on: what is cut by keys."""
+
+    interval: Interval
+    start: Position
+    wanted: KeyRange
+    schema: ShardSchema
+    reader: PartReader
+    runs: tuple[Run, ...]
+    dropped: tuple[tuple[RowDrop, tuple[Run, ...]], ...]
+
+    @property
+    def time(self) -> int:
+        return self.interval.lower
+
+    @property
+    def every(self) -> tuple[Run, ...]:
+        return (*self.runs, *(run for _, some in self.dropped for run in some))
+
+    @property
+    def end(self) -> Position:
+        return self.start.with_upper(self.interval.upper)
+
+
+class Admission:
+    """Remembers what it has looked into last, so that a large batch or time is looked into once."""
+
+    def __init__(self, target: Target, options: ReadOptions) -> None:
+        self._target = target
+        self._options = options
+        self._expands = not options.changes  # rows are shown as often as they are there
+        self._looked: tuple[tuple[str, ...], int, Ints, Ints] | None = None
+        self._ahead: dict[tuple[int, bool, int, bytes | None], bytes] = {}
+
+    def next(self, view: ShardView, lease: ReadLease, start: Position, upper: Antichain, limit: Limit) -> Admitted:
+        """The next micro-batch from `start` on, which ends at `upper` at the latest; at `start` where nothing came.
+
+        With a limit a drop is a micro-batch of its own. Raises what `leased_blobs` and asking for a view may.
+        """
+        end, left = self._next(view, lease, start, upper, limit)
+        if end.key is None or left is None:
+            return Admitted(end, self.behind(view, end))
+        time = end.upper.element or 0
+        return Admitted(end, left.plus(_sum(map(self._weight, (b for b in view.batches if _begins_after(b, time))))))
+
+    def behind(self, view: ShardView, at: Position) -> Weight:
+        """What was written and comes at or after a position, at most."""
+        time = at.upper.element
+        if time is None:
+            return NOTHING
+        batches = overlapping_batches(view.batches, Interval(time, view.upper, at.is_snapshot))
+        return _sum(self._weight_from(batch, 0 if at.is_snapshot else time) for batch in batches)
+
+    def _next(
+        self, view: ShardView, lease: ReadLease, start: Position, upper: Antichain, limit: Limit
+    ) -> tuple[Position, Weight | None]:
+        """Where it ends, and the weight of what is left of the time there, if it ends between two keys."""
+        time = start.upper.element
+        if time is None or not start.upper < upper:
+            return start, None
+        interval = Interval(time, upper, start.is_snapshot)
+        drops = interval.drops(view)
+        if limit == EVERYTHING:
+            is_there = start.key is not None or drops or overlapping_batches(view.batches, interval)
+            return (start.with_upper(upper) if is_there else start), None
+        if start.key is not None:
+            return self._cut(view, lease, start, limit)
+        before = replace(interval, upper=Antichain(drops[0].at)) if drops else interval
+        found = self._whole(view, before, limit) if Antichain(time) < before.upper else None
+        if isinstance(found, Antichain):
+            return start.with_upper(found), None
+        if found is not None:
+            at = start if start.is_snapshot and found == time else start.with_upper(Antichain(found))
+            return self._cut(view, lease, at, limit)
+        return self._cut(view, lease, start.with_upper(before.upper), limit) if drops else (start, None)
+
+    # --- whole times
+
+    def _whole(self, view: ShardView, interval: Interval, limit: Limit) -> Antichain | int | None:
+        """The end of those times that fit. An int: this time comes first, and does not. None: nothing was written.
+
+        Batches are taken whole while they fit; the first that does not is cut between two of its times.
+        """
+        batches = overlapping_batches(view.batches, interval)
+        used, end = NOTHING, None
+        if interval.snapshot:
+            contents = [batch for batch in batches if not _begins_after(batch, interval.lower)]
+            used, batches = _sum(map(self._weight, contents)), batches[len(contents) :]
+            if not limit.allows(used):
+                return interval.lower
+            if contents:
+                end = max(contents[-1].desc.upper, Antichain(interval.lower + 1))
+        for batch in batches:
+            weight = self._weight(batch)
+            if not limit.allows(used.plus(weight)):
+                return self._between_times(view, batch, interval, used, limit, end)
+            used, end = used.plus(weight), batch.desc.upper
+        return None if end is None else min(end, interval.upper)
+
+    def _between_times(
+        self, view: ShardView, batch: HollowBatch, interval: Interval, used: Weight, limit: Limit, end: Antichain | None
+    ) -> Antichain | int | None:
+        """As `_whole`, with this batch, of which not all fits; without it the end would be `end`."""
+        times, counts = self._times(view, batch, interval.lower)
+        is_within = times >= interval.lower
+        if interval.upper.element is not None:
+            is_within &= times < interval.upper.element
+        times, counts = times[is_within], counts[is_within]
+        if not len(times):
+            return min(batch.desc.upper, interval.upper)
+        left = self._rows_of(batch, limit, used)
+        fitting = int(np.searchsorted(np.cumsum(counts), left, side="right"))
+        if fitting == len(times):
+            return min(batch.desc.upper, interval.upper)
+        if fitting:
+            return Antichain(int(times[fitting - 1]) + 1)
+        return min(end, interval.upper) if end is not None else int(times[0])
+
+    def _rows_of(self, batch: HollowBatch, limit: Limit, used: Weight) -> int:
+        """How many rows of the batch the limit allows besides what is used."""
+        if limit.rows is not None:
+            return limit.rows - used.rows
+        assert limit.size is not None
+        weight = self._weight(batch)
+        return int((limit.size - used.size) * weight.rows / max(1.0, weight.size))
+
+    def _times(self, view: ShardView, batch: HollowBatch, first: int) -> tuple[Ints, Ints]:
+        """The distinct times from `first` on of a batch's rows, ascending, and how many rows each has, at most."""
+        ids = _ids(batch)
+        if self._looked is None or self._looked[0] != ids or self._looked[1] > first:
+            found: list[tuple[Ints, Ints]] = []
+            mixed = []
+            for part in batch.parts():
+                if part.time_min == part.time_max:
+                    found.append((np.array([part.time_min]), np.array([self._rows(part)])))
+                else:
+                    mixed.append(part)
+            found += self._read_times(view, batch, mixed, first)
+            times = np.concatenate([some for some, _ in found]) if found else np.zeros(0, np.int64)
+            counts = np.concatenate([some for _, some in found]) if found else np.zeros(0, np.int64)
+            distinct, places = np.unique(times, return_inverse=True)
+            sums = np.zeros(len(distinct), np.int64)
+            np.add.at(sums, places, counts)
+            self._looked = (ids, first, distinct, sums)
+        return self._looked[2], self._looked[3]
+
+    def _read_times(
+        self, view: ShardView, batch: HollowBatch, parts: list[Part], first: int
+    ) -> Iterator[tuple[Ints, Ints]]:
+        """The times of parts that have several: their rows have to be read for that, but no column of the user's."""
+        transport = executors.transport(self._target.connection)
+        _, reader = part_reader(transport, view, self._target.connection.handles.read)
+        for table in reader.read_updates(parts, Antichain(first), batch.desc.upper, columns=()):
+            times, places = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
+            weights = table.column(DIFF).to_numpy() if self._expands else np.ones(len(table), np.int64)
+            sums = np.zeros(len(times), np.int64)
+            np.add.at(sums, places, np.maximum(weights, 0))
+            yield times, sums
+
+    # --- the keys of one time
+
+    def _cut(self, view: ShardView, lease: ReadLease, start: Position, limit: Limit) -> tuple[Position, Weight | None]:
+        """How far the keys of the time of `start` fit, from its key on; and what is left of the time then."""
+        slab = self._slab(view, lease, start)
+        parts = [part for run in slab.every for part in run.parts]
+        if slab.wanted.is_empty or not parts:
+            return slab.end, None
+        weight = _sum(Weight(part.rows, part.size) for part in parts)
+        within = slab.wanted
+        if not self._has_to_count(slab):
+            found = reach(slab.every, slab.reader, within, limit)
+            if not found.is_stuck:
+                return self._at(slab, found.key), found.left
+            weight, within = found.left, KeyRange(within.lower, found.key)
+        rows_max = limit.rows
+        if rows_max is None:
+            assert limit.size is not None
+            rows_max = max(1, int(limit.size * weight.rows / max(1.0, weight.size)))
+        return self._at(slab, self._counted(slab, lease, within, rows_max)), weight
+
+    def _slab(self, view: ShardView, lease: ReadLease, start: Position) -> _Slab:
+        time = start.upper.element
+        assert time is not None
+        transport, settings = executors.transport(self._target.connection), self._target.connection.handles.read
+        schema, reader = part_reader(transport, view, settings)
+        keys = KeyRange(start.key, None)
+        wanted = planning.selected(schema, self._options, schema.key).key_range.meet(keys)
+        interval = Interval(time, Antichain(time + 1), start.is_snapshot, keys)
+        runs, dropped = found_runs(OneShard(transport, view.shard_id), reader, view, interval, wanted, lease)
+        first = 0 if start.is_snapshot else time
+        kept_parts = (tuple(part for part in run.parts if first <= part.time_max) for run in runs)
+        kept_runs = tuple(
+            Run(some) for one in kept_parts if (some := tuple(part for part in one if part.time_min <= time))
+        )
+        return _Slab(interval, start, wanted, schema, reader, kept_runs, tuple(dropped))
+
+    def _has_to_count(self, slab: _Slab) -> bool:
+        """Whether indexes tell too little: rows may be shown more than once, or most of them are of other times."""
+        parts = [part for run in slab.runs for part in run.parts]
+        is_many = self._expands and any(part.diff_max > 1 for part in parts)
+        return is_many or (not slab.interval.snapshot and any(part.time_min < part.time_max for part in parts))
+
+    def _at(self, slab: _Slab, key: bytes | None) -> Position:
+        """Before this key of the time, or after all of them (None)."""
+        is_last = key is None or (slab.wanted.upper is not None and key >= slab.wanted.upper)
+        return slab.end if is_last or key is None else slab.start.with_key(slab.interval.lower, key)
+
+    def _counted(self, slab: _Slab, lease: ReadLease, within: KeyRange, rows_max: int) -> bytes | None:
+        """The key before which there are at most so many rows, or one key alone; the end of `within` where all fit.
+
+        Rows are read for it until it is found, only the key of them.
+        """
+        place = (slab.interval.lower, slab.interval.snapshot, rows_max)
+        if (known := self._ahead.get((*place, within.lower))) is not None:
+            return known
+        streams = list(self._streams(slab, lease, within))
+        share = max(1, rows_max // len(streams))  # rows that went and rows that came are shown side by side
+        weights = DIFF if self._expands else None
+        found = [
+            next((cuts for cuts in counted(tables, slab.schema, share, weights) if cuts), []) for tables in streams
+        ]
+        self._ahead = {}
+        if len(streams) == 1:
+            lowers = [within.lower, *found[0]]
+            self._ahead = {(*place, lower): upper for lower, upper in zip(lowers, found[0], strict=False)}
+        cut = min((cuts[0] for cuts in found if cuts), default=within.upper)
+        return cut if within.lower is None or cut is None or cut > within.lower else None
+
+    def _streams(self, slab: _Slab, lease: ReadLease, within: KeyRange) -> Iterator[Iterator[pa.Table]]:
+        """The keys of the rows of a time in order, as often as each is shown, in `__diff`."""
+        reader, key, time = slab.reader, slab.schema.key, slab.interval.lower
+        if slab.runs and slab.interval.snapshot:
+            tables = reader.read_range(slab.runs, as_of=time, key_range=within, columns=key, batch_rows=COUNTED_ROWS)
+            yield kept(tables, lease)
+        elif slab.runs:
+            parts = [part for run in slab.runs for part in run.parts]
+            lower, upper = Antichain(time), slab.interval.upper
+            yield kept(reader.read_updates(parts, lower, upper, key_range=within, columns=key), lease)
+        for drop, runs in slab.dropped:
+            if runs:
+                yield kept(retractions(reader, runs, drop, within, key), lease)
+
+    # --- weights
+
+    def _weight(self, batch: HollowBatch) -> Weight:
+        return Weight(sum(map(self._rows, batch.parts())), batch.size)
+
+    def _weight_from(self, batch: HollowBatch, time: int) -> Weight:
+        """The weight of what a batch has from a time on, as far as that is known."""
+        weight = self._weight(batch)
+        if self._looked is None or self._looked[0] != _ids(batch) or self._looked[1] > time:
+            return weight
+        rows = int(self._looked[3][self._looked[2] >= time].sum())
+        return Weight(rows, weight.size * rows / max(1, weight.rows))
+
+    def _rows(self, part: Part) -> int:
+        """How many rows a stream shows of a part, at most."""
+        if not self._expands or part.diff_max <= 1:
+            return part.rows
+        is_told = part.diff_min >= 0 and part.diff_sum is not None
+        return part.diff_sum if is_told and part.diff_sum is not None else part.rows * part.diff_max
+
+
+def _begins_after(batch: HollowBatch, time: int) -> bool:
+    return not batch.desc.lower.less_equal(time)
+
+
+def _ids(batch: HollowBatch) -> tuple[str, ...]:
+    return tuple(str(part.id) for part in batch.parts())
+
+
+def _sum(weights: Iterable[Weight]) -> Weight:
+    return reduce(Weight.plus, weights, NOTHING)

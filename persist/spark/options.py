@@ -31,66 +31,42 @@ from persist.parts.scan_spec import read_values
 # it was given, is refused: a misspelt option must not silently read or write something else.
 
 
+METADATA = ("history", "parts", "readers", "cursors", "schemas", "detail")
 LOCATION = ("url", "blob", "consensus", "token", "caFile", "certificateFile", "timeoutSeconds", "path", "shard")
-SELECTS = ("where", "startKey", "endKey", "keyPrefix")
-READ = ("columns", *SELECTS, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
-BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds", "schemaAsOf")
-BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
-CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit", "changeImages")
-BATCH_HISTORY = ("readHistory", "historyLimit", "maintenance")
-BATCH_PAST = ("readChanges", "start", "end", "other")
+TUNING = ("numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
+READ = (*LOCATION, "columns", "where", "startKey", "endKey", "keyPrefix", *TUNING, "readChangeFeed")
+BATCH_READ = (*READ, "readDiff", "waitSeconds")
 STREAM_READ = (
-    "readChangeFeed", "startingVersion", "startingTimestamp", "timeUnit", "startingOffsets", "cursor",
-    "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "endingOffsets", "endingTimestamp",
-    "minRowsPerTrigger", "maxTriggerDelay", "changeImages",
+    *READ, "startingVersion", "startingTimestamp", "startingOffsets", "cursor", "maxRowsPerTrigger",
+    "maxBytesPerTrigger", "failOnDataLoss", "endingOffsets", "endingTimestamp", "minRowsPerTrigger", "maxTriggerDelay",
 )  # fmt: skip
-WRITE = (
-    "key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info", "mergeSchema",
-    "unique", "checks",
-)  # fmt: skip
-BATCH_WRITE = (
-    "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites",
-    "overwriteSchema", "appendLower", "appendUpper",
-)  # fmt: skip
-WRITES_OTHERWISE = (
-    "appendLower",
-    "appendUpper",
-    "newUpper",
-    "rewrites",
-    "txnAppId",
-    "txnVersion",
-    "timeColumn",
-    "envelope",
-    "deleteColumn",
-    "history",
-    "mergeSchema",
-    "overwriteSchema",
-    "unique",
-    "checks",
-)
-NO_APPEND = (
-    "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "rewrites", "envelope",
-    "deleteColumn", "overwriteSchema",
-)  # fmt: skip
-RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
-STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
+OF_FEEDS = ("timeUnit", "changeImages")
+WRITE = (*LOCATION, "key", "diffColumn", "partBytes", "info")
+CREATING_WRITE = (*WRITE, "timeColumn", "history", "mergeSchema", "unique", "checks")
+UPSERTING_WRITE = (*CREATING_WRITE, "envelope", "deleteColumn")
+SNAPSHOT, FEED, DIFFERENCE = "a snapshot", "readChangeFeed", "readDiff"
+STREAM, STREAM_FEED = "a streaming read", "a streaming read of changes"
+BATCH_WRITE, STREAM_WRITE = "a batch write", "a streaming write"
+APPEND, RESTORED = "a write with appendLower", "a write with restoreTo"
+TABLE, RESTORE = "a table", "a restore"
 ALLOWED: Mapping[str, tuple[str, ...]] = {
-    "a batch read": (
-        *LOCATION,
-        *READ,
-        *BATCH_READ,
-        *CHANGES,
-        *BATCH_CHANGES,
-        *BATCH_HISTORY,
-        *BATCH_PAST,
-        "metadata",
+    SNAPSHOT: (*BATCH_READ, "asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "schemaAsOf"),
+    FEED: (*BATCH_READ, *OF_FEEDS, "startingVersion", "endingVersion", "startingTimestamp", "endingTimestamp"),
+    DIFFERENCE: (*LOCATION, "columns", *TUNING, "readDiff", "waitSeconds", "start", "end", "other"),
+    "metadata=history": (*LOCATION, "metadata", "historyLimit", "maintenance"),
+    **{f"metadata={kind}": (*LOCATION, "metadata") for kind in METADATA[1:]},
+    STREAM: STREAM_READ,
+    STREAM_FEED: (*STREAM_READ, *OF_FEEDS),
+    BATCH_WRITE: (
+        *UPSERTING_WRITE, "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "writeId", "rewrites",
+        "overwriteSchema",
     ),
-    "a streaming read": (*LOCATION, *READ, *STREAM_READ),
-    "a batch write": (*LOCATION, *WRITE, *BATCH_WRITE),
-    "a table": (*LOCATION, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds", "partBytes"),
-    "a restore": (*LOCATION, *RESTORE),
-    "a streaming write": (*LOCATION, *WRITE, *STREAM_WRITE),
-}
+    APPEND: (*CREATING_WRITE, "writeId", "appendLower", "appendUpper"),
+    RESTORED: (*WRITE, "expectedUpper", "readTime", "writeId", "restoreTo"),
+    STREAM_WRITE: (*UPSERTING_WRITE, "checkpointLocation", "queryName"),  # Spark passes the last two
+    TABLE: (*LOCATION, *TUNING, "partBytes"),
+    RESTORE: (*LOCATION, "info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds"),
+}  # fmt: skip
 _KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
 _REFUSED = {
     "location": "CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist",
@@ -111,12 +87,32 @@ class Options:
             if name not in _KNOWN:
                 raise InvalidUsage(f"option {name!r} is unknown; known are {', '.join(sorted(_KNOWN.values()))}")
 
-    def check(self, use: str) -> None:
-        """Refuse options that mean nothing for this use, a key of `ALLOWED`."""
-        allowed = {name.lower() for name in ALLOWED[use]}
+    def check(self, use: str, *others: str) -> None:
+        """Refuse options that mean nothing for these uses, keys of `ALLOWED`. Errors name the first one."""
+        allowed = {name.lower() for one in (use, *others) for name in ALLOWED[one]}
         for name in self._values:
             if name not in allowed:
-                raise InvalidUsage(f"option {_KNOWN[name]!r} means nothing for {use}; leave it out")
+                uses = ", ".join(one for one, names in ALLOWED.items() if _KNOWN[name] in names)
+                raise InvalidUsage(f"option {_KNOWN[name]!r} means nothing for {use}; it is for {uses}")
+
+    @property
+    def batch_read(self) -> str:
+        """What a batch read shows, a key of `ALLOWED`."""
+        if self.has("metadata"):
+            return f"metadata={self.choice('metadata', METADATA)}"
+        if self.flag("readDiff"):
+            return DIFFERENCE
+        return FEED if self.flag("readChangeFeed") else SNAPSHOT
+
+    @property
+    def streaming_read(self) -> str:
+        return STREAM_FEED if self.flag("readChangeFeed") else STREAM
+
+    @property
+    def batch_write(self) -> str:
+        if self.has("restoreTo"):
+            return RESTORED
+        return APPEND if self.has("appendLower") or self.has("appendUpper") else BATCH_WRITE
 
     def has(self, name: str) -> bool:
         return name.lower() in self._values
@@ -216,10 +212,8 @@ BATCH_ROWS_MAX = 1_000_000
 PARTITIONS_MAX = 100_000
 HISTORY_ROWS = 1_000  # of the commit history, unless more are asked for
 HISTORY_ROWS_MAX = 10_000_000
-METADATA = ("history", "parts", "readers", "cursors", "schemas", "detail")
 WAIT_S = 60.0
 WRITE_ID_CHARS_MAX = 64
-_STARTS = ("startingVersion", "startingTimestamp")
 _NO_SHARD = (
     "no shard was named: give it as load('name') or option 'shard'. In SQL, CREATE TABLE ... USING persist loses its "
     "options; write CREATE TEMPORARY VIEW v USING persist OPTIONS (...), or SELECT ... FROM t WITH (...)"
@@ -309,15 +303,13 @@ class ReadOptions:
         one_of(options, "endingVersion", "endingTimestamp")
         name = "versionAsOf" if options.has("versionAsOf") else "asOf"
         latest = (options.text(name) or "latest").lower() == "latest"
-        changes = options.flag("readChangeFeed")
-        _check_of_feeds(options, changes, streams=streams)
-        starting = None if streams else version_of(options, "startingVersion")
-        ending = version_of(options, "endingVersion")
+        if not streams and (options.text("startingVersion") or "").strip().lower() == "latest":
+            raise InvalidUsage(
+                "startingVersion=latest is for streams: a batch read has nothing after the latest time; give a time, "
+                "such as that of the change that you have seen last, plus 1"
+            )
         tag = options.text("tag")
         at = None if tag is None else Tagged(check_tag_name(tag))
-        for given in (name, "timestampAsOf", "tag"):
-            if changes and options.has(given):
-                raise InvalidUsage(f"option {given!r} is for snapshots; a change feed has a starting and an ending one")
         return cls(
             columns=options.names("columns"),
             where=options.text("where"),
@@ -329,9 +321,9 @@ class ReadOptions:
             as_of=at if latest else options.integer(name, BEFORE_ALL, TIME_MAX),
             with_diff=options.choice("multiplicity", ("expand", "column")) == "column",
             wait_s=options.seconds("waitSeconds", WAIT_S),
-            changes=changes,
-            starting_version=starting,
-            ending_version=ending,
+            changes=options.flag("readChangeFeed"),
+            starting_version=None if streams else version_of(options, "startingVersion"),
+            ending_version=version_of(options, "endingVersion"),
             time_unit=options.text("timeUnit") and options.choice("timeUnit", ("s", "ms", "us")),
             as_of_timestamp=instant_of(options, "timestampAsOf"),
             starting_timestamp=instant_of(options, "startingTimestamp"),
@@ -404,12 +396,8 @@ class WriteOptions:
         if options.has("txnAppId") != options.has("txnVersion"):
             raise InvalidUsage("options 'txnAppId' and 'txnVersion' go together")
         restores = version_of(options, "restoreTo")
-        if restores is not None:
-            for given in WRITES_OTHERWISE:
-                if options.has(given):
-                    raise InvalidUsage(f"option {given!r} means nothing with restoreTo; leave it out")
-            if expected is None:
-                raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', up to which the rows lead back")
+        if restores is not None and expected is None:
+            raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', up to which the rows lead back")
         rewrites = options.flag("rewrites")
         if rewrites and (diff_column is None or upsert or expected is None or upper != Antichain(expected + 1)):
             raise InvalidUsage("option 'rewrites' needs 'readTime' and 'diffColumn': the rows change what was read")
@@ -442,45 +430,22 @@ def _constraints(options: Options) -> Constraining:
     return Constraining.of(options.flag("unique"), None, checks)
 
 
-def metadata_of(options: Options) -> str | None:
-    """Which metadata of a shard is read, one of `METADATA`; None: it is not metadata that is read."""
-    if not options.has("metadata"):
-        return None
-    kind = (options.text("metadata") or "").lower()
-    if kind not in METADATA:
-        raise InvalidUsage(f"option 'metadata' is one of {', '.join(METADATA)}, not {options.text('metadata')!r}")
-    others = (*READ, *BATCH_READ, *CHANGES, *BATCH_CHANGES, *BATCH_PAST, "readHistory")
-    for given in (*others, *(() if kind == "history" else BATCH_HISTORY[1:])):
-        if options.has(given):
-            raise InvalidUsage(f"option {given!r} means nothing for metadata={kind}; leave it out")
-    return kind
-
-
 @dataclass(frozen=True)
-class HistoryOptions:
-    """How much of the commit history is read."""
+class MetadataOptions:
+    """Which metadata of a shard is read, one of `METADATA`, and how much of its commit history."""
 
+    kind: str
     limit: int
     maintenance: bool
 
     @classmethod
-    def of(cls, options: Options) -> HistoryOptions | None:
-        """None: it is not the commit history that is read."""
-        kind = metadata_of(options)
-        if not options.flag("readHistory") and kind != "history":
-            for given in BATCH_HISTORY[1:]:
-                if options.has(given):
-                    raise InvalidUsage(f"option {given!r} needs readHistory")
-            return None
-        for given in (*READ, *BATCH_READ, *CHANGES, *BATCH_CHANGES, *BATCH_PAST):
-            if options.has(given):
-                raise InvalidUsage(f"option {given!r} means nothing for readHistory; leave it out")
-        limit = options.integer("historyLimit", 1, HISTORY_ROWS_MAX)
-        return cls(HISTORY_ROWS if limit is None else limit, options.flag("maintenance"))
+    def of(cls, options: Options) -> MetadataOptions:
+        limit = options.integer("historyLimit", 1, HISTORY_ROWS_MAX) or HISTORY_ROWS
+        return cls(options.choice("metadata", METADATA), limit, options.flag("maintenance"))
 
 
 @dataclass(frozen=True)
-class PastOptions:
+class DiffOptions:
     """Between which times what changed is read: times, or instants. `end` None: the latest complete time.
 
     `other` is the shard whose contents at `end` are compared; None is the one that is read.
@@ -492,43 +457,15 @@ class PastOptions:
     read: ReadOptions
 
     @classmethod
-    def of(cls, options: Options) -> PastOptions | None:
-        """None: it is not what changed that is read."""
-        if not options.flag("readChanges"):
-            for given in BATCH_PAST[1:]:
-                if options.has(given):
-                    raise InvalidUsage(f"option {given!r} needs readChanges")
-            return None
-        for given in (*SELECTS, *BATCH_READ, *CHANGES, *BATCH_CHANGES, *BATCH_HISTORY):
-            if options.has(given) and given != "waitSeconds":
-                raise InvalidUsage(f"option {given!r} means nothing for readChanges; leave it out")
-        start, end, other = (options.text(name) for name in BATCH_PAST[1:])
+    def of(cls, options: Options) -> DiffOptions:
+        start, end, other = (options.text(name) for name in ("start", "end", "other"))
         if start is None:
-            raise InvalidUsage("readChanges needs option 'start', the time or the instant that is compared with")
+            raise InvalidUsage("readDiff needs option 'start', the time or the instant that is compared with")
         return cls(
             read_point("option 'start'", start),
             None if end is None else read_point("option 'end'", end),
             None if other is None else check_shard_name(other),
             ReadOptions.of(options),
-        )
-
-
-def _check_of_feeds(options: Options, changes: bool, *, streams: bool) -> None:
-    """Raises InvalidUsage where an option means nothing without a change feed, or with one.
-
-    A stream without a change feed has a start too.
-    """
-    for given in ("endingVersion", "timeUnit", "changeImages", *(() if streams else (*_STARTS, "endingTimestamp"))):
-        if not changes and options.has(given):
-            raise InvalidUsage(f"option {given!r} needs readChangeFeed")
-    if changes and options.has("schemaAsOf"):
-        raise InvalidUsage("option 'schemaAsOf' is for snapshots; a change feed shows the columns of today")
-    if changes and options.has("multiplicity"):
-        raise InvalidUsage("option 'multiplicity' is for snapshots; a change feed shows how often in its column __diff")
-    if not streams and (options.text("startingVersion") or "").strip().lower() == "latest":
-        raise InvalidUsage(
-            "startingVersion=latest is for streams: a batch read has nothing after the latest time; give a time, such "
-            "as that of the change that you have seen last, plus 1"
         )
 
 
@@ -578,9 +515,6 @@ def _append_interval(options: Options) -> tuple[int, Antichain] | None:
         return None
     if lower is None or upper is None:
         raise InvalidUsage("options 'appendLower' and 'appendUpper' go together: the rows lie between them")
-    for given in NO_APPEND:
-        if options.has(given):
-            raise InvalidUsage(f"option {given!r} means nothing with appendLower; leave it out")
     return lower, upper
 
 

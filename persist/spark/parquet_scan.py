@@ -32,7 +32,7 @@ from persist.parts.part_files import Files
 from persist.parts.read_plan import classify
 from persist.parts.schema_evolution import Migration
 from persist.spark import executors
-from persist.spark.options import WAIT_S, Options, Target
+from persist.spark.options import TABLE, WAIT_S, Options, Target
 from persist.spark.spark_schemas import arrow_schema, cast, quoted, spark_schema
 from persist.spark.write_job import FORMAT
 
@@ -466,7 +466,7 @@ def table(  # noqa: PLR0913 - what is read, and how, each by its name
     checked_choice(native)
     at = as_of if tag is None else Tagged(check_tag_name(tag))
     given = Options({**options, "path": shard})
-    given.check("a table")
+    given.check(TABLE)
     named = Target.of(given)
     executors.check_there(named)
     target = named.at(writes=False)

@@ -28,7 +28,7 @@ from persist.parts.reader import PartReader
 from persist.parts.scan_spec import shown_by
 from persist.spark import executors
 from persist.spark.options import ReadOptions, Target
-from persist.spark.spark_schemas import Known, check_means
+from persist.spark.spark_schemas import KnownSchema, check_means
 
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
 SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition
@@ -148,7 +148,9 @@ def partitions_for(size: int) -> int:
     return max(os.cpu_count() or 1, math.ceil(size / SPLIT_BYTES))
 
 
-def check_names(target: Target, names: Iterable[str], known: Known | None, planned: SnapshotSplit | ShardView) -> None:
+def check_names(
+    target: Target, names: Iterable[str], known: KnownSchema | None, planned: SnapshotSplit | ShardView
+) -> None:
     """Raise InvalidUsage where names of a DataFrame mean other columns where it is planned than where it was loaded."""
     if known is not None and planned.shard_id == known.shard:
         whose = f"which this DataFrame of shard {target.shard!r} has or selects by"

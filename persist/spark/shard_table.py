@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -21,21 +23,24 @@ from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, Tagged, holding
 from persist.client.timestamps import BEFORE_ALL
 from persist.client.transport import OneShard
-from persist.core.errors import InvalidUsage, UpperMismatch, shown
+from persist.core import errors
+from persist.core.errors import InvalidUsage, PersistError, UpperMismatch, shown
 from persist.core.named_holds import check_tag_name
 from persist.parts import DIFF, ShardSchema, current_schema
 from persist.parts.filter_eval import Filter
-from persist.spark import executors, snapshot_diff, write_job
-from persist.spark.batch_io import MULTIPLICITY
-from persist.spark.error_unwrapping import plainly
+from persist.spark import batch_io, executors, write_job
 from persist.spark.merge_builder import RETRIES, Condition, Merge, Values, as_condition, begun, deleted, updated
-from persist.spark.options import WAIT_S, Options, Target
+from persist.spark.options import TABLE, WAIT_S, Options, Target
 from persist.spark.parquet_scan import AUTO, NEVER, NativeRead, checked_choice
-from persist.spark.spark_schemas import quoted, spark_schema
+from persist.spark.spark_schemas import MULTIPLICITY, quoted, spark_schema
+from persist.spark.store_assignment import REFUSES
 from persist.spark.write_job import FORMAT, Written, save, transaction_told
 
 ENTRIES_AT_ONCE = 50
 ENTRIES_LOOKED_MAX = 1_000  # of the commit history, in which a write is looked for
+_KIND = re.compile(r"persist\.core\.errors\.(\w+): (.+)")
+_REFUSED = re.compile(re.escape(REFUSES) + r"(.+?)(?: SQLSTATE:|\n|$)")
+_UPPERS = re.compile(r"has upper (\[\d*\]), not the expected (\[\d*\])")
 _WRITES = ("partbytes",)
 _READS = ("leaseseconds", "memorybytes", "numpartitions", "batchrows")
 
@@ -58,7 +63,7 @@ class ShardTable:
         self._spark = spark
         self._options = dict(options)
         given = Options({**options, "path": name})
-        given.check("a table")
+        given.check(TABLE)
         self._named = Target.of(given)
         executors.check_there(self._named)
 
@@ -120,12 +125,12 @@ class ShardTable:
 
     def count(self, as_of: int | datetime | None = None, *, where: Condition = None) -> int:
         """How many rows there are, each as often as it occurs. `as_of` and `where`, and what it Raises, as `read`."""
-        with plainly():
+        with unwrapped():
             return int(self.df(as_of, where=where, columns=self._schema().key[:1]).count())
 
     def head(self, n: int = 10, as_of: int | datetime | None = None) -> list[Row]:
         """Some `n` rows as of a time, `as_of` as `read` says. Raises what `read` raises."""
-        with plainly():
+        with unwrapped():
             return list(self.df(as_of).limit(n).collect())
 
     def changes(self, start: int | datetime, end: int | datetime | None = None) -> DataFrame:
@@ -139,7 +144,7 @@ class ShardTable:
         first, last = self._time("start", start), self._time("end", end)
         if last is None:
             last = self.read().as_of
-        return self._load(readChanges="true", start=str(first), end=str(last))
+        return self._load(readDiff="true", start=str(first), end=str(last))
 
     # --- what is known of it
 
@@ -187,8 +192,8 @@ class ShardTable:
 
         Raises: what `persist.spark.restore` raises; UpperMismatch where others write meanwhile.
         """
-        with plainly():
-            snapshot_diff.restore(self._spark, self.name, as_of, **self._without(("batchrows",)))
+        with unwrapped():
+            batch_io.restore(self._spark, self.name, as_of, **self._without(("batchrows",)))
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep a time readable. `name`, `at`, `keep` and what it Raises are as `Shard.tag` says."""
@@ -374,7 +379,7 @@ class ShardTable:
     def _load(self, **options: str) -> DataFrame:
         left_out = (*_WRITES, *_READS) if "metadata" in options else _WRITES
         given = {**self._without((*left_out, *options)), **options}
-        with plainly():
+        with unwrapped():
             return self._spark.read.format(FORMAT).options(**given).load(self.name)
 
     def _time(self, what: str, point: int | datetime | None) -> int | None:
@@ -452,7 +457,7 @@ class ShardTable:
             home = self._named.at(writes=True)
             if write_job.is_taken(home, executors.view_of(home).shard_id, txn):
                 return self._skipped(name, number)
-        with plainly():
+        with unwrapped():
             save(self._spark, df, mode, self.name, options)
         done = self.written(write_id)
         if done is None and txn is not None:  # another run of it has landed meanwhile
@@ -491,3 +496,37 @@ def _checked_txn(txn: object) -> tuple[str, int]:
     if isinstance(txn, tuple) and len(txn) == 2 and isinstance(txn[0], str) and type(txn[1]) is int:
         return txn
     raise InvalidUsage(f"txn is {shown(txn)}; it must be a name and a number, as ('nightly', 17)")
+
+
+# Errors of persist that Spark has wrapped in its own, raised as what they are.
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Run something of Spark. Raises the error of persist that it ended with, with Spark's as its cause."""
+    try:
+        yield
+    except PersistError:
+        raise
+    except Exception as error:
+        found = unwrapped_error(str(error))
+        if found is None:
+            raise
+        raise found from error
+
+
+def unwrapped_error(text: str) -> PersistError | None:
+    """The error of persist that a traceback ends with; None: there is none."""
+    kinds = _KIND.findall(text)
+    if not kinds:
+        refused = _REFUSED.search(text)
+        return None if refused is None else InvalidUsage(refused.group(1))
+    name, message = kinds[-1]
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, PersistError)):
+        return None
+    uppers = _UPPERS.search(message)
+    if issubclass(kind, UpperMismatch) and uppers is not None:
+        actual, expected = (json.loads(one) for one in uppers.groups())
+        return kind(message, expected=expected, actual=actual)
+    return kind(message)

@@ -15,20 +15,28 @@ from pyspark.sql.types import StructType
 
 from persist.core.errors import PersistError
 from persist.parts import current_schema
-from persist.spark import executors, metadata, planning, snapshot_diff
-from persist.spark.batch_io import BatchWriter, ChangesReader, SnapshotReader, snapshot_schema
+from persist.spark import executors, metadata, planning
+from persist.spark.batch_io import (
+    BatchWriter,
+    ChangesReader,
+    DiffReader,
+    SnapshotReader,
+    diff_schema,
+    snapshot_schema,
+)
 from persist.spark.change_feed import changes_schema, check_signs
 from persist.spark.options import (
-    HistoryOptions,
+    DIFFERENCE,
+    STREAM_WRITE,
+    DiffOptions,
+    MetadataOptions,
     Options,
-    PastOptions,
     ReadOptions,
     StreamOptions,
     Target,
     WriteOptions,
-    metadata_of,
 )
-from persist.spark.spark_schemas import Known
+from persist.spark.spark_schemas import KnownSchema
 from persist.spark.stream import RefusedStream, StreamReader, StreamWriter
 
 
@@ -42,7 +50,7 @@ class PersistDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._given = dict(options)
-        self._known: Known | None = None  # by which `schema` has told the columns
+        self._known: KnownSchema | None = None  # by which `schema` has told the columns
 
     @classmethod
     def name(cls) -> str:
@@ -50,36 +58,34 @@ class PersistDataSource(DataSource):
 
     def schema(self) -> StructType:
         options = Options(self._given)
-        if HistoryOptions.of(options) is not None:
-            return metadata.SCHEMA
-        if (kind := metadata_of(options)) is not None:
-            return metadata.SCHEMAS[kind]
-        between = PastOptions.of(options)
-        read = ReadOptions.of(options, streams=True) if between is None else None  # Spark does not say which read it is
+        use = options.batch_read
+        options.check(use, options.streaming_read)  # Spark does not say which read it is
+        if options.has("metadata"):
+            return metadata.SCHEMAS[MetadataOptions.of(options).kind]
         view = executors.view_of(_near(options))
-        self._known = Known.of(view)
-        if between is not None:
-            return snapshot_diff.changes_schema(view, between)
-        assert read is not None
+        self._known = KnownSchema.of(view)
+        if use == DIFFERENCE:
+            return diff_schema(view, DiffOptions.of(options))
+        read = ReadOptions.of(options, streams=True)
         if read.changes:
             return changes_schema(view, read)
         shown = current_schema(view.schemas)[1]
         if read.then:
             target = _near(options)
             number, shown = planning.shown(target, planning.with_times(target, read))
-            self._known = Known(view.shard_id, number)
+            self._known = KnownSchema(view.shard_id, number)
         return snapshot_schema(shown, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options(self._given)
-        options.check("a batch read")
-        if (told := HistoryOptions.of(options)) is not None:
-            return metadata.HistoryReader(_near(options), told, schema)
-        if (kind := metadata_of(options)) is not None:
-            return metadata.MetadataReader(_near(options), kind, schema)
-        if (between := PastOptions.of(options)) is not None:
-            return snapshot_diff.PastReader(_near(options), between, schema, self._known)
-        target, read = _near(options), ReadOptions.of(options)
+        use = options.batch_read
+        options.check(use)
+        target = _near(options)
+        if options.has("metadata"):
+            return metadata.MetadataReader(target, MetadataOptions.of(options), schema)
+        if use == DIFFERENCE:
+            return DiffReader(target, DiffOptions.of(options), schema, self._known)
+        read = ReadOptions.of(options)
         check_signs(schema, read)
         reader = ChangesReader if read.changes else SnapshotReader
         return reader(target, read, schema, self._known)
@@ -87,7 +93,7 @@ class PersistDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         try:
             options = Options(self._given)
-            options.check("a streaming read")
+            options.check(options.streaming_read)
             read = ReadOptions.of(options, streams=True)
             check_signs(schema, read)
             return StreamReader(_near(options), read, StreamOptions.of(options), schema, self._known)
@@ -96,12 +102,12 @@ class PersistDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = Options(self._given)
-        options.check("a batch write")
+        options.check(options.batch_write)
         return BatchWriter(_home(options), WriteOptions.of(options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         options = Options(self._given)
-        options.check("a streaming write")
+        options.check(STREAM_WRITE)
         return StreamWriter(_home(options), WriteOptions.of(options), schema, overwrite)
 
 

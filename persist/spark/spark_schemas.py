@@ -14,13 +14,14 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import ShardId
 from persist.core.shard_view import ShardView
 from persist.core.state import SchemaRecord
-from persist.parts import newest, sound_schemas
+from persist.parts import DIFF, newest, sound_schemas
 from persist.parts.predicate import columns_of, parse
 from persist.parts.schema_evolution import moved_names
 
 # Spark's types and a shard's Arrow types: what a read shows, what a write stores, and exact casts between them.
 
 
+MULTIPLICITY = pa.field(DIFF, pa.int64())
 DECIMAL_DIGITS_MAX = 38  # of Spark
 _BINARY = "UTF8_BINARY"  # the collation of texts that are compared byte by byte
 _SIMPLE: tuple[tuple[Any, t.DataType], ...] = (
@@ -195,15 +196,14 @@ Renamed = tuple[tuple[str, str | None], ...]  # names of a stream's columns, and
 
 
 @dataclass(frozen=True)
-class Known:
-    """By which schema of which shard somebody was told the columns."""
+class KnownSchema:
+    """The schema of a shard by which the columns of a DataFrame were chosen."""
 
     shard: ShardId
     number: int
 
     @classmethod
-    def of(cls, view: ShardView) -> Known:
-        """The current one."""
+    def of(cls, view: ShardView) -> KnownSchema:
         return cls(view.shard_id, newest(sound_schemas(view.schemas))[0])
 
 

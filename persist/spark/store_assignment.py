@@ -24,7 +24,6 @@ from persist.parts.schema_changes import AddColumn, Change, WidenColumn, altered
 from persist.parts.schema_evolution import check_evolution, evolution_error, is_of_days, widening_error
 from persist.parts.schema_validation import check_added, check_kept
 from persist.spark import executors
-from persist.spark.error_unwrapping import REFUSES
 from persist.spark.options import Target, WriteOptions
 from persist.spark.spark_schemas import spark_type, stored_schema
 
@@ -34,6 +33,7 @@ from persist.spark.spark_schemas import spark_type, stored_schema
 # cut short, whatever ANSI mode says.
 
 
+REFUSES = "persist refuses: "  # how an expression that Spark evaluates raises InvalidUsage
 SET, KEYS = "what is set", "a key of the source"  # whose value does not fit, in an error
 _WHOLE: Mapping[type[t.DataType], tuple[int, int]] = {  # bits, and digits that hold every value
     t.ByteType: (8, 3),

@@ -36,11 +36,10 @@ from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import current_schema
 from persist.parts.key_splits import Limit, Weight
 from persist.spark import executors, planning
-from persist.spark.admission import Admission
-from persist.spark.change_feed import ChangesPartition, Interval, plan_changes, read_changes
-from persist.spark.offsets import Offset, Position, between, offset_at, snapshot_offset
+from persist.spark.change_feed import Interval, plan_changes, read_changes
+from persist.spark.offsets import Admission, Offset, Position, between, offset_at, snapshot_offset
 from persist.spark.options import ReadOptions, StreamOptions, Target, WriteOptions
-from persist.spark.spark_schemas import Known, check_means, names_in, names_now, wanted_now
+from persist.spark.spark_schemas import KnownSchema, check_means, names_in, names_now, wanted_now
 from persist.spark.write_job import Job, staged
 
 # The streaming source. A micro-batch is what lies between two offsets (`persist.spark.offsets`).
@@ -83,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options: ReadOptions,
         stream: StreamOptions,
         schema: StructType,
-        known: Known | None = None,
+        known: KnownSchema | None = None,
     ) -> None:
         """`known`: by which schema of the shard `schema` was told; None: somebody has given it."""
         self._target = target
@@ -187,15 +186,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         renamed = names_now(self._schema.names, self._began, view.schemas)
         names = wanted_now(self._schema.names, renamed)
         return [
-            ChangesPartition(replace(partition.split, renamed=renamed))
+            InputPartition(replace(split, renamed=renamed))
             for interval in readable
             if interval is not None
-            for partition in plan_changes(self._target, self._options, view, interval, lease, names)
+            for split in plan_changes(self._target, self._options, view, interval, lease, names)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ChangesPartition)
-        return read_changes(self._target, self._options, self._schema, partition.split)
+        return read_changes(self._target, self._options, self._schema, partition.value)
 
     # --- holds
 

@@ -510,7 +510,7 @@ def _check_roles(schema: StructType, options: WriteOptions) -> None:
         )
     if options.restores is not None and DIFF not in given:
         raise InvalidUsage(
-            f"rows with restoreTo need the column {DIFF}, as readChanges gives it: it tells what is added and what goes"
+            f"rows with restoreTo need the column {DIFF}, as readDiff gives it: it tells what is added and what goes"
         )
 
 

@@ -233,7 +233,7 @@ def test_spark_shows_the_columns_of_then(shard: Shard, tmp_path: Path) -> None:
     assert read(url, "orders", schemaAsOf="THEN", tag="first")[0]["state"] == "new"
     with pytest.raises(InvalidUsage, match="'schemaAsOf' is one of now, then"):
         read(url, "orders", schemaAsOf="0")
-    with pytest.raises(InvalidUsage, match="'schemaAsOf' is for snapshots"):
+    with pytest.raises(InvalidUsage, match="'schemaAsOf' means nothing for readChangeFeed"):
         read(url, "orders", schemaAsOf="then", readChangeFeed="true")
     with pytest.raises(InvalidUsage, match="'schemaAsOf' means nothing for a streaming read"):
         source(url, "orders", schemaAsOf="then").streamReader(StructType()).initialOffset()
@@ -244,7 +244,7 @@ def test_spark_tasks_go_on_after_their_lease_by_the_columns_of_then(shard: Shard
     url = f"persist://{tmp_path / 'data'}"
     reader, partitions = planned(url, "orders", schemaAsOf="then", asOf=1)
     shard.rename_column("status", "state_of_it")
-    shard._transport.apply("orders", c.ExpireReader(partitions[0].split.reader))
+    shard._transport.apply("orders", c.ExpireReader(partitions[0].value.reader))
     assert rows_of(reader, partitions)[1] == {"id": 2, "status": "old", "n": 2, "city": "Kiel"}
 
 

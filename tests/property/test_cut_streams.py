@@ -14,8 +14,7 @@ from random import Random
 import pytest
 
 from persist.parts import codec, key_splits
-from persist.spark.admission import Admission
-from persist.spark.offsets import Offset, Position
+from persist.spark.offsets import Admission, Offset, Position
 from persist.spark.stream import StreamReader
 from tests.support.examples import seeds, thinned
 from tests.support.maintained import NAME, Row, World

@@ -30,13 +30,13 @@ def test_a_write_tells_of_its_application_and_what_it_is_told(spark: Any, client
     assert upsert.info.keys() == {"spark"}
     assert created.operation == "create"
 
-    frame = load("orders", readHistory="true")
+    frame = load("orders", metadata="history")
     assert [(row.operation, row.rows, row.lower, row.upper) for row in frame.collect()] == [
         ("upsert", 2, 1, 2),
         ("insert", 3, 0, 1),
         ("create", 0, 0, 0),
     ]
-    [row] = load("orders", readHistory="true", historyLimit=1, maintenance="true").select("info", "seqno").collect()
+    [row] = load("orders", metadata="history", historyLimit=1, maintenance="true").select("info", "seqno").collect()
     assert json.loads(row.info) == upsert.info
     assert row.seqno == upsert.seqno
 
@@ -44,10 +44,9 @@ def test_a_write_tells_of_its_application_and_what_it_is_told(spark: Any, client
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"historyLimit": "3"}, "'historyLimit' needs readHistory"),
-        ({"readHistory": "true", "historyLimit": "0"}, "'historyLimit' is 0"),
-        ({"readHistory": "true", "asOf": "3"}, "'asOf' means nothing for readHistory"),
-        ({"readHistory": "yes"}, "'readHistory' is true or false"),
+        ({"historyLimit": "3"}, "'historyLimit' means nothing for a snapshot; it is for metadata=history"),
+        ({"metadata": "history", "historyLimit": "0"}, "'historyLimit' is 0"),
+        ({"metadata": "history", "asOf": "3"}, "'asOf' means nothing for metadata=history"),
     ],
 )
 def test_a_read_of_it_that_is_refused(client: Any, load: Any, options: dict[str, str], sentence: str) -> None:

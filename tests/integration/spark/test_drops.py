@@ -45,10 +45,10 @@ def test_no_read_shows_what_was_dropped(spark: Any, shard: Any, load: Any, url: 
 
 
 def test_changes_and_a_restore_bring_it_back(spark: Any, shard: Any, load: Any, url: str) -> None:
-    forth = load("orders", readChanges="true", start="2", numPartitions=3)
+    forth = load("orders", readDiff="true", start="2", numPartitions=3)
     assert rows(forth) == rows(shard.changes(2))
     assert len(rows(forth)) == OLD + 1
-    assert rows(load("orders", readChanges="true", start="4", end="2")) == rows(shard.changes(4, 2))
+    assert rows(load("orders", readDiff="true", start="4", end="2")) == rows(shard.changes(4, 2))
     persist.spark.restore(spark, "orders", 2, url=url, numPartitions="2")
     assert load("orders").count() == ROWS + 1
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from persist.core.errors import InvalidUsage
 from persist.spark import ShardTable
-from persist.spark.error_unwrapping import plainly
+from persist.spark.shard_table import unwrapped
 from persist.spark.spark_schemas import spark_type
 from persist.spark.store_assignment import SET, fit
 
@@ -109,7 +109,7 @@ def fitting(spark: Any, kind: pa.DataType, value: str) -> Any:
     """The value as a column `c` of that type has it."""
     rows, to = spark.range(1), spark_type("c", kind)
     given = rows.select(F.expr(value).alias("c")).schema["c"].dataType
-    with plainly():
+    with unwrapped():
         return rows.select(fit(SET, F.expr(value), given, to, pa.field("c", kind)).alias("c")).collect()[0].c
 
 

@@ -40,7 +40,7 @@ def rows(found: Any) -> list[tuple[Any, ...]]:
 
 
 def test_changes_between_two_times_are_those_of_the_shard_split_by_key_range(shard: Any, load: Any) -> None:
-    forth = load("orders", readChanges="true", start="0", numPartitions=4)
+    forth = load("orders", readDiff="true", start="0", numPartitions=4)
     assert forth.columns == ["k", "n", "__diff"]
     assert rows(forth) == rows(shard.changes(0))
     ranges: dict[int, list[str]] = {}
@@ -49,18 +49,18 @@ def test_changes_between_two_times_are_those_of_the_shard_split_by_key_range(sha
     filled = sorted((min(keys), max(keys)) for keys in ranges.values())
     assert len(filled) > 1
     assert all(one[1] < two[0] for one, two in pairwise(filled))
-    back = load("orders", readChanges="true", start="2", end="1")
+    back = load("orders", readDiff="true", start="2", end="1")
     assert rows(back) == [("new", 7, 1), ("twice", 8, -2)]
-    assert load("orders", readChanges="true", start="1", end="1").count() == 0
-    assert load("orders", readChanges="true", start="0", columns="n").columns == ["n", "__diff"]
-    only = load("orders", schema="__diff bigint", readChanges="true", start="1")
+    assert load("orders", readDiff="true", start="1", end="1").count() == 0
+    assert load("orders", readDiff="true", start="0", columns="n").columns == ["n", "__diff"]
+    only = load("orders", schema="__diff bigint", readDiff="true", start="1")
     assert sorted(row[0] for row in only.collect()) == [-1, 2]
 
 
 def test_changes_between_two_shards_are_those_of_the_shards(client: Any, shard: Any, load: Any) -> None:
     copy = client.create_shard("copy", SCHEMA, ["k"])
     copy.insert([{"k": "k0001", "n": 1}, {"k": "k0003", "n": 3}, {"k": "other", "n": 9, "__diff": 3}])
-    found = load("orders", readChanges="true", start="2", other="copy", numPartitions=3)
+    found = load("orders", readDiff="true", start="2", other="copy", numPartitions=3)
     assert rows(found) == rows(shard.changes(2, other=copy))
     assert ("k0001", 1, 1) in rows(found)
     assert ("k0001", 100, -1) in rows(found)
@@ -72,7 +72,7 @@ def test_changes_and_restore_take_wall_clocks(spark: Any, client: Any, url: str,
     then = shard.timestamp_of(0)
     shard.time_at(then, wait_s=10)
     shard.insert([{"k": "b", "n": 2}])
-    assert rows(load("orders", readChanges="true", start=then.isoformat())) == [("b", 2, 1)]
+    assert rows(load("orders", readDiff="true", start=then.isoformat())) == [("b", 2, 1)]
     restore(spark, "orders", then, url=url)
     assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "n": 1, "__diff": 1}]
 
@@ -93,7 +93,7 @@ def test_a_restore_is_one_commit_of_a_job_and_is_undone_by_another(spark: Any, s
 
 
 def test_a_restore_that_another_write_overtakes_changes_nothing(shard: Any, load: Any, save: Any) -> None:
-    changes = load("orders", readChanges="true", start="2", end="0")
+    changes = load("orders", readDiff="true", start="2", end="0")
     shard.insert([{"k": "meanwhile", "n": 1}])
     before = shard.snapshot().to_arrow()
     with pytest.raises(PySparkException, match=r"has upper \[4\], not the expected \[3\]"):
@@ -118,16 +118,16 @@ def test_a_restore_that_cannot_be_is_refused_by_the_driver(spark: Any, shard: An
 
 
 BAD_CHANGES = [
-    ({"start": "1"}, "option 'start' needs readChanges"),
-    ({"readChanges": "yes", "start": "1"}, "option 'readChanges' is true or false"),
-    ({"readChanges": "true"}, "readChanges needs option 'start'"),
-    ({"readChanges": "true", "start": "soon"}, "option 'start' is 'soon'; it must be a time such as 416"),
-    ({"readChanges": "true", "start": "0", "where": "n = 1"}, "'where' means nothing for readChanges"),
-    ({"readChanges": "true", "start": "0", "asOf": "1"}, "'asOf' means nothing for readChanges"),
-    ({"readChanges": "true", "start": "0", "readChangeFeed": "true"}, "'readChangeFeed' means nothing for readChanges"),
-    ({"readHistory": "true", "start": "0"}, "'start' means nothing for readHistory"),
-    ({"readChanges": "true", "start": "9", "waitSeconds": "0.1"}, "wait longer"),
-    ({"readChanges": "true", "start": "2020-01-01T00:00:00Z"}, "NotReadable"),
+    ({"start": "1"}, "option 'start' means nothing for a snapshot; it is for readDiff"),
+    ({"readDiff": "yes", "start": "1"}, "option 'readDiff' is true or false"),
+    ({"readDiff": "true"}, "readDiff needs option 'start'"),
+    ({"readDiff": "true", "start": "soon"}, "option 'start' is 'soon'; it must be a time such as 416"),
+    ({"readDiff": "true", "start": "0", "where": "n = 1"}, "'where' means nothing for readDiff"),
+    ({"readDiff": "true", "start": "0", "asOf": "1"}, "'asOf' means nothing for readDiff"),
+    ({"readDiff": "true", "start": "0", "readChangeFeed": "true"}, "'readChangeFeed' means nothing for readDiff"),
+    ({"metadata": "history", "start": "0"}, "'start' means nothing for metadata=history"),
+    ({"readDiff": "true", "start": "9", "waitSeconds": "0.1"}, "wait longer"),
+    ({"readDiff": "true", "start": "2020-01-01T00:00:00Z"}, "NotReadable"),
 ]
 
 
@@ -152,7 +152,7 @@ def columns(ddl: str) -> StructType:
 
 def test_changes_whose_sign_nobody_would_see_are_refused(shard: Any, url: str) -> None:
     """Rows that were removed looked as if they had been added."""
-    between = source(url, path="orders", readChanges="true", start="0")
+    between = source(url, path="orders", readDiff="true", start="0")
     with pytest.raises(InvalidUsage, match="lacks the column __diff"):
         between.reader(columns("k string, n bigint"))
     between.reader(columns("k string, __diff bigint"))
@@ -174,7 +174,7 @@ def test_a_shard_of_whole_numbers_without_a_sign_is_restored(client: Any, url: s
     shard.insert([{"k": most, "more": [0, most]}, {"k": 7, "more": None}])
     before = shard.snapshot().to_arrow()
     shard.insert([{"k": most, "more": [0, most], "__diff": -1}, {"k": 8, "more": []}])
-    back = source(url, path="wide", readChanges="true", start="1", end="0")
+    back = source(url, path="wide", readDiff="true", start="1", end="0")
     shown = back.schema()
     assert [field.dataType.simpleString() for field in shown] == ["decimal(20,0)", "array<decimal(20,0)>", "bigint"]
     reader, writer = back.reader(shown), source(url, path="wide", restoreTo="0", expectedUpper="2").writer(shown, False)
@@ -199,8 +199,8 @@ def test_a_write_to_a_new_name_that_is_refused_creates_no_shard(client: Any, sha
 BAD_RESTORES = [
     ({"restoreTo": "0"}, "'restoreTo' needs 'expectedUpper'"),
     ({"restoreTo": "-1", "expectedUpper": "3"}, "option 'restoreTo' is -1, outside"),
-    ({"restoreTo": "0", "expectedUpper": "3", "newUpper": "9"}, "'newUpper' means nothing with restoreTo"),
-    ({"restoreTo": "0", "expectedUpper": "3", "txnAppId": "a", "txnVersion": "1"}, "'txnAppId' means nothing with"),
+    ({"restoreTo": "0", "expectedUpper": "3", "newUpper": "9"}, "'newUpper' means nothing for a write with restoreTo"),
+    ({"restoreTo": "0", "expectedUpper": "3", "txnAppId": "a", "txnVersion": "1"}, "'txnAppId' means nothing for"),
     ({"restoreTo": "3", "expectedUpper": "3"}, "time 3 of shard 'orders' is not complete"),
 ]
 
@@ -210,7 +210,7 @@ BAD_RESTORES = [
 def test_a_write_that_restores_is_refused_with_one_clear_sentence(
     shard: Any, load: Any, save: Any, options: dict[str, str], message: str
 ) -> None:
-    changes = load("orders", readChanges="true", start="2", end="1")
+    changes = load("orders", readDiff="true", start="2", end="1")
     with pytest.raises(PySparkException, match=message):
         save(changes, "orders", **options)
     assert shard.upper().element == 3

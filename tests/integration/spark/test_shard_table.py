@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard, UpperMismatch
 from persist.spark import ShardTable
-from persist.spark.error_unwrapping import plainly, told
+from persist.spark.shard_table import unwrapped, unwrapped_error
 from tests.support.examples import size
 
 pytestmark = pytest.mark.spark
@@ -334,7 +334,7 @@ def test_errors_of_spark_stay_what_they_are(spark: Any, shard: Any, table: Shard
         table.delete("nope = 1 AND length(s) = 1")
     with pytest.raises(PySparkException, match="nope"):
         table.merge(spark.createDataFrame([("a", 5, "x")], DDL)).when_matched_update({"n": "nope"}).execute()
-    with pytest.raises(KeyError), plainly():
+    with pytest.raises(KeyError), unwrapped():
         raise KeyError("x")
-    assert told("a.b: persist.core.errors.NoSuchThing: x") is None
+    assert unwrapped_error("a.b: persist.core.errors.NoSuchThing: x") is None
     assert upper(shard) == 1

@@ -48,8 +48,8 @@ def test_a_plan_of_few_keys_carries_their_parts(tmp_path: Path) -> None:
     lease = ReadLease.open(transport, "orders", Antichain(0), "test", target.connection.handles.read)
     interval = change_feed.Interval(0, Antichain(1), snapshot=False)
     partitions = change_feed.plan_changes(target, wanted, view, interval, lease, ["id"])
-    assert {part.id for one in partitions for part in one.split.parts} == set(parts)
-    found = pa.concat_tables(table for one in partitions for table in one.split.read(transport))
+    assert {part.id for one in partitions for part in one.parts} == set(parts)
+    found = pa.concat_tables(table for one in partitions for table in one.read(transport))
     assert sorted(found.column("id").to_pylist()) == list(range(55, 75))
 
 

@@ -156,7 +156,7 @@ def test_a_key_with_too_many_changes_is_refused_with_what_helps(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"changeImages": "true"}, "option 'changeImages' needs readChangeFeed"),
+        ({"changeImages": "true"}, "option 'changeImages' means nothing for a snapshot; it is for readChangeFeed"),
         ({**IMAGES, "changeImages": "yes"}, "option 'changeImages' is true or false, not 'yes'"),
     ],
 )

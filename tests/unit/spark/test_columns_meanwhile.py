@@ -105,7 +105,7 @@ def loaded(tmp_path: Any, **options: str) -> tuple[PersistDataSource, Any]:
 
 READS = pytest.mark.parametrize(
     "options",
-    [{}, {"where": "v > 0"}, {"columns": "k,v"}, {"readChangeFeed": "true"}, {"readChanges": "true", "start": "0"}],
+    [{}, {"where": "v > 0"}, {"columns": "k,v"}, {"readChangeFeed": "true"}, {"readDiff": "true", "start": "0"}],
     ids=str,
 )
 

@@ -16,9 +16,8 @@ from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import Antichain
 from persist.parts import KeyRange, codec
 from persist.spark import planning
-from persist.spark.admission import Admission
 from persist.spark.change_feed import Interval
-from persist.spark.offsets import Offset, Position, between
+from persist.spark.offsets import Admission, Offset, Position, between
 from tests.support.maintained import World
 from tests.support.streamed import FEED, changes_between, expected, opened, rows_between
 from tests.support.without_jvm import source

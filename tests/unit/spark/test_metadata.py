@@ -106,10 +106,12 @@ def test_parts_add_up_to_the_shard(shard: Any, place: dict[str, str]) -> None:
     assert min(row["diff_min"] for row in rows) == -1
 
 
-def test_history_is_what_read_history_gives(shard: Any, place: dict[str, str]) -> None:
-    whole = read(**place, shard="orders", readHistory="true", maintenance="true")
-    assert whole
-    assert read(**place, shard="orders", metadata="history", maintenance="true") == whole
+def test_the_history_is_what_python_shows(shard: Any, place: dict[str, str]) -> None:
+    whole = read(**place, shard="orders", metadata="history", maintenance="true")
+    entries = shard.history(maintenance=True)
+    assert [(row["place"], row["operation"], row["bytes"]) for row in whole] == [
+        (entry.place, entry.operation, entry.size) for entry in entries
+    ]
     assert read(**place, shard="orders", metadata="history", maintenance="true", historyLimit=2) == whole[:2]
 
 
@@ -151,6 +153,8 @@ def test_parts_that_lie_in_bundles_are_told_one_by_one(tmp_path: Path) -> None:
 def test_a_schema_of_ones_own_names_some_of_the_columns(shard: Any, url: str) -> None:
     schema = StructType([StructField("updates", LongType()), StructField("format", StringType())])
     assert all(set(row) == {"updates", "format"} for row in read(url, "orders", schema, metadata="parts"))
+    with pytest.raises(InvalidUsage, match="metadata=parts has no column 'updates' of type string; it has"):
+        source(url, "orders", metadata="parts").reader(StructType([StructField("updates", StringType())]))
 
 
 BAD = [
@@ -159,9 +163,7 @@ BAD = [
     ({"metadata": "parts", "asOf": "1"}, InvalidUsage, "option 'asOf' means nothing for metadata=parts"),
     ({"metadata": "parts", "where": "n = 1"}, InvalidUsage, "option 'where' means nothing for metadata=parts"),
     ({"metadata": "parts", "historyLimit": "1"}, InvalidUsage, "option 'historyLimit' means nothing for"),
-    ({"metadata": "history", "readHistory": "true"}, InvalidUsage, "option 'readHistory' means nothing for"),
-    ({"metadata": "parts", "readHistory": "true"}, InvalidUsage, "option 'readHistory' means nothing for"),
-    ({"metadata": "parts", "readChanges": "true", "start": "1"}, InvalidUsage, "'readChanges' means nothing for"),
+    ({"metadata": "parts", "readDiff": "true", "start": "1"}, InvalidUsage, "'readDiff' means nothing for"),
     ({"metadata": "detail", "readChangeFeed": "true"}, InvalidUsage, "option 'readChangeFeed' means nothing for"),
 ]
 

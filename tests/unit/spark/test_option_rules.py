@@ -63,14 +63,26 @@ FEED = {"readChangeFeed": "true"}
 MEANINGLESS = [
     ({**FEED, "startingVersion": "latest"}, "startingVersion=latest is for streams"),
     ({**FEED, "startingVersion": "LATEST"}, "startingVersion=latest is for streams"),
-    ({"startingVersion": "2"}, "option 'startingVersion' needs readChangeFeed"),
-    ({"startingVersion": "latest"}, "option 'startingVersion' needs readChangeFeed"),
-    ({"startingTimestamp": "2026-01-01T00:00:00Z"}, "option 'startingTimestamp' needs readChangeFeed"),
-    ({"endingVersion": "2"}, "option 'endingVersion' needs readChangeFeed"),
-    ({"endingTimestamp": "2026-01-01T00:00:00Z"}, "option 'endingTimestamp' needs readChangeFeed"),
-    ({"timeUnit": "s"}, "option 'timeUnit' needs readChangeFeed"),
-    ({**FEED, "multiplicity": "column"}, "option 'multiplicity' is for snapshots"),
-    ({**FEED, "multiplicity": "expand"}, "option 'multiplicity' is for snapshots"),
+    ({"startingVersion": "2"}, "option 'startingVersion' means nothing for a snapshot; it is for readChangeFeed"),
+    ({"startingVersion": "latest"}, "option 'startingVersion' means nothing for a snapshot; it is for readChangeFeed"),
+    (
+        {"startingTimestamp": "2026-01-01T00:00:00Z"},
+        "option 'startingTimestamp' means nothing for a snapshot; it is for readChangeFeed",
+    ),
+    ({"endingVersion": "2"}, "option 'endingVersion' means nothing for a snapshot; it is for readChangeFeed"),
+    (
+        {"endingTimestamp": "2026-01-01T00:00:00Z"},
+        "option 'endingTimestamp' means nothing for a snapshot; it is for readChangeFeed",
+    ),
+    ({"timeUnit": "s"}, "option 'timeUnit' means nothing for a snapshot; it is for readChangeFeed"),
+    (
+        {**FEED, "multiplicity": "column"},
+        "option 'multiplicity' means nothing for readChangeFeed; it is for a snapshot",
+    ),
+    (
+        {**FEED, "multiplicity": "expand"},
+        "option 'multiplicity' means nothing for readChangeFeed; it is for a snapshot",
+    ),
     ({**FEED, "startingVersion": "earliest"}, "option 'startingVersion' is a whole number"),
 ]
 
@@ -90,26 +102,28 @@ def test_as_of_minus_one_a_shard_is_empty_for_ever(client: Client, shard: Any, u
     for name in ("fresh", "orders"):
         assert read(url, name, asOf=-1) == read(url, name, versionAsOf="-1", where="n > 0") == []
     assert read(url, "orders", metadata="readers") == [], "there is nothing to hold"
-    assert read(url, "fresh", readChanges="true", start=-1) == []
+    assert read(url, "fresh", readDiff="true", start=-1) == []
     first = {"k": "k0", "n": 0}
-    assert read(url, "orders", readChanges="true", start=-1, end=0) == [{**first, "__diff": 1}]
-    assert read(url, "orders", readChanges="true", start=0, end=-1) == [{**first, "__diff": -1}]
+    assert read(url, "orders", readDiff="true", start=-1, end=0) == [{**first, "__diff": 1}]
+    assert read(url, "orders", readDiff="true", start=0, end=-1) == [{**first, "__diff": -1}]
     with pytest.raises(InvalidUsage, match=r"option 'asOf' is -2, outside \[-1, "):
         read(url, "orders", asOf=-2)
 
 
 def test_minus_one_is_forgotten_with_the_history_from_the_beginning(shard: Any, url: str) -> None:
     shard.forget(1)
-    for options in ({"asOf": -1}, {"readChanges": "true", "start": -1}):
+    for options in ({"asOf": -1}, {"readDiff": "true", "start": -1}):
         with pytest.raises(NotReadable, match="its history was forgotten"):
             read(url, "orders", **options)
 
 
 def test_a_time_unit_of_a_stream_without_a_feed_is_refused(shard: Any, url: str) -> None:
     given = source(url, "orders", timeUnit="s")
-    with pytest.raises(InvalidUsage, match="option 'timeUnit' needs readChangeFeed"):
+    with pytest.raises(InvalidUsage, match="option 'timeUnit' means nothing for a snapshot; it is for readChangeFeed"):
         given.schema()
-    with pytest.raises(InvalidUsage, match="option 'timeUnit' needs readChangeFeed"):
+    with pytest.raises(
+        InvalidUsage, match="option 'timeUnit' means nothing for a streaming read; it is for readChangeFeed"
+    ):
         given.streamReader(source(url, "orders").schema()).initialOffset()
 
 
@@ -198,7 +212,7 @@ def test_a_read_of_a_mistyped_place_makes_nothing_and_names_it(tmp_path: Path, s
     (tmp_path / "empty").mkdir()
     before = sorted(path.name for path in tmp_path.iterdir())
     for wrong in (typo, f"persist://{tmp_path}/empty"):
-        for asked in ({}, FEED, {"readHistory": "true"}, {"readChanges": "true", "start": "0"}, {"asOf": "1"}):
+        for asked in ({}, FEED, {"metadata": "history"}, {"readDiff": "true", "start": "0"}, {"asOf": "1"}):
             with pytest.raises(UnknownShard, match=f"nor any other, at {wrong} "):
                 read(wrong, "orders", **asked)
         with pytest.raises(UnknownShard, match=f"nor any other, at {wrong} "):

@@ -15,9 +15,8 @@ from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.errors import Expired, UnknownShard
 from persist.spark import executors
-from persist.spark.batch_io import ChangesReader, SnapshotReader
-from persist.spark.options import Options, PastOptions, ReadOptions, Target
-from persist.spark.snapshot_diff import PastReader
+from persist.spark.batch_io import ChangesReader, DiffReader, SnapshotReader
+from persist.spark.options import DiffOptions, Options, ReadOptions, Target
 from tests.support.maintained import NAME, World
 from tests.support.without_jvm import rows_of
 
@@ -49,10 +48,9 @@ def feed(**options: str) -> ChangesReader:
     return ChangesReader(TARGET, ReadOptions.of(given), schema)
 
 
-def between(**options: str) -> PastReader:
-    given = PastOptions.of(Options({"readChanges": "true", "start": "3", "end": "6", **options}))
-    assert given is not None
-    return PastReader(TARGET, given, StructType([*COLUMNS, StructField("__diff", LongType())]))
+def between(**options: str) -> DiffReader:
+    given = DiffOptions.of(Options({"readDiff": "true", "start": "3", "end": "6", **options}))
+    return DiffReader(TARGET, given, StructType([*COLUMNS, StructField("__diff", LongType())]))
 
 
 READERS = [
@@ -145,7 +143,7 @@ def test_what_a_lease_loses_between_two_pieces_is_an_error_and_no_row_comes_twic
     """The task that Spark tries again reads all of it."""
     reader = snapshot(batchRows="1")
     [partition] = reader.partitions()
-    split = partition.split
+    split = partition.value
     pieces = executors.outliving(iter([1, 2]), lambda: iter([1, 2]))  # type: ignore[list-item]
     assert list(pieces) == [1, 2]
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
 import persist
 from persist.client.lease_pool import PLANS_S, Kind, LeasePool
 from persist.core.state import State
 from persist.spark import executors
-from persist.spark.batch_io import SnapshotReader, SplitPartition
+from persist.spark.batch_io import SnapshotReader
 from persist.spark.options import Options, ReadOptions, Target
 from tests.support.location import TestClock
 
@@ -41,12 +42,11 @@ class Dashboard:
         self.client = persist.connect(f"persist://{directory}")
         self.shard = self.client.create_shard("orders", pa.schema([("id", pa.int64())]), ["id"])
 
-    def load(self) -> SplitPartition:
+    def load(self) -> InputPartition:
         (found,) = self.reader.partitions()
-        assert isinstance(found, SplitPartition)
         return found
 
-    def rows(self, partition: SplitPartition) -> int:
+    def rows(self, partition: InputPartition) -> int:
         return sum(batch.num_rows for batch in self.reader.read(partition))
 
     @property
@@ -73,7 +73,7 @@ def test_each_load_shows_the_latest_rows_and_can_be_read_again_and_elsewhere(tmp
         plans.append(pickle.loads(pickle.dumps(board.load())))
     assert [board.rows(plan) for plan in plans] == list(range(1, 20))
     assert [board.rows(plan) for plan in plans] == list(range(1, 20))
-    assert len({plan.split.reader for plan in plans}) == 1
+    assert len({plan.value.reader for plan in plans}) == 1
     board.client.close()
 
 
@@ -86,7 +86,7 @@ def test_a_plan_keeps_what_it_needs_whatever_is_forgotten_and_whichever_loads_ca
         board.load()
     board.shard.downgrade_since(4)
     assert board.rows(plan) == 1
-    assert board.shard.since() <= persist.Antichain(plan.split.as_of)
+    assert board.shard.since() <= persist.Antichain(plan.value.as_of)
     board.client.close()
 
 
@@ -97,8 +97,8 @@ def test_after_its_time_a_lease_takes_no_new_plans_and_is_not_given_back(tmp_pat
     board.clock.sleep(PLANS_S)
     board.pool.tend()
     second = board.load()
-    assert first.split.reader != second.split.reader
-    assert {first.split.reader, second.split.reader} <= set(board.state.leased_readers), "who reads it renews it"
+    assert first.value.reader != second.value.reader
+    assert {first.value.reader, second.value.reader} <= set(board.state.leased_readers), "who reads it renews it"
     board.pool.close()
     assert board.rows(first) == board.rows(second) == 1
     board.client.close()
