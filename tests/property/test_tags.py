@@ -13,7 +13,7 @@ from persist.core.merge_plan import plan
 from persist.core.state import kept_below
 from persist.parts import ALL_KEYS, PartReader, current_schema, sound_schemas
 from persist.parts.consolidate import Times
-from tests.property.test_model import TINY
+from tests.property.test_changes import TINY
 from tests.support.examples import examples
 from tests.support.maintained import NAME, Row, World
 

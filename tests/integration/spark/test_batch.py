@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from pyspark.errors import PySparkException
 
 from persist.core.commands import ExpireReader
-from persist.spark import table
 
 pytestmark = pytest.mark.spark
 
@@ -24,16 +22,6 @@ def test_a_dataframe_becomes_a_shard_and_comes_back(spark: Any, client: Any, loa
     save(frame, "orders", key="k")
     assert client.shard("orders").schema.key == ("k",)
     assert sorted(load("orders").collect()) == sorted(frame.collect())
-
-
-@pytest.mark.proof
-def test_each_append_takes_the_next_time(spark: Any, client: Any, load: Any, save: Any) -> None:
-    for n in range(3):
-        save(spark.createDataFrame([("a", n)], "k string, n bigint"), "orders", key="k")
-    assert client.shard("orders").upper().element == 3
-    assert [load("orders", asOf=t).count() for t in range(3)] == [1, 2, 3]
-    assert load("orders", asOf="latest").count() == 3
-    assert load("orders", versionAsOf=1).count() == 2
 
 
 def test_an_append_without_rows_changes_nothing(spark: Any, client: Any, save: Any) -> None:
@@ -175,94 +163,23 @@ def test_wall_clocks_name_times(client: Any, load: Any) -> None:
     assert keys(readChangeFeed="true", startingTimestamp=first, endingTimestamp=first) == []
 
 
-BAD_OPTIONS = [
-    ({"nonsense": "1"}, "option 'nonsense' is unknown"),
-    ({"tag": "eom 10"}, "is no name of a tag"),
-    ({"tag": "eom", "asOf": "1"}, "mean the same; give one"),
-    ({"tag": "eom", "readChangeFeed": "true"}, "option 'tag' means nothing for readChangeFeed; it is for a snapshot"),
-    ({"timestampAsOf": "2024-01-01"}, "must be an instant with its zone"),
-    ({"timestampAsOf": "2024-01-01T00:00:00Z", "asOf": "1"}, "mean the same; give one"),
-    ({"startingTimestamp": "2024-01-01T00:00:00Z"}, "it is for readChangeFeed"),
-    ({"asOf": "soon"}, "option 'asOf' is a whole number, not 'soon'"),
-    ({"asOf": "1", "versionAsOf": "1"}, "mean the same; give one"),
-    ({"numPartitions": "0"}, "option 'numPartitions' is 0, outside"),
-    ({"columns": "n,nope"}, "the shard has no column 'nope'; its columns are k, n, x"),
-    ({"multiplicity": "maybe"}, "option 'multiplicity' is one of expand, column, not 'maybe'"),
-    ({"batchRows": "0"}, "option 'batchRows' is 0, outside"),
-    ({"expectedUpper": "0"}, "option 'expectedUpper' means nothing for a snapshot; it is for a batch write"),
-    ({"keyPrefix": '["a", 1]'}, r"option 'keyPrefix' has 2 values; the key is \(k\)"),
-    ({"blob": "mem:"}, "give either a url, or a blob and a consensus location, not both"),
-]
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[str(o) for o, _ in BAD_OPTIONS])
-def test_a_bad_read_option_is_one_clear_sentence(client: Any, load: Any, options: dict[str, str], message: str) -> None:
+def test_a_bad_read_option_is_one_clear_sentence(client: Any, load: Any) -> None:
+    """Each option has its row in `unit/spark/test_option_rules.py`."""
     client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a"}])
-    with pytest.raises(PySparkException, match=message):
-        load("orders", **options).collect()
+    with pytest.raises(PySparkException, match="option 'nonsense' is unknown"):
+        load("orders", nonsense="1").collect()
 
 
-BAD_WRITES = [
-    ("k string, n bigint", {}, "option\\('key', 'id'\\)"),
-    ("k string, n bigint", {"key": "id"}, "key column 'id' is not among the columns"),
-    ("k string, n bigint", {"key": "k", "newUpper": "4"}, "option 'newUpper' needs 'expectedUpper'"),
-    ("k string, n bigint", {"key": "k", "timeColumn": "n"}, "option 'timeColumn' needs 'expectedUpper'"),
-    ("k string, n bigint", {"key": "k", "diffColumn": "d"}, "names 'd', which is not a column of the DataFrame"),
-    ("k string, n bigint", {"key": "k", "asOf": "4"}, "option 'asOf' means nothing for a batch write"),
-    ("k string, n interval year", {"key": "k"}, "column 'n' is interval year.*which a shard cannot store"),
-    ("k string, __time bigint", {"key": "k"}, "rows with times need options expectedUpper and newUpper"),
-]
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize(("ddl", "options", "message"), BAD_WRITES, ids=[f"{d} {o}" for d, o, _ in BAD_WRITES])
-def test_a_bad_write_is_one_clear_sentence_and_writes_nothing(
-    spark: Any, client: Any, save: Any, ddl: str, options: dict[str, str], message: str
-) -> None:
-    frame = spark.createDataFrame([], ddl)
-    with pytest.raises(PySparkException, match=message):
-        save(frame, "orders", **options)
+def test_a_bad_write_writes_nothing(spark: Any, client: Any, save: Any) -> None:
+    frame = spark.createDataFrame([], "k string, n interval year")
+    with pytest.raises(PySparkException, match=r"column 'n' is interval year.*which a shard cannot store"):
+        save(frame, "orders", key="k")
     assert client.shards() == []
-
-
-@pytest.mark.proof
-def test_columns_must_be_those_of_the_shard(spark: Any, client: Any, save: Any) -> None:
-    client.create_shard("orders", SCHEMA, ["k"])
-    with pytest.raises(PySparkException, match="shard 'orders' has no column 'z'"):
-        save(spark.createDataFrame([("a", 1, 1.0, 1)], "k string, n bigint, x double, z int"), "orders")
-    with pytest.raises(PySparkException, match="the DataFrame lacks the column 'k'"):
-        save(spark.createDataFrame([(1,)], "n bigint"), "orders")
-    with pytest.raises(PySparkException, match=r"has the key \('k'\), not \('n'\)"):
-        save(spark.createDataFrame([("a", 1, 1.0)], "k string, n bigint, x double"), "orders", key="n")
 
 
 def test_an_unknown_shard_is_named(load: Any) -> None:
     with pytest.raises(PySparkException, match="nowhere"):
         load("nowhere")
-
-
-@pytest.mark.proof
-def test_times_outside_the_interval_are_refused(spark: Any, client: Any, save: Any) -> None:
-    frame = spark.createDataFrame([("a", 1, 30)], "k string, n bigint, at bigint")
-    with pytest.raises(PySparkException, match=r"not from \[0\] to before \[20\]"):
-        save(frame, "orders", key="k", timeColumn="at", expectedUpper=0, newUpper=20)
-    assert client.shard("orders").upper().element == 0
-
-
-@pytest.mark.proof
-def test_a_lapsed_lease_is_an_error_and_never_a_missing_row(client: Any, load: Any) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    shard.insert([{"k": "a", "n": 1, "x": 1.0}])
-    df = load("orders", leaseSeconds=2)
-    plan = df.rdd  # planned now; it is read when the lease has lapsed and a commit has noticed
-    shard.insert([{"k": "b", "n": 1, "x": 1.0}])
-    while shard.forget(1).element != 1:  # what the lease holds is forgotten once it has lapsed
-        time.sleep(0.1)
-    with pytest.raises(
-        Exception, match=r"has outlived its lease, and the time was forgotten meanwhile .*: load\(\) again"
-    ):
-        plan.count()
 
 
 def test_a_view_and_a_cache_outlive_their_lease(spark: Any, client: Any, load: Any, url: str) -> None:
@@ -280,21 +197,3 @@ def test_a_view_and_a_cache_outlive_their_lease(spark: Any, client: Any, load: A
     cached.unpersist()
     assert [frame.count(), seen.count(), cached.count()] == [1, 1, 1]
     assert load("orders").count() == 2
-
-
-@pytest.mark.proof
-def test_a_tag_reads_as_it_did_when_since_has_passed_it(spark: Any, client: Any, load: Any, url: str) -> None:
-    """Columns by which Spark groups as the shard does: maintenance has merged the batches by then, or it has not."""
-    shard = client.create_shard("orders", pa.schema([("k", pa.string()), ("n", pa.int64())]), ["k"])
-    for number in range(5):
-        old = [{"k": "a", "n": number - 1, "__diff": -1}] if number else []
-        shard.insert([*old, {"k": "a", "n": number}])
-    shard.tag("eom", at=1)
-    shard.forget(4)
-    frame = load("orders", tag="eom")
-    assert [row.n for row in frame.collect()] == [1]
-    with pytest.raises(PySparkException, match="has no tag 'nobody'"):
-        load("orders", tag="nobody").collect()
-    assert [row.n for row in table(spark, "orders", tag="eom", url=url).collect()] == [1]
-    shard.untag("eom")
-    assert [row.n for row in frame.collect()] == [1], "who planned a read holds it"

@@ -10,7 +10,6 @@ import pytest
 
 import persist.spark
 from tests.integration.spark.test_native import rows_of
-from tests.integration.spark.test_past import rows
 from tests.integration.spark.test_replacing import DDL, batch, job
 from tests.integration.spark.test_streams import contents, pump, stream
 
@@ -44,15 +43,6 @@ def test_no_read_shows_what_was_dropped(spark: Any, shard: Any, load: Any, url: 
         assert native == rows_of(load("orders", asOf=as_of))
 
 
-def test_changes_and_a_restore_bring_it_back(spark: Any, shard: Any, load: Any, url: str) -> None:
-    forth = load("orders", readDiff="true", start="2", numPartitions=3)
-    assert rows(forth) == rows(shard.changes(2))
-    assert len(rows(forth)) == OLD + 1
-    assert rows(load("orders", readDiff="true", start="4", end="2")) == rows(shard.changes(4, 2))
-    persist.spark.restore(spark, "orders", 2, url=url, numPartitions="2")
-    assert load("orders").count() == ROWS + 1
-
-
 def test_the_change_feed_tells_of_the_drop_at_its_time(shard: Any, load: Any) -> None:
     feed = load("orders", readChangeFeed="true", startingVersion=2, numPartitions=2).collect()
     assert Counter((row["__time"], row["_change_type"]) for row in feed) == {
@@ -76,15 +66,6 @@ def test_a_stream_of_changes_over_the_drop_makes_a_copy(
     shard.truncate(3, mode="drop")
     pump(feed, "copy", key="k", diffColumn="__diff")
     assert contents(client, "copy") == contents(client, "orders") == {("b", 1): 1}
-
-
-def test_a_stream_that_begins_with_a_snapshot_begins_above_the_drop(
-    client: Any, shard: Any, stream: Any, pump: Any
-) -> None:
-    shard.forget(3)
-    feed = stream(readChangeFeed="true", startingOffsets="earliest", maxRowsPerTrigger=200).select("k", "n", "__diff")
-    pump(feed, "copy", key="k", diffColumn="__diff")
-    assert contents(client, "copy") == contents(client, "orders")
 
 
 @pytest.mark.parametrize("how", [{"envelope": "upsert"}, {"overwrite": True}], ids=["upsert", "overwrite"])

@@ -55,12 +55,6 @@ def test_random_shards_read_alike(spark: Any, client: Any, load: Any, url: str, 
             assert rows_of(persist.spark.table(spark, "orders", as_of=as_of, url=url, native=native)) == expected
 
 
-def test_multiplicities_are_expanded(spark: Any, client: Any, load: Any, url: str) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    shard.insert([{"k": f"k{n:05d}", "n": n, "v": "x" * 50, "__diff": 1 + n % 3} for n in range(3000)])
-    assert rows_of(persist.spark.table(spark, "orders", url=url)) == rows_of(load("orders"))
-
-
 @pytest.mark.proof
 def test_filters_and_columns_reach_the_files(spark: Any, client: Any, url: str) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
@@ -70,12 +64,6 @@ def test_filters_and_columns_reach_the_files(spark: Any, client: Any, url: str) 
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert "EqualTo(k,k00007)" in plan
     assert "ReadSchema: struct<k:string,n:bigint>" in plan
-
-
-@pytest.mark.proof
-def test_a_shard_without_writes_is_empty(spark: Any, client: Any, url: str) -> None:
-    client.create_shard("orders", SCHEMA, ["k"])
-    assert persist.spark.table(spark, "orders", url=url).collect() == []
 
 
 @pytest.mark.proof

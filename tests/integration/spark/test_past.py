@@ -117,30 +117,6 @@ def test_a_restore_that_cannot_be_is_refused_by_the_driver(spark: Any, shard: An
         restore(spark, "orders", 2, url=url)
 
 
-BAD_CHANGES = [
-    ({"start": "1"}, "option 'start' means nothing for a snapshot; it is for readDiff"),
-    ({"readDiff": "yes", "start": "1"}, "option 'readDiff' is true or false"),
-    ({"readDiff": "true"}, "readDiff needs option 'start'"),
-    ({"readDiff": "true", "start": "soon"}, "option 'start' is 'soon'; it must be a time such as 416"),
-    ({"readDiff": "true", "start": "0", "where": "n = 1"}, "'where' means nothing for readDiff"),
-    ({"readDiff": "true", "start": "0", "asOf": "1"}, "'asOf' means nothing for readDiff"),
-    ({"readDiff": "true", "start": "0", "readChangeFeed": "true"}, "'readChangeFeed' means nothing for readDiff"),
-    ({"metadata": "history", "start": "0"}, "'start' means nothing for metadata=history"),
-    ({"readDiff": "true", "start": "9", "waitSeconds": "0.1"}, "wait longer"),
-    ({"readDiff": "true", "start": "2020-01-01T00:00:00Z"}, "NotReadable"),
-]
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize(("options", "message"), BAD_CHANGES, ids=[str(o) for o, _ in BAD_CHANGES])
-def test_bad_options_of_changes_are_one_clear_sentence(
-    client: Any, load: Any, options: dict[str, str], message: str
-) -> None:
-    client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a"}])
-    with pytest.raises(PySparkException, match=message):
-        load("orders", **options).collect()
-
-
 def source(url: str, **options: str) -> PersistDataSource:
     return PersistDataSource({"url": url, **options})
 
@@ -194,23 +170,3 @@ def test_a_write_to_a_new_name_that_is_refused_creates_no_shard(client: Any, sha
         source(url, path="orders", restoreTo="0", expectedUpper="3").writer(columns("k string, n bigint"), False)
     source(**given, expectedUpper="0").writer(columns("k string"), False)
     assert sorted(client.shards()) == ["nowhere", "orders"]
-
-
-BAD_RESTORES = [
-    ({"restoreTo": "0"}, "'restoreTo' needs 'expectedUpper'"),
-    ({"restoreTo": "-1", "expectedUpper": "3"}, "option 'restoreTo' is -1, outside"),
-    ({"restoreTo": "0", "expectedUpper": "3", "newUpper": "9"}, "'newUpper' means nothing for a write with restoreTo"),
-    ({"restoreTo": "0", "expectedUpper": "3", "txnAppId": "a", "txnVersion": "1"}, "'txnAppId' means nothing for"),
-    ({"restoreTo": "3", "expectedUpper": "3"}, "time 3 of shard 'orders' is not complete"),
-]
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize(("options", "message"), BAD_RESTORES, ids=[str(o) for o, _ in BAD_RESTORES])
-def test_a_write_that_restores_is_refused_with_one_clear_sentence(
-    shard: Any, load: Any, save: Any, options: dict[str, str], message: str
-) -> None:
-    changes = load("orders", readDiff="true", start="2", end="1")
-    with pytest.raises(PySparkException, match=message):
-        save(changes, "orders", **options)
-    assert shard.upper().element == 3

@@ -92,22 +92,6 @@ def test_a_shard_flows_into_another_once(client: Any, stream: Any, pump: Any) ->
     assert client.shard("copy").upper().element == 2
 
 
-@pytest.mark.proof
-def test_rows_per_trigger_are_admitted_and_always_progress(client: Any, stream: Any, pump: Any) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    for time in range(4):
-        shard.compare_and_append([{"k": f"k{time}-{i}", "n": i} for i in range(10)], time, time + 1)
-    rows = [{"k": f"late{i}", "n": i, "__time": 4 + i % 5} for i in range(50)]
-    shard.compare_and_append(rows, 4, 9)
-    progress = pump(stream(maxRowsPerTrigger=20), "copy", key="k")
-    sizes = [p["numInputRows"] for p in progress if p["numInputRows"]]
-    assert sizes == [20, 20, 20, 20, 10]
-    assert contents(client, "copy") == contents(client, "orders")
-    progress = pump(stream(maxRowsPerTrigger=8), "small", "other", key="k")
-    assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [8, 2] * 9
-    assert contents(client, "small") == contents(client, "orders")
-
-
 @pytest.mark.parametrize(("cursor", "since"), [({}, 0), ({"cursor": "job"}, 2)], ids=["without", "with a cursor"])
 def test_a_stream_without_a_cursor_lets_no_history_go(
     client: Any, url: str, cursor: dict[str, str], since: int
@@ -126,16 +110,6 @@ def test_a_stream_without_a_cursor_lets_no_history_go(
     running.commit(end)
     assert shard.since().element == since
     running.stop()
-
-
-@pytest.mark.proof
-def test_bytes_per_trigger_are_admitted(client: Any, url: str, stream: Any, pump: Any) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    for time in range(4):
-        shard.compare_and_append([{"k": f"k{time}-{i}", "n": i} for i in range(10)], time, time + 1)
-    size = sum(part.size for part in state_of(url, "orders").trace.parts()) // 4
-    progress = pump(stream(maxBytesPerTrigger=f"{size * 3 // 4}b"), "copy", key="k")
-    assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [7, 3] * 4
 
 
 @pytest.mark.proof
@@ -182,13 +156,6 @@ def test_the_change_feed_is_there_in_batch_as_well(client: Any, load: Any) -> No
     assert load("orders", readChangeFeed="true", startingVersion=7).count() == 0
 
 
-@pytest.mark.proof
-def test_a_retraction_cannot_be_shown_as_a_row(client: Any, stream: Any, pump: Any) -> None:
-    client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "gone", "n": 1, "__diff": -1}])
-    with pytest.raises(StreamingQueryException, match=r"retracts a row at time 0.*'k': 'gone'.*readChangeFeed"):
-        pump(stream(), "copy", key="k")
-
-
 def test_trap_3_the_initial_offset_is_the_same_however_often_it_is_asked(client: Any, url: str) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "before", "n": 0}])
@@ -219,31 +186,6 @@ def test_trap_3_a_stream_that_begins_at_a_wall_clock_begins_there_however_often_
         reader(url, startingTimestamp="2020-01-01T00:00:00")
 
 
-def test_trap_3_latest_without_a_cursor_is_refused(client: Any, url: str) -> None:
-    client.create_shard("orders", SCHEMA, ["k"])
-    with pytest.raises(InvalidUsage, match="startingOffsets=latest needs option 'cursor'"):
-        reader(url, startingOffsets="latest")
-
-
-@pytest.mark.proof
-def test_latest_begins_after_what_is_there(client: Any, stream: Any, pump: Any) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    shard.insert([{"k": "before", "n": 0}])
-    pump(stream(startingOffsets="latest", cursor="job"), "copy", key="k")
-    shard.insert([{"k": "after", "n": 1}])
-    pump(stream(startingOffsets="latest", cursor="job"), "copy", key="k")
-    assert contents(client, "copy") == Counter({("after", 1): 1})
-
-
-@pytest.mark.proof
-def test_a_stream_begins_at_a_time(client: Any, stream: Any, pump: Any) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    for n in range(4):
-        shard.insert([{"k": "a", "n": n}])
-    pump(stream(startingOffsets='{"time": 2}'), "copy", key="k")
-    assert contents(client, "copy") == Counter({("a", 2): 1, ("a", 3): 1})
-
-
 @pytest.mark.proof
 def test_a_stream_that_would_begin_beyond_the_upper_makes_no_cursor(client: Any, url: str) -> None:
     """It was refused, and its cursor held since at 0 for ever."""
@@ -268,31 +210,6 @@ def test_a_cursor_keeps_the_history_that_a_stopped_stream_needs(client: Any, str
     assert contents(client, "log") == Counter(
         {("a", 0, 0, 1): 1, **{("a", n, n, 1): 1 for n in range(1, 4)}, **{("a", n - 1, n, -1): 1 for n in range(1, 4)}}
     )
-
-
-@pytest.mark.proof
-def test_forgotten_history_fails_the_stream_unless_it_may_be_lost(
-    spark: Any, client: Any, stream: Any, pump: Any
-) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    for n in range(6):
-        shard.insert([{"k": "a", "n": n}])
-    assert shard.forget(3).element == 3
-    with pytest.raises(StreamingQueryException, match="readable from"):
-        pump(stream(startingOffsets="1"), "copy", key="k")
-    pump(stream(startingOffsets="1", failOnDataLoss="false"), "copy", "other", key="k")
-    assert contents(client, "copy") == Counter({("a", 4): 1, ("a", 5): 1})
-
-
-@pytest.mark.proof
-def test_earliest_begins_with_the_contents_as_of_since(client: Any, stream: Any, pump: Any) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    for n in range(4):
-        shard.insert([{"k": "a", "n": n}, {"k": "a", "n": n - 1, "__diff": -1 if n else 1}])
-    assert shard.forget(2).element == 2
-    rows = stream(readChangeFeed="true").selectExpr("n", "__time t", "__diff d")
-    pump(rows, "log", key="n")
-    assert contents(client, "log") == Counter({(-1, 2, 1): 1, (2, 2, 1): 1, (2, 3, -1): 1, (3, 3, 1): 1})
 
 
 @pytest.mark.proof
@@ -331,17 +248,6 @@ def test_a_committed_batch_that_is_replayed_is_skipped(client: Any, stream: Any,
     pump(stream(), "copy")
     assert contents(client, "copy") == before == contents(client, "orders")
     assert client.shard("copy").upper().element == 3
-
-
-@pytest.mark.proof
-def test_micro_batches_share_a_writer(client: Any, url: str, stream: Any, pump: Any) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    for n in range(6):
-        shard.insert([{"k": "a", "n": n}])
-    pump(stream(maxRowsPerTrigger=1), "copy", key="k")
-    assert contents(client, "copy") == contents(client, "orders")
-    assert client.shard("copy").upper().element == 6
-    assert len(state_of(url, "copy").writers) < 6
 
 
 def test_a_shared_writer_that_lapsed_between_micro_batches_is_replaced(client: Any, url: str) -> None:
@@ -423,27 +329,6 @@ def test_a_query_that_has_written_to_a_dropped_shard_does_not_go_on_in_the_next_
     assert contents(client, "orders") == Counter({("new", 1): 1})
 
 
-@pytest.mark.proof
-def test_restarted_queries_are_refused_after_a_drop(client: Any, stream: Any, pump: Any) -> None:
-    def create() -> None:
-        for n in range(2):
-            client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a", "n": n}])
-
-    create()
-    pump(stream(cursor="job"), "copy", key="k")
-    client.shard("orders").drop(force=True)
-    create()
-    with pytest.raises(StreamingQueryException, match="an earlier shard 'orders'"):
-        pump(stream(cursor="job"), "copy")
-    pump(stream(cursor="job"), "copy", "new")
-    client.shard("orders").insert([{"k": "a", "n": 2}])
-    client.shard("copy").drop(force=True)
-    client.create_shard("copy", SCHEMA, ["k"])
-    with pytest.raises(StreamingQueryException, match="Begin with a new checkpoint, or write to another"):
-        pump(stream(cursor="job"), "copy", "new", key="k")
-    assert client.shard("copy").upper().element == 0
-
-
 def test_garbage_collection_is_left_alone_outside_of_sparks_workers(client: Any, url: str) -> None:
     frozen = gc.get_freeze_count()  # the tests freeze what they have loaded
     executors.transport(Target.of(Options({"url": url, "path": "orders"})).connection)
@@ -451,29 +336,11 @@ def test_garbage_collection_is_left_alone_outside_of_sparks_workers(client: Any,
     assert gc.get_freeze_count() == frozen
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"startingOffsets": "latest"}, "startingOffsets=latest needs option 'cursor'"),
-        *(
-            pytest.param(options, message, marks=pytest.mark.proof)
-            for options, message in (
-                ({"startingOffsets": "soon"}, "option 'startingOffsets' is a whole number, not 'soon'"),
-                ({"startingOffsets": '{"at": 1}'}, "is earliest, latest, a time or"),
-                ({"maxRowsPerTrigger": "0"}, "option 'maxRowsPerTrigger' is 0"),
-                ({"maxBytesPerTrigger": "lots"}, "option 'maxBytesPerTrigger' is a size"),
-                ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "not both"),
-                ({"asOf": "1"}, "option 'asOf' means nothing for a streaming read"),
-            )
-        ),
-    ],
-)
-def test_a_bad_stream_option_is_one_clear_sentence(
-    client: Any, stream: Any, pump: Any, options: dict[str, str], message: str
-) -> None:
+def test_a_bad_stream_option_is_one_clear_sentence(client: Any, stream: Any, pump: Any) -> None:
+    """Each option has its row in `unit/spark/test_cut_streams.py`."""
     client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a", "n": 1}])
-    with pytest.raises((PySparkException, StreamingQueryException), match=message) as told:
-        pump(stream(**options), "copy", key="k")
+    with pytest.raises((PySparkException, StreamingQueryException), match="needs option 'cursor'") as told:
+        pump(stream(startingOffsets="latest"), "copy", key="k")
     assert "UnboundLocalError" not in str(told.value), "PySpark's own, which hid the sentence"
 
 

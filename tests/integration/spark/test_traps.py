@@ -39,15 +39,6 @@ def test_trap_1_a_filtered_use_of_a_dataframe_leaves_its_other_uses_whole(client
     assert SnapshotReader.pushFilters is DataSourceReader.pushFilters
 
 
-def test_trap_2_a_dataframe_stays_at_its_snapshot_and_a_new_load_is_fresh(client: Any, load: Any) -> None:
-    shard = ten(client)
-    df = load("orders")
-    assert df.count() == 10
-    shard.insert([{"k": "later", "n": 1}])
-    assert df.count() == 10
-    assert load("orders").count() == 11
-
-
 def test_trap_4_create_table_loses_its_options_and_is_refused_in_a_sentence(spark: Any, client: Any, url: str) -> None:
     ten(client)
     with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
@@ -74,15 +65,6 @@ def test_trap_5_abort_never_undoes_a_commit(spark: Any, client: Any, url: str) -
     assert shard.snapshot().to_arrow(expand=True).num_rows == 11
     writer.commit([message])  # and a commit that is tried again is the same commit
     assert shard.snapshot().to_arrow(expand=True).num_rows == 11
-
-
-def test_trap_5_a_commit_that_loses_its_race_changes_nothing(spark: Any, client: Any, save: Any) -> None:
-    shard = ten(client)
-    frame = spark.createDataFrame([("a", 1)], "k string, n bigint")
-    with pytest.raises(PySparkException, match=r"upper \[1\], not the expected \[7\]"):
-        save(frame, "orders", expectedUpper=7)
-    assert shard.upper().element == 1
-    assert shard.snapshot().to_arrow(expand=True).num_rows == 10
 
 
 def test_trap_6_workers_run_the_python_of_the_driver(spark: Any) -> None:

@@ -397,6 +397,13 @@ def test_what_is_available_now_waits_for_nothing(world: World, monkeypatch: pyte
 
 
 BAD = [
+    ({"startingOffsets": "latest"}, "startingOffsets=latest needs option 'cursor'"),
+    ({"startingOffsets": "soon"}, "option 'startingOffsets' is a whole number, not 'soon'"),
+    ({"startingOffsets": '{"at": 1}'}, "is earliest, latest, a time or"),
+    ({"maxRowsPerTrigger": "0"}, "option 'maxRowsPerTrigger' is 0"),
+    ({"maxBytesPerTrigger": "lots"}, "option 'maxBytesPerTrigger' is a size"),
+    ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "not both"),
+    ({"asOf": "1"}, "option 'asOf' means nothing for a streaming read"),
     ({"endingOffsets": "earliest"}, "option 'endingOffsets' is a whole number, not 'earliest'"),
     ({"endingOffsets": '{"at": 1}'}, "option 'endingOffsets' is latest, a time or"),
     ({"endingOffsets": "1", "endingTimestamp": "2026-01-01T00:00:00Z"}, "mean the same; give one"),

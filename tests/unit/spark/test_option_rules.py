@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist
 from persist.client.connect import Client
-from persist.core.errors import InvalidUsage, NotReadable, UnknownShard
+from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard
 from persist.parts import schema_validation
 from persist.spark import options as option_names
 from persist.spark import table
@@ -60,7 +60,9 @@ def test_a_server_is_told_our_certificate(tmp_path: Path) -> None:
 
 
 FEED = {"readChangeFeed": "true"}
-MEANINGLESS = [
+# What is refused of a read, by the interface that Spark calls.
+READS: list[tuple[dict[str, str], str]] = [
+    ({"nonsense": "1"}, "option 'nonsense' is unknown"),
     ({**FEED, "startingVersion": "latest"}, "startingVersion=latest is for streams"),
     ({**FEED, "startingVersion": "LATEST"}, "startingVersion=latest is for streams"),
     ({"startingVersion": "2"}, "option 'startingVersion' means nothing for a snapshot; it is for readChangeFeed"),
@@ -84,15 +86,36 @@ MEANINGLESS = [
         "option 'multiplicity' means nothing for readChangeFeed; it is for a snapshot",
     ),
     ({**FEED, "startingVersion": "earliest"}, "option 'startingVersion' is a whole number"),
+    ({"tag": "eom 10"}, "is no name of a tag"),
+    ({"tag": "eom", "asOf": "1"}, "mean the same; give one"),
+    ({"tag": "eom", "readChangeFeed": "true"}, "option 'tag' is for snapshots"),
+    ({"timestampAsOf": "2024-01-01"}, "must be an instant with its zone"),
+    ({"timestampAsOf": "2024-01-01T00:00:00Z", "asOf": "1"}, "mean the same; give one"),
+    ({"asOf": "soon"}, "option 'asOf' is a whole number, not 'soon'"),
+    ({"asOf": "1", "versionAsOf": "1"}, "mean the same; give one"),
+    ({"numPartitions": "0"}, "option 'numPartitions' is 0, outside"),
+    ({"columns": "n,nope"}, "the shard has no column 'nope'; its columns are k, n"),
+    ({"multiplicity": "maybe"}, "option 'multiplicity' is one of expand, column, not 'maybe'"),
+    ({"batchRows": "0"}, "option 'batchRows' is 0, outside"),
+    ({"expectedUpper": "0"}, "option 'expectedUpper' means nothing for a batch read"),
+    ({"keyPrefix": '["a", 1]'}, r"option 'keyPrefix' has 2 values; the key is \(k\)"),
+    ({"blob": "mem:"}, "give either a url, or a blob and a consensus location, not both"),
+    ({"start": "1"}, "option 'start' needs readChanges"),
+    ({"readChanges": "yes", "start": "1"}, "option 'readChanges' is true or false"),
+    ({"readChanges": "true"}, "readChanges needs option 'start'"),
+    ({"readChanges": "true", "start": "soon"}, "option 'start' is 'soon'; it must be a time such as 416"),
+    ({"readChanges": "true", "start": "0", "where": "n = 1"}, "'where' means nothing for readChanges"),
+    ({"readChanges": "true", "start": "0", "asOf": "1"}, "'asOf' means nothing for readChanges"),
+    ({"readChanges": "true", "start": "0", "readChangeFeed": "true"}, "'readChangeFeed' means nothing for readChanges"),
+    ({"readHistory": "true", "start": "0"}, "'start' means nothing for readHistory"),
+    ({"readChanges": "true", "start": "9", "waitSeconds": "0.01"}, "wait longer"),
+    ({"readChanges": "true", "start": "2020-01-01T00:00:00Z"}, "nothing was written"),
 ]
 
 
-@pytest.mark.parametrize(("options", "sentence"), MEANINGLESS, ids=[str(options) for options, _ in MEANINGLESS])
-def test_an_option_that_means_nothing_where_it_stands_is_refused(
-    shard: Any, url: str, options: dict[str, str], sentence: str
-) -> None:
-    """`startingVersion=latest` gave the whole contents as changes, without a feed it gave the whole snapshot."""
-    with pytest.raises(InvalidUsage, match=sentence):
+@pytest.mark.parametrize(("options", "sentence"), READS, ids=[str(options) for options, _ in READS])
+def test_a_bad_option_of_a_read_is_refused(shard: Any, url: str, options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(PersistError, match=sentence):
         read(url, "orders", **options)
 
 
@@ -153,6 +176,33 @@ def test_both_names_of_the_start_of_a_stream_are_refused(shard: Any, url: str) -
 
 def rows(**columns: Any) -> pa.Table:
     return pa.table({"k": ["a"], "n": [1], **columns})
+
+
+WRITES = [
+    (rows(), {}, r"option\('key', 'id'\)"),
+    (rows(), {"key": "id"}, "key column 'id' is not among the columns"),
+    (rows(), {"key": "k", "newUpper": 4}, "option 'newUpper' needs 'expectedUpper'"),
+    (rows(), {"key": "k", "timeColumn": "n"}, "option 'timeColumn' needs 'expectedUpper'"),
+    (rows(), {"key": "k", "diffColumn": "d"}, "names 'd', which is not a column of the DataFrame"),
+    (rows(), {"key": "k", "asOf": 4}, "option 'asOf' means nothing for a batch write"),
+    (rows(__diff=[1]), {"restoreTo": 0}, "'restoreTo' needs 'expectedUpper'"),
+    (rows(__diff=[1]), {"restoreTo": -1, "expectedUpper": 4}, "option 'restoreTo' is -1, outside"),
+    (rows(__diff=[1]), {"restoreTo": 0, "expectedUpper": 4, "newUpper": 9}, "'newUpper' means nothing with restoreTo"),
+    (
+        rows(__diff=[1]),
+        {"restoreTo": 0, "expectedUpper": 4, "txnAppId": "a", "txnVersion": 1},
+        "'txnAppId' means nothing with",
+    ),
+]
+
+
+@pytest.mark.parametrize(("table", "options", "sentence"), WRITES)
+def test_a_bad_option_of_a_write_is_refused(
+    client: Client, url: str, table: pa.Table, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidUsage, match=sentence):
+        write(url, "orders", table, **options)
+    assert client.shards() == []
 
 
 RESERVED = [

@@ -1,4 +1,4 @@
-"""What hostile users and readers of promises found in commands that only look. Each test is named by what was wrong."""
+"""Commands that only look, at files, servers and values that are hostile: one line, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.inspected import PART, ROLLUP, copied, everything
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64())])
-LOOKS = [["inspect", "usage"], ["inspect", "digest", "orders"], ["check", "--quick"]]
+LOOKS = [["inspect", "usage"], ["check", "--quick"]]
 SECRET = "pt_admin_SECRETSECRETSECRETSECRET"
 
 
@@ -203,7 +203,7 @@ def test_a_directory_whose_name_is_not_utf8_was_a_traceback(
 # --- servers
 
 
-FAR = [["inspect", "usage"], ["inspect", "log", "orders"], ["check", "--quick"]]
+FAR = [["inspect", "log", "orders"], ["check", "--quick"]]
 
 
 @pytest.mark.parametrize("words", FAR, ids=" ".join)
@@ -280,34 +280,27 @@ def test_the_url_of_the_environment_was_not_asked(
 ODD_DOCUMENTS = [
     b'{"persist":"inspect"}',
     b'{"persist":"inspect","seqno":null,"about":5,"rows":3,"findings":[1]}',
-    b'{"persist":"inspect","seqno":null,"about":null,"rows":[3],"findings":[]}',
     b'{"persist":"inspect","seqno":null,"about":null,"rows":[],"findings":[{}]}',
     b'{"persist":"inspect","seqno":null,"about":{"shown":5},"rows":[],"findings":[]}',
     b"[" * 200_000,
-    b"{}\n",
-    b"hello\n",
     b"garbage]}\n",
     b'{"seqno": 1, "finding": null}\n',
     b'{"seqno": 1, "finding": null, "timestamp": 1, "bytes": 2, "operations": 5, "kinds": [7]}\n',
-    b'{"seqno": "1", "finding": null}\n',
     b"\xff\xfe",
     b"",
 ]
 
 
-@pytest.mark.parametrize("status", [200, 503])
 @pytest.mark.parametrize("body", ODD_DOCUMENTS, ids=lambda body: str(body[:40]))
-def test_an_answer_of_no_server_of_persist_was_a_traceback(
-    body: bytes, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with closing(Answers(status, body)) as asked:
+def test_an_answer_of_no_server_of_persist_was_a_traceback(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(Answers(200, body)) as asked:
         codes = {}
         for words in (["usage"], ["usage", "--json"], ["log", "orders"]):
             codes[" ".join(words)] = main(["inspect", *words, "--url", asked.url])
             error = capsys.readouterr().err
             assert len(error.splitlines()) <= 1
         assert codes["usage"] == 3
-        if status == 503 or not body.startswith(b'{"persist"'):
+        if not body.startswith(b'{"persist"'):
             assert codes["usage --json"] == 3
         assert main(["check", "--quick", "--url", asked.url]) in (2, 3)
 

@@ -1,4 +1,4 @@
-"""Faults that `persist check` had, each as a short story."""
+"""`persist check` beside writers and collections, and on what is lost, held or given in an odd form."""
 
 from __future__ import annotations
 
