@@ -17,16 +17,6 @@ NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
 def created(machine: Machine, history: str) -> Shard:
     return machine.client.create_shard(NAME, SCHEMA, ["id"], history=history)
 

@@ -27,8 +27,13 @@ SCHEMA = pa.schema([("id", pa.int64())])
 TASKS = 60
 
 
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"persist://{tmp_path}/location"
+
+
 @pytest.fixture(params=["directory", "server"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with url_of(request.param, tmp_path) as url:
         yield url
 
@@ -60,7 +65,7 @@ def test_the_stub_has_the_types_of_the_handles() -> None:
     assert aio_stub.STUB.read_text() == aio_stub.stub(), "run `python -m tests.support.aio_stub`"
 
 
-def test_rows_are_written_and_read(url: str) -> None:
+def test_rows_are_written_and_read(anywhere: str) -> None:
     async def work(client: AsyncClient, shard: AsyncShard) -> None:
         token = await client.new_token()
         done = await shard.insert([{"id": 1}], token=token)
@@ -83,7 +88,7 @@ def test_rows_are_written_and_read(url: str) -> None:
         with pytest.raises(persist.UpperMismatch):
             await shard.compare_and_append([], 0, 1)
 
-    on(url, work)
+    on(anywhere, work)
 
 
 def test_methods_of_a_handle_that_was_not_awaited_open_it(url: str) -> None:
@@ -112,7 +117,7 @@ def test_many_tasks_at_once_each_write_once_and_read_what_was_acknowledged(url: 
     on(url, work)
 
 
-def test_a_listener_gives_every_event_once_while_the_loop_does_other_things(url: str) -> None:
+def test_a_listener_gives_every_event_once_while_the_loop_does_other_things(anywhere: str) -> None:
     async def work(client: AsyncClient, shard: AsyncShard) -> None:
         seen: list[int] = []
 
@@ -127,7 +132,7 @@ def test_a_listener_gives_every_event_once_while_the_loop_does_other_things(url:
         assert sorted(seen) == sorted(3 * list(range(20)))
         await shard.drop()  # is refused while readers hold it
 
-    on(url, work)
+    on(anywhere, work)
 
 
 def test_a_listener_whose_task_is_cancelled_loses_no_event(url: str) -> None:

@@ -74,11 +74,6 @@ def world() -> World:
 
 
 @pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
-@pytest.fixture
 def kept(world: World) -> Counting:
     """Where backups are kept."""
     return Counting(MemoryBlob("mem:backups", now_ms=lambda: world.true_ms))

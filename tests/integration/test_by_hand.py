@@ -95,11 +95,6 @@ def test_maintenance_of_another_name_is_refused() -> None:
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return World().machine()
-
-
-@pytest.fixture
 def http(machine: Machine) -> Iterator[TestClient]:
     written(machine.client.create_shard("orders", SCHEMA, ["id"]))
     with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:

@@ -422,15 +422,6 @@ def test_names_of_shards_alone(orders: Any) -> None:
     assert orders("shards", "--names", "--prefix", "o") == ["orders"]
 
 
-def test_a_shard_in_numbers(orders: Any) -> None:
-    [found] = map(json.loads, orders("shards", "--json"))
-    assert (found["name"], found["upper"], found["updates"], found["dropped"]) == ("orders", [2], 4, False)
-    shown = json.loads(orders("shards", "orders", "--json")[0])
-    assert [column["name"] for column in shown["columns"]] == ["id", "state"]
-    assert [batch["updates"] for batch in shown["newest_batches"]] == [2, 2]
-    assert orders("shards")[1].split()[:3] == ["orders", "0", "2"]
-
-
 def test_drop_needs_a_yes(orders: Any, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     refused = place.type(capsys, "drop", "orders")
     assert (refused.code, refused.lines) == (2, [])

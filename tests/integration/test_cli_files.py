@@ -24,7 +24,6 @@ from persist.cli.__main__ import main
 from persist.cli.long_running import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
 from rpc.auth import ANYBODY, MAINTENANCE, Principal, TokenFigures, Tokens, label_of, mint
-from tests.support.examples import thinned
 from tests.support.shells import environment
 from tests.support.waiting import WAIT_S
 
@@ -175,7 +174,7 @@ def test_an_export_to_standard_output_replaced_what_it_is(to_file: bool) -> None
     assert json.loads(found.stderr)["rows"] == 1
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+@pytest.mark.parametrize("mode", [0o600, 0o664])
 def test_an_export_changed_the_mode_of_a_file(mode: int) -> None:
     Path("rows.csv").write_text("before")
     Path("rows.csv").chmod(mode)
@@ -213,11 +212,9 @@ DEEP = "[" * 100_000 + "]" * 100_000
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (f'{{"id":1,"state":{DEEP}}}\n', 1),
         (f'{{"id":1,"state":"["}}\n\n{{"id":2,"state":{DEEP}}}\n', 3),
         ('{"id":1,"state":' + '{"a":' * 100_000 + "1" + "}" * 100_001 + "\n", 1),
         ('{"id":1,"state":' + "[\n" * 100_000 + "]" * 100_000 + "}\n", 100),
-        ('{"id":1,"\\\\\\"":' + "[" * 100_000 + "\n", 1),
         (f"{DEEP}\n", 1),
     ],
 )
@@ -282,12 +279,7 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
 # --- standard output, and arguments
 
 
-OUTPUTS = [
-    "cat orders --format arrow", "cat orders", "inspect usage", "tail orders", "shards", "cat --help", "--help",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("words", thinned(OUTPUTS, 3))
+@pytest.mark.parametrize("words", ["cat orders --format arrow", "cat orders", "--help"])
 @pytest.mark.parametrize("end", ["> /dev/full", ">&-"])
 def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str) -> None:
     found = subprocess.run(
@@ -303,7 +295,6 @@ def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str)
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("cat orders 2>&-", 0),
         ("cat missing 2>&-", 1),
         ("import orders - --format csv <&-", 1),
         ("cat orders --format csv < /dev/null", 0),
@@ -322,10 +313,7 @@ def test_streams_that_were_closed_ended_in_a_trace(line: str, code: int) -> None
     ("words", "code"),
     [
         (["create", "new", "--schema", "id int64, \udcff string", "--key", "id"], 1),
-        (["import", "orders", "n\udcff.csv"], 1),
-        (["export", "orders", "n\udcff.csv"], 1),
         (["cat", "orders", "--dir", "nu\udcff"], 1),
-        (["inspect", "usage", "--dir", "nu\udcff"], 2),
         (["check", "--quick", "--dir", "nu\udcff"], 2),
     ],
 )

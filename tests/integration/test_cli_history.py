@@ -52,21 +52,6 @@ def test_a_clock_that_is_right_needs_no_repair(directory: str, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--at", "yesterday"], "--at is 'yesterday'; it must be an instant with its zone"),
-        (["--keep", "long"], "--keep is 'long'; it must be an age such as '7d'"),
-        (["--forget", "3"], "lies beyond the latest complete time"),
-    ],
-)
-def test_says_what_is_wrong(
-    directory: str, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    assert main(["history", "orders", "--dir", directory, *arguments]) == 1
-    assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     "wrong",
     [
         ["--keep", "3d", "--forget", "99"],

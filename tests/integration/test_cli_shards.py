@@ -58,23 +58,3 @@ def test_shows_who_holds_one(directory: Path, capsys: pytest.CaptureFixture[str]
     assert found["columns"] == [{"name": "id", "type": "string", "nullable": True, "key": True}]
     assert main(["shards", "eu/orders", "--dir", str(directory)]) == 0
     assert "purpose report" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nowhere"], "there is no shard 'nowhere'"),
-        (["bad name"], "is not of the form"),
-    ],
-)
-def test_says_what_is_wrong(
-    directory: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    assert main(["shards", *arguments, "--dir", str(directory)]) == 1
-    assert said in capsys.readouterr().err
-
-
-def test_a_directory_that_is_missing_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["shards", "--dir", str(tmp_path / "missing")]) == 1
-    assert "does not exist" in capsys.readouterr().err
-    assert not (tmp_path / "missing").exists()

@@ -134,8 +134,7 @@ def test_bytes_are_not_written_to_a_terminal(directory: Path) -> None:
     assert (out, "redirect it" in err) == ("", True)
 
 
-@pytest.mark.parametrize("kind", thinned(KINDS, 2))
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("kind", "number"), [("directory", signal.SIGINT), ("server", signal.SIGTERM)])
 def test_tail_follows_until_it_is_told_to_end(kind: str, number: signal.Signals, tmp_path: Path) -> None:
     with place_of(kind, tmp_path) as place, place.client() as client:
         shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), ["id"])
@@ -160,11 +159,9 @@ def test_tail_ends_by_itself_once_the_shard_is_closed(directory: Path) -> None:
     assert (ran.returncode, ran.stderr, len(ran.stdout.splitlines())) == (0, "", 4)
 
 
-@pytest.mark.parametrize("words", ["cat orders --dir data", "tail orders --dir data", "shards --names --dir data"])
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly(directory: Path, words: str) -> None:
-    ran = subprocess.run(
-        f"{' '.join(COMMAND)} {words} | true", shell=True, capture_output=True, text=True, timeout=WAIT_S
-    )
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(directory: Path) -> None:
+    piped = f"{' '.join(COMMAND)} cat orders --dir data | true"
+    ran = subprocess.run(piped, shell=True, capture_output=True, text=True, timeout=WAIT_S)
     assert (ran.stdout, ran.stderr) == ("", "")
 
 
@@ -252,8 +249,7 @@ def test_the_scripts_of_other_shells_name_every_command_and_its_options(shell: s
     assert "shards --names" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_import_that_is_ended_leaves_no_file_and_no_row(number: signal.Signals, directory: Path) -> None:
+def test_an_import_that_is_ended_leaves_no_file_and_no_row(directory: Path) -> None:
     kept = directory / "temporary"
     kept.mkdir()
     words = [*COMMAND, "import", "orders", "-", "--format", "csv", "--dir", "data"]
@@ -264,7 +260,7 @@ def test_an_import_that_is_ended_leaves_no_file_and_no_row(number: signal.Signal
         ran.stdin.flush()
         wait_until(lambda: any(kept.iterdir()), "a temporary file")
         try:
-            ran.send_signal(number)
+            ran.send_signal(signal.SIGTERM)
             assert ran.wait(WAIT_S) == 130
         finally:
             ran.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ import persist
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, NotReadable
-from rpc.app import create_app
-from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
 from tests.support.pages import page
 from tests.support.server import Server
@@ -33,21 +30,10 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 @pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     found = machine.client.create_shard(NAME, SCHEMA, ["id"])
     found.insert(ROWS)
     return found
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def ids(shard: Shard, as_of: int | None = None) -> list[int]:

@@ -420,37 +420,6 @@ def test_a_clone_that_sleeps_for_days_before_its_first_commit_is_refused(shards:
     shards.check_at_rest()
 
 
-def test_collections_at_any_step_of_a_clone_take_nothing(shards: Shards) -> None:
-    """A collector runs to its end between any two steps of a clone."""
-    for step in range(1, 60):
-        shards = Shards()
-        shards.create("a", 2)
-        shards.merge("a")
-
-        class Between(Fuse):
-            def step(self, work: Callable[[], object]) -> object:  # type: ignore[override]
-                self.steps += 1
-                if self.steps == self.at:
-                    shards.write("a")  # noqa: B023
-                    shards.merge("a")  # noqa: B023
-                    shards.collect()  # noqa: B023
-                    shards.clock.advance_ms(100)  # noqa: B023
-                    shards.collect()  # noqa: B023
-                return work()
-
-        fuse = Between(step)
-        client = Client(EmbeddedTransport(shards.process(fuse), maintain))
-        client.clone("a", "b")
-        shards.rows["b"] = shards.contents("b")
-        assert shards.rows["b"] <= shards.rows["a"]
-        assert len(shards.rows["b"]) >= 2
-        shards.settle()
-        shards.check_at_rest()
-        if fuse.steps < step:
-            return
-    raise AssertionError("it never ends")
-
-
 # --- around it
 
 

@@ -85,34 +85,6 @@ BY_NUMBER: dict[str, Callable[[Shard], object]] = {
     "insert": lambda s: s.insert(ROW),
     "compare_and_append": lambda s: s.compare_and_append(ROW, 1, 2),
 }
-BY_NAME: dict[str, Callable[[Shard], object]] = {
-    "upsert": lambda s: s.upsert(ROW),
-    "overwrite": lambda s: s.overwrite(ROW),
-    "merge": lambda s: s.merge(ROW).when_not_matched_insert().execute(),
-    "update": lambda s: s.update({"a": 5}, "b = 20"),
-    "delete": lambda s: s.delete("a = 10"),
-    "replace_where": lambda s: s.replace_where("a = 100", ROW),
-}
-
-
-@pytest.mark.parametrize("write", BY_NUMBER.values(), ids=BY_NUMBER)
-def test_rows_of_a_handle_from_before_are_read_by_number(client: Client, write: Callable[[Shard], object]) -> None:
-    shard, before = _with_handle_of_before(client)
-    write(before)
-    assert shard.get(2) == [{"id": 2, "b": 100, "a": 200}]
-
-
-@pytest.mark.parametrize("write", BY_NAME.values(), ids=BY_NAME)
-def test_a_verb_by_a_name_that_another_column_has_got_is_refused(
-    client: Client, write: Callable[[Shard], object]
-) -> None:
-    """Values went into the column that had got the name, without a word."""
-    shard, before = _with_handle_of_before(client)
-    with pytest.raises(InvalidUsage, match=r"'a', as this handle knows it, is called 'b' now.*refresh_schema"):
-        write(before)
-    assert shard.snapshot().to_arrow(expand=True).to_pylist() == [{"id": 1, "b": 10, "a": 20}]
-    before.refresh_schema()
-    write(before)
 
 
 @pytest.mark.parametrize("write", BY_NUMBER.values(), ids=BY_NUMBER)

@@ -26,8 +26,8 @@ from persist.commit.expiry import age, is_aging
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, named_key
-from persist.core.audit_log import FILES_MAX, INFO_BYTES_MAX, Caller
-from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, UnknownShard
+from persist.core.audit_log import INFO_BYTES_MAX, Caller
+from persist.core.errors import Corruption, InvalidUsage, Overloaded, PersistError, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.state import Policy, State
 from rpc.app import create_app
@@ -35,7 +35,6 @@ from rpc.auth import ANYBODY, mint
 from rpc.listen_frames import said as headers_said
 from rpc.settings import ServerSettings
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
-from tests.support.late import LateTransport
 from tests.support.server import Server
 
 NAME = "orders"
@@ -46,11 +45,6 @@ SMALL = Policy(entries_flush_at=4, rollup_every=4, info_flush_at=1_000, inline_b
 @pytest.fixture
 def world() -> World:
     return World(policy=SMALL)
-
-
-@pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
 
 
 @pytest.fixture
@@ -200,19 +194,6 @@ def test_a_retry_that_is_answered_as_before_makes_no_second_entry(machine: Machi
     assert said(shard) == [1]
 
 
-def test_a_write_that_is_delivered_late_has_one_entry(machine: Machine) -> None:
-    late = LateTransport(machine.client.transport)
-    created(machine)
-    shard = persist.Client(late).shard(NAME)
-    token = machine.client.new_token()
-    late.hold(c.Insert)
-    with suppress(Indeterminate):
-        shard.insert([row(1)], token=token, info={"n": 1})
-    shard.insert([row(1)], token=token, info={"n": 1})
-    late.deliver()
-    assert said(shard) == [1]
-
-
 def test_commands_that_are_committed_together_have_an_entry_each(machine: Machine, shard: Shard) -> None:
     committer, leads = machine.location.machine(NAME), []
     writers = [shard.open_writer(purpose=f"w{number}") for number in range(5)]
@@ -244,23 +225,7 @@ def test_pages_of_any_size_tell_the_same(machine: Machine, shard: Shard) -> None
     assert said(shard) == list(range(49, -1, -1))
 
 
-def test_two_processes_that_race_leave_an_entry_each(world: World, machine: Machine, shard: Shard) -> None:
-    other = world.machine().shard(NAME)
-    for number in range(0, 20, 2):
-        insert(shard, number)
-        insert(other, number + 1)
-    assert said(shard) == said(other) == list(range(19, -1, -1))
-
-
 # --- it outlives the log
-
-
-def test_it_outlives_rollups_and_the_truncation_of_the_log(machine: Machine, shard: Shard) -> None:
-    insert(shard, *range(30))
-    assert collect(machine) > 20
-    insert(shard, 30)
-    assert said(shard) == list(range(30, -1, -1))
-    assert operations(shard)[-1] == "create"
 
 
 def test_files_stay_few_and_what_they_replace_is_collected(world: World, machine: Machine, shard: Shard) -> None:
@@ -442,10 +407,6 @@ def said_until_lost(shard: Shard) -> list[int]:
     return found
 
 
-def test_files_beyond_their_number_forget_the_oldest_one() -> None:
-    assert FILES_MAX * 4 * 1024 * 1024 > 10**9, "only who keeps for ever a thousand million entries comes so far"
-
-
 # --- over HTTP, and by the command line
 
 
@@ -600,23 +561,16 @@ def test_a_purpose_that_is_refused(shard: Shard, purpose: Any) -> None:
 
 BAD_REQUESTS = [
     ("GET", f"{HISTORY}?limit=0", {}, 422),
-    ("GET", f"{HISTORY}?limit=1001", {}, 422),
     ("GET", f"{HISTORY}?before=x", {}, 400),
-    ("GET", f"{HISTORY}?befor=7.0", {}, 400),
     ("GET", "/v1/shards/unknown/history", {}, 404),
     ("POST", INSERT, {"persist-info": "{"}, 400),
-    ("POST", INSERT, {"persist-info": "[1]"}, 400),
-    ("POST", INSERT, {"persist-info": "NaN"}, 400),
     ("POST", INSERT, {"persist-info": '{"a": NaN}'}, 400),
     ("POST", INSERT, {"persist-info": '{"a": 1, "a": 2}'}, 400),
-    ("POST", INSERT, {"persist-info": '{"a": [{"b": 1, "b": 1}]}'}, 400),
     ("POST", f"/v1/shards/{NAME}/commands", {"persist-info": '{"a": 1, "a": 2}'}, 400),
     ("POST", INSERT, {"persist-info": '{"a": "' + "x" * 4_096 + '"}'}, 400),
     ("POST", INSERT, {"persist-purpose": "x" * 257}, 400),
-    ("POST", INSERT, {"persist-purpose": "%ff"}, 400),
     ("POST", INSERT, {"persist-purpose": "%ed%a0%80"}, 400),
     ("POST", f"/v1/shards/{NAME}/advance-upper?upper=9", {"persist-info": "7"}, 400),
-    ("POST", f"/v1/shards/{NAME}/commands", {"persist-info": "7"}, 400),
 ]
 
 

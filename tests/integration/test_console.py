@@ -182,13 +182,6 @@ def test_who_holds_what_and_what_was_done_are_told(page: Page) -> None:
 
 
 @pytest.mark.proof
-def test_figures_come_once_they_are_in_sight(page: Page) -> None:
-    page.shard()
-    page.show_requests()
-    assert "trace" in [row[0] for row in page.table("Requests to this server")]
-
-
-@pytest.mark.proof
 def test_a_check_runs_when_it_is_asked_for(page: Page) -> None:
     page.shard("empty")
     page.press("Examine")
@@ -398,71 +391,6 @@ def test_everything_is_reached_by_keyboard(page: Page) -> None:
     words = [one["words"] for one in reached]
     wanted = ["By time", "Alike", "Contents", "Changes", "As of", "As of: the exact time", "Rows", "Follow", "Examine"]
     assert [word for word in words if word in wanted] == wanted
-
-
-@pytest.mark.proof
-def test_the_batches_are_told_by_arrow_keys(page: Page) -> None:
-    page.shard()
-    page.wait("document.querySelector('.slot')")
-    page.browser.run("document.querySelector('[aria-label^=Batches]').focus()")
-    page.browser.keys(END)
-    last = page.ask("document.querySelector('.panel .notice').textContent")
-    assert ", 30): 3 updates" in last
-    page.browser.keys(LEFT)
-    assert page.ask("document.querySelector('.panel .notice').textContent") != last
-    assert page.ask("document.querySelectorAll('.slot.at').length") == 1
-
-
-@pytest.mark.proof
-def test_a_merge_under_way_is_drawn_around_its_batches_with_how_far_it_is(page: Page) -> None:
-    batch = {"batches": 1, "runs": 2, "parts": 2, "rows": 50, "bytes": 9_000, "inline_bytes": 0, "level": 2}
-    edges = [(n, n + 1, 0 < n < 3) for n in range(4)]
-    batches = [{**batch, "lower": [low], "upper": [high], "merging": merging} for low, high, merging in edges]
-    merge = {"lower": [1], "upper": [3], "batches": 2, "rows": 100, "done_rows": 25}
-    trace = {"since": [0], "upper": [4], "rows": 200, "bytes": 36_000, "batch_count": 4, "batches": batches}
-    page.open()
-    found = page.browser.driver.execute_async_script(
-        "const [trace, done] = arguments; import('/console/draw.js').then(({ traceDrawing }) => {"
-        "const drawing = traceDrawing(trace, 454, { byTime: true });"
-        "const of = (kind, name) => Number(drawing.querySelector(kind).getAttribute(name));"
-        "done([of('.merging', 'x'), of('.merging', 'width'), of('.done', 'width'),"
-        "drawing.querySelectorAll('.run').length, drawing.querySelectorAll('.merging').length]); });",
-        {**trace, "merges": [merge]},
-    )
-    assert found == [100, 200, 50, 4, 1]
-
-
-@pytest.mark.proof
-def test_what_has_the_focus_can_be_seen(page: Page) -> None:
-    page.open()
-    page.wait("document.querySelector('.row')")
-    for _ in range(7):
-        page.browser.keys(TAB)
-        assert page.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-
-
-@pytest.mark.proof
-def test_who_wants_no_motion_gets_none(page: Page) -> None:
-    page.shard(still=True)
-    assert page.ask("document.getAnimations().length") == 0
-    page.shard()
-    assert page.ask("document.getAnimations().length") > 0
-
-
-@pytest.mark.proof
-def test_the_colours_are_the_systems_or_those_that_were_chosen(page: Page) -> None:
-    background = "getComputedStyle(document.body).backgroundColor"
-    page.open(dark=True)
-    dark = page.ask(background)
-    page.open()
-    light = page.ask(background)
-    assert dark != light
-    for wanted in (light, dark, light):  # light, dark, and what the system says again
-        page.browser.run("document.getElementById('theme').click()")
-        assert page.ask(background) == wanted
-    page.browser.run("document.getElementById('theme').click(); document.getElementById('theme').click();")
-    page.browser.run("location.reload()")
-    page.wait(f"document.querySelector('.row') && {background} === arguments[0]", dark)
 
 
 @pytest.mark.proof

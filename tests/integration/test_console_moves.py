@@ -17,7 +17,6 @@ __all__ = ["page"]
 pytestmark = pytest.mark.proof  # the main path is in test_console.py
 
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
-SLIDER_PX_MIN = 200
 VALUE = '{"list":[1,1152921504606846977,-9223372036854775808],"text":"9007199254740993\\n","none":null,"yes":true}'
 MANY = 40  # enough for a table that has to be scrolled
 
@@ -178,15 +177,6 @@ def test_how_long_a_lease_has_goes_on_while_nothing_is_committed(page: Page) -> 
     wait_until(lambda: page.table("Holds") == [["reader", "0", "due"]], "the lease has come to its end")
 
 
-def test_several_that_hold_one_time_are_told_in_the_plural(page: Page) -> None:
-    kinds = ("cursor", "reader", "point", "tag")
-    holds = [{"kind": kind, "count": count, "names": ["a"]} for kind in kinds for count in (1, 3)]
-    assert drawn(page, "given.map(draw.holdInWords)", holds) == [
-        "cursor a", "3 cursors a", "reader a", "3 readers a",
-        "reader of one time a", "3 readers of one time a", "tag a", "3 tags a",
-    ]  # fmt: skip
-
-
 def test_numbers_within_a_value_keep_their_digits_and_are_no_texts(page: Page) -> None:
     page.open()
     found = page.browser.driver.execute_async_script(
@@ -198,42 +188,3 @@ def test_numbers_within_a_value_keep_their_digits_and_are_no_texts(page: Page) -
 
 
 # --- what is seen
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_the_scale_of_the_trace_lies_beside_the_batches(page: Page, served: Served, width: int) -> None:
-    made(served, "large")
-    served.client.shard("large").insert([{"id": number, "state": str(number)} for number in range(20_000)])
-    page.shard("large", width=width)
-    page.wait("document.querySelector('.slot .batch')")
-    words, beside = page.ask(
-        "[[...document.querySelectorAll('svg text.scale')].map((one) => one.textContent),"
-        "Math.max(...[...document.querySelectorAll('svg text.scale')].map((one) => one.getBoundingClientRect().right))"
-        " <= document.querySelector('.slot').getBoundingClientRect().left]"
-    )
-    assert (words[:2], beside) == (["64 B", "4 KiB"], True)
-
-
-def test_on_a_phone_the_slider_has_room_and_figures_stay_in_their_panel(page: Page, served: Served) -> None:
-    made(served, "small")
-    page.shard("small", width=360)
-    wait_until(page.shown, "rows are shown")
-    assert page.ask("document.querySelector('input[type=range][aria-label=\"As of\"]').offsetWidth") >= SLIDER_PX_MIN
-    page.show_requests()
-    beyond = page.ask(
-        "[...document.querySelectorAll('.facts dd')].filter((one) => { const range = document.createRange();"
-        "range.selectNodeContents(one); return range.getBoundingClientRect().right >"
-        " one.closest('.panel').getBoundingClientRect().right; }).map((one) => one.textContent)"
-    )
-    assert beyond == []
-
-
-@pytest.mark.parametrize("width", [1280, 3840])
-def test_the_panels_leave_no_hole(page: Page, served: Served, width: int) -> None:
-    made(served, "whole")
-    page.shard("whole", width=width)
-    rows: dict[float, float] = {}
-    boxes = "[...document.querySelectorAll('.panel')].map((one) => one.getBoundingClientRect())"
-    for top, wide in page.ask(f"{boxes}.map((one) => [one.top, one.width + 16])"):
-        rows[top] = rows.get(top, 0) + wide
-    assert {round(wide) for wide in rows.values()} == {page.ask("document.querySelector('.panels').clientWidth") + 16}

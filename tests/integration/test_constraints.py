@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -216,14 +215,6 @@ def test_what_is_asked_of_a_column_keeps_its_new_name_and_goes_with_it(client: C
     shard.insert([{"key": 2}])
 
 
-@pytest.mark.parametrize("change", [lambda s: s.drop_column("n"), lambda s: s.rename_column("n", "m")])
-def test_a_column_of_a_check_stays(checked: Shard, change: Callable[[Shard], object]) -> None:
-    with pytest.raises(InvalidUsage, match=r"the check 'positive' names column 'n': take it away first"):
-        change(checked)
-    checked.set_constraints(checks={})
-    change(checked)
-
-
 def test_a_writer_of_before_a_rename_obeys_the_checks_that_it_knew(client: Client, checked: Shard) -> None:
     checked.add_column("note", pa.string())
     writer = client.shard("checked").open_writer()
@@ -354,13 +345,6 @@ def test_a_time_of_before_comes_back_only_if_its_keys_are_unique(client: Client)
     assert there(shard) == [(1, 1)]
 
 
-def test_a_token_of_an_insert_is_answered_as_the_first_time(client: Client, unique: Shard) -> None:
-    token = client.new_token()
-    first = unique.insert([{"id": 3, "n": 3}], token=token)
-    assert unique.insert([{"id": 3, "n": 3}], token=token) == first
-    assert there(unique) == [(1, 1), (2, 2), (3, 3)]
-
-
 def test_a_token_of_a_compare_and_append_is_answered_as_the_first_time(client: Client, unique: Shard) -> None:
     token = client.new_token()
     first = unique.compare_and_append([{"id": 3, "n": 3}], 1, 2, token=token)
@@ -411,28 +395,6 @@ def test_an_insert_that_lands_while_it_is_tried_again_is_answered_as_the_first_t
     assert there(unique) == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_of_rival_inserts_of_a_key_one_lands(client: Client, unique: Shard) -> None:
-    """And those of other keys all do."""
-    outcomes: list[str] = []
-
-    def insert(number: int) -> None:
-        shard = client.shard("unique")
-        for key in (100, 1_000 + number):
-            try:
-                shard.insert([{"id": key, "n": number}])
-                outcomes.append(f"landed {min(key, 1_000)}")
-            except ConstraintViolated:
-                outcomes.append(f"refused {min(key, 1_000)}")
-
-    threads = [threading.Thread(target=insert, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["landed 100"] + ["landed 1000"] * 4 + ["refused 100"] * 3
-    assert len(there(unique)) == 7
-
-
 def test_keys_are_made_unique_if_they_are(client: Client) -> None:
     shard = client.create_shard("twice", COLUMNS, ["id"])
     shard.insert([{"id": number % 20, "n": number} for number in range(32)])
@@ -476,16 +438,6 @@ def by_hand(shard: Shard, rows: list[Row]) -> None:
     """Write rows by a way that looks no keys up."""
     with closing(shard.open_writer()) as writer:
         writer.commit_insert(writer.stage(rows, None))
-
-
-def test_keys_that_got_a_second_row_are_found(unique: Shard) -> None:
-    assert unique.broken_constraints() == []
-    by_hand(unique, [{"id": 1, "n": 7}, {"id": 3, "n": 3}])
-    [found] = unique.broken_constraints()
-    assert (found.constraint, found.count, found.keys) == ("unique", 1, [(1,)])
-    assert found.what == "has 1 key with more than one row"
-    unique.upsert([{"id": 1, "n": 8}])  # which mends it
-    assert unique.broken_constraints() == []
 
 
 def test_a_merge_counts_them_and_goes_on(client: Client, unique: Shard, caplog: pytest.LogCaptureFixture) -> None:

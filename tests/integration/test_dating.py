@@ -26,11 +26,6 @@ def world() -> World:
 
 
 @pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     return machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
 

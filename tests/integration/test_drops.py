@@ -27,8 +27,6 @@ from persist.core.shard_view import ViewRequest, view_of
 from persist.core.state import Policy, State
 from persist.core.truncation import RowDrop
 from persist.formats.http_messages import decode_view, encode_view
-from rpc.app import create_app
-from rpc.settings import ServerSettings
 from tests.support import maintained
 from tests.support.clocks import Machine, World
 from tests.unit.compactor.test_bundles import PLAIN, TINY, bundles, collected, left_over
@@ -45,11 +43,6 @@ def world() -> World:
 
 
 @pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
-@pytest.fixture
 def shard(world: World, machine: Machine) -> Shard:
     """A row comes at each of the times 0 to 4, the first one twice."""
     found = machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
@@ -57,12 +50,6 @@ def shard(world: World, machine: Machine) -> Shard:
         found.insert([{"id": number, "v": "x", "__diff": 1 if number else 2}])
         world.pass_ms(1_000)
     return found
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def ids(shard: Shard, as_of: int | None = None) -> dict[int, int]:

@@ -21,15 +21,12 @@ from persist.core.errors import (
     InvalidUsage,
     NegativeMultiplicity,
     NotComplete,
-    NotReadable,
-    OpaqueMismatch,
     ShardExists,
     UnknownShard,
     UpgradeNeeded,
     UpperMismatch,
 )
-from persist.core.frontier import EMPTY, Antichain
-from persist.parts import ShardSchema
+from persist.core.frontier import Antichain
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
@@ -118,43 +115,6 @@ def test_listening_goes_on_where_the_snapshot_ends(shard: Shard) -> None:
     assert events[-1].upper == Antichain(4)
 
 
-def test_listening_to_a_closed_shard_ends(shard: Shard) -> None:
-    shard.insert([{"id": 1, "name": "a"}])
-    shard.advance_upper(None)
-    with shard.listen(None) as listen:
-        events = list(listen)
-    assert [e.upper for e in events] == [EMPTY]
-
-
-def test_replicated_writers_write_every_update_once(shard: Shard) -> None:
-    shard.append([{"id": 1, "name": "a", "__time": 0}, {"id": 2, "name": "b", "__time": 3}], 0, 4)
-    shard.append([{"id": 2, "name": "b", "__time": 3}, {"id": 3, "name": "c", "__time": 4}], 2, 6)
-    assert [r["id"] for r in rows_of(shard)] == [1, 2, 3]
-    with pytest.raises(UpperMismatch, match="gap"):
-        shard.append([{"id": 4, "name": "d", "__time": 9}], 9, 10)
-
-
-def test_since_is_the_meet_of_the_holds_and_history_before_it_is_refused(shard: Shard) -> None:
-    shard.configure(history="none")
-    for number in range(10):
-        shard.insert([{"id": number, "name": "x"}])
-    slow = shard.critical_reader("slow")
-    fast = shard.critical_reader("fast")
-    assert fast.downgrade_since(8) == Antichain(0)
-    assert slow.downgrade_since(5) == Antichain(5)
-    with pytest.raises(NotReadable, match="readable from"):
-        shard.snapshot(4)
-    assert len(rows_of(shard, 5)) == 6
-
-
-def test_an_opaque_token_fences_the_other_holder(shard: Shard) -> None:
-    mine, theirs = shard.critical_reader("job"), shard.critical_reader("job")
-    mine.downgrade_since(0, opaque="epoch-2")
-    with pytest.raises(OpaqueMismatch) as fenced:
-        theirs.downgrade_since(0)
-    assert fenced.value.details["actual"] == "epoch-2"
-
-
 def test_a_reader_that_was_closed_is_told_so(shard: Shard) -> None:
     shard.insert([{"id": 1, "name": "a"}])
     snapshot = shard.snapshot()
@@ -174,15 +134,6 @@ def test_dropping_waits_for_readers_unless_forced(client: Client, shard: Shard) 
         shard.insert([{"id": 2, "name": "b"}])
     with pytest.raises(UnknownShard, match="was dropped"):
         shard.snapshot()
-
-
-def test_a_column_may_be_added(shard: Shard) -> None:
-    shard.insert([{"id": 1, "name": "a"}])
-    shard.evolve_schema(ShardSchema(pa.schema([*SCHEMA, ("note", pa.string())]), ("id",)))
-    shard.insert([{"id": 2, "name": "b", "note": "new"}])
-    assert [r["note"] for r in rows_of(shard)] == [None, "new"]
-    with pytest.raises(InvalidUsage):
-        shard.evolve_schema(ShardSchema(SCHEMA, ("id",)))
 
 
 def test_nested_values_and_exact_types_come_back_as_they_were(client: Client) -> None:

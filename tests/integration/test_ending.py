@@ -117,12 +117,6 @@ def test_a_child_that_does_not_end_by_itself_is_killed() -> None:
     closed(parent)
 
 
-def test_sigterm_ends_a_server_as_soon_as_it_has_said_its_url(tmp_path: Path) -> None:
-    for number in range(3):
-        with Server(tmp_path / f"{number}") as server:
-            assert server.stop() == 0
-
-
 SERVE = [sys.executable, "-m", "persist.cli", "serve", "--port", "0"]
 # A server that is told to end at the very moment when it is ready, before uvicorn listens to signals.
 ENDED_WHEN_READY = """

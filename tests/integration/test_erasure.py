@@ -61,11 +61,6 @@ def world() -> World:
 
 
 @pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     return machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
 
@@ -332,21 +327,6 @@ def test_a_cursor_is_named(machine: Machine, shard: Shard) -> None:
     cursor.expire()
     Maintenance(machine).run()
     assert shard.erased(told.id).done
-
-
-def test_writers_go_on_all_the_while(world: World, machine: Machine, shard: Shard) -> None:
-    secret = marker()
-    shard.insert([{"id": secret, "v": "1"}])
-    told = shard.erase(keys=[secret])
-    maintenance = Maintenance(machine)
-    for number in range(100):
-        shard.insert([{"id": f"{number:03}", "v": "1"}])
-        if number % 10 == 0:
-            maintenance.step()
-            world.pass_ms(1_000)
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
-    assert len(rows(shard)) == 100
 
 
 def test_a_write_that_comes_between_is_erased_too(
@@ -620,23 +600,6 @@ def test_a_merge_under_way_is_waited_for_and_what_it_wrote_goes(world: World, ma
     assert shard.erased(told.id).done, "its claim has lapsed"
     assert found(world, secret) == []
     assert rows(shard) == ["b", "c"]
-
-
-def test_in_a_program_that_embeds_it_an_inline_row_goes_with_its_own_merges(
-    world: World, machine: Machine, shard: Shard
-) -> None:
-    """A batch that since has passed as a whole needs no worker; the log is cut by whoever collects."""
-    secret = marker()
-    for number in range(5):
-        shard.insert([{"id": secret, "v": str(number)}])
-    told = shard.erase(keys=[secret])
-    assert told.removed == 5
-    collector = Collector(machine.location)
-    Worker(machine.location).run(NAME)
-    for _ in range(3):
-        Eraser(machine.location, collector).run(NAME)
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
 
 
 def test_maintenance_that_is_to_end_gives_no_further_receipt(machine: Machine, shard: Shard) -> None:

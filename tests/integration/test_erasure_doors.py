@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,8 @@ from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
 from persist.core.errors import InvalidUsage
-from rpc.app import create_app
-from rpc.settings import ServerSettings
-from tests.support.asking import typed
-from tests.support.clocks import Machine, World
+from tests.support.clocks import Machine
 from tests.support.markers import in_files, marker, uncompressed, where
-from tests.support.server import Server
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.string()), ("v", pa.string())])
@@ -32,21 +27,10 @@ PATH = f"/v1/shards/{NAME}"
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return World().machine()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     found = machine.client.create_shard(NAME, SCHEMA, ["id"])
     found.insert([{"id": "margaret", "v": "1"}, {"id": "bob", "v": "2"}])
     return found
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
-        yield client
 
 
 def maintained(machine: Machine) -> None:
@@ -129,17 +113,6 @@ def test_python_tells_what_shows_rows_that_went_before_a_time(machine: Machine, 
             shard.erased(**wrong)  # type: ignore[call-overload]
 
 
-def test_a_client_of_a_server_is_told_the_same(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
-        shard = client.create_shard("eu/orders", pa.schema([("id", pa.string())]), ["id"])
-        shard.insert([{"id": "margaret"}])
-        shard.erase(keys=["margaret"])
-        told = shard.erased(before=2)
-        assert (told["shard"], told["at"], told["phase"]) == ("eu/orders", 1, "retracted")
-        with pytest.raises(InvalidUsage, match="is not complete"):
-            shard.erased(before=9)
-
-
 # One for each way in which a path refuses; the rules have their tests in Python.
 WRONG: list[tuple[str, str, Any, int, str]] = [
     ("POST", "erasures", [1], 400, "invalid_usage"),
@@ -162,15 +135,6 @@ def test_what_is_wrong_is_refused_and_nothing_is_written(
     assert (after.upper, after.since, after.leased_readers, after.erasures) == (
         before.upper, before.since, before.leased_readers, before.erasures,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("end", ["closed", "dropped"])
-def test_a_shard_that_has_ended_erases_nothing(shard: Shard, http: TestClient, end: str) -> None:
-    shard.advance_upper(None) if end == "closed" else shard.drop()
-    answer = http.post(f"{PATH}/erasures", json={"keys": [["margaret"]]})
-    assert (answer.status_code, answer.json()["kind"]) == (
-        (409, "upper_mismatch") if end == "closed" else (404, "unknown_shard")
-    )
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,6 @@ def world() -> World:
 
 
 @pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     """Rows 0 to 3 at their times."""
     found = machine.client.create_shard(NAME, SCHEMA, ["id"], history="1d")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from blob.metrics import MeteredBlob
 from persist.client.connect import Client
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
-from persist.core.errors import InvalidUsage, NotReadable, ShardExists, Unavailable, UnknownShard, UpperMismatch
+from persist.core.errors import InvalidUsage, Unavailable, UpperMismatch
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy
 from rpc.client.http_stores import HttpBlob
@@ -75,37 +74,6 @@ def test_rows_too_large_to_travel_with_the_commit(shard: Shard) -> None:
     assert len(contents(shard)) == 50_000
 
 
-def test_names_with_a_region(client: Client) -> None:
-    for name in ("eu/listen", "eu/commands", "eu", "eu/eu"):
-        shard = client.create_shard(name, SCHEMA, ["id"])
-        shard.insert(rows(name))
-        assert contents(client.shard(name)) == {name: 1}
-    assert {"eu", "eu/commands", "eu/eu", "eu/listen"} <= set(client.shards("eu"))
-
-
-def test_what_was_acknowledged_is_seen_by_every_later_view(client: Client, shard: Shard) -> None:
-    other = client.shard(shard.name)
-    for n in range(20):
-        shard.compare_and_append(rows(str(n)), n, n + 1)
-        assert other.upper().to_json() == [n + 1]
-
-
-def test_a_listener_gets_every_update_once_while_others_write(server: Server, shard: Shard) -> None:
-    seen: list[tuple[str, int]] = []
-
-    def follow() -> None:
-        with persist.connect(server.url) as mine, mine.shard(shard.name).listen(None, until=30) as listen:
-            for event in listen:
-                seen.extend(zip(event.updates["id"].to_pylist(), event.updates["__time"].to_pylist(), strict=True))
-
-    listener = threading.Thread(target=follow)
-    listener.start()
-    for n in range(30):
-        shard.compare_and_append(rows(f"r{n}"), n, n + 1)
-    listener.join(WAIT_S)
-    assert seen == [(f"r{n}", n) for n in range(30)]
-
-
 def test_many_writers_insert_into_one_shard_and_nothing_is_lost(server: Server, shard: Shard) -> None:
     def write(writer: int) -> None:
         with persist.connect(server.url) as mine:
@@ -118,36 +86,7 @@ def test_many_writers_insert_into_one_shard_and_nothing_is_lost(server: Server, 
     assert contents(shard) == {f"{w}-{n}": 1 for w in range(16) for n in range(10)}
 
 
-def test_lists_shards(client: Client) -> None:
-    for n in range(5):
-        client.create_shard(f"list-{n}", SCHEMA, ["id"])
-    assert client.shards("list-") == [f"list-{n}" for n in range(5)]
-
-
 # --- bad input: one clear sentence each, and nothing is lost
-
-
-def test_an_unknown_shard(client: Client) -> None:
-    with pytest.raises(UnknownShard, match=r"'nowhere'.*create it first"):
-        client.shard("nowhere")
-
-
-def test_another_schema(client: Client, shard: Shard) -> None:
-    with pytest.raises(ShardExists, match="another schema"):
-        client.create_shard(shard.name, pa.schema([("id", pa.int64())]), ["id"])
-
-
-def test_rows_of_another_schema(shard: Shard) -> None:
-    with pytest.raises(InvalidUsage, match="'colour'"):
-        shard.insert(pa.table({"id": ["a"], "amount": [1], "colour": ["red"]}))
-    assert shard.upper().to_json() == [0]
-
-
-def test_a_time_outside_the_interval(shard: Shard) -> None:
-    table = rows("a").append_column("__time", pa.array([9], pa.int64()))
-    with pytest.raises(InvalidUsage, match="9"):
-        shard.compare_and_append(table, 0, 5)
-    assert shard.upper().to_json() == [0]
 
 
 def test_the_wrong_expected_upper_is_told_the_right_one(shard: Shard) -> None:
@@ -156,36 +95,6 @@ def test_the_wrong_expected_upper_is_told_the_right_one(shard: Shard) -> None:
         shard.compare_and_append(rows("b"), 0, 4)
     assert caught.value.details == {"expected": [0], "actual": [3]}
     assert contents(shard) == {"a": 1}
-
-
-def test_a_time_before_since(shard: Shard) -> None:
-    shard.compare_and_append(rows("a"), 0, 10)
-    assert shard.forget(5).element == 5
-    with pytest.raises(NotReadable, match="5"):
-        shard.snapshot(4)
-    assert contents(shard, as_of=5) == {"a": 1}
-
-
-def test_a_blob_with_a_flipped_byte(server: Server, tmp_path: Path) -> None:
-    with Server(tmp_path / "own") as own, persist.connect(own.url) as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        shard.insert(rows(*[f"row-{n}" for n in range(20_000)]))
-        (part,) = (tmp_path / "own" / "blob").rglob("p*.parquet")
-        data = bytearray(part.read_bytes())
-        data[len(data) // 2] ^= 1
-        os.chmod(part, 0o644)
-        part.write_bytes(data)
-        with pytest.raises(persist.core.errors.Corruption, match="checksum"):
-            shard.snapshot().to_arrow()
-
-
-def test_a_directory_that_is_not_a_persist_location(tmp_path: Path) -> None:
-    (tmp_path / "holiday.txt").write_text("photos")
-    with Server(tmp_path) as server:
-        assert server.process.wait(WAIT_S) == 1
-    assert server.url == ""
-    assert "is not a persist location" in server.said()
-    assert (tmp_path / "holiday.txt").read_text() == "photos"
 
 
 def test_nobody_there() -> None:

@@ -123,22 +123,6 @@ def test_rows_after_the_end_of_an_arrow_stream_are_not_lost_in_silence(http: Tes
     assert http.get("/v1/shards/orders").json()["upper"] == [0]
 
 
-@pytest.mark.parametrize(
-    ("form", "body"),
-    [
-        ("application/x-ndjson", b'{"id": "a", "amount": 1}\n'),
-        ("text/csv", b"id,amount\na,1\n"),
-        ("application/vnd.apache.arrow.stream", ipc(pa.table({"id": ["a"], "amount": [1]}))),
-    ],
-)
-def test_rows_come_in_and_go_out(http: TestClient, form: str, body: bytes) -> None:
-    posted = http.post("/v1/shards/orders/insert", content=body, headers={"content-type": form})
-    assert posted.json() == {"result": "appended", "lower": [0], "upper": [1]}
-    got = http.get("/v1/shards/orders/snapshot", headers={"accept": "application/x-ndjson"})
-    assert got.headers["persist-as-of"] == "0"
-    assert json.loads(got.text) == {"id": "a", "amount": 1, "__diff": 1}
-
-
 def test_a_snapshot_in_columns_and_expanded(http: TestClient) -> None:
     http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount,__diff\na,1,2\nb,2,1\n")
     got = http.get("/v1/shards/orders/snapshot?format=csv&columns=id&expand=true").text
@@ -351,14 +335,6 @@ def test_rows_whose_content_type_names_no_format_are_told_of_it(http: TestClient
     assert "Content-Type must then name, such as application/x-ndjson" in said
 
 
-def test_a_truncated_arrow_body_writes_nothing(http: TestClient) -> None:
-    body = ipc(pa.table({"id": ["a"] * 50, "amount": list(range(50))}))
-    for size in (0, 10, len(body) // 2, len(body) - 8, len(body) - 1):
-        said = problem(http.post("/v1/shards/orders/insert", content=body[:size]), 400, "invalid_usage")
-        assert "nothing was written" in said
-    assert http.get("/v1/shards/orders").json()["upper"] == [0]
-
-
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/v1/shards/orders/insert"), ("POST", "/v1/shards/orders/commands"), ("PUT", f"/v1/blobs/{key()}")],
@@ -524,14 +500,6 @@ def test_beyond_the_limit_of_listeners_and_snapshots_the_answer_is_429(location:
         http.put("/v1/shards/orders", json=FIELDS)
         problem(http.get("/v1/shards/orders/listen"), 429, "overloaded")
         problem(http.get("/v1/shards/orders/snapshot"), 429, "overloaded")
-
-
-def test_what_thin_clients_write_is_what_embedded_ones_read(http: TestClient, location: Location) -> None:
-    from persist.client.connect import Client
-
-    http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n")
-    shard = Client(EmbeddedTransport(location, maintain)).shard("orders")
-    assert shard.snapshot().to_arrow(expand=True).to_pylist() == [{"id": "a", "amount": 1}]
 
 
 def test_text_that_is_not_utf8_is_refused_in_every_form(http: TestClient) -> None:

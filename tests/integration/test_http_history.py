@@ -17,7 +17,6 @@ import pytest
 
 import persist
 from persist.core.errors import HistoryLost
-from rpc.client.http_transport import HttpTransport
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 
@@ -112,25 +111,6 @@ def test_a_listener_whose_server_is_replaced_is_told(tmp_path: Path) -> None:
                 insert(replaced.url, 100, 101, 102, 103)
                 with pytest.raises(HistoryLost, match="listen anew"):
                     list(listen.next_events(30))
-
-
-def test_who_follows_is_told_at_another_server(tmp_path: Path) -> None:
-    """It went on by the time alone, with rows of the other history."""
-    directory = tmp_path / "data"
-    with Server(directory) as server:
-        insert(server.url, 0, 1, 2, 3, 4)
-        with persist.connect(server.url) as client:
-            assert isinstance(client.transport, HttpTransport)
-            following = client.transport.follow("orders")
-            heard: list[int] = []
-            while len(heard) < 5:
-                heard += next(following).updates["id"].to_pylist()
-            assert server.stop() == 0
-            lose(directory, 6)  # the last insert, and all after it
-            with Server(directory, "--port", str(server.port)) as replaced:
-                insert(replaced.url, 100, 101, 102, 103)
-                with pytest.raises(HistoryLost, match="listen anew"):
-                    next(following)
 
 
 def test_what_was_seen_has_one_form(tmp_path: Path) -> None:

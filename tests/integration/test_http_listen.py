@@ -19,7 +19,7 @@ from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
 from persist.commit.location import open_location
-from persist.core.errors import NotReadable, UnknownShard
+from persist.core.errors import UnknownShard
 from persist.core.frontier import Antichain
 from rpc.client.http_transport import HttpTransport
 from tests.support.server import Server
@@ -93,18 +93,6 @@ def test_the_stream_ends_when_the_shard_is_closed(client: Client, shard: Shard) 
     shard.insert([{"id": "last"}])
     shard.advance_upper(None)
     assert follow(client, shard.name) == [("last", 0)]
-
-
-def test_history_that_is_gone_cannot_be_listened_to(client: Client, shard: Shard) -> None:
-    shard.compare_and_append([{"id": "a"}], 0, 10)
-    assert shard.forget(5).element == 5
-    with pytest.raises(NotReadable):
-        follow(client, shard.name, after=2)
-
-
-def test_an_unknown_shard(client: Client) -> None:
-    with pytest.raises(UnknownShard):
-        follow(client, "nowhere")
 
 
 def test_server_sent_events(server: Server, shard: Shard) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from persist.core.errors import Corruption, Expired, Indeterminate, Unavailable, UnknownShard
+from persist.core.errors import Corruption, Indeterminate, Unavailable, UnknownShard
 from rpc.app import create_app
 from rpc.routes import row_routes
 from tests.support.location import memory_location
@@ -100,9 +100,7 @@ def test_the_line_tells_what_the_answer_tells_and_the_place_of_a_bug(
 
 ERRORS = [
     Corruption("a part is damaged"),
-    Expired("the hold lapsed"),
     UnknownShard("it was dropped"),
-    Unavailable("the store is away"),
     ZeroDivisionError("a bug"),
 ]
 

@@ -5,11 +5,8 @@ Each test names what once happened instead.
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,10 +24,10 @@ from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core import commands as c
-from persist.core.errors import Expired, InvalidUsage, UnknownShard
+from persist.core.errors import Expired, UnknownShard
 from persist.core.ids import family_of, shard_id_of
 from persist.core.state import State
-from tests.support.server import Server, url_of
+from tests.support.server import url_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
 OTHER = pa.schema([pa.field("id", pa.int64()), pa.field("amount", pa.int64())])
@@ -245,45 +242,6 @@ def test_a_collector_that_looked_before_the_next_life_began_leaves_it_alone(clie
     late = Late()
     Collector(location_of(client), committer_of=lambda _: late).run("orders")
     assert [row["k"] for row in client.shard("orders").snapshot().to_arrow().to_pylist()] == ["new"]
-
-
-def test_creators_at_one_time_make_one_life(tmp_path: Path) -> None:
-    url = f"persist://{tmp_path}/data"
-    with persist.connect(url) as one, persist.connect(url) as other:
-        one.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "old"}])
-        other.shard("orders").drop()
-        one.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a"}])
-        shard = other.create_shard("orders", SCHEMA, ["k"])
-        assert shard.upper().element == 1
-        with pytest.raises(InvalidUsage, match="another schema"):
-            other.create_shard("orders", OTHER, ["id"])
-
-
-def test_curl_goes_on_with_the_name(tmp_path: Path) -> None:
-    """A server that knew the old life answers for the new one, whoever made it."""
-
-    def call(url: str, path: str, data: str | None = None, method: str = "POST") -> tuple[int, Any]:
-        headers = {"content-type": "application/x-ndjson"}
-        request = urllib.request.Request(f"{url}/v1/shards/{path}", (data or "").encode(), headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
-
-    fields = json.dumps({"fields": [{"name": "k", "type": "string", "key": True}]})
-    with Server(tmp_path / "data") as server, persist.connect(f"persist://{tmp_path}/data") as direct:
-        assert call(server.url, "orders", fields, "PUT")[0] == 200
-        assert call(server.url, "orders/insert", '{"k": "old"}')[0] == 200
-        direct.shard("orders").drop()
-        status, said = call(server.url, "orders/insert", '{"k": "old"}')
-        assert (status, said["kind"]) == (404, "unknown_shard")
-        direct.create_shard("orders", OTHER, ["id"])
-        status, told = call(server.url, "orders/insert", '{"id": 1, "amount": 2}')
-        assert (status, told["lower"]) == (200, [0])
-        assert call(server.url, "orders?force=true", method="DELETE")[0] == 200
-        status, made = call(server.url, "orders", fields, "PUT")
-        assert (status, made["upper"]) == (200, [0])
 
 
 @pytest.mark.parametrize("recreated", [False, True], ids=["dropped", "name used again"])

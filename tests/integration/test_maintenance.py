@@ -90,45 +90,6 @@ def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
         assert pa.compute.sum(table.column("__diff")).as_py() == 300 * 50
 
 
-def test_a_killed_compactor_is_followed_by_another(tmp_path: Path) -> None:
-    with connect(f"persist://{tmp_path}/x") as client:
-        shard = client.create_shard("orders", SCHEMA, ["k"])
-        for round_ in range(3):
-            with running("compactor", "--dir", f"{tmp_path}/x", "--gc"):
-                for number in range(40):
-                    shard.insert(rows(100 * round_ + number))
-            # killed in the middle of whatever it did
-        done = ran("compactor", "--dir", f"{tmp_path}/x", "--gc", "--once")
-        assert done.returncode == 0, done.stderr
-        table = shard.snapshot().to_arrow()
-        assert pa.compute.sum(table.column("__diff")).as_py() == 3 * 40 * 50
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("compactor", "--dir", "/nowhere/at/all"), "does not exist"),
-        (("compactor", "--dir", "x", "--memory", "0"), "--memory is 0"),
-        (("compactor", "--dir", "x", "--rate", "-1"), "--rate is -1"),
-        (("gc", "--dir", "x", "--dry-run"), "--dry-run is for --orphans"),
-        (("gc", "--blob", "mem:"), "both --blob and --consensus"),
-    ],
-)
-def test_bad_arguments_get_one_sentence(arguments: tuple[str, ...], message: str) -> None:
-    done = ran(*arguments)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_too_young_an_age_for_orphans_is_refused(tmp_path: Path) -> None:
-    with connect(f"persist://{tmp_path}/x") as client:
-        client.create_shard("orders", SCHEMA, ["k"])
-    done = ran("gc", "--dir", f"{tmp_path}/x", "--orphans", "--orphan-age", "0.1")
-    assert done.returncode == 1
-    assert "0.1 hours old may belong to a write under way; give at least 13 hours" in done.stderr
-
-
 MERGE_ALONE = """
 import sys
 from pathlib import Path
@@ -212,13 +173,3 @@ def test_writers_are_slowed_by_backpressure_but_never_failed() -> None:
     assert most <= policy.batches_max
     assert pa.compute.sum(shard.snapshot().to_arrow().column("__diff")).as_py() == 600
     client.close()
-
-
-def test_a_rate_is_not_for_merges_on_spark(tmp_path: Path) -> None:
-    """Executors would not keep to it: refused with one sentence, instead of being ignored."""
-    with connect(f"persist://{tmp_path}/x") as client:
-        client.create_shard("orders", SCHEMA, ["k"])
-    done = ran("compactor", "--dir", f"{tmp_path}/x", "--engine", "spark", "--rate", "10", "--once")
-    assert done.returncode == 1
-    assert "executors of --engine spark do not know it" in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -127,27 +127,6 @@ def test_a_server_maintains_itself_with_a_token_of_its_own(tmp_path: Path) -> No
     assert (figures["gc_failed"], figures["merges_failed"]) == (0, 0)
 
 
-def test_maintenance_needs_the_scope_maintain(tmp_path: Path) -> None:
-    file, entries, tokens = tmp_path / "tokens.json", [], {}
-    for scope in ("write", "maintain", "admin"):
-        tokens[scope], digest = mint(scope)
-        entries.append({"id": scope, "sha256": digest, "scopes": [scope]})
-    file.write_text(json.dumps({"tokens": entries}))
-    with (
-        Server(tmp_path / "x", "--tokens", str(file)) as server,
-        connect(server.url, token=tokens["admin"]) as client,
-    ):
-        shard = client.create_shard("orders", SCHEMA, ["k"])
-        for number in range(10):
-            shard.insert(rows(number))
-        refused = compactor(tmp_path / "x", server.url, tokens["write"])
-        assert refused.returncode == 1
-        assert "no scope 'maintain'" in refused.stderr
-        failed = {line["shard"] for line in map(json.loads, refused.stderr.splitlines()) if "shard" in line}
-        assert failed == {"orders"}
-        assert compactor(tmp_path / "x", server.url, tokens["maintain"]).returncode == 0
-
-
 def test_a_merge_is_applied_though_the_server_has_gone(tmp_path: Path) -> None:
     with Server(tmp_path / "x") as server:
         with connect(server.url) as client:

@@ -60,18 +60,6 @@ def before_sending(monkeypatch: pytest.MonkeyPatch, kind: type[c.Command], work:
     monkeypatch.setattr(Machine, "_applied", applied)
 
 
-def test_the_name_was_another_columns_by_then(shard: Shard, other: Shard) -> None:
-    """The handle of the caller knows the columns as they were: rows would have gone by the other clock."""
-    other.alter(*SWAP)
-    with pytest.raises(InvalidUsage, match=r"column 'made', as this handle knows it, is called 'seen' now"):
-        shard.retain(POLICY, confirm=True)
-    assert shard.retention().policy is None
-    shard.refresh_schema()
-    policy = shard.retain(POLICY, confirm=True).policy
-    assert policy is not None
-    assert policy["column"] == "made"
-
-
 @pytest.mark.parametrize("changes", [SWAP, (DropColumn("made"),), (RenameColumn("made", "x"),)])
 def test_the_columns_changed_their_names_after_they_were_looked_at(
     changes: tuple[Any, ...], shard: Shard, other: Shard, monkeypatch: pytest.MonkeyPatch

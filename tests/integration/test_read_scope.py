@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +14,6 @@ from starlette.testclient import TestClient
 import persist
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.client.shard import HandleSettings
-from persist.client.snapshot import ReadSettings
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
@@ -34,7 +30,6 @@ from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.support.location import AscendingIds, InlineBackground
-from tests.support.server import Server
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -252,12 +247,6 @@ def test_no_route_changes_anything_for_others(place: Place) -> None:
     assert tried > 50
 
 
-def test_who_may_read_sees_changes_and_who_may_write_restores(place: Place) -> None:
-    assert place.call("read", "GET", f"/v1/shards/{NAME}/changes?start=0").status_code == 200
-    assert place.call("read", "POST", f"/v1/shards/{NAME}/restore?as_of=0").status_code == 403
-    assert place.call("write", "POST", f"/v1/shards/{NAME}/restore?as_of=0").json()["removed"] == UPPER - 1
-
-
 def test_a_listener_that_may_only_read_moves_nothing(place: Place) -> None:
     before = place.told()
     answer = place.call("read", "GET", f"/v1/shards/{NAME}/listen?until=9", headers=EVENTS)
@@ -265,15 +254,7 @@ def test_a_listener_that_may_only_read_moves_nothing(place: Place) -> None:
     assert place.told() == before
 
 
-def test_the_hold_of_a_reader_moves_and_since_stays(place: Place) -> None:
-    place.sent("read", c.RegisterReader(READER, Antichain(0), 60_000))
-    told = place.sent("read", c.DowngradeSince(READER, Antichain(9), FAR))
-    assert told == c.SinceDowngraded(Antichain(9), Antichain(0))
-    assert place.state.leased_readers[READER].since == Antichain(9)
-    assert place.state.since == Antichain(0)
-
-
-@pytest.mark.parametrize("scope", ["write", "maintain"])
+@pytest.mark.parametrize("scope", ["read", "write", "maintain"])
 def test_only_a_reader_that_may_manage_moves_since(place: Place, scope: str) -> None:
     place.sent(scope, c.RegisterReader(READER, Antichain(0), 60_000))
     told = place.sent(scope, c.DowngradeSince(READER, Antichain(9), FAR))
@@ -282,22 +263,3 @@ def test_only_a_reader_that_may_manage_moves_since(place: Place, scope: str) -> 
     told = place.sent("manage", c.DowngradeSince(READER, Antichain(9), FAR))
     assert told == c.SinceDowngraded(Antichain(9), Antichain(9))
     assert place.state.since == Antichain(9)
-
-
-def test_without_tokens_listening_moves_nothing_and_the_explicit_verb_does(tmp_path: Path) -> None:
-    """A plain listener made the shard forget its history for everybody."""
-    handles = HandleSettings(read=ReadSettings(lease_ms=3_000))
-    with Server(tmp_path / "data") as server, persist.connect(server.url, handles=handles) as client:
-        shard = client.create_shard(NAME, SCHEMA, ["id"], history="none")
-        for number in range(UPPER):
-            shard.insert([{"id": number, "v": "x"}])
-        with shard.listen(None) as listen:
-            for _ in range(3):
-                list(listen.next_events(0))
-                time.sleep(0.15)  # longer than a listener waits between two moves of its hold
-                shard.insert([{"id": 50, "v": "x"}])
-        assert shard.since() == Antichain(0)
-        assert shard.snapshot(0).to_arrow().num_rows == 1
-        with closing(shard.open_reader()) as reader:
-            reader.downgrade(Antichain(9), reader.seqno)
-        assert shard.since() == Antichain(9)

@@ -127,17 +127,6 @@ def test_a_snapshot_and_its_splits_hold_exactly_the_rows_that_are_selected(shard
         assert sorted(repeated, key=order) == expected
 
 
-@pytest.mark.parametrize("number", range(len(SELECTIONS)))
-def test_a_listener_gives_exactly_these_updates_and_tells_of_every_interval(shard: Shard, number: int) -> None:
-    given, wanted = SELECTIONS[number]
-    expected = [one for one in filled(shard) if wanted(one)]
-    with shard.listen(None, until=6, **given) as listening:
-        events = list(listening)
-    assert events[-1].upper == Antichain(6)
-    assert net(events) == expected
-    assert net(list(shard.subscribe(2, until=6, **given))) == expected
-
-
 def net(events: list[persist.ListenEvent]) -> list[dict[str, Any]]:
     """The rows that updates add up to, each as often as it is there."""
     counts: dict[tuple[Any, ...], int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -21,16 +20,11 @@ from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
-from tests.support.clocks import Machine, World
+from tests.support.clocks import Machine
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("raw", pa.binary()), ("name", pa.string())])
 PATH = "/v1/shards/orders"
-
-
-@pytest.fixture
-def machine() -> Machine:
-    return World().machine()
 
 
 @pytest.fixture
@@ -39,12 +33,6 @@ def shard(machine: Machine) -> Shard:
     found.insert([{"id": 1, "raw": b"\xff\x00", "name": "a"}, {"id": 2, "raw": b"x", "name": "b", "__diff": 3}])
     found.insert([{"id": 3, "raw": b"y", "name": "a"}])
     return found
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def ids(http: TestClient, verb: str = "snapshot", **params: Any) -> list[int]:

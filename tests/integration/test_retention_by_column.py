@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,10 @@ from persist.cli.__main__ import main
 from persist.client import retention_kinds
 from persist.client.shard import Shard
 from persist.core import commands as c
-from persist.core.errors import Conflict, InvalidUsage, Unavailable, UpperMismatch
+from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.retention_policy import RowPolicy
 from persist.parts.row_age import Sieve
-from rpc.app import create_app
-from rpc.settings import ServerSettings
 from tests.integration.test_retention import keeper
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 
@@ -39,11 +36,6 @@ def world() -> World:
     found = World()
     found.true_ms = START_MS // DAY_MS * DAY_MS
     return found
-
-
-@pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
 
 
 @pytest.fixture
@@ -275,17 +267,6 @@ def test_a_dry_run_and_what_is_told(world: World, machine: Machine, shard: Shard
 # --- clocks
 
 
-def test_a_wrong_clock_takes_no_rows(world: World, machine: Machine, shard: Shard) -> None:
-    shard.retain(POLICY)
-    shard.insert(rows(world, r1=5, r2=20))
-    for off_ms in (400 * DAY_MS, -400 * DAY_MS):
-        wrong = world.machine(off_ms)
-        with pytest.raises(Unavailable, match="do not agree"):
-            wrong.shard(NAME).run_retention()
-        assert "do not agree" in wrong.shard(NAME).retention().held_by[0]
-    assert ids(shard) == [1, 2]
-
-
 # --- consumers
 
 
@@ -331,14 +312,6 @@ def test_an_equal_row_that_a_consumer_has_not_passed_stays(world: World, shard: 
     reader.downgrade_since(5)
     shard.run_retention()
     assert ids(shard) == []
-
-
-def test_a_consumer_that_was_never_registered_holds_everything(world: World, shard: Shard) -> None:
-    shard.insert(rows(world, r1=20, r2=1, r3=1))
-    shard.retain({**POLICY, "consumers": ["billing"]})
-    assert shard.run_retention().why == ()
-    assert "has no critical reader yet" in shard.retention().held_by[0]
-    assert shard.run_retention().by_column is None, "it is not looked at again before the consumer moves"
 
 
 def test_what_is_much_older_passes_a_consumer_and_is_counted(world: World, machine: Machine, shard: Shard) -> None:
@@ -523,12 +496,6 @@ WIDE = pa.schema(
         ("short", pa.int16()),
     ]
 )
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 @pytest.mark.parametrize("policy", REFUSED)

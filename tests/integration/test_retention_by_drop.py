@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from fastapi.testclient import TestClient
 
-import persist
 from compactor.worker import Worker
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.expiry import age, forget_dropped
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage
 from persist.core.retention_plan import facts_of
-from rpc.app import create_app
-from rpc.settings import ServerSettings
 from tests.integration.test_retention import days, ids, keeper
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 
@@ -34,11 +25,6 @@ def world() -> World:
     found = World()
     found.true_ms = START_MS // DAY_MS * DAY_MS
     return found
-
-
-@pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
 
 
 @pytest.fixture
@@ -128,16 +114,6 @@ def test_too_many_drops_hold_it_back(world: World, machine: Machine, monkeypatch
     task(NAME)
     assert ids(shard) == list(range(64, 70))
     assert "has 64 drops" in shard.retention().held_by[0]
-
-
-def test_consumers_hold_it_as_any_other(world: World, machine: Machine, shard: Shard) -> None:
-    reader = shard.critical_reader("billing")
-    shard.retain({**POLICY, "consumers": ["billing"]})
-    days(world, machine, shard, 0, 6)
-    assert ids(shard) == list(range(6))
-    reader.downgrade_since(2)
-    keeper(machine)(NAME)
-    assert ids(shard) == list(range(2, 6))
 
 
 # --- counts and cuts
@@ -247,47 +223,3 @@ def test_what_a_restore_brings_back_goes_again(world: World, machine: Machine, s
 
 
 # --- what is refused
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
-        yield client
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {"age": "3d", "mode": "delete"},
-        {"age": "3d", "mode": 7},
-        {"tags": {"hourly": 1}, "mode": "drop"},
-        {"column": "at", "column_age": "3d", "mode": "drop"},
-        {"age": "3d", "column": "at", "column_age": "3d", "mode": "drop"},
-    ],
-)
-def test_what_is_refused_of_a_mode(shard: Shard, http: TestClient, policy: dict[str, Any]) -> None:
-    with pytest.raises(InvalidUsage):
-        shard.retain(policy)
-    answer = http.put(f"/v1/shards/{NAME}/retention", json=policy, headers={"if-match": '"1"'})
-    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
-    assert shard.retention().version == 1
-
-
-def test_more_than_half_at_once_needs_confirm(world: World, machine: Machine) -> None:
-    shard = machine.client.create_shard("old", SCHEMA, ["id"], history="forever")
-    for number in range(4):
-        shard.insert([{"id": number}])
-        world.pass_ms(DAY_MS)
-    policy = {"age": "1d", "cut_every": "1d", "mode": "drop"}
-    with pytest.raises(InvalidUsage, match="3 of the 4 rows"):
-        shard.retain(policy)
-    assert shard.retain({**policy, "age": "2d"}).policy == {**policy, "age": "2d"}
-    assert shard.retain({"age": "2d", "mode": "retract"}).policy == {"age": "2d", "cut_every": "1728s"}
-
-
-def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ["--dir", str(tmp_path / "data")]
-    with persist.connect(f"persist://{tmp_path}/data") as client:
-        client.create_shard("a", SCHEMA, ["id"]).insert([{"id": 1}])
-    assert main(["retention", "set", "a", "--age", "3d", "--mode", "drop", *where]) == 0
-    assert json.loads(capsys.readouterr().out)["policy"]["mode"] == "drop"

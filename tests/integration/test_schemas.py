@@ -218,18 +218,6 @@ def test_names_of_a_listener_are_those_of_when_it_began(
         assert listener.frontier.element == at
 
 
-def test_a_listener_goes_by_the_names_that_its_handle_knows(client: Client, shard: Shard) -> None:
-    shard.alter(AddColumn("m", pa.int32(), default=0))
-    old = client.shard("orders")
-    shard.alter(*NAME_TAKEN["two names are swapped"])
-    for begin in (old.listen, old.subscribe):
-        with pytest.raises(InvalidUsage, match="as this handle knows it"):
-            begin(0, where="m >= 1", until=1)
-    old.refresh_schema()
-    for listener in (old.listen(-1, where="m >= 1", until=1), old.subscribe(0, where="m >= 1", until=1)):
-        assert [row["id"] for event in listener for row in event.updates.to_pylist()] == [1, 2]
-
-
 IN_THE_MIDDLE: dict[str, Callable[[Shard], Any]] = {
     "insert": lambda shard: shard.insert([{"id": 3, "n": 3}]),
     "upsert": lambda shard: shard.upsert([{"id": 3, "n": 3}]),
@@ -302,17 +290,6 @@ def test_a_plain_schema_goes_on_by_names_after_columns_have_ids(shard: Shard) ->
     assert (found.arrow.names, found.ids) == (["first", "id", "status", "n"], (4, 1, 2, 3))
     with pytest.raises(InvalidUsage, match="column 'n' is gone; keep it"):
         shard.evolve_schema(pa.schema([field for field in wider if field.name != "n"]))
-
-
-def test_the_column_by_which_a_policy_of_rows_goes_stays(shard: Shard) -> None:
-    shard.add_column("at", pa.timestamp("us", "UTC"))
-    shard.retain({"column": "at", "column_age": "30d"})
-    for change in (DropColumn("at"), RenameColumn("at", "when")):
-        with pytest.raises(InvalidUsage, match="a policy of rows goes by column 'at': change the policy first"):
-            shard.alter(change)
-    shard.move_column("at")
-    shard.retain(None)
-    shard.alter(RenameColumn("at", "when"), DropColumn("when"))
 
 
 # --- HTTP and the command line

@@ -36,11 +36,6 @@ def world() -> World:
     return World(policy=SMALL)
 
 
-@pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
 def lived(machine: Machine, name: str, seed: int) -> Shard:
     """A shard with some of all that a shard can have."""
     chance = random.Random(seed)

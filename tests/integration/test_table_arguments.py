@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,7 @@ from fastapi.testclient import TestClient
 import persist
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, UpperMismatch
-from rpc.app import create_app
-from rpc.settings import ServerSettings
-from tests.support.asking import typed
-from tests.support.clocks import Machine, World
+from tests.support.clocks import Machine
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema(
@@ -34,21 +31,10 @@ PATH = "/v1/shards/orders"
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return World().machine()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     found = machine.client.create_shard("orders", SCHEMA, ["id"])
     found.insert(ROWS)
     return found
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
-        yield client
 
 
 def amounts(shard: Shard) -> dict[int, tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -14,26 +14,15 @@ from persist.core.errors import InvalidUsage, NotReadable
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.asking import typed
-from tests.support.clocks import Machine, World
+from tests.support.clocks import Machine
 
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.string()), ("n", pa.int64())])
 PATH = "/v1/shards/t"
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return World().machine()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     return machine.client.create_shard("t", SCHEMA, ["id"])
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
-        yield client
 
 
 def rows(count: int, changed: int | None = None) -> pa.Table:

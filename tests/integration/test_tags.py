@@ -34,16 +34,6 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "history.md"
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
 def filled(client: persist.Client) -> Shard:
     """Row 0 has at each time, from 0 to 9, that time as its value; each time has a row of its own besides."""
     shard = client.create_shard(NAME, SCHEMA, ["id"], history="forever")

@@ -15,7 +15,6 @@ import pytest
 
 import persist
 from persist.client.embedded import EmbeddedTransport
-from persist.http_client.http_calls import rendezvous
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S
 
@@ -67,16 +66,6 @@ def test_a_host_that_never_answers_is_told_alike(silent: str) -> None:
     error = within(lambda: persist.connect(silent, connect_s=0.5), WAIT_S)
     assert isinstance(error, persist.Unavailable)
     assert f"no server has answered at {silent} within 0.5 s" in str(error)
-
-
-def test_a_server_that_was_stopped_before_anybody_connected_is_told_alike(tmp_path: Path) -> None:
-    with Server(tmp_path / "d") as server:
-        server.process.send_signal(signal.SIGSTOP)
-        error = within(lambda: persist.connect(server.url, connect_s=0.5), WAIT_S)
-        server.process.send_signal(signal.SIGCONT)
-        assert isinstance(error, persist.Unavailable)
-        assert server.url in str(error)
-        persist.connect(server.url).close()
 
 
 def test_a_server_that_starts_late_is_waited_for_as_long_as_asked(tmp_path: Path) -> None:
@@ -139,47 +128,6 @@ def test_calls_to_a_server_that_was_stopped_end_in_time_and_say_what_is_true(tmp
         shard.insert([{"id": 1}], token=token)
         found = shard.snapshot().to_arrow()
         assert found.filter(pa.compute.equal(found["id"], 1))["__diff"].to_pylist() == [1]
-
-
-def test_after_its_server_was_killed_a_write_did_not_happen(tmp_path: Path) -> None:
-    with Server(tmp_path / "d") as server:
-        client = patient(server.url)
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        shard.insert([{"id": 0}])
-        server.kill()
-        error = within(lambda: shard.with_timeout(SHORT_S).insert([{"id": 1}]), WAIT_S)
-        assert isinstance(error, persist.Unavailable)
-        assert server.url in str(error)
-        client.close()
-    with persist.connect(f"persist://{tmp_path / 'd'}") as client:
-        assert client.shard("orders").snapshot().to_arrow()["id"].to_pylist() == [0]
-
-
-def test_a_server_that_starts_again_is_ridden_out_by_a_write_that_has_the_time(tmp_path: Path) -> None:
-    with Server(tmp_path / "d") as first, persist.connect(first.url) as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        first.kill()
-        errors: list[BaseException | None] = []
-        writing = threading.Thread(
-            target=lambda: errors.append(within(lambda: shard.with_timeout(WAIT_S).insert([{"id": 1}]), WAIT_S))
-        )
-        writing.start()
-        with Server(tmp_path / "d", "--port", str(first.port)):
-            writing.join(WAIT_S)
-            assert errors == [None]
-            assert shard.snapshot().to_arrow().num_rows == 1
-
-
-def test_a_call_with_little_time_still_gets_to_the_other_server(tmp_path: Path) -> None:
-    with Server(tmp_path / "d") as a, Server(tmp_path / "d") as b, persist.connect(f"{a.url},{b.url}") as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        shard.insert([{"id": 0}])
-        home = a if rendezvous([a.url, b.url], "orders")[0] == a.url else b
-        home.process.send_signal(signal.SIGSTOP)
-        done = shard.with_timeout(WAIT_S).insert([{"id": 1}])
-        home.process.send_signal(signal.SIGCONT)
-        assert done.lower == persist.Antichain(1)
-        assert sorted(shard.snapshot().to_arrow()["id"].to_pylist()) == [0, 1]
 
 
 def is_let_go(shard: persist.Shard) -> bool:

@@ -192,17 +192,6 @@ def test_a_key_over_http_stands_for_one_verb_and_one_body(tmp_path: Path) -> Non
         assert shard.snapshot().to_arrow().column("k").to_pylist() == ["a", "c"]
 
 
-def test_a_time_that_an_insert_took_is_not_dropped_from_an_append(connect: Callable[[], persist.Client]) -> None:
-    with connect() as client:
-        shard = client.create_shard("orders", SCHEMA, ["k"])
-        shard.insert(ROWS)
-        with pytest.raises(UpperMismatch, match=r"times \[0, 1\) of shard 'orders' were taken by inserts"):
-            shard.append([{"k": "lost"}], 0, 1)
-        shard.append([{"k": "kept"}], 1, 2)
-        assert shard.append([{"k": "kept"}], 1, 2).upper.element == 2
-        assert shard.snapshot().to_arrow().column("k").to_pylist() == ["a", "kept"]
-
-
 def test_a_write_that_landed_is_told_by_its_condition_also_where_its_parts_are_there(
     connect: Callable[[], persist.Client],
 ) -> None:

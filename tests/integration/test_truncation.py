@@ -29,11 +29,6 @@ def world() -> World:
 
 
 @pytest.fixture
-def machine(world: World) -> Machine:
-    return world.machine()
-
-
-@pytest.fixture
 def shard(world: World, machine: Machine) -> Shard:
     """At 0 and 1 three rows come; at 2 one goes and another comes; at 3 a row of 0 comes twice more."""
     found = machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,7 @@ from persist.client.transport import ForwardingTransport
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import InvalidUsage, TokenReused, Unavailable, UpperMismatch
-from rpc.app import create_app
-from rpc.settings import ServerSettings
-from tests.support.asking import typed
-from tests.support.clocks import Machine, World
+from tests.support.clocks import Machine
 from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("s", pa.string()), ("d", pa.float64()), ("f", pa.float32())])
@@ -31,21 +28,10 @@ PATH = "/v1/shards/t"
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return World().machine()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     found = machine.client.create_shard("t", SCHEMA, ["k"])
     found.insert([{"k": 1, "n": 5, "s": "7", "d": 1e300, "f": 1.0}])
     return found
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
-        yield client
 
 
 FIRST = list(range(40))

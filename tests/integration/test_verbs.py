@@ -20,17 +20,12 @@ from persist.client.row_verbs import Verbs
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
 from persist.parts.part_files import Files
-from tests.support.clocks import Machine, World
+from tests.support.clocks import Machine
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("state", pa.string()), ("n", pa.int64()), ("at", pa.date32())]
 )
 ROWS = [{"id": n, "state": "new", "n": n * 10} for n in range(1, 5)]
-
-
-@pytest.fixture
-def machine() -> Machine:
-    return World().machine()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,10 @@ from persist.client.shard import Shard
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
-from tests.support.asking import typed
-from tests.support.clocks import Machine, World
+from tests.support.clocks import Machine
 
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string()), ("at", pa.date32())])
 PATH = "/v1/shards/orders"
-
-
-@pytest.fixture
-def machine() -> Machine:
-    return World().machine()
 
 
 @pytest.fixture
@@ -33,12 +26,6 @@ def shard(machine: Machine) -> Shard:
     found = machine.client.create_shard("orders", SCHEMA, ["id"])
     found.insert([{"id": 1, "state": "new"}, {"id": 2, "state": "new"}])
     return found
-
-
-@pytest.fixture
-def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
-        yield client
 
 
 def rows(shard: Shard) -> list[tuple[Any, ...]]:

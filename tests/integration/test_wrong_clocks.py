@@ -13,7 +13,7 @@ from persist.client.write import WriteHandle
 from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import Expired, OutcomeForgotten, UnknownShard
+from persist.core.errors import Expired, OutcomeForgotten
 from persist.core.ids import Token, mint
 from persist.core.state import State
 from tests.support.clocks import DAY_MS, HOUR_MS, YEAR_MS, Machine, World
@@ -26,11 +26,6 @@ ERRORS_MS = [-50 * YEAR_MS, -40 * DAY_MS, -13 * HOUR_MS, -20 * MINUTE_MS, 20 * M
 ERRORS_MS += [73 * YEAR_MS]
 
 every_error = pytest.mark.parametrize("off_ms", ERRORS_MS)
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
 
 
 @pytest.fixture
@@ -108,16 +103,6 @@ def test_a_lease_that_a_wrong_clock_took_lasts_as_long_as_any_other(world: World
         assert (lease.reader in state_of(right).leased_readers) == (minute <= 15)
         world.pass_ms(MINUTE_MS)
         right.shard(NAME).insert(row(minute))
-
-
-def test_a_clock_that_jumps_changes_nothing(world: World, right: Machine) -> None:
-    lease = reader(right.shard(NAME))
-    jumping = world.machine()
-    for minute, off_ms in enumerate(ERRORS_MS):
-        jumping.clock.off_ms = off_ms
-        world.pass_ms(MINUTE_MS)
-        jumping.shard(NAME).insert(row(minute))
-        assert lease.reader in state_of(right).leased_readers
 
 
 def test_one_jump_of_a_monotonic_clock_ends_no_lease_that_is_kept(world: World, right: Machine) -> None:
@@ -309,17 +294,6 @@ def test_a_listener_on_a_machine_that_was_suspended_says_expired_before_it_gives
         list(listener.next_events(0))
 
 
-def test_a_listener_of_a_shard_that_was_dropped_by_force_is_told(world: World, right: Machine) -> None:
-    """It was told that all was complete, without the rows that it had not read yet."""
-    listener = right.shard(NAME).listen(None)
-    list(listener.next_events(0))
-    right.shard(NAME).insert(row(1))
-    right.shard(NAME).drop(force=True)
-    Collector(right.location).run(NAME)
-    with pytest.raises(UnknownShard, match="dropped"):
-        list(listener)
-
-
 def test_a_snapshot_that_waited_while_its_shard_was_dropped_says_expired(world: World, right: Machine) -> None:
     class Impatient:
         """Drops the shard while the snapshot waits."""
@@ -338,13 +312,6 @@ def test_a_snapshot_that_waited_while_its_shard_was_dropped_says_expired(world: 
     shard._transport = Impatient()  # type: ignore[assignment]
     with pytest.raises(Expired):
         shard.snapshot(0)
-
-
-def test_a_split_whose_lease_lapsed_says_expired_before_it_gives_anything(world: World, right: Machine) -> None:
-    snapshot = right.shard(NAME).snapshot(0)
-    right.location.machine(NAME).apply(c.ExpireReader(snapshot.splits[0].reader))
-    with pytest.raises(Expired):
-        next(snapshot.splits[0].read(right.client.transport))
 
 
 # --- births of tokens
