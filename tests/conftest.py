@@ -91,3 +91,10 @@ class SeededIds:
 def ids() -> SeededIds:
     """Fresh ids, the same ones in every run."""
     return SeededIds()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def processes_start_without_pandas() -> None:
+    """Processes that tests start have what requirements/server.lock has: pandas takes half of their start."""
+    paths = [str(Path(__file__).parent / "support" / "without_pandas"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

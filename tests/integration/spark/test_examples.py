@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import Counter
 from pathlib import Path
@@ -57,8 +58,9 @@ def test_streaming(spark: Any, client: Any, url: str, tmp_path: Path) -> None:
 
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-def test_running_balances(spark: Any, client: Any, url: str, tmp_path: Path) -> None:
+def test_running_balances(spark: Any, client: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """State over corrections, through a restart: what the entries come to."""
+    monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", sysconfig.get_path("purelib"))  # with pandas
     for _ in range(2):
         running_balances.feed(client)
         patiently(lambda: running_balances.run(spark, url, str(tmp_path / "checkpoints")))
