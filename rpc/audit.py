@@ -148,7 +148,7 @@ def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, d
 
 def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
     """What a command is called, and its fields as far as the line has them; None: it has no line."""
-    what = _verb(command.verb) if isinstance(command, c.Editing) else OF_COMMANDS.get(type(command))
+    what = _verb(command.verb) if isinstance(command, c.EditCommand) else OF_COMMANDS.get(type(command))
     if what is None:
         return None
     if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)) and upper_of(command).is_empty:

@@ -23,7 +23,7 @@ from persist.core.errors import UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.phases import dropped, outlived
-from persist.core.shard_view import Seen
+from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.parts import EVERYTHING, Selection, current_schema
 from rpc.concurrency_limits import Turns, Work
@@ -174,7 +174,7 @@ class _HeldElsewhere(ReadLease):
 
 
 def _source(state: State) -> Source:
-    return Source(Seen(state.seqno, state.commit_id), state.shard_id)
+    return Source(SeenVersion(state.seqno, state.commit_id), state.shard_id)
 
 
 def _bounded(events: Iterator[tuple[Antichain, bytes]]) -> _Step | None:

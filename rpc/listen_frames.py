@@ -17,7 +17,7 @@ from persist.core.audit_log import Caller
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.core.frontier import Antichain
 from persist.core.ids import ShardId
-from persist.core.shard_view import Seen
+from persist.core.shard_view import SeenVersion
 from persist.formats.http_messages import error_to_json
 from rpc.auth import ANYBODY, Principal
 
@@ -40,7 +40,7 @@ ID_LENGTH_MAX = 200
 class Source:
     """What an event was made from: the version that was read, and which shard of its name that is."""
 
-    seen: Seen
+    seen: SeenVersion
     shard: ShardId
 
     def id_at(self, frontier: Antichain) -> str:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
-from persist.commit.tracing import TRACEPARENT, Span
+from persist.commit.tracing import TRACEPARENT, TraceSpan
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unauthorized
 from rpc import csrf
 from rpc.app_state import Service
@@ -63,7 +63,7 @@ class Edge:
             with tracer.span("persist.server", {}, kind="server", below=below) as span:
                 await self._answered(scope, receive, send, span)
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send, span: Span | None = None) -> None:
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, span: TraceSpan | None = None) -> None:
         """Answer a request, whatever becomes of it, and tell of it."""
         started = time.perf_counter()
         headers = dict(scope["headers"])
@@ -281,7 +281,7 @@ def _kind(error: Exception | None) -> str:
     return error.kind if isinstance(error, PersistError) else PersistError.kind
 
 
-def _describe(span: Span, fields: dict[str, object], error: Exception | None) -> None:
+def _describe(span: TraceSpan, fields: dict[str, object], error: Exception | None) -> None:
     """Tell a span what became of the request. A refusal of 4xx is no failure of ours."""
     for name in ("verb", "shard", "request_id"):
         span.tell(f"persist.{name}", str(fields[name] or ""))

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from persist.client.timestamps import instant_text
-from persist.core.audit_log import MAINTENANCE, Committed, Entry
+from persist.core.audit_log import MAINTENANCE, CommandEntry, Committed
 from persist.core.batch import HollowBatch
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
@@ -173,7 +173,7 @@ def _hold_json(kind: str, since: Antichain, holds: list[Hold], tells_names: bool
 # --- what was done
 
 
-def _recent(state: State, most: int, *, maintenance: bool = True) -> list[tuple[SeqNo, int, Entry]]:
+def _recent(state: State, most: int, *, maintenance: bool = True) -> list[tuple[SeqNo, int, CommandEntry]]:
     """The newest commands that the State itself tells of, the newest first."""
     newest: Iterable[tuple[SeqNo, Committed]] = nlargest(most, state.entries.items(), key=_seqno)
     found = (
@@ -189,7 +189,7 @@ def _seqno(item: tuple[SeqNo, Committed]) -> int:
     return int(item[0])
 
 
-def _entry_json(seqno: SeqNo, at_ms: int, entry: Entry) -> dict[str, Any]:
+def _entry_json(seqno: SeqNo, at_ms: int, entry: CommandEntry) -> dict[str, Any]:
     return {
         "seqno": int(seqno),
         "at_ms": at_ms,

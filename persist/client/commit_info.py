@@ -13,7 +13,15 @@ from persist.client.arguments import checked
 from persist.client.idempotency import RetriedCall, settled
 from persist.client.timestamps import instant_ms, instant_text, shown_instant
 from persist.client.transport import Transport
-from persist.core.audit_log import INFO_BYTES_MAX, NOBODY, PAGE_MAX, PURPOSE_CHARS_MAX, Place, Told, point_of
+from persist.core.audit_log import (
+    INFO_BYTES_MAX,
+    NOBODY,
+    PAGE_MAX,
+    PURPOSE_CHARS_MAX,
+    EntryPlace,
+    PlacedEntry,
+    point_of,
+)
 from persist.core.errors import InvalidUsage, shown
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
@@ -56,9 +64,11 @@ class HistoryEntry:
         return f"{self.seqno}.{self.number}"
 
 
-def entries_told(transport: Transport, name: str, before: Place | None, limit: int, maintenance: bool) -> list[Told]:
+def entries_told(
+    transport: Transport, name: str, before: EntryPlace | None, limit: int, maintenance: bool
+) -> list[PlacedEntry]:
     """The entries of a shard's commit history before a place (None: its end), newest first. Fewer only at its end."""
-    found: list[Told] = []
+    found: list[PlacedEntry] = []
     while len(found) < limit:
         page = settled(
             partial(transport.history, name, before, limit - len(found), maintenance),
@@ -75,7 +85,7 @@ def entries_told(transport: Transport, name: str, before: Place | None, limit: i
     return found
 
 
-def entry_shown(told: Told) -> HistoryEntry:
+def entry_shown(told: PlacedEntry) -> HistoryEntry:
     """The entry, with what was said as an object."""
     entry = told.entry
     caller = entry.caller or NOBODY
@@ -159,7 +169,7 @@ def checked_limit(limit: object) -> int:
     return limit
 
 
-def read_place(what: str, text: object) -> Place | None:
+def read_place(what: str, text: object) -> EntryPlace | None:
     """The place that a text such as `7.0` tells; None for None. Raises InvalidUsage."""
     if text is None:
         return None
@@ -169,7 +179,7 @@ def read_place(what: str, text: object) -> Place | None:
         raise InvalidUsage(f"{what} is {shown(text)}; it must be the place of an entry, such as '7.0'")
     if len(seqno) > 18 or len(number) > 9:
         raise InvalidUsage(f"{what} is {text!r:.100}; there is no such place")
-    return Place(SeqNo(int(seqno)), int(number))
+    return EntryPlace(SeqNo(int(seqno)), int(number))
 
 
 def _check_depth(what: str, value: object, deeper: int) -> None:

@@ -18,7 +18,7 @@ from persist.commit.figures import of_location, own_pools, pools
 from persist.commit.location import Location
 from persist.commit.storms import Storms
 from persist.core import commands as c
-from persist.core.audit_log import NOBODY, Caller, HistoryPage, Place
+from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run
 from persist.core.erasure_progress import gone_at, is_rewritten, states_held, waits
 from persist.core.errors import InvalidUsage, ShardExists, UnknownShard
@@ -176,7 +176,7 @@ class EmbeddedTransport:
         ask = self._patience.ask
         return ask(_about(name), lambda: self.location.machine(name).apply(command, caller, by_names), safe=False)
 
-    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+    def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         check_shard_name(name)
         return self._patience.ask(_about(name), lambda: self.location.history_page(name, before, limit, maintenance))
 

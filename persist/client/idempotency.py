@@ -207,7 +207,7 @@ def digest_of(command: Written, rows: int | None = None) -> bytes:
     said: list[object] = [type(command).__name__]
     if isinstance(command, c.Erase):  # whichever time it finds
         return _digest([*said, command.question.hex(), command.tags])
-    if isinstance(command, c.Editing):  # whatever was there by then
+    if isinstance(command, c.EditCommand):  # whatever was there by then
         return _digest([*said, command.verb, command.question.hex()])
     if isinstance(command, c.Restore) and command.attributes:
         return _digest([*said, command.as_of, _attributes(command.attributes)])

@@ -19,7 +19,7 @@ from persist.core.batch import HollowBatch
 from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import SeqNo
-from persist.core.shard_view import Seen, ShardView, ViewRequest
+from persist.core.shard_view import SeenVersion, ShardView, ViewRequest
 from persist.core.truncation import RowDrop, clipped, drops_within, taken_away
 from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, newest, sound_schemas
 
@@ -75,7 +75,7 @@ class Listen(Timeable):
         self._selection = selection
         self._downgraded_s = transport.clock.monotonic()
         self._closed = False
-        self._seen: Seen | None = None
+        self._seen: SeenVersion | None = None
         self.known: int | None = None  # the id of the schema by whose names it selects; None: that of the first view
         self.schema: ShardSchema | None = None  # by which the updates of the last event are
         self.frontier = frontier(0 if as_of is None else as_of + 1)

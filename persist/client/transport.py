@@ -14,7 +14,7 @@ from persist.commit.location_identity import ID_KEY, ensure_id
 from persist.commit.storms import Storms
 from persist.commit.system import Clock
 from persist.core import commands as c
-from persist.core.audit_log import NOBODY, Caller, HistoryPage, Place
+from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run
 from persist.core.errors import UnknownShard
 from persist.core.ids import IdSource, ShardId
@@ -124,7 +124,7 @@ class Transport(Protocol):
         """Commit a command. The commit history keeps what `caller` says; a server knows itself who that is."""
         ...
 
-    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+    def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         """Some of the commit history before a place (None: its end), newest first, at most `limit` entries."""
         ...
 
@@ -216,7 +216,7 @@ class ForwardingTransport:
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         return self.inner.apply(name, command, caller)
 
-    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+    def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         return self.inner.history(name, before, limit, maintenance)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
@@ -260,7 +260,7 @@ class OneShard(ForwardingTransport):
             leases.let_go(name)
         return super().apply(name, replace(command, shard=self.shard), caller)
 
-    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+    def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         found = super().history(name, before, limit, maintenance)
         if found.shard != self.shard:
             raise UnknownShard(outlived(name))

@@ -14,7 +14,16 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from persist.commit.commit_plan import BundleUp, Collect, FlushHistory, FlushIndex, FlushTokens, Merge, Retain, RollUp
+from persist.commit.commit_plan import (
+    BatchMerge,
+    BundleUp,
+    Collect,
+    FlushHistory,
+    FlushIndex,
+    FlushTokens,
+    Retain,
+    RollUp,
+)
 from persist.core.batch import HollowBatch
 from persist.core.ids import SeqNo
 from persist.core.manifests import to_bundle
@@ -32,7 +41,7 @@ class Duty(Struct, frozen=True):
     """One piece of upkeep: a task of the blob store. `inputs` are the parts that it will replace."""
 
     kind: str
-    task: Merge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory | Collect | Retain
+    task: BatchMerge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory | Collect | Retain
     inputs: frozenset[str] = frozenset()
 
 
@@ -175,7 +184,7 @@ class Upkeep:
         if not found["garbage"]:
             found = {"inline": inline_due(state.trace, self._policy, taken), "tier": tier_due(state.trace, taken)}
         for kind, batches in found.items():
-            merge = Merge(state, batches)
+            merge = BatchMerge(state, batches)
             if batches and len(inputs := merge.inputs) > 1:
                 yield Duty(kind, merge, inputs)
 

@@ -13,7 +13,16 @@ from blob import Blob, BlobNotFound, BlobUnavailable
 from blob.metrics import ForwardingBlob
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache, StaleIndex
-from persist.commit.commit_plan import BundleUp, Count, FlushHistory, FlushIndex, FlushTokens, Merge, RollUp, Spill
+from persist.commit.commit_plan import (
+    AppendCount,
+    BatchMerge,
+    BundleUp,
+    FlushHistory,
+    FlushIndex,
+    FlushTokens,
+    RollUp,
+    Spill,
+)
 from persist.commit.counters import MachineMetrics
 from persist.commit.spill_files import EntryFiles, OutcomeFiles
 from persist.commit.state_loader import Versions
@@ -22,7 +31,7 @@ from persist.core.attribute import AttributeKey
 from persist.core.batch import HollowBatch, Listing, Part, Run
 from persist.core.blob_keys import COMPACTOR, FLUSHER, bundle_key, is_of_maintenance
 from persist.core.clock_index import Mark
-from persist.core.dedup import Outcome
+from persist.core.dedup import TokenOutcome
 from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.ids import IdSource, PartId, ShardId, mint
 from persist.core.invariants import check_state
@@ -106,7 +115,7 @@ def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob
 PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 
-WorkTask = Count | Spill | Merge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory
+WorkTask = AppendCount | Spill | BatchMerge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory
 
 
 class WorkerFiles(NamedTuple):
@@ -140,11 +149,11 @@ class BlobWorker:
         `newest` is the newest State that this process knows. `refresh` reads what others have committed since, by which
         a blob may be gone that the task needs.
         """
-        if isinstance(task, Count):
+        if isinstance(task, AppendCount):
             return self._counted(task)
         if isinstance(task, Spill):
             return self._spilled(task)
-        if isinstance(task, Merge):
+        if isinstance(task, BatchMerge):
             if newest is not task.state and newest.trace.covering(task.inputs) is None:
                 return None  # another has merged these batches since the task was set
             try:
@@ -167,7 +176,7 @@ class BlobWorker:
             return self._files.entries.flush(newest)
         return self._files.attributes.flush(newest)
 
-    def _counted(self, task: Count) -> c.Command:
+    def _counted(self, task: AppendCount) -> c.Command:
         command, upper = task.command, task.state.upper.element
         assert upper is not None
         files = Files(self._versions.blob, sound_schemas(task.state.schemas))
@@ -232,7 +241,7 @@ class GroupRead(Struct, frozen=True):
     """
 
     indexed: Indexed
-    remembered: Mapping[str, Outcome]
+    remembered: Mapping[str, TokenOutcome]
     unread: Mapping[int, PersistError] = {}
 
 
@@ -249,7 +258,7 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
     shown: dict[int, Mark | None] = {}
     spans: dict[tuple[int, int], tuple[Mark, ...]] = {}
     first_ms: int | None = None
-    remembered: dict[str, Outcome] = {}
+    remembered: dict[str, TokenOutcome] = {}
     unread: dict[int, PersistError] = {}
     for place, command in enumerate(commands):
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from persist.commit.state_loader import Versions
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, HistoryLost, PersistError, ReadOnly, UnknownShard
-from persist.core.shard_view import Seen
+from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.core.transitions.context import Renewed
 
@@ -144,12 +144,12 @@ class CachedState:
             self._leases.saw(state, asked_s, self._clock.monotonic())
             return self.publish(state)
 
-    def check_seen(self, state: State, seen: Seen | None) -> None:
+    def check_seen(self, state: State, seen: SeenVersion | None) -> None:
         """HistoryLost: the caller has read a State that did not lead to `state`, which was read here after that.
 
         What the log does not tell any more cannot be compared.
         """
-        if seen is None or seen == Seen(state.seqno, state.commit_id):
+        if seen is None or seen == SeenVersion(state.seqno, state.commit_id):
             return
         if state.seqno <= seen.seqno:  # perhaps this process has not heard of it yet
             state = self.refresh()

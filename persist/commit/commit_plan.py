@@ -14,7 +14,7 @@ from msgspec import Struct
 from persist.core import commands as c
 from persist.core import dedup as tokens
 from persist.core import invariants, state_diff
-from persist.core.audit_log import NOBODY, Caller, Entry
+from persist.core.audit_log import NOBODY, Caller, CommandEntry
 from persist.core.batch import HollowBatch
 from persist.core.errors import InlineBudget, Overloaded, PersistError
 from persist.core.frontier import MINIMUM, Antichain
@@ -54,7 +54,7 @@ class Spill(Struct, frozen=True):
     command: c.Command
 
 
-class Count(Struct, frozen=True):
+class AppendCount(Struct, frozen=True):
     """A task: count the rows of this append that `state` lacks, of whose times it has the first. Ends in the command.
 
     Its parts that begin before the upper tell there, as `given`, how many updates they count for.
@@ -64,7 +64,7 @@ class Count(Struct, frozen=True):
     command: c.Append
 
 
-class Merge(Struct, frozen=True):
+class BatchMerge(Struct, frozen=True):
     """A task: merge these adjacent batches of `state` into one part. Ends in a MergeResult."""
 
     state: State
@@ -135,7 +135,7 @@ class Given(Struct, frozen=True):
     verdicts: Sequence[Verdict] = ()
     lease_clock_ms: int | None = None
     renewed: tuple[Renewed, ...] = ()
-    remembered: Mapping[str, tokens.Outcome] = {}
+    remembered: Mapping[str, tokens.TokenOutcome] = {}
     store_ms: int = 0
     unread: Mapping[int, PersistError] = {}
     checked_ms: int | None = None
@@ -158,7 +158,7 @@ class Commit(Struct, frozen=True):
     commands: Sequence[c.Command]
 
 
-Task = Count | Spill | Merge
+Task = AppendCount | Spill | BatchMerge
 Planning = Generator[Task, Supply, Commit]
 
 
@@ -194,7 +194,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if added > 0:
         for turn in range(RELIEFS_MAX):
             batches = _relief(state, 0 if turn else added, given)
-            merge = (yield Merge(state, batches)) if batches else None
+            merge = (yield BatchMerge(state, batches)) if batches else None
             if not isinstance(merge, c.MergeResult):
                 break  # nothing is due, or the blob store did not take it: another commit asks again
             with contextlib.suppress(PersistError):
@@ -260,14 +260,14 @@ def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:
 
 def _stepped(
     base: State, commands: list[c.Command], given: Given, context: Context
-) -> Generator[Count | Spill, Supply, tuple[State, list[Outcome], list[Entry]]]:
+) -> Generator[AppendCount | Spill, Supply, tuple[State, list[Outcome], list[CommandEntry]]]:
     """The State after all commands, their outcomes, and what they leave in the commit history.
 
     A command that is spilled takes the place of the first one.
     """
     state = base
     outcomes: list[Outcome] = []
-    entries: list[Entry] = []
+    entries: list[CommandEntry] = []
     callers = given.callers or [NOBODY] * len(commands)
     verdicts = given.verdicts or [UNCHECKED] * len(commands)
     for index, command in enumerate(commands):
@@ -278,7 +278,7 @@ def _stepped(
             context = replace(context, verdict=verdicts[index])
         try:
             if isinstance(command, c.Append) and command.lower < state.upper < command.upper:
-                command = _done((yield Count(state, command)))
+                command = _done((yield AppendCount(state, command)))
             try:
                 following, result = step(state, command, context)
             except InlineBudget:

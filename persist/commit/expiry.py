@@ -138,11 +138,11 @@ def _leases(state: State) -> Iterator[tuple[_Key, Leased]]:
             yield (kind, key), lease
 
 
-def _as_leases(found: dict[_Key, Leased]) -> c.Leases:
+def _as_leases(found: dict[_Key, Leased]) -> c.LapsedLeases:
     def of(kind: str) -> dict[str, Leased]:
         return {key: lease for (its_kind, key), lease in found.items() if its_kind == kind}
 
-    return c.Leases(**{kind: of(kind) for kind in _KINDS})  # type: ignore[arg-type]
+    return c.LapsedLeases(**{kind: of(kind) for kind in _KINDS})  # type: ignore[arg-type]
 
 
 # Moves a shard's own hold on since as its history gets older, and lets tags and dropped rows go.

@@ -48,7 +48,7 @@ from persist.commit.system import (
     ThreadBackground,
 )
 from persist.commit.tracing import Tracer
-from persist.core.audit_log import HistoryPage, Place
+from persist.core.audit_log import EntryPlace, HistoryPage
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
 from persist.core.ids import IdSource
 from persist.core.phases import dropped
@@ -214,7 +214,7 @@ class Location:
             return NO_SETTINGS
         return self._history.of(name)
 
-    def history_page(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+    def history_page(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         """At most `limit` entries of the shard's commit history before a place (None: its end), newest first.
 
         Raises UnknownShard, Corruption (a blob of it is damaged or

@@ -15,7 +15,7 @@ from blob import Blob, BlobExists, BlobNotFound, BlobStat
 from consensus import HIDDEN, Consensus, ConsensusIndeterminate, Entry
 from persist.commit.system import Clock, Moment, moment
 from persist.core.errors import InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
-from persist.core.ids import Binding, IdSource
+from persist.core.ids import IdSource, LocationBinding
 from persist.formats.state_frames import FIRST_FORMAT, THIS_BUILD, Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated
 
@@ -127,9 +127,9 @@ class Looks:
 
 # Which location the two stores belong to, and whether they belong together.
 #
-# At first use the two stores of a location are bound: the same record, a `Binding`, is put into both. Every process
-# compares them when it opens the location, and again before it deletes anything. So stores that were paired by mistake,
-# and a store that was emptied or is another one than before, are refused before they can harm each other.
+# At first use the two stores of a location are bound: the same record, a `LocationBinding`, is put into both. Every
+# process compares them when it opens the location, and again before it deletes anything. So stores that were paired by
+# mistake, and a store that was emptied or is another one than before, are refused before they can harm each other.
 #
 # - The blob store holds the location's id, `location-id`, which is random and written once, and for each epoch the
 #   binding, `epoch/1`, `epoch/2`, …, each written once.
@@ -180,7 +180,7 @@ class Identity:
         self._clock = clock
         self._build = build
         self._lock = threading.Lock()
-        self._binding: Binding | None = None
+        self._binding: LocationBinding | None = None
         self._newer = False  # whether the blob store has a later epoch
         self._newer_by = 0  # and which look has told
         self._copied: InvalidUsage | Unavailable | None = None  # as it is said where the store has become a copy
@@ -190,7 +190,7 @@ class Identity:
         self._fence_after_s: float | None = None  # a process that could not look for so long stops writing
         self._looks = Looks(self._look, clock)
 
-    def check(self) -> Binding:
+    def check(self) -> LocationBinding:
         """The binding of the stores. They are compared once, and bound if they are new.
 
         Raises InvalidUsage: they do not belong together. It says what to do. With `shows_no_copy` also where the blob
@@ -205,7 +205,7 @@ class Identity:
         if (copied := self._copied) is not None:
             raise type(copied)(copied.message)
 
-    def binding(self) -> Binding:
+    def binding(self) -> LocationBinding:
         """As `check`, also where the blob store has become a copy."""
         binding = self._binding
         if binding is None:
@@ -295,7 +295,7 @@ class Identity:
             self.look()
         self.check_writable()
 
-    def _compare(self, number: int) -> Binding:
+    def _compare(self, number: int) -> LocationBinding:
         """Compare the stores, and bind them if neither was bound. `number`: that of the look."""
         entry = self._entry() or self._bound()
         binding = decode_binding(entry.data, self._build)
@@ -359,7 +359,7 @@ class Identity:
             )
         with translated():
             location_id = ensure_id(self._blob, self._ids)
-            binding = Binding(location_id, FIRST_EPOCH, self._ids.uuid7())
+            binding = LocationBinding(location_id, FIRST_EPOCH, self._ids.uuid7())
             data = encode_binding(binding)
             self._blob.put(_offer_key(binding), b"")
             with contextlib.suppress(ConsensusIndeterminate):  # or another process was quicker: the log tells
@@ -369,7 +369,7 @@ class Identity:
             raise Unavailable(f"{self._consensus.url} did not take the binding of this location; retry")
         return entry
 
-    def _finish_binding(self, binding: Binding, data: bytes) -> None:
+    def _finish_binding(self, binding: LocationBinding, data: bytes) -> None:
         """Put the binding of the log beside the blobs, if these are of the same location: who bound them was killed."""
         if self._blob.stat(_offer_key(binding)) is None:
             self._refuse(
@@ -402,7 +402,7 @@ def _numbers(listed: Iterable[BlobStat]) -> Iterator[int]:
     return (int(number) for number in numbers if number.isdecimal())
 
 
-def _offer_key(binding: Binding) -> str:
+def _offer_key(binding: LocationBinding) -> str:
     """What tells, once the log has taken a binding, that it was made for this very blob store."""
     return f"offer/{binding.pair}"
 

@@ -16,10 +16,10 @@ from persist.commit.blob_tasks import BlobWorker, GroupRead, WorkerFiles, read_a
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import (
+    BatchMerge,
     Collect,
     Commit,
     Given,
-    Merge,
     Outcome,
     Retain,
     Supply,
@@ -469,13 +469,13 @@ class Machine(CachedState):
         return 0
 
     def _supply(self, task: Task) -> Supply:
-        self.metrics.reliefs += isinstance(task, Merge)
+        self.metrics.reliefs += isinstance(task, BatchMerge)
         try:
             return self._blobs.done(task, task.state)
         except PersistError as error:
             return error
         except Exception as error:
-            if isinstance(task, Merge):
+            if isinstance(task, BatchMerge):
                 raise
             return error  # even a bug harms only the command that needs this
 

@@ -12,9 +12,9 @@ from persist.attributes.node_store import NodeCache, StaleIndex
 from persist.commit.state_loader import Versions
 from persist.commit.system import probed
 from persist.core import commands as c
-from persist.core.audit_log import Committed, EntryFile, HistoryPage, Place, Told, entry_files_to_merge
+from persist.core.audit_log import Committed, EntryFile, EntryPlace, HistoryPage, PlacedEntry, entry_files_to_merge
 from persist.core.blob_keys import entries_key, outcomes_key
-from persist.core.dedup import Outcome, OutcomeFile, births, key_of, outcome_files_to_merge
+from persist.core.dedup import OutcomeFile, TokenOutcome, births, key_of, outcome_files_to_merge
 from persist.core.errors import Corruption
 from persist.core.ids import IdSource, SeqNo
 from persist.core.state import Policy, State
@@ -47,23 +47,23 @@ class EntryFiles:
         self._ids = ids
         self._cache = cache
 
-    def page(self, state: State, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+    def page(self, state: State, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         """At most `limit` entries of the State's history before that place, newest first.
 
         Raises BlobNotFound where a file is gone, and Corruption.
         """
-        told: list[Told] = []
+        told: list[PlacedEntry] = []
         looked_at = 0
         for seqno, commit in self._commits(state, before.seqno if before is not None else state.seqno):
             for number in reversed(range(len(commit.entries))):
-                place = Place(seqno, number)
+                place = EntryPlace(seqno, number)
                 if before is not None and (seqno, number) >= (before.seqno, before.number):
                     continue
                 if len(told) == limit or looked_at == LOOKED_AT_MAX:
-                    return HistoryPage(state.shard_id, tuple(told), Place(seqno, number + 1))
+                    return HistoryPage(state.shard_id, tuple(told), EntryPlace(seqno, number + 1))
                 looked_at += 1
                 if maintenance or not is_maintenance(commit.entries[number]):
-                    told.append(Told(place, commit.at_ms, commit.entries[number]))
+                    told.append(PlacedEntry(place, commit.at_ms, commit.entries[number]))
         return HistoryPage(state.shard_id, tuple(told))
 
     def flush(self, state: State) -> c.FlushEntries | None:
@@ -139,7 +139,7 @@ class OutcomeFiles:
         self._ids = ids
         self._cache = cache
 
-    def remembered(self, state: State, commands: Iterable[c.Command]) -> dict[str, Outcome]:
+    def remembered(self, state: State, commands: Iterable[c.Command]) -> dict[str, TokenOutcome]:
         """What the files hold of the tokens of these commands, and of writers that are to be registered."""
         found = {}
         for command in commands:
@@ -188,7 +188,7 @@ class OutcomeFiles:
             return probed(self._blob, self._ids)
         return None
 
-    def _lookup(self, file: OutcomeFile, key: str) -> Outcome | None:
+    def _lookup(self, file: OutcomeFile, key: str) -> TokenOutcome | None:
         place = (file.key, 0)
         cached = self._cache.get(place)
         if cached is None:

@@ -64,7 +64,7 @@ CATCH_UP_SCANS_MAX = 2  # further behind than this, loading anew is cheaper
 ROLLUPS_LISTED_MAX = 10_000  # looked at for one beyond the log's head, when a shard is loaded
 
 
-class Cut(Unavailable):
+class LogCut(Unavailable):
     """A log entry was cut while it was read."""
 
 
@@ -201,7 +201,7 @@ class Versions:
             live = self.diffs(name, change.seqno, 1)
             if live and live[0].seqno == change.seqno:
                 raise Corruption(f"the state diff v{change.seqno} of shard {name!r} is missing: {key}") from error
-            raise Cut(
+            raise LogCut(
                 f"the state diff v{change.seqno} of shard {name!r} was collected meanwhile; look again"
             ) from error
         if (found.seqno, found.commit_id) != (change.seqno, change.commit_id):
@@ -412,7 +412,7 @@ class Versions:
             try:
                 for change, _ in page[1:]:
                     state = state_diff.apply(self.whole(state.name, change), state)
-            except Cut:
+            except LogCut:
                 break
             if len(page) < SCAN_LIMIT:
                 self.ends(state.name, state.commit_id, page[-1][1])

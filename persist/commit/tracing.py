@@ -19,7 +19,7 @@ TRACEPARENT = "traceparent"
 TRACEPARENT_CHARS_MAX = 128
 
 
-class Span(Protocol):
+class TraceSpan(Protocol):
     """A span under way."""
 
     def tell(self, name: str, value: str | int) -> None:
@@ -46,7 +46,7 @@ class Tracer(Protocol):
         kind: str = "internal",
         below: Place | None = None,
         links: Sequence[Place] = (),
-    ) -> AbstractContextManager[Span]:
+    ) -> AbstractContextManager[TraceSpan]:
         """A span for the length of a `with`, during which it is the current one.
 
         It hangs below the place `below`, else below the current span. `kind`: `client`, `server` or `internal`.

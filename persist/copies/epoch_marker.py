@@ -12,7 +12,7 @@ from persist.commit.state_loader import FIRST
 from persist.copies.shard_facts import Readable
 from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno, shard_of
 from persist.core.errors import Conflict, Corruption
-from persist.core.ids import Binding, family_of, shard_id_of
+from persist.core.ids import LocationBinding, family_of, shard_id_of
 from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated
 
@@ -31,7 +31,7 @@ class Mark:
     """The newest entry of the mark's log. `binding.pair` is "" where it was taken back."""
 
     seqno: int
-    binding: Binding
+    binding: LocationBinding
 
     @property
     def is_taken_back(self) -> bool:
@@ -58,7 +58,7 @@ def is_bound(consensus: Consensus, mark: Mark) -> bool:
     return entry is not None and entry.data == encode_binding(mark.binding)
 
 
-def set_mark(consensus: Consensus, binding: Binding, build: Build) -> None:
+def set_mark(consensus: Consensus, binding: LocationBinding, build: Build) -> None:
     """Mark the store, in which no mark is, or one that was taken back. Raises Conflict: another one was quicker."""
     before = mark_of(consensus, build)
     with translated():
@@ -68,7 +68,7 @@ def set_mark(consensus: Consensus, binding: Binding, build: Build) -> None:
         raise Conflict(f"another recovery into {consensus.url} was begun; look, then retry")
 
 
-def begin_marked(consensus: Consensus, binding: Binding, build: Build) -> None:
+def begin_marked(consensus: Consensus, binding: LocationBinding, build: Build) -> None:
     """Decide that logs begin under this binding. Repeating it is safe. Raises Conflict: it was taken back meanwhile."""
     found = mark_of(consensus, build)
     if found is not None and found.binding == binding and not found.has_begun:
@@ -83,7 +83,7 @@ def take_back(consensus: Consensus, mark: Mark, build: Build) -> None:
     """Decide that nothing becomes of the mark. Repeating it is safe. Raises Conflict: it has begun as home."""
     if mark.is_taken_back:
         return
-    gone = Binding(mark.binding.location_id, mark.binding.epoch, "")
+    gone = LocationBinding(mark.binding.location_id, mark.binding.epoch, "")
     with translated():
         is_in_use = consensus.head(LOG_KEY) is not None or bool(consensus.keys("", "", 1))
         if not mark.has_begun and not is_in_use:
@@ -93,7 +93,7 @@ def take_back(consensus: Consensus, mark: Mark, build: Build) -> None:
         raise Conflict(f"{consensus.url} has begun as home: repeat the switch; it cannot be undone")
 
 
-def hold_epoch(blob: Blob, binding: Binding) -> None:
+def hold_epoch(blob: Blob, binding: LocationBinding) -> None:
     """Write the epoch, once. Repeating it is safe. Raises Conflict: it is of another consensus store."""
     with translated():
         try:

@@ -37,7 +37,7 @@ from persist.core.blob_keys import BEATS, is_beat_key
 from persist.core.erasure import Erasure
 from persist.core.errors import Conflict, Corruption, InvalidUsage
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
-from persist.core.ids import Binding, SeqNo
+from persist.core.ids import LocationBinding, SeqNo
 from persist.core.record import replace
 from persist.core.shard_view import digest_of
 from persist.core.state import State
@@ -70,7 +70,7 @@ class How:
     gap: int = GAP
     older: Consensus | None = None
     fenced: Sequence[Blob] = ()
-    handed_over: Binding | None = None
+    handed_over: LocationBinding | None = None
     least: int = 0
     note: Callable[[Recovered, frozenset[str]], object] = lambda found, begun: None
 
@@ -151,8 +151,8 @@ class _Plan:
 class _Unbound(Identity):
     """That of stores which are not bound yet. Only a recovery may write there."""
 
-    def check(self) -> Binding:
-        return Binding("", 0, "")
+    def check(self) -> LocationBinding:
+        return LocationBinding("", 0, "")
 
     def check_writable(self) -> None:
         return
@@ -178,7 +178,7 @@ def plan(
     if older is not None:
         _check_older(blob, older, location.settings.build)
     bucket = Bucket(blob, location.settings.build, older)
-    planned = _planned(bucket, How(gap=gap, older=older), Binding("", 0, "0" * 32))
+    planned = _planned(bucket, How(gap=gap, older=older), LocationBinding("", 0, "0" * 32))
     with translated():  # a copy may lack an epoch of which something else tells
         told = [epoch for other in (blob, *fenced) for epoch in epochs_in(other)]
     last = max(FIRST_EPOCH, least, bucket.epoch, after, *told)
@@ -259,7 +259,7 @@ def ended(location: Location) -> Recovered | None:
 # --- what is there
 
 
-def _look(blob: Blob, consensus: Consensus, build: Build) -> tuple[Binding | None, int]:
+def _look(blob: Blob, consensus: Consensus, build: Build) -> tuple[LocationBinding | None, int]:
     """Check that the consensus store is empty, or a recovery into it was begun: its mark.
 
     Beyond the other number is the epoch of the next mark: one that was taken back left home at the epoch after it.
@@ -296,7 +296,7 @@ def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
             )
 
 
-def _planned(bucket: Bucket, how: How, binding: Binding) -> list[_Plan]:
+def _planned(bucket: Bucket, how: How, binding: LocationBinding) -> list[_Plan]:
     planned = []
     for found in bucket.found():
         if how.handed_over and not found.unborn and (found.state is None or found.state.handed_over != binding.epoch):
@@ -369,7 +369,7 @@ def _beat_ms(blob: Blob) -> int | None:
 # --- step by step
 
 
-def marked(location: Location, epoch: int) -> Binding:
+def marked(location: Location, epoch: int) -> LocationBinding:
     """The binding that is to be, of this epoch, which the new consensus store keeps until it is there.
 
     Repeating it gives the same one, whatever the epoch. Raises InvalidUsage, Conflict (another store has taken over).
@@ -385,12 +385,12 @@ def marked(location: Location, epoch: int) -> Binding:
         )
     with translated():
         location_id = blob.get(ID_KEY).decode("ascii", "replace")
-    binding = Binding(location_id, epoch, location.ids.uuid7())
+    binding = LocationBinding(location_id, epoch, location.ids.uuid7())
     set_mark(consensus, binding, location.settings.build)
     return binding
 
 
-def fence(blob: Blob, binding: Binding) -> None:
+def fence(blob: Blob, binding: LocationBinding) -> None:
     """Write the epoch: processes of the old one only read, once they see it. Repeating it is safe. Raises Conflict."""
     hold_epoch(blob, binding)
     with translated():
@@ -399,7 +399,7 @@ def fence(blob: Blob, binding: Binding) -> None:
         raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}")
 
 
-def _held(blob: Blob, binding: Binding) -> bytes | None:
+def _held(blob: Blob, binding: LocationBinding) -> bytes | None:
     try:
         with translated_but_missing():
             return blob.get(epoch_key(binding.epoch))
@@ -424,7 +424,7 @@ def _up_to(build: Build, version: int) -> Build:
     return Build(tuple(known for known in build.formats if known <= version), build.features)
 
 
-def _bind(location: Location, binding: Binding) -> None:
+def _bind(location: Location, binding: LocationBinding) -> None:
     data = encode_binding(binding)
     with translated():
         location.consensus.compare_and_set(LOG_KEY, 1, data)

@@ -17,7 +17,7 @@ from blob import Blob, BlobNotFound, BlobStat
 from consensus import Consensus
 from persist.commit.blob_tasks import keys_in
 from persist.commit.clone_refs import LoanLists
-from persist.commit.state_loader import FIRST, Cut, Versions
+from persist.commit.state_loader import FIRST, LogCut, Versions
 from persist.commit.system import Clock
 from persist.core import state_diff
 from persist.core.batch import Description, Part
@@ -160,7 +160,7 @@ class LoggedDiff:
     size: int
     change: StateDiff | None
     wrong: str = ""
-    cut: Cut | None = None
+    cut: LogCut | None = None
 
 
 def head_of(location: Readable, name: str) -> int:
@@ -198,7 +198,7 @@ def _read_entry(versions: Versions, name: str, seqno: int, data: bytes) -> Logge
         change = versions.whole(name, versions.decode(data))
     except (Corruption, UpgradeNeeded) as error:
         return LoggedDiff(seqno, len(data), None, f"the log entry v{seqno} cannot be read: {error.message}")
-    except Cut as error:
+    except LogCut as error:
         return LoggedDiff(seqno, len(data), None, error.message, error)
     if change.seqno != seqno:
         return LoggedDiff(seqno, len(data), None, f"the log entry v{seqno} holds the state diff v{change.seqno}")

@@ -39,7 +39,7 @@ class Caller(Record, frozen=True):
 NOBODY = Caller()
 
 
-class Entry(Record, frozen=True):
+class CommandEntry(Record, frozen=True):
     """What one command did. `[lower, upper)` are the times that it added, or of which it tells (docs/history.md).
 
     `rows` and `size` (bytes) are what it added, as `event_count` and `byte_count` count. `retractions` are those of the
@@ -61,7 +61,7 @@ def purpose_of(operation: str, point: int, said: str) -> str:
     return said if said == words else ", ".join(filter(None, (said, words)))
 
 
-def point_of(entry: Entry) -> int | None:
+def point_of(entry: CommandEntry) -> int | None:
     """The time to which a restore went back, or before which a truncation took rows away; None: it is not recorded."""
     words, caller = POINTS.get(entry.operation), entry.caller
     if words is None or caller is None:
@@ -74,7 +74,7 @@ class Committed(Record, frozen=True):
     """The entries of one commit, in the order of its commands, and when it was made, by its committer's clock."""
 
     at_ms: int
-    entries: tuple[Entry, ...]
+    entries: tuple[CommandEntry, ...]
 
     @property
     def info_bytes(self) -> int:
@@ -120,27 +120,27 @@ class BlockIndex(Record, frozen=True):
     blocks: tuple[BlockAt, ...]
 
 
-class Place(Record, frozen=True):
+class EntryPlace(Record, frozen=True):
     """Where an entry stands: the `number` of its command among those of its commit, from 0 on."""
 
     seqno: SeqNo
     number: int
 
 
-class Told(Record, frozen=True):
+class PlacedEntry(Record, frozen=True):
     """An entry, where it stands and when it was committed (milliseconds since 1970, by the committer's clock)."""
 
-    place: Place
+    place: EntryPlace
     at_ms: int
-    entry: Entry
+    entry: CommandEntry
 
 
 class HistoryPage(Record, frozen=True):
     """Some entries of a shard, newest first. More follow before the place `following`; None: there are no more."""
 
     shard: ShardId
-    told: tuple[Told, ...]
-    following: Place | None = None
+    told: tuple[PlacedEntry, ...]
+    following: EntryPlace | None = None
 
 
 def entry_files_to_merge(

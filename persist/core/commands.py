@@ -39,7 +39,7 @@ from persist.core.history_commands import AgeHistory as AgeHistory
 from persist.core.history_commands import CutKept as CutKept
 from persist.core.history_commands import DropBefore as DropBefore
 from persist.core.history_commands import Edit as Edit
-from persist.core.history_commands import Editing as Editing
+from persist.core.history_commands import EditCommand as EditCommand
 from persist.core.history_commands import Erase as Erase
 from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetDropped as ForgetDropped
@@ -108,7 +108,7 @@ from persist.core.shard_commands import EndLoan as EndLoan
 from persist.core.shard_commands import EvolveSchema as EvolveSchema
 from persist.core.shard_commands import ForgetLapsed as ForgetLapsed
 from persist.core.shard_commands import HandOver as HandOver
-from persist.core.shard_commands import Leases as Leases
+from persist.core.shard_commands import LapsedLeases as LapsedLeases
 from persist.core.shard_commands import Lend as Lend
 from persist.core.shard_commands import LendOn as LendOn
 from persist.core.shard_commands import Lent as Lent

@@ -26,7 +26,7 @@ FILE_SPAN_PART = 8  # and while its oldest outcome is younger than this part of 
 RETIRED_PER_COMMIT_MAX = 1_000  # writers whose leases lapsed; the others follow with later commits
 
 
-class Outcome(Record, frozen=True):
+class TokenOutcome(Record, frozen=True):
     """What became of the command of one token: it took `[lower, upper)`; `at_ms` is when, by the State's clock.
 
     `digest` is of what was asked for, so that a token is not taken for another command. Empty: not known.

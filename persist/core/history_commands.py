@@ -231,7 +231,7 @@ EDITS = (
 )  # verbs, as the commit history has them
 
 
-class Editing(Rewrite, frozen=True, kw_only=True):
+class EditCommand(Rewrite, frozen=True, kw_only=True):
     """The rows are what a verb, such as `upsert`, changes in the contents as of `as_of` (-1: nothing is there yet).
 
     -> Appended. With `drops` all that is there goes as well, as by `DropBefore`, and an `expected_upper` of [] stands
@@ -246,13 +246,13 @@ class Editing(Rewrite, frozen=True, kw_only=True):
     drops: bool = False
 
 
-class Edit(Editing, frozen=True, kw_only=True):
-    """See `Editing`; `cut` as for CompareAndAppend. -> Appended"""
+class Edit(EditCommand, frozen=True, kw_only=True):
+    """See `EditCommand`; `cut` as for CompareAndAppend. -> Appended"""
 
     cut: int = 0
 
 
-class Reshape(Editing, frozen=True, kw_only=True):
+class Reshape(EditCommand, frozen=True, kw_only=True):
     """An edit, and in the same commit `schema` becomes current, iff the current id is `expected_id`. -> Appended
 
     The rows are of the schema after that, or of one before it. What is refused changes neither rows nor columns:

@@ -128,7 +128,7 @@ def check_shard_name(name: object) -> str:
 # What binds two stores into one location: the same record lies in both.
 
 
-class Binding(Record, frozen=True):
+class LocationBinding(Record, frozen=True):
     """The id of a location, its epoch (1 at first), and which pair of stores was bound: `pair` is fresh at each epoch.
 
     Two consensus stores that were bound to one blob store at the same time differ in `pair` alone.

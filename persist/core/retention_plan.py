@@ -86,7 +86,7 @@ class Due(Record, frozen=True):
     passes: tuple[str, ...] = ()
 
 
-class Plan(Record, frozen=True):
+class RetentionPlan(Record, frozen=True):
     """What is due, and what holds back what the limits ask for; in sentences."""
 
     due: Due | None
@@ -123,24 +123,24 @@ def rows_before(state: State, upper: int) -> int | None:
     return None if later is None or total is None else total - later
 
 
-def plan(facts: Facts, now_ms: int) -> Plan:
+def plan(facts: Facts, now_ms: int) -> RetentionPlan:
     """What the policy does at this instant, which has to be a checked clock's for anything to be done by it."""
     policy = facts.policy
     if policy is None:
-        return Plan(None)
+        return RetentionPlan(None)
     wanted, why = _wanted(facts, policy, now_ms)
     if wanted is None:
-        return Plan(None)
+        return RetentionPlan(None)
     if (reason := blocked(facts)) is not None:
-        return Plan(None, (reason,))
+        return RetentionPlan(None, (reason,))
     last_ms, last = wanted
     held_by = tuple(_told(facts, name, last.upper) for name in behind(facts, last.upper))
     for at_ms, cut in reversed([found for found in facts.ahead if found[0] <= last_ms]):
         passes = behind(facts, cut.upper)
         max_age_ms = policy.consumers_max_age_ms
         if not passes or (max_age_ms is not None and at_ms <= now_ms - max_age_ms):
-            return Plan(Due(at_ms, cut, why, passes), held_by)
-    return Plan(None, held_by)
+            return RetentionPlan(Due(at_ms, cut, why, passes), held_by)
+    return RetentionPlan(None, held_by)
 
 
 def blocked(facts: Facts) -> str | None:

@@ -70,7 +70,7 @@ class TakeBack(Command, frozen=True):
 # Commands that end what has lapsed. `commands` has all of their names too.
 
 
-class Leases(Record, frozen=True):
+class LapsedLeases(Record, frozen=True):
     """Leases as they are in some State."""
 
     leased_readers: Mapping[Annotated[ReaderId, written(ReaderId)], LeasedReader] = {}
@@ -85,7 +85,7 @@ class ForgetLapsed(MaintainCommand, frozen=True):
     what is given here, is kept.
     """
 
-    silent: Leases = Leases()
+    silent: LapsedLeases = LapsedLeases()
 
 
 class RefuseStagedBefore(MaintainCommand, frozen=True):

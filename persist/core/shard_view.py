@@ -15,7 +15,7 @@ from persist.core.truncation import RowDrop, Truncations
 # What readers and writers need of a State, and how they ask for it.
 
 
-class Seen(Record, frozen=True):
+class SeenVersion(Record, frozen=True):
     """A State that somebody has read: its seqno, and the commit that made it."""
 
     seqno: SeqNo
@@ -47,9 +47,9 @@ class ShardView(Record, frozen=True):
     retracting: tuple[Run, ...] = ()
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> SeenVersion:
         """By which a later request tells what its caller has read."""
-        return Seen(self.seqno, self.commit_id)
+        return SeenVersion(self.seqno, self.commit_id)
 
     @property
     def is_dropped(self) -> bool:
@@ -94,7 +94,7 @@ class ViewRequest(Record, frozen=True):
     min_seqno: int = 0
     lower: Antichain = MINIMUM
     with_batches: bool = True
-    seen: Seen | None = None
+    seen: SeenVersion | None = None
     with_service_times: bool = False
 
 

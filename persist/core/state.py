@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
-from persist.core.audit_log import NOBODY, Caller, Committed, Entry, EntryFile
+from persist.core.audit_log import NOBODY, Caller, CommandEntry, Committed, EntryFile
 from persist.core.batch import Part
 from persist.core.clock_index import NEWBORN, UNSEALED, Seal
-from persist.core.dedup import Outcome, OutcomeFile
+from persist.core.dedup import OutcomeFile, TokenOutcome
 from persist.core.erasure import Erasure
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
@@ -206,7 +206,7 @@ class State(Record, frozen=True):
     commit_id: str = ""
     lease_clock_ms: int = 0
     swept_before_ms: int = 0
-    outcomes: Mapping[str, Outcome] = {}
+    outcomes: Mapping[str, TokenOutcome] = {}
     outcome_files: tuple[OutcomeFile, ...] = ()
     forgotten_ms: int = 0
     service_times: tuple[tuple[int, int], ...] = ()
@@ -419,7 +419,7 @@ def initial_state(
 ) -> State:
     """The State of a shard that was just created; its seqno is v1 once committed."""
     hold = MINIMUM if settings.keeps_history else EMPTY
-    entry = Entry("create", MINIMUM, MINIMUM, caller=caller if caller != NOBODY else None)
+    entry = CommandEntry("create", MINIMUM, MINIMUM, caller=caller if caller != NOBODY else None)
     made = {"seqno": SeqNo(1), "walltime_ms": now_ms, "schemas": {1: schema}}
     made |= {"entries": {SeqNo(1): Committed(now_ms, (entry,))}, "info_bytes": len(caller.info)}
     return replace(blank_state(name), seal=NEWBORN, settings=settings, history_hold=hold, **made)

@@ -14,7 +14,7 @@ from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.audit_log import Committed, EntryFile
 from persist.core.batch import HollowBatch
 from persist.core.clock_index import Seal
-from persist.core.dedup import Outcome, OutcomeFile
+from persist.core.dedup import OutcomeFile, TokenOutcome
 from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
 from persist.core.frontier import Antichain
@@ -158,7 +158,7 @@ class StateDiff(Record, frozen=True):
     parent_id: str = ""
     lease_clock_ms: int | None = None
     swept_before_ms: int | None = None
-    outcomes: MapDiff[str, Outcome] | None = None
+    outcomes: MapDiff[str, TokenOutcome] | None = None
     outcome_files: tuple[OutcomeFile, ...] | None = None
     forgotten_ms: int | None = None
     service_times: tuple[tuple[int, int], ...] | None = None

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from persist.core.dedup import Outcome
+from persist.core.dedup import TokenOutcome
 from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.frontier import Antichain
 
@@ -34,7 +34,7 @@ _CLOSED = -1  # stands for the frontier `[]`
 Prefixes = npt.NDArray[np.uint32]
 
 
-def encode(outcomes: Mapping[str, Outcome], files: Iterable[bytes] = ()) -> bytes:
+def encode(outcomes: Mapping[str, TokenOutcome], files: Iterable[bytes] = ()) -> bytes:
     """The bytes of a file with these outcomes, by id, and those of the files. Raises Corruption when one is damaged."""
     bodies = [_encoded(key, outcome) for key, outcome in outcomes.items()]
     for data in files:
@@ -71,7 +71,7 @@ def places(prefixes: Prefixes, key: str) -> tuple[int, int]:
     return start + first * OUTCOME_BYTES, (last - first) * OUTCOME_BYTES
 
 
-def decode(data: bytes) -> Iterator[tuple[str, Outcome]]:
+def decode(data: bytes) -> Iterator[tuple[str, TokenOutcome]]:
     """Ids and outcomes of a piece of a file. Raises Corruption."""
     if len(data) % OUTCOME_BYTES:
         raise Corruption(f"{len(data)} bytes of a file of outcomes are no whole outcomes")
@@ -79,10 +79,10 @@ def decode(data: bytes) -> Iterator[tuple[str, Outcome]]:
         if zlib.crc32(data[at : at + _BODY.size]) != _crc_at(data, at + _BODY.size):
             raise Corruption("an outcome in a file of outcomes fails its checksum")
         raw, length, digest, lower, upper, at_ms = _BODY.unpack_from(data, at)
-        yield (raw[8:] + raw[:8]).hex(), Outcome(_frontier(lower), _frontier(upper), digest[:length], at_ms)
+        yield (raw[8:] + raw[:8]).hex(), TokenOutcome(_frontier(lower), _frontier(upper), digest[:length], at_ms)
 
 
-def _encoded(key: str, outcome: Outcome) -> bytes:
+def _encoded(key: str, outcome: TokenOutcome) -> bytes:
     raw = bytes.fromhex(key)
     lower, upper = (_CLOSED if f.element is None else f.element for f in (outcome.lower, outcome.upper))
     digest = outcome.digest

@@ -21,7 +21,7 @@ from consensus import ENDED
 from persist.core.audit_log import Block, BlockIndex
 from persist.core.batch import Listing
 from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.ids import Binding
+from persist.core.ids import LocationBinding
 from persist.core.named_holds import LentKeys
 from persist.core.state import State, remembering
 from persist.core.state_diff import StateDiff
@@ -42,7 +42,7 @@ _HEADER = struct.Struct("<4scBI")
 HEAD_BYTES = _HEADER.size  # by which one frame is told from another: its checksum is in it
 _STATE = msgspec.msgpack.Decoder(State)
 _DIFF = msgspec.msgpack.Decoder(StateDiff)
-_BINDING = msgspec.msgpack.Decoder(Binding)
+_BINDING = msgspec.msgpack.Decoder(LocationBinding)
 _LISTING = msgspec.msgpack.Decoder(Listing)
 _LENT = msgspec.msgpack.Decoder(LentKeys)
 _BLOCK = msgspec.msgpack.Decoder(Block)
@@ -135,12 +135,12 @@ def decode_blocks(data: bytes, build: Build = THIS_BUILD) -> BlockIndex:
     return decoded(_BLOCKS, unframe(KIND_BLOCKS, data, "index of history", build), "index of history", Corruption)
 
 
-def encode_binding(binding: Binding) -> bytes:
+def encode_binding(binding: LocationBinding) -> bytes:
     """The durable bytes of a binding. They have the first format version, so that every build can read them."""
     return frame(KIND_BINDING, encoded(binding), FIRST_FORMAT)
 
 
-def decode_binding(data: bytes, build: Build = THIS_BUILD) -> Binding:
+def decode_binding(data: bytes, build: Build = THIS_BUILD) -> LocationBinding:
     """Read a binding. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
     return decoded(_BINDING, unframe(KIND_BINDING, data, "binding", build), "binding", Corruption)
 

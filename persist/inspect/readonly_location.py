@@ -31,7 +31,7 @@ from persist.core.errors import (
     UnknownShard,
     UpgradeNeeded,
 )
-from persist.core.ids import Binding, shard_id_of
+from persist.core.ids import LocationBinding, shard_id_of
 from persist.formats.state_frames import THIS_BUILD, Build, decode_binding
 from persist.formats.store_errors import translated
 from persist.inspect.documents import JsonRecord
@@ -44,7 +44,7 @@ from persist.inspect.documents import JsonRecord
 
 TWO_LOCATIONS = "the two stores belong to two locations"
 CACHE_BYTES_MAX = 16 * 1024 * 1024  # nodes of attribute indexes
-_NOTHING = Binding("", 0, "")
+_NOTHING = LocationBinding("", 0, "")
 T = TypeVar("T")
 
 
@@ -100,10 +100,10 @@ class LookedConsensus(ForwardingConsensus):
 class LookedIdentity(Identity):
     """Binds nothing, and refuses nothing but writes."""
 
-    def check(self) -> Binding:
+    def check(self) -> LocationBinding:
         return _NOTHING
 
-    def binding(self) -> Binding:
+    def binding(self) -> LocationBinding:
         return _NOTHING
 
     def check_writable(self) -> NoReturn:
@@ -260,7 +260,7 @@ def location_summary(look: Look, faults: Faults) -> LocationSummary:
         is_copy = look.blob.stat(COPY_KEY) is not None
     if is_copy:
         note("the blob store is a copy of another one, as its blob copy-of tells")
-    binding: Binding | None = None
+    binding: LocationBinding | None = None
     try:
         binding = None if entry is None else decode_binding(entry.data, look.build)
     except PersistError as error:
@@ -276,7 +276,7 @@ def location_summary(look: Look, faults: Faults) -> LocationSummary:
     return LocationSummary(location_id, epoch, version)
 
 
-def _compare(look: Look, binding: Binding, epochs: list[int], note: Callable[..., None]) -> None:
+def _compare(look: Look, binding: LocationBinding, epochs: list[int], note: Callable[..., None]) -> None:
     key = epoch_key(binding.epoch)
     with translated():
         held = _read(look, key)

@@ -13,7 +13,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CONFIRM_S = 1.0  # for so long the stores are asked about a clock
 
 
-class Clock(Protocol):
+class WallClock(Protocol):
     """Where time comes from; tests pass their own."""
 
     def now_ms(self) -> int:
@@ -31,7 +31,7 @@ LOOK_AHEAD_MS = 60_000  # how far a wall clock may lead beyond what the stores' 
 ASK_AGAIN_S = 10.0  # after a clock was not confirmed, for so long it is not followed, and nobody is asked
 
 
-class Followed:
+class BoundedClock:
     """A wall clock as far as it may be followed: at most `LOOK_AHEAD_MS` beyond the clocks of the stores.
 
     `confirmed` says whether an instant has been. It is asked about half of that before now; what it says holds for the
@@ -39,7 +39,7 @@ class Followed:
     one. So a wrong clock costs a question at times, and leads nobody astray.
     """
 
-    def __init__(self, clock: Clock, confirmed: Callable[[int], bool]) -> None:
+    def __init__(self, clock: WallClock, confirmed: Callable[[int], bool]) -> None:
         self._clock = clock
         self._confirmed = confirmed
         self._last: tuple[int, float] | None = None  # an instant that has been, and when that was known

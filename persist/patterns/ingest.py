@@ -15,7 +15,7 @@ from persist.client.schema_lineage import ShardSchema, known_by, own_handle, tak
 from persist.client.shard import Shard
 from persist.client.write import Pinned
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, PersistError, SchemaMismatch, Unavailable, shown
-from persist.patterns.bounded_clock import Clock
+from persist.patterns.bounded_clock import WallClock
 from persist.patterns.internal_shards import Stepping, whole_events
 from persist.patterns.reclock import (
     BEFORE_ALL,
@@ -294,7 +294,7 @@ class Minter:
             self._bindings.advance()
         return minted
 
-    def run(self, until: Callable[[], bool], clock: Clock, interval_s: float = 1.0) -> None:
+    def run(self, until: Callable[[], bool], clock: WallClock, interval_s: float = 1.0) -> None:
         """Tick at each interval until `until` says so. What a store does not answer is tried again at the next one.
 
         Raises: InvalidUsage (`interval_s` is no positive number), and what `tick` may, but for Unavailable and

@@ -33,7 +33,7 @@ from persist.core.errors import (
     shown,
 )
 from persist.core.frontier import TIME_MAX
-from persist.patterns.bounded_clock import Clock, Followed, confirmed_by
+from persist.patterns.bounded_clock import BoundedClock, WallClock, confirmed_by
 from persist.patterns.internal_shards import OwnColumns, whole_events
 
 # Positions in a source, as callers give them: checks, and what a binding is.
@@ -175,7 +175,7 @@ def times_by(bound: Numbers, times: Numbers, positions: Numbers) -> Numbers:
     return np.append(times, NOT_BOUND)[places]
 
 
-class Known:
+class KnownBindings:
     """Every binding with a time in `[since, upper)`, and where each partition stood before `since`."""
 
     def __init__(self) -> None:
@@ -382,7 +382,7 @@ class Bindings:
     already is answered, and not bound again.
     """
 
-    def __init__(self, shard: Shard, clock: Clock | None, settings: BindingsSettings) -> None:
+    def __init__(self, shard: Shard, clock: WallClock | None, settings: BindingsSettings) -> None:
         self.shard = shard
         self._own = OwnColumns(shard, "bindings")
         self._own.check(shard.schema)
@@ -390,13 +390,13 @@ class Bindings:
         self._lock = threading.Lock()
         self._writer = shard.open_writer(purpose="bindings")
         self._listen: Listen | None = None
-        self._known = Known()
-        self._clock = None if clock is None else Followed(clock, confirmed_by(shard))
+        self._known = KnownBindings()
+        self._clock = None if clock is None else BoundedClock(clock, confirmed_by(shard))
         self._load()
 
     @classmethod
     def open(
-        cls, client: Client, shard: str, *, clock: Clock | None = None, settings: BindingsSettings | None = None
+        cls, client: Client, shard: str, *, clock: WallClock | None = None, settings: BindingsSettings | None = None
     ) -> Self:
         """The bindings that the shard called `shard` keeps. It is made if it is not there.
 
@@ -592,13 +592,13 @@ class Bindings:
         known = self._read(time)
         return {} if known is None else known.at(time)
 
-    def _read(self, time: int) -> Known | None:
+    def _read(self, time: int) -> KnownBindings | None:
         """What the shard tells of the bindings up to `time`, from the last whole mint before it on."""
         found = since_a_whole_mint(self._own, time)
         if found is None:
             return None
         begin, heads, later = found
-        known = Known()
+        known = KnownBindings()
         known.begin(begin, heads)
         known.add(in_time(later), whole=False)
         return known
@@ -608,7 +608,7 @@ class Bindings:
         upper = self.shard.upper().element
         if upper is None:
             raise Conflict(f"shard {self.shard.name!r} of bindings is closed: nothing can be bound any more")
-        self._known = (self._read(upper - 1) if upper else None) or Known()
+        self._known = (self._read(upper - 1) if upper else None) or KnownBindings()
         self._known.reach(upper)
 
     def _learn_until(self, upper: int | None, wait_s: float) -> None:

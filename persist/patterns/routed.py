@@ -32,7 +32,7 @@ from persist.core.errors import (
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.patterns.internal_shards import whole_events
 from persist.patterns.partition_map import Epoch, Routes
-from persist.patterns.sequenced_append import Fingerprint, Kept, Numbered, held, table_by
+from persist.patterns.sequenced_append import Fingerprint, KeptFingerprint, Numbered, held, table_by
 
 # One writer over several shards: all rows of a key go to one of them, in order, each append once.
 #
@@ -55,7 +55,7 @@ class _Lane:
         self._shard = shard
         known = f"routed {routes.shard.name} {name}"
         self.numbered = Numbered(shard, known, str(epoch))
-        self.kept = Kept(self.numbered, known, str(epoch))
+        self.kept = KeptFingerprint(self.numbered, known, str(epoch))
         self._writer = writer
         self._gate = AttributeUpdate.replace_if_equals(routes.gate, epoch, epoch)
 

@@ -133,7 +133,7 @@ class Fingerprint:
         return self.keys == other.keys and (self.columns != other.columns or self.rows == other.rows)
 
 
-class Kept:
+class KeptFingerprint:
     """The fingerprint of a writer's last append to one shard, which changes with its rows. Arguments: as `Numbered`."""
 
     def __init__(self, numbered: Numbered, name: str, stage: str) -> None:

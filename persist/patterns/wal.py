@@ -46,7 +46,7 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
-from persist.patterns.bounded_clock import Clock, Followed, confirmed_by
+from persist.patterns.bounded_clock import BoundedClock, WallClock, confirmed_by
 from persist.patterns.internal_shards import Stepping, whole_events
 from persist.patterns.sequenced_append import TIME, FeedPosition, Numbered, one_table
 
@@ -64,7 +64,7 @@ class FrontEnd:
     of the write, `acknowledged` of a new one of its name tells.
     """
 
-    def __init__(self, log: Shard, name: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, log: Shard, name: str, *, clock: WallClock | None = None) -> None:
         """Take over from the one of this name before it.
 
         Args:
@@ -85,7 +85,7 @@ class FrontEnd:
         self._time_key = named_key(f"front end's last time {name}")
         self._followed = None
         if clock is not None:
-            self._followed = Followed(clock, confirmed_by(log))
+            self._followed = BoundedClock(clock, confirmed_by(log))
         self._numbered.take_over()
         self.acknowledged = self._numbered.last()  # writes up to this number are in the log
         self._upper: int | None = None

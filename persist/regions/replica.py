@@ -28,8 +28,8 @@ from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import HistoryLost, InvalidUsage, PersistError, ReadOnly, Unavailable, UnknownShard
 from persist.core.frontier import Antichain
-from persist.core.ids import Binding, IdSource, SeqNo
-from persist.core.shard_view import Seen
+from persist.core.ids import IdSource, LocationBinding, SeqNo
+from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.state_frames import Build, decode_binding
@@ -137,15 +137,15 @@ class ReplicaIdentity(Identity):
         self._home = home
         self._read_s = 0.0
 
-    def check(self) -> Binding:
+    def check(self) -> LocationBinding:
         """The last epoch that has come. Raises Unavailable: there is none yet."""
         now_s = self._clock.monotonic()
         if self._binding is None or now_s - self._read_s >= CONFIRM_EVERY_S:
             self._binding, self._read_s = self._last(), now_s
         return self._binding
 
-    def _last(self) -> Binding:
-        binding: Binding | None = None
+    def _last(self) -> LocationBinding:
+        binding: LocationBinding | None = None
         with translated():
             epochs = epochs_in(self._blob)
             if epochs:
@@ -194,7 +194,7 @@ class ReplicaMachine(Machine):
         self._leases.saw(state, asked_s, self._clock.monotonic())
         return self.publish(state)
 
-    def check_seen(self, state: State, seen: Seen | None) -> None:
+    def check_seen(self, state: State, seen: SeenVersion | None) -> None:
         """Raises Unavailable (the caller has read a later version, of home or of another server of the region), and
 
         HistoryLost (it has read another one of this seqno).

@@ -19,7 +19,7 @@ from persist.copies.recovery import How, Recovered, begin_anew, ended, fence, ma
 from persist.core import commands as c
 from persist.core.blob_keys import CATALOGUES, JOURNALS, belongs_to, is_rollup_key, shard_of
 from persist.core.errors import Conflict, Corruption, InvalidUsage, Unavailable
-from persist.core.ids import Binding
+from persist.core.ids import LocationBinding
 from persist.formats.state_frames import decode_binding, encode_binding
 from persist.formats.store_errors import translated
 from persist.regions.divergence import diverged
@@ -78,7 +78,7 @@ class Switch:
             self.copy, How(handed_over=binding, least=self.least, note=Note(self.copy, self.region, self.of))
         )
 
-    def _handed_over(self, told: Told, sleep: Callable[[float], object]) -> Binding:
+    def _handed_over(self, told: Told, sleep: Callable[[float], object]) -> LocationBinding:
         """Every shard ends at home, and the copy has all of it; the mark to whose epoch they are handed over."""
         self._check_last()
         epoch = plan(self.copy, fenced=(self.home.blob,), least=self.least).epoch
@@ -113,7 +113,7 @@ class Switch:
             hold_epoch(self.home.blob, mark.binding)  # or the switch was killed before it
         with translated():
             switched = decode_binding(self.home.blob.get(epoch_key(ending)), build)
-        goes_on = Binding(switched.location_id, ending + 1, _pair_after(switched))
+        goes_on = LocationBinding(switched.location_id, ending + 1, _pair_after(switched))
         if is_behind:
             _check_epochs(self.home.blob, ending, goes_on)
         take_back(self.copy.consensus, mark, build)
@@ -175,7 +175,7 @@ class Switch:
 class _Owner(Identity):
     """That of who hands over: the one process that still commits at home, under the binding that takes over."""
 
-    def __init__(self, location: Location, binding: Binding) -> None:
+    def __init__(self, location: Location, binding: LocationBinding) -> None:
         build = location.settings.build
         super().__init__(location.blob, location.consensus, location.ids, location.clock, build)
         self._taker = binding
@@ -193,12 +193,12 @@ class _Owner(Identity):
         self.check_writable()
 
 
-def _pair_after(switched: Binding) -> str:
+def _pair_after(switched: LocationBinding) -> str:
     """The pair under which home goes on after this one: always the same, so that an undo can be repeated."""
     return hashlib.sha256(f"{switched.pair}/undone".encode()).hexdigest()[:32]
 
 
-def _check_epochs(blob: Blob, ending: int, goes_on: Binding) -> None:
+def _check_epochs(blob: Blob, ending: int, goes_on: LocationBinding) -> None:
     """That home's blob store has no epoch beyond that of the switch, but for the one under which it goes on itself."""
     with translated():
         last = epochs_in(blob)[-1]
@@ -207,7 +207,7 @@ def _check_epochs(blob: Blob, ending: int, goes_on: Binding) -> None:
         raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}: home cannot go on")
 
 
-def _raise_to(home: Location, binding: Binding) -> None:
+def _raise_to(home: Location, binding: LocationBinding) -> None:
     """Home is at this epoch from now on, in both stores."""
     hold_epoch(home.blob, binding)
     with translated():
@@ -219,7 +219,7 @@ def _raise_to(home: Location, binding: Binding) -> None:
         raise Conflict(f"another process raises the epoch of {home.blob.url} too; look, then retry")
 
 
-def as_owner(home: Location, binding: Binding) -> Location:
+def as_owner(home: Location, binding: LocationBinding) -> Location:
     """Home as who hands it over sees it. It is the same location, and is closed as that."""
     identity = _Owner(home, binding)
     home.identity = identity

@@ -34,7 +34,7 @@ _KEY = _HELPERS + "key"
 
 
 @dataclass(frozen=True)
-class Clause:
+class MergeClause:
     """What becomes of rows of one kind where the condition holds: `values` by column, None where rows go."""
 
     rows: str
@@ -44,7 +44,7 @@ class Clause:
 
 
 @dataclass(frozen=True)
-class Merge:
+class TableMerge:
     """A merge that is being put together; `ShardTable.merge` begins one, and `execute` runs it.
 
     Of the clauses for a row the first one whose condition holds applies; a condition that is null does not hold. They
@@ -56,9 +56,9 @@ class Merge:
     source: DataFrame
     on: tuple[str, ...]
     schema: ShardSchema
-    clauses: tuple[Clause, ...] = ()
+    clauses: tuple[MergeClause, ...] = ()
 
-    def when_matched_update(self, set: Values | None = None, condition: Condition = None) -> Merge:  # noqa: A002
+    def when_matched_update(self, set: Values | None = None, condition: Condition = None) -> TableMerge:  # noqa: A002
         """Change rows of the shard that a row of the source matches.
 
         Args:
@@ -68,13 +68,13 @@ class Merge:
         Raises: InvalidUsage (no such column, a key column, or one that the source lacks).
         """
         values = self._from_source(self._values_of_source) if set is None else set
-        return self._with(Clause(MATCHED, UPDATE, _checked(self.schema, values), condition))
+        return self._with(MergeClause(MATCHED, UPDATE, _checked(self.schema, values), condition))
 
-    def when_matched_delete(self, condition: Condition = None) -> Merge:
+    def when_matched_delete(self, condition: Condition = None) -> TableMerge:
         """Take away rows of the shard that a row of the source matches. `condition`: when; None is always."""
-        return self._with(Clause(MATCHED, DELETE, None, condition))
+        return self._with(MergeClause(MATCHED, DELETE, None, condition))
 
-    def when_not_matched_insert(self, values: Values | None = None, condition: Condition = None) -> Merge:
+    def when_not_matched_insert(self, values: Values | None = None, condition: Condition = None) -> TableMerge:
         """Add a row for each row of the source that matches none of the shard.
 
         Args:
@@ -83,9 +83,9 @@ class Merge:
         Raises: InvalidUsage (no such column, or one that the source lacks).
         """
         every = self._from_source(self.schema.arrow.names) if values is None else values
-        return self._with(Clause(OF_SOURCE, INSERT, _checked(self.schema, every, with_key=True), condition))
+        return self._with(MergeClause(OF_SOURCE, INSERT, _checked(self.schema, every, with_key=True), condition))
 
-    def when_not_matched_by_source_update(self, set: Values, condition: Condition = None) -> Merge:  # noqa: A002
+    def when_not_matched_by_source_update(self, set: Values, condition: Condition = None) -> TableMerge:  # noqa: A002
         """Change rows of the shard that no row of the source matches.
 
         Args:
@@ -93,11 +93,11 @@ class Merge:
             condition: when; None is always.
         Raises: InvalidUsage (no such column, or a key column).
         """
-        return self._with(Clause(OF_TARGET, UPDATE, _checked(self.schema, set), condition))
+        return self._with(MergeClause(OF_TARGET, UPDATE, _checked(self.schema, set), condition))
 
-    def when_not_matched_by_source_delete(self, condition: Condition = None) -> Merge:
+    def when_not_matched_by_source_delete(self, condition: Condition = None) -> TableMerge:
         """Take away rows of the shard that no row of the source matches. `condition`: when; None is always."""
-        return self._with(Clause(OF_TARGET, DELETE, None, condition))
+        return self._with(MergeClause(OF_TARGET, DELETE, None, condition))
 
     def execute(self, *, retries: int = RETRIES, info: Info | None = None) -> Written:
         """Run it as one commit. The source is read anew by each try: cache it where it is not the same each time.
@@ -178,13 +178,13 @@ class Merge:
             )
         return {name: _of("source", name) for name in names}
 
-    def _with(self, clause: Clause) -> Merge:
+    def _with(self, clause: MergeClause) -> TableMerge:
         return replace(self, clauses=(*self.clauses, clause))
 
 
 def begun(
     run: Callable[..., Written], shard: str, source: DataFrame, on: tuple[str, ...] | None, schema: ShardSchema
-) -> Merge:
+) -> TableMerge:
     """A merge without clauses. Raises InvalidUsage where the source does not fit."""
     names = schema.key if on is None else on
     if not names:
@@ -197,12 +197,12 @@ def begun(
     for name in source.columns:
         if source.columns.count(name) > 1 or name.startswith(_HELPERS):
             raise InvalidUsage(f"the source has the column {name!r} twice, or keeps its name from a merge; rename it")
-    return Merge(run, shard, source, names, schema)
+    return TableMerge(run, shard, source, names, schema)
 
 
 def updated(schema: ShardSchema, values: Values) -> Callable[[DataFrame], DataFrame]:
     """What an update writes of rows of the shard. Raises InvalidUsage."""
-    clause = Clause(OF_TARGET, UPDATE, _checked(schema, values))
+    clause = MergeClause(OF_TARGET, UPDATE, _checked(schema, values))
 
     def changes(target: DataFrame) -> DataFrame:
         rows, types = target.alias("target"), _types(schema, target)
@@ -231,7 +231,7 @@ def _types(schema: ShardSchema, target: DataFrame) -> StructType:
     return StructType([target.schema[name] for name in schema.arrow.names])
 
 
-def _fitted(clause: Clause, rows: DataFrame, types: StructType, schema: ShardSchema) -> Clause:
+def _fitted(clause: MergeClause, rows: DataFrame, types: StructType, schema: ShardSchema) -> MergeClause:
     """The clause with values of the types that the columns have. Raises InvalidUsage."""
     if clause.values is None:
         return clause
@@ -242,7 +242,7 @@ def _of(side: str, name: str) -> Column:
     return F.col(f"{side}.{quoted(name)}")
 
 
-def _changes(clause: Clause, types: StructType) -> Column:
+def _changes(clause: MergeClause, types: StructType) -> Column:
     """The rows that a clause writes, as an array."""
     if clause.verb == DELETE:
         return F.array(_old(types))

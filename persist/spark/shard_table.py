@@ -29,7 +29,7 @@ from persist.core.named_holds import check_tag_name
 from persist.parts import DIFF, ShardSchema, current_schema
 from persist.parts.filter_eval import Filter
 from persist.spark import batch_io, executors, write_job
-from persist.spark.merge_builder import RETRIES, Condition, Merge, Values, as_condition, begun, deleted, updated
+from persist.spark.merge_builder import RETRIES, Condition, TableMerge, Values, as_condition, begun, deleted, updated
 from persist.spark.options import TABLE, WAIT_S, Options, Target
 from persist.spark.parquet_scan import AUTO, NEVER, NativeRead, checked_choice
 from persist.spark.spark_schemas import MULTIPLICITY, quoted, spark_schema
@@ -45,7 +45,7 @@ _WRITES = ("partbytes",)
 _READS = ("leaseseconds", "memorybytes", "numpartitions", "batchrows")
 
 
-class Fixed(NamedTuple):
+class FixedRead(NamedTuple):
     """A DataFrame, and the time as of which it shows the shard; -1: nothing had been written."""
 
     df: DataFrame
@@ -95,7 +95,7 @@ class ShardTable:
         where: Condition = None,
         columns: Sequence[str] | None = None,
         native: str = AUTO,
-    ) -> Fixed:
+    ) -> FixedRead:
         """The contents as of a time that is fixed now, and that time: give it to a write as `read_time`.
 
         Args:
@@ -304,7 +304,7 @@ class ShardTable:
         """
         return self.rewritten(updated(self._schema(), set), where=where, retries=retries, info=info)
 
-    def merge(self, source: DataFrame, on: str | Sequence[str] | None = None) -> Merge:
+    def merge(self, source: DataFrame, on: str | Sequence[str] | None = None) -> TableMerge:
         """Begin a merge of a DataFrame into the shard: say what is to happen, then `execute` it.
 
         Args:
@@ -397,7 +397,7 @@ class ShardTable:
         columns: Sequence[str] | None = None,
         native: str = NEVER,
         rewrites: bool = False,
-    ) -> tuple[Fixed, ReadLease | None]:
+    ) -> tuple[FixedRead, ReadLease | None]:
         """With the lease that holds the time until Spark has planned the read; it lapses by itself.
 
         What `rewrites` reads rows with their multiplicities, and reads them at home: a copy may be behind.
@@ -411,7 +411,7 @@ class ShardTable:
         if as_of is None and tag is None and view.upper.element == 0:
             fields = [schema.arrow.field(name) for name in chosen]
             empty = self._spark.createDataFrame([], spark_schema([*fields, MULTIPLICITY] if rewrites else fields))
-            return Fixed(empty, BEFORE_ALL), None
+            return FixedRead(empty, BEFORE_ALL), None
         at = self._time("as_of", as_of) if tag is None else Tagged(check_tag_name(tag))
         one = OneShard(executors.transport(target.connection), view.shard_id)
         with holding(one, self.name, at, "spark table", WAIT_S, settings) as held:
@@ -419,7 +419,7 @@ class ShardTable:
             found = NativeRead(self._spark, one, held, given).frame(native)
             if found is not None:
                 found = found if where is None else found.where(as_condition(where))
-                return Fixed(found.select(*(F.col(quoted(one)) for one in chosen)), held.as_of), None
+                return FixedRead(found.select(*(F.col(quoted(one)) for one in chosen)), held.as_of), None
             options = {"asOf": str(held.as_of)}
             if rewrites:
                 options["multiplicity"] = "column"
@@ -429,10 +429,10 @@ class ShardTable:
             if pushed:
                 options["where"] = str(where)
             if where is None or pushed:
-                return Fixed(self._load(**options, columns=json.dumps(chosen)), held.as_of), held.lease
+                return FixedRead(self._load(**options, columns=json.dumps(chosen)), held.as_of), held.lease
             shown = [*chosen, DIFF] if rewrites else chosen
             found = self._load(**options).where(as_condition(where)).select(*(F.col(quoted(one)) for one in shown))
-            return Fixed(found, held.as_of), held.lease
+            return FixedRead(found, held.as_of), held.lease
 
     def _write(
         self,

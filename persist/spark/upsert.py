@@ -80,7 +80,7 @@ TRIES_MAX = 1_000  # lost races; each means that another writer made progress
 
 
 @dataclass(frozen=True)
-class Commit:
+class ReplacementCommit:
     """How a replacement is committed. `alone`: only if nobody has written since the base."""
 
     verb: str  # as the commit history tells it
@@ -210,7 +210,7 @@ class Replacement:
         runs: Runs,
         claims: Runs | None,
         left: Runs,
-        commit: Commit,
+        commit: ReplacementCommit,
     ) -> None:
         """Commit `runs` with retractions: of the whole shard (`claims` None), or of what has the keys claimed.
 
@@ -228,7 +228,7 @@ class Replacement:
             if edit_landed(self.handle, commit.verb, commit.token) is None:
                 raise
 
-    def _publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: Commit) -> None:
+    def _publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: ReplacementCommit) -> None:
         target, lease = self.target, self.base.lease(self.target)
         if claims is None:
             if self._dropped(runs, commit):
@@ -261,10 +261,10 @@ class Replacement:
             return
         raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
 
-    def _commit(self, runs: Runs, expected: Antichain, commit: Commit, *, drops: bool = False) -> c.Appended:
+    def _commit(self, runs: Runs, expected: Antichain, commit: ReplacementCommit, *, drops: bool = False) -> c.Appended:
         """One try. Raises UpperMismatch where the upper is not the expected one."""
         as_of = (expected.element or 0) - 1
-        kind: Callable[..., c.Editing] = c.Edit
+        kind: Callable[..., c.EditCommand] = c.Edit
         if self.before is not None:
             kind = partial(c.Reshape, expected_id=self.before.newest_id, schema=self.schema.to_record())
         return self.handle.commit_rewrite(
@@ -283,7 +283,7 @@ class Replacement:
         settings = self.target.connection.handles.write
         return WriteHandle(self.handle.transport, self.target.shard, lambda: known, settings, self.handle.writer_id)
 
-    def _dropped(self, runs: Runs, commit: Commit) -> bool:
+    def _dropped(self, runs: Runs, commit: ReplacementCommit) -> bool:
         """Whether all that was there went by a drop in the commit of the rows. False: that is not possible here.
 
         Raises Conflict where rows were erased since the base: they may be among those that the job writes.

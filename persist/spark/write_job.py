@@ -110,7 +110,7 @@ REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class StagedTask(WriterCommitMessage):
     """What one task staged: runs, with inline rows in them.
 
     `claims` are runs of the keys that the task replaces, and `left` those of them whose old rows it has not retracted;
@@ -126,8 +126,8 @@ class Staged(WriterCommitMessage):
     left: Runs = ()
 
 
-def staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return [message for message in messages if isinstance(message, Staged)]
+def staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
+    return [message for message in messages if isinstance(message, StagedTask)]
 
 
 @dataclass(frozen=True)
@@ -193,14 +193,14 @@ class Job:
         settings = self.target.connection.handles.write
         return WriteHandle(self.transport, self.target.shard, lambda: known, settings, self.writer, caller)
 
-    def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> Staged:
+    def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> StagedTask:
         """Write a task's rows as parts that nobody sees yet."""
         executors.settle_to_write()
         rows = self._renamed(batches)
         if self.is_taken:
             for _ in rows:  # Spark's worker wants its input to be read
                 pass
-            return Staged(self.shard_id, (), (), None, query, task_tells())
+            return StagedTask(self.shard_id, (), (), None, query, task_tells())
         if self.replaces != REPLACE_KEYS:
             handle = self.handle()
             names_it = self.replaces == REPLACE_ALL or self.options.restores is not None  # the commit names the time
@@ -208,12 +208,12 @@ class Job:
             runs = handle.stage_for_one_commit(rows, time, by_rows=False)
             if self.before is None:  # of columns that are to come nobody can tell yet
                 runs = handle.receipted(runs)
-            return Staged(self.shard_id, runs, (), self.base, query, task_tells())
+            return StagedTask(self.shard_id, runs, (), self.base, query, task_tells())
         assert self.base is not None
         handle = self.handle()
         did = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
         runs, told = handle.receipted(did.runs), task_tells()
-        return Staged(self.shard_id, runs, did.claims, self.base, query, told, did.left)
+        return StagedTask(self.shard_id, runs, did.claims, self.base, query, told, did.left)
 
     def publish(
         self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False
@@ -265,7 +265,7 @@ class Job:
         return self.replaces == REPLACE_ALL or (names_upper and not self.options.rewrites)
 
     def _commit(
-        self, done: Sequence[Staged], runs: Runs, attributes: Attributes, caller: Caller, *, streams: bool
+        self, done: Sequence[StagedTask], runs: Runs, attributes: Attributes, caller: Caller, *, streams: bool
     ) -> None:
         """The one commit; none where there is nothing to do."""
         if self.replaces != REPLACE_NOTHING:
@@ -320,7 +320,7 @@ class Job:
 
     def _replace(
         self,
-        done: Sequence[Staged],
+        done: Sequence[StagedTask],
         runs: Runs,
         attributes: Attributes,
         caller: Caller,
@@ -336,7 +336,7 @@ class Job:
         handle = self.handle(caller)
         try:
             verb = "overwrite" if replaced is None else "upsert"
-            commit = upsert.Commit(verb, self.token, attributes, self.options.expected_upper is not None)
+            commit = upsert.ReplacementCommit(verb, self.token, attributes, self.options.expected_upper is not None)
             left = tuple(run for message in done for run in message.left)
             self._replacement(base, handle).publish(runs, replaced, left, commit)
         finally:
@@ -350,7 +350,7 @@ class Job:
         if runs:
             self.handle(caller).commit_restore(runs, as_of, expected, token=self.token)
 
-    def _caller(self, done: Sequence[Staged], streams: bool) -> Caller:
+    def _caller(self, done: Sequence[StagedTask], streams: bool) -> Caller:
         """What the commit history is told of the job."""
         told = next((message.told for message in done if message.told), {})
         told = {**told, **options_tell(self.options)}

@@ -25,7 +25,7 @@ from persist.commit.figures import retried, stores
 from persist.commit.storms import Storms
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
-from persist.core.audit_log import NOBODY, Caller, HistoryPage, Place
+from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage, Unavailable, UnknownShard, UpgradeNeeded
 from persist.core.frontier import Antichain
@@ -303,7 +303,7 @@ class HttpTransport:
         answer = self._calls.call(Call("POST", path, name, encoded(command), headers, safe=False))
         return decode_result(answer.data)
 
-    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+    def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         query = f"limit={limit}&maintenance={str(maintenance).lower()}"
         if before is not None:
             query += f"&before={before.seqno}.{before.number}"

@@ -20,7 +20,7 @@ from persist.core.errors import InvalidUsage, PersistError, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.ids import ShardId, check_shard_name, parse, shard_id_of
 from persist.core.phases import dropped
-from persist.core.shard_view import Seen, ViewRequest
+from persist.core.shard_view import SeenVersion, ViewRequest
 from persist.parts import EVERYTHING, Selection
 from rpc.app_state import Service, principal_of, service_of, shard_of
 from rpc.change_streams import HeldStream
@@ -54,7 +54,7 @@ class _Place:
     """
 
     frontier: Antichain
-    seen: Seen | None = None
+    seen: SeenVersion | None = None
     shard: ShardId | None = None
 
 

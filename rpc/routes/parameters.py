@@ -25,7 +25,7 @@ from persist.core.errors import Forbidden, InvalidUsage
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import SeqNo, Token, check_shard_name, parse, token_of_key
 from persist.core.named_holds import check_tag_name
-from persist.core.shard_view import Seen
+from persist.core.shard_view import SeenVersion
 from persist.formats.http_messages import named_once
 from persist.parts import EVERYTHING, Selection, ShardSchema
 from persist.parts.column_types import EXACT_NUMBERS
@@ -135,18 +135,18 @@ def version_of(request: Request) -> int:
     return int(found[1])
 
 
-def seen_of(request: Request) -> Seen | None:
+def seen_of(request: Request) -> SeenVersion | None:
     """What the caller says it has read before: `Persist-Seen: SEQNO.COMMIT_ID`. Raises InvalidUsage."""
     text = request.headers.get(SEEN)
     return None if text is None else read_seen(text, SEEN)
 
 
-def read_seen(text: str, header: str) -> Seen:
+def read_seen(text: str, header: str) -> SeenVersion:
     """Read `SEQNO.COMMIT_ID`. Raises InvalidUsage naming the header."""
     found = re.fullmatch(r"([0-9]{1,18})\.([0-9a-f]{32})", text)
     if not found:
         raise InvalidUsage(f"the header {header} has {text!r:.100}, where the seqno and the commit_id of a view belong")
-    return Seen(SeqNo(int(found.group(1))), found.group(2))
+    return SeenVersion(SeqNo(int(found.group(1))), found.group(2))
 
 
 async def only_known(request: Request) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 from msgspec import NODEFAULT, inspect
 
 from persist.core.batch import Listing
-from persist.core.ids import Binding
+from persist.core.ids import LocationBinding
 from persist.core.record import Record
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import THIS_BUILD
 
-DURABLE = (State, StateDiff, Listing, Binding)  # what frames hold
+DURABLE = (State, StateDiff, Listing, LocationBinding)  # what frames hold
 
 Field = tuple[str, str]  # the name of the record, that of the field
 

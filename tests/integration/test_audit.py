@@ -134,7 +134,7 @@ def test_every_command_that_changes_rows_has_a_line() -> None:
     writing = [kind for kind in c.kinds(c.WriteCommand) if not issubclass(kind, c.WriterCommand)]
     assert len(writing) > 8
     for kind in writing:
-        assert issubclass(kind, c.Editing) or kind in of_command.__globals__["OF_COMMANDS"], kind
+        assert issubclass(kind, c.EditCommand) or kind in of_command.__globals__["OF_COMMANDS"], kind
 
 
 def test_parameters_have_a_bound_and_no_values_of_rows() -> None:

@@ -27,7 +27,7 @@ from persist.commit.location_identity import epoch_key
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import PublishSettings
 from persist.copies.recovery import marked
-from persist.core.ids import Binding
+from persist.core.ids import LocationBinding
 from persist.formats.state_frames import encode_binding
 from persist.regions.failover import moved_home
 from persist.regions.failover_record import last_promotion
@@ -169,7 +169,7 @@ def not_whole(place: Place) -> None:
 def overtaken(place: Place) -> None:
     place.promote()
     with closing(open_blob(place.copy)) as blob:
-        blob.put(epoch_key(3), encode_binding(Binding(blob.get("location-id").decode(), 3, "another")))
+        blob.put(epoch_key(3), encode_binding(LocationBinding(blob.get("location-id").decode(), 3, "another")))
     place.promote()
 
 
@@ -182,7 +182,7 @@ def outdated(place: Place) -> None:
 def taken_over(place: Place) -> None:
     with closing(open_blob(place.blob)) as blob:
         location_id = blob.get("location-id").decode()
-        blob.put(epoch_key(2), encode_binding(Binding(location_id, 2, "another")))
+        blob.put(epoch_key(2), encode_binding(LocationBinding(location_id, 2, "another")))
     place.switch()
 
 
@@ -266,7 +266,7 @@ def demoted_after_taking_over(place: Place) -> None:
     place.promote()
     with closing(open_blob(place.blob)) as blob:
         location_id = blob.get("location-id").decode()
-        blob.put(epoch_key(3), encode_binding(Binding(location_id, 3, "another")))
+        blob.put(epoch_key(3), encode_binding(LocationBinding(location_id, 3, "another")))
     run("demote", *place.home, "--of", place.copy, "--drop-diverged")
 
 

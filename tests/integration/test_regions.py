@@ -38,7 +38,7 @@ from persist.core.errors import (
     Unavailable,
     UnknownShard,
 )
-from persist.core.shard_view import Seen
+from persist.core.shard_view import SeenVersion
 from persist.core.state import Policy
 from persist.regions.replica import Home, Replica
 from persist.regions.replica_follower import FollowSettings
@@ -270,10 +270,12 @@ def test_who_has_read_a_later_version_is_not_shown_an_earlier_one(place: Place) 
     newest = place.region.machine("orders").refresh()
     behind.follower.look = lambda *, now=False: None  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="the caller has read"):
-        behind.machine("orders").check_seen(behind.machine("orders").refresh(), Seen(newest.seqno, newest.commit_id))
-    place.region.machine("orders").check_seen(newest, Seen(newest.seqno, newest.commit_id))
+        behind.machine("orders").check_seen(
+            behind.machine("orders").refresh(), SeenVersion(newest.seqno, newest.commit_id)
+        )
+    place.region.machine("orders").check_seen(newest, SeenVersion(newest.seqno, newest.commit_id))
     with pytest.raises(HistoryLost, match="two histories"):
-        place.region.machine("orders").check_seen(newest, Seen(newest.seqno, "f" * 32))
+        place.region.machine("orders").check_seen(newest, SeenVersion(newest.seqno, "f" * 32))
 
 
 def test_how_far_behind_a_copy_is(place: Place) -> None:

@@ -26,7 +26,7 @@ from persist.core.blob_keys import (
     rollup_seqno,
     shard_of,
 )
-from persist.core.dedup import ENDED, RETIRED, Outcome
+from persist.core.dedup import ENDED, RETIRED, TokenOutcome
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import critical_reader_id_of, family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
@@ -611,9 +611,9 @@ __all__ = [
 ]
 
 
-def _landed(old: State, change: state_diff.StateDiff) -> dict[str, WriterState | Outcome]:
+def _landed(old: State, change: state_diff.StateDiff) -> dict[str, WriterState | TokenOutcome]:
     """What landed with a commit, by its token: with a registered writer, or by itself."""
-    fresh: dict[str, WriterState | Outcome] = {}
+    fresh: dict[str, WriterState | TokenOutcome] = {}
     for writer_id, entry in (change.writers.set if change.writers else {}).items():
         before = old.writers.get(writer_id)
         if entry.token is not None and (before is None or before.token != entry.token):

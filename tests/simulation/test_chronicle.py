@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 import persist.commit.commit_plan
-from persist.core.audit_log import Committed, Entry
+from persist.core.audit_log import CommandEntry, Committed
 from persist.core.ids import SeqNo
 from persist.core.state import Policy, State
 from persist.formats.entry_frames import FileWriter
@@ -37,7 +37,7 @@ def a_file_loses_entries() -> Any:
 def entries_are_told_twice() -> Any:
     real = persist.commit.commit_plan.recorded
 
-    def recorded(state: State, entries: Iterable[Entry], policy: Policy) -> State:
+    def recorded(state: State, entries: Iterable[CommandEntry], policy: Policy) -> State:
         told = list(entries)
         return real(state, [*told, *told], policy)
 

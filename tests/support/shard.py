@@ -5,7 +5,7 @@ from __future__ import annotations
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
 from persist.core.blob_keys import part_key
 from persist.core.commands import Appended, Command, Insert, Result
-from persist.core.dedup import Outcome
+from persist.core.dedup import TokenOutcome
 from persist.core.errors import PersistError
 from persist.core.frontier import MINIMUM
 from persist.core.ids import PartId, SeqNo, WriterId, shard_id_of
@@ -80,7 +80,7 @@ class Shard:
         self.is_checked = False  # whether the blob store agrees with the clock
         self.state = initial_state(NAME, schema, self.now_ms)
         self.indexed = NOTHING_INDEXED
-        self.files: dict[str, Outcome] = {}  # what is in files of outcomes, by id
+        self.files: dict[str, TokenOutcome] = {}  # what is in files of outcomes, by id
         self._dead_parts: set[str] = set()
 
     def commit(self, *commands: Command) -> list[Result | PersistError]:

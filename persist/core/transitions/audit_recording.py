@@ -16,8 +16,8 @@ from persist.core.audit_log import (
     MERGE,
     NOBODY,
     Caller,
+    CommandEntry,
     Committed,
-    Entry,
     EntryFile,
     purpose_of,
 )
@@ -29,8 +29,8 @@ from persist.core.dedup import (
     FUTURE_MS_MAX,
     RETIRED,
     RETIRED_PER_COMMIT_MAX,
-    Outcome,
     OutcomeFile,
+    TokenOutcome,
     born_ms,
     key_of,
 )
@@ -91,7 +91,7 @@ URGENT = 2  # times as many entries as make a file due do not wait for its turn
 
 def entry_of(
     before: State, after: State, command: c.Command, result: c.Result, caller: Caller = NOBODY
-) -> Entry | None:
+) -> CommandEntry | None:
     """What the command that led from one State to the other leaves in the commit history; None: nothing.
 
     A write that changed neither rows nor times nor attributes leaves nothing, so a retry that is answered as before
@@ -105,7 +105,7 @@ def entry_of(
     if operation is None:
         return None
     if kind in _WRITING:
-        operation = command.verb if isinstance(command, c.Editing) else operation
+        operation = command.verb if isinstance(command, c.EditCommand) else operation
         if isinstance(command, (c.Restore, c.Truncate, c.DropBefore)):
             point = command.as_of if isinstance(command, c.Restore) else command.as_of + 1
             said = replace(caller, purpose=purpose_of(operation, point, caller.purpose))
@@ -118,7 +118,7 @@ def entry_of(
         if lower == upper and isinstance(result, c.Appended):  # rows joined a batch of the same commit
             lower, upper = result.lower, result.upper
         rows, size = after.event_count - before.event_count, after.byte_count - before.byte_count
-        return Entry(operation, lower, upper, rows, size, _retractions(_added(before, command)), said)
+        return CommandEntry(operation, lower, upper, rows, size, _retractions(_added(before, command)), said)
     if kind in _MENDING:
         change = trace_between(before.trace, after.trace)
         if change is None or not change.batches:
@@ -127,11 +127,11 @@ def entry_of(
         rows, size = sum(batch.rows for batch in batches), sum(batch.size for batch in batches)
         parts = [part for batch in batches for part in batch.parts()]
         lower, upper = batches[0].desc.lower, batches[-1].desc.upper
-        return Entry(operation, lower, upper, rows, size, _retractions(parts), said)
+        return CommandEntry(operation, lower, upper, rows, size, _retractions(parts), said)
     if kind in (c.ForgetHistory, c.AgeHistory):
-        return Entry(operation, before.since, after.since, caller=said)
+        return CommandEntry(operation, before.since, after.since, caller=said)
     upper = MINIMUM if kind is c.Recreate else after.upper
-    return Entry(operation, upper, upper, caller=said)
+    return CommandEntry(operation, upper, upper, caller=said)
 
 
 def check_room(state: State, policy: Policy) -> None:
@@ -144,11 +144,11 @@ def check_room(state: State, policy: Policy) -> None:
         )
 
 
-def is_maintenance(entry: Entry) -> bool:
+def is_maintenance(entry: CommandEntry) -> bool:
     return entry.operation in MAINTENANCE
 
 
-def recorded(state: State, entries: Iterable[Entry], policy: Policy) -> State:
+def recorded(state: State, entries: Iterable[CommandEntry], policy: Policy) -> State:
     """The State with the entries of the commit that makes it. Without a history of its own it keeps the newest only."""
     told = tuple(entries)
     if not told:
@@ -285,7 +285,7 @@ def is_of_the_future(command: c.Command, now_ms: int) -> bool:
     return born is not None and born > now_ms + FUTURE_MS_MAX
 
 
-def outcome_of(state: State, key: str, context: Context) -> Outcome | None:
+def outcome_of(state: State, key: str, context: Context) -> TokenOutcome | None:
     """What is remembered under this id, in the State or in its files."""
     return state.outcomes.get(key) or context.remembered.get(key)
 
@@ -313,7 +313,7 @@ def with_outcome(state: State, command: Written, result: c.Appended, context: Co
             "blob; use fewer, or leave them away where a write is not repeated",
             retry_after_s=RETRY_SOON_S,
         )
-    outcome = Outcome(result.lower, result.upper, command.digest, context.lease_now_ms)
+    outcome = TokenOutcome(result.lower, result.upper, command.digest, context.lease_now_ms)
     return replace(state, outcomes=with_changes(state.outcomes, {key_of(command.token): outcome}))
 
 
@@ -323,7 +323,7 @@ def is_retired(state: State, writer: WriterId, context: Context) -> bool:
     return outcome_of(state, key_of(writer), context) is not None or (born is not None and born <= state.forgotten_ms)
 
 
-def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, Outcome]:
+def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, TokenOutcome]:
     """What the next life of the name must know of minted tokens that were born later than the store's time.
 
     Their makers' clocks are ahead, by seconds mostly. At most `ENDED_MAX`, those that are the least ahead. They stay in
@@ -331,7 +331,7 @@ def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, Ou
     """
     kept_max = min(ENDED_MAX, context.policy.outcomes_flush_at // 2)
     ahead = ((born, key) for key in state.outcomes if (born := born_ms(key)) is not None and born > store_ms)
-    return {key: Outcome(EMPTY, EMPTY, ENDED, context.lease_now_ms) for _, key in sorted(ahead)[:kept_max]}
+    return {key: TokenOutcome(EMPTY, EMPTY, ENDED, context.lease_now_ms) for _, key in sorted(ahead)[:kept_max]}
 
 
 def retired(state: State, writers: Iterable[WriterId], now_ms: int) -> State:
@@ -378,7 +378,7 @@ def is_outcome_file_outlived(file: OutcomeFile, now_ms: int, policy: Policy) -> 
     return now_ms - file.last_ms > policy.outcome_kept_ms
 
 
-def to_flush(state: State) -> dict[str, Outcome]:
+def to_flush(state: State) -> dict[str, TokenOutcome]:
     """The outcomes that may go to a file. What an ended life has left stays: the next drop carries it on."""
     return {key: outcome for key, outcome in state.outcomes.items() if outcome.digest != ENDED}
 
@@ -390,8 +390,8 @@ def outcome_flush_is_due(state: State, policy: Policy) -> bool:
     return len(state.outcomes) >= policy.outcomes_flush_at and len(to_flush(state)) >= policy.outcomes_flush_at
 
 
-def _last(writer: WriterState, now_ms: int) -> Outcome:
-    return Outcome(writer.lower, writer.upper, RETIRED, now_ms)
+def _last(writer: WriterState, now_ms: int) -> TokenOutcome:
+    return TokenOutcome(writer.lower, writer.upper, RETIRED, now_ms)
 
 
 def _check_known(state: State, token: Token, context: Context) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from persist.core.attribute import AttributeKey
 from persist.core.blob_keys import born_ms
 from persist.core.clock_index import Mark
-from persist.core.dedup import Outcome
+from persist.core.dedup import TokenOutcome
 from persist.core.errors import InvalidUsage, from_kind
 from persist.core.frontier import Antichain
 from persist.core.ids import ShardId
@@ -103,7 +103,7 @@ class Context(Record, frozen=True):
     verdict: Verdict = UNCHECKED
     lease_clock_ms: int | None = None
     renewed: tuple[Renewed, ...] = ()
-    remembered: Mapping[str, Outcome] = {}
+    remembered: Mapping[str, TokenOutcome] = {}
     store_ms: int = 0
     checked_ms: int | None = None
     base_upper: Antichain | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from persist.core import commands as c
 from persist.core.attribute import NO_INDEX
-from persist.core.audit_log import CLONE, NOBODY, Caller, Committed, Entry
+from persist.core.audit_log import CLONE, NOBODY, Caller, CommandEntry, Committed
 from persist.core.batch import Description, HollowBatch
 from persist.core.blob_keys import belongs_to, is_loan_key, shard_of
 from persist.core.dedup import births
@@ -449,5 +449,5 @@ def fence_of(name: str, schema: SchemaRecord, now_ms: int, commit_id: str) -> St
 
 def with_entry(state: State, caller: Caller) -> State:
     """The State v1 with its entry in the commit history, where no commit of the ordinary path writes it."""
-    entry = Entry(CLONE, MINIMUM, state.upper, caller=None if caller == NOBODY else caller)
+    entry = CommandEntry(CLONE, MINIMUM, state.upper, caller=None if caller == NOBODY else caller)
     return replace(state, entries={state.seqno: Committed(state.walltime_ms, (entry,))}, info_bytes=len(caller.info))

@@ -12,7 +12,7 @@ from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.commit_plan import Merge
+from persist.commit.commit_plan import BatchMerge
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Corruption
@@ -92,7 +92,7 @@ def test_what_another_process_has_merged_and_deleted_is_no_damage(location: Loca
     for _ in range(2):
         shard.insert([{"id": random.randbytes(100).hex(), "amount": 1} for _ in range(2_000)])
     machine = location.machine("big")
-    task = Merge(machine.state(), [batch for batch in machine.state().trace.batches if batch.runs])
+    task = BatchMerge(machine.state(), [batch for batch in machine.state().trace.batches if batch.runs])
     command = machine._blobs.done(task, machine.state())
     assert command is not None
     for part in [part for batch in task.batches for part in batch.parts()]:

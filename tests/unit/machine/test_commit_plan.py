@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persist.commit.commit_plan import RELIEFS_MAX, Commit, Given, Merge, Spill, Supply, plan_commit, supplied
+from persist.commit.commit_plan import RELIEFS_MAX, BatchMerge, Commit, Given, Spill, Supply, plan_commit, supplied
 from persist.core import commands as c
 from persist.core import state_diff
 from persist.core.audit_log import NOBODY, Caller
@@ -21,7 +21,7 @@ ROOM = 1_000
 INLINE_BATCHES_MAX = 24
 POLICY = Policy(inline_shard_bytes_max=ROOM, inline_part_bytes_max=600, batches_max=100, inline_batches=16)
 WRITER = WriterId(numbered("w", 1))
-Tasks = list[Spill | Merge]
+Tasks = list[Spill | BatchMerge]
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def planned(
     """The commit, and the tasks that were done for it: with these supplies, then as the worker of blobs does them."""
     tasks: Tasks = []
 
-    def supply(task: Spill | Merge) -> Supply:
+    def supply(task: Spill | BatchMerge) -> Supply:
         tasks.append(task)
         return supplies.pop(0) if supplies else done(task)
 
     return supplied(plan_commit(base, commands, told or given()), supply), tasks
 
 
-def done(task: Spill | Merge) -> c.Command:
+def done(task: Spill | BatchMerge) -> c.Command:
     if isinstance(task, Spill):
         assert isinstance(task.command, c.Insert)
         number = int(task.command.runs[0].parts[0].id[1:])
@@ -138,7 +138,7 @@ def test_rows_that_find_no_room_leave_the_state_in_one_merge(base: State) -> Non
     group = [insert(number) for number in range(1, 16)]
     commit, tasks = planned(base, *group)
     [merge] = tasks
-    assert isinstance(merge, Merge)
+    assert isinstance(merge, BatchMerge)
     assert merge.inputs == {command.runs[0].parts[0].id for command in group}
     assert commit.following.trace.inline_bytes == 0
     assert commit.outcomes == [c.Appended(Antichain(0), Antichain(1))] * 15
@@ -148,7 +148,7 @@ def test_rows_that_find_no_room_leave_the_state_in_one_merge(base: State) -> Non
 def test_without_that_merge_each_command_that_finds_no_room_spills_its_rows(base: State, supply: Supply) -> None:
     group = [insert(number) for number in range(1, 13)]
     commit, tasks = planned(base, *group, supplies=[supply])
-    assert [type(task) for task in tasks] == [Merge, Spill, Spill]
+    assert [type(task) for task in tasks] == [BatchMerge, Spill, Spill]
     assert commit.following.trace.inline_bytes == ROOM
     assert sum(not part.is_inline for part in commit.following.trace.parts()) == 2
 
@@ -169,7 +169,7 @@ def many(base: State, batches: int) -> State:
 def test_an_overdue_merge_is_taken_along(base: State) -> None:
     crowded = many(base, INLINE_BATCHES_MAX)
     commit, [merge] = planned(crowded, insert(99, inline=1))
-    assert isinstance(merge, Merge)
+    assert isinstance(merge, BatchMerge)
     assert len(merge.inputs) == INLINE_BATCHES_MAX + 1
     assert len(commit.following.trace.batches) == 1
 
@@ -178,7 +178,7 @@ def test_an_overdue_merge_leaves_out_what_is_under_way(base: State) -> None:
     crowded = many(base, INLINE_BATCHES_MAX)
     merging = frozenset(part.id for part in list(crowded.trace.parts())[:16])
     _, [merge] = planned(crowded, insert(99, inline=1), told=given(merging=merging))
-    assert isinstance(merge, Merge)
+    assert isinstance(merge, BatchMerge)
     assert merge.inputs.isdisjoint(merging)
 
 
@@ -192,7 +192,7 @@ def test_a_commit_takes_along_a_bounded_number_of_merges(base: State) -> None:
     """Even if every merge that it asks for turns out to change nothing."""
     nothing = c.MergeResult((numbered("p", 777),), (), Antichain(0))
     commit, tasks = planned(base, *[insert(n) for n in range(1, 16)], supplies=[nothing] * RELIEFS_MAX)
-    assert [type(task) for task in tasks] == [Merge] * RELIEFS_MAX + [Spill] * 5
+    assert [type(task) for task in tasks] == [BatchMerge] * RELIEFS_MAX + [Spill] * 5
     assert len(commit.outcomes) == 15
 
 

@@ -9,7 +9,7 @@ from persist.attributes.node_store import NodeCache
 from persist.commit import spill_files
 from persist.commit.spill_files import EntryFiles
 from persist.core import commands as c
-from persist.core.audit_log import Committed, Entry, EntryFile
+from persist.core.audit_log import CommandEntry, Committed, EntryFile
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
 from persist.core.record import replace
@@ -45,7 +45,7 @@ class Files:
     def flush(self) -> c.FlushEntries:
         first = self.state.seqno + 1
         entries = {
-            SeqNo(number): Committed(number, (Entry("insert", Antichain(number), Antichain(number + 1)),))
+            SeqNo(number): Committed(number, (CommandEntry("insert", Antichain(number), Antichain(number + 1)),))
             for number in range(first, first + self._each)
         }
         self.state = replace(self.state, seqno=SeqNo(first + self._each - 1), entries=entries)

@@ -22,7 +22,7 @@ from persist.core.errors import Corruption, HistoryLost
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
 from persist.core.record import replace
-from persist.core.shard_view import Seen
+from persist.core.shard_view import SeenVersion
 from persist.core.state import initial_state
 from persist.core.state_diff import apply, diff
 from persist.formats.state_frames import THIS_BUILD, Build, decode_diff
@@ -223,7 +223,7 @@ def test_what_a_listener_has_read_here_costs_no_further_call(stores: Stores, mon
     insert(shard, 2)
     monkeypatch.setattr(stores.log, "scan", lambda *given: pytest.fail("the log was read"))
     for state in (before, machine.state()):
-        machine.check_seen(machine.state(), Seen(state.seqno, state.commit_id))
+        machine.check_seen(machine.state(), SeenVersion(state.seqno, state.commit_id))
 
 
 def test_what_the_log_does_not_tell_any_more_cannot_be_compared(stores: Stores) -> None:
@@ -231,9 +231,9 @@ def test_what_the_log_does_not_tell_any_more_cannot_be_compared(stores: Stores) 
     insert(ours, *range(40))
     stores.log.truncate(NAME, 20)
     machine = stores.open().machine(NAME)
-    machine.check_seen(machine.state(), Seen(SeqNo(5), "0" * 32))
+    machine.check_seen(machine.state(), SeenVersion(SeqNo(5), "0" * 32))
     with pytest.raises(HistoryLost):
-        machine.check_seen(machine.state(), Seen(SeqNo(25), "0" * 32))
+        machine.check_seen(machine.state(), SeenVersion(SeqNo(25), "0" * 32))
 
 
 def test_who_waits_is_woken_and_told(stores: Stores) -> None:

@@ -24,7 +24,7 @@ from persist.commit.location_identity import LOOK_EVERY_S, epoch_key
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, attribute_key
 from persist.core.errors import Indeterminate, InvalidUsage, ReadOnly, Unavailable
-from persist.core.ids import Binding, ReaderId, Token, mint, writer_of
+from persist.core.ids import LocationBinding, ReaderId, Token, mint, writer_of
 from persist.formats.state_frames import encode_binding
 from persist.regions.fencing import HomeWatch, check_fence
 from persist.regions.region_index import Entry, Index, IndexFile, write_index
@@ -87,7 +87,7 @@ class Home:
     def taken_over(self, epoch: int = 2) -> None:
         """Another consensus store goes on with these blobs."""
         location_id = self.location.identity.check().location_id
-        self.blob.put(epoch_key(epoch), encode_binding(Binding(location_id, epoch, "other")))
+        self.blob.put(epoch_key(epoch), encode_binding(LocationBinding(location_id, epoch, "other")))
 
     def insert(self) -> None:
         self.shard.insert([{"id": 1}])
@@ -165,7 +165,7 @@ def test_a_machine_that_was_suspended_looks_before_it_writes(how: str) -> None:
     machine, shard = begun(World())
     shard.insert([{"id": 1}])
     location_id = machine.location.identity.check().location_id
-    machine.world.blob.put(epoch_key(2), encode_binding(Binding(location_id, 2, "other")))
+    machine.world.blob.put(epoch_key(2), encode_binding(LocationBinding(location_id, 2, "other")))
     getattr(machine, how)(HOUR_MS)
     with pytest.raises(ReadOnly, match="only reads"):
         shard.insert([{"id": 2}])

@@ -13,7 +13,7 @@ from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
-from persist.core.dedup import FILE_COUNT_MAX, Outcome, OutcomeFile, outcome_files_to_merge
+from persist.core.dedup import FILE_COUNT_MAX, OutcomeFile, TokenOutcome, outcome_files_to_merge
 from persist.core.errors import Corruption, InvalidUsage, OutcomeForgotten, UpgradeNeeded
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, token_of_key, writer_of
@@ -278,14 +278,15 @@ def test_a_new_file_takes_in_none_that_is_old_and_would_be_kept_longer_by_it() -
 
 DIGESTS = (b"", b"retired", b"d" * 16, b"d" * 15 + b"\0")
 OUTCOMES = {
-    f"{number:032x}": Outcome(Antichain(number), Antichain(None), DIGESTS[number % 4], number) for number in range(50)
+    f"{number:032x}": TokenOutcome(Antichain(number), Antichain(None), DIGESTS[number % 4], number)
+    for number in range(50)
 }
 BYTES = frames.encode(OUTCOMES)
 
 
 def test_the_bytes_of_a_file_tell_every_outcome_and_no_other() -> None:
     assert whole(BYTES) == OUTCOMES
-    both = frames.encode({"f" * 32: Outcome(Antichain(0), Antichain(1), b"", 9)}, [BYTES])
+    both = frames.encode({"f" * 32: TokenOutcome(Antichain(0), Antichain(1), b"", 9)}, [BYTES])
     prefixes = frames.read_prefixes(both)
     for key, outcome in OUTCOMES.items():
         start, length = frames.places(prefixes, key)
@@ -293,7 +294,7 @@ def test_the_bytes_of_a_file_tell_every_outcome_and_no_other() -> None:
     assert frames.places(prefixes, "0" * 16 + "1" * 16)[1] == 0
 
 
-def whole(data: bytes) -> dict[str, Outcome]:
+def whole(data: bytes) -> dict[str, TokenOutcome]:
     return dict(frames.decode(data[frames.HEADER_BYTES + frames.PREFIX_BYTES * len(frames.read_prefixes(data)) :]))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from unittest.mock import patch
 
 from persist.commit.background_duties import TURNS_LEFT_MAX, Duty, Upkeep
-from persist.commit.commit_plan import FlushHistory, FlushIndex, Merge, RollUp
+from persist.commit.commit_plan import BatchMerge, FlushHistory, FlushIndex, RollUp
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
-from persist.core.audit_log import Committed, Entry, EntryFile
+from persist.core.audit_log import CommandEntry, Committed, EntryFile
 from persist.core.batch import HollowBatch, Run
 from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, Token, WriterId
@@ -66,7 +66,7 @@ def test_many_inline_batches_ask_for_a_merge_of_them() -> None:
     state = rolled_up(shard_of(INLINE_BATCHES).state)
     upkeep = Upkeep(POLICY, merges=True)
     [duty] = upkeep.due(state)
-    assert duty == Duty("inline", Merge(state, state.trace.batches), frozenset(p.id for p in state.trace.parts()))
+    assert duty == Duty("inline", BatchMerge(state, state.trace.batches), frozenset(p.id for p in state.trace.parts()))
     assert upkeep.merging == duty.inputs
     upkeep.ended(duty)
     assert upkeep.merging == frozenset()
@@ -107,7 +107,7 @@ def test_no_two_merges_have_a_part_in_common() -> None:
 # --- turns: a file of entries in the place of a rollup
 
 KEEPING = ShardSettings(7 * 86_400_000, 1_000, 1)
-ENTRY = Entry("insert", MINIMUM, MINIMUM)
+ENTRY = CommandEntry("insert", MINIMUM, MINIMUM)
 
 
 def at_version(seqno: int, entries: int, rollup: int, moved: int = 0, info_bytes: int = 0) -> State:

@@ -14,7 +14,7 @@ from persist.client.listen import ListenEvent
 from persist.core.errors import NotReadable, Unavailable
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, shard_id_of
-from persist.core.shard_view import Seen
+from persist.core.shard_view import SeenVersion
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from persist.http_client.http_calls import HttpCalls, Servers, rendezvous
 from rpc.client.http_transport import follow
@@ -30,7 +30,7 @@ def event(lower: int, upper: int, *ids: str) -> ListenEvent:
     return ListenEvent(Antichain(lower), Antichain(upper), pa.Table.from_pylist(rows, schema=COLUMNS))
 
 
-SOURCE = Source(Seen(SeqNo(7), "c" * 32), shard_id_of("eu/orders"))
+SOURCE = Source(SeenVersion(SeqNo(7), "c" * 32), shard_id_of("eu/orders"))
 FIRST, SECOND, THIRD = (frame(event(n, n + 1, name), SOURCE) for n, name in enumerate("abc"))
 QUIET = heartbeat(Antichain(1), FRAMES, SOURCE)
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.audit_log import Committed, Entry
+from persist.core.audit_log import CommandEntry, Committed
 from persist.core.batch import Description, HollowBatch, Run, batch_of
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
@@ -120,7 +120,10 @@ def test_the_holds_that_are_told_are_the_earliest_ones() -> None:
 
 
 def test_the_newest_commands_are_told_first_and_activity_leaves_out_upkeep() -> None:
-    write, merge = Entry("insert", frontier(0), frontier(1), 5, 50), Entry("merge", frontier(0), frontier(9), 7, 70)
+    write, merge = (
+        CommandEntry("insert", frontier(0), frontier(1), 5, 50),
+        CommandEntry("merge", frontier(0), frontier(9), 7, 70),
+    )
     entries = {SeqNo(n): Committed(n, (write, merge)) for n in range(1, 200)}
     found = state(batch(0), entries=entries)
     told = trace_json(found, tells_names=False)["recent"]

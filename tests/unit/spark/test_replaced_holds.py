@@ -17,7 +17,7 @@ from persist.spark import executors
 from persist.spark.batch_io import BatchWriter
 from persist.spark.options import Options, Target, WriteOptions
 from persist.spark.stream import StreamWriter
-from persist.spark.write_job import Job, Staged
+from persist.spark.write_job import Job, StagedTask
 from tests.support.late import LateTransport
 
 ROWS = pa.record_batch({"k": ["a"], "n": [5]})
@@ -51,7 +51,7 @@ def committer(target: Target, overwrite: bool) -> StreamWriter:
     return StreamWriter(target, write_options(overwrite), SCHEMA, overwrite)
 
 
-def planned(target: Target, overwrite: bool, query: str | None = "q") -> Staged:
+def planned(target: Target, overwrite: bool, query: str | None = "q") -> StagedTask:
     return opened(target, overwrite).stage([ROWS], query)
 
 
