@@ -16,7 +16,7 @@ from compactor.orphans import Sweeper, SweepSettings
 from persist.commit.collector import Collector
 from persist.commit.erasure_scan import leave_out_before, scanned
 from persist.commit.location import Location
-from persist.commit.place import Committer, CommitterOf
+from persist.commit.machine import Committer, CommitterOf
 from persist.commit.state_loader import rolled_up
 from persist.core import commands as c
 from persist.core.erasure import Erasure, Proof, Scanned

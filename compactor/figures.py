@@ -9,9 +9,8 @@ import persist
 from compactor.loop import Loop
 from compactor.metering import Metrics, ShardFigures
 from persist.client.transport import Transport
-from persist.commit.figures import newest, of_location, of_shards, own_pools, pools
+from persist.commit.figures import newest, of_location, of_process, of_shards, own_pools, pools
 from persist.commit.location import Location
-from persist.commit.own_process import of_process
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 
 SHARDS_MAX = 1_000  # with series of their own

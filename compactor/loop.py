@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from persist.commit.durations import Durations
 from persist.commit.location import Location
-from persist.commit.storms import REASON_MAX
+from persist.commit.sight import REASON_MAX, Durations
 from persist.core.errors import Corruption, PersistError, UnknownShard
 
 # When shards are looked at: those that moved or asked for it, by a heap of due times, and all the others in turn.

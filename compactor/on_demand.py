@@ -10,7 +10,7 @@ from persist.client.idempotency import send
 from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.commit.location import Location
-from persist.commit.place import CommitterOf
+from persist.commit.machine import CommitterOf
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Unavailable, UnknownShard
 from persist.core.phases import dropped

@@ -14,7 +14,7 @@ from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.commit.expiry import age, forget_dropped, forget_tags, is_aging, step_s, tags_in_s
 from persist.commit.location import Location
-from persist.commit.place import Committer, CommitterOf
+from persist.commit.machine import Committer, CommitterOf
 from persist.commit.publication_keeper import Published
 from persist.core.errors import PersistError
 from persist.core.merge_plan import claim_is_for_merge

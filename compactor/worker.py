@@ -19,7 +19,7 @@ from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.loop import Ending, never
 from compactor.metering import MeteredBlobs, Metrics, Throttle
 from persist.commit.location import Location
-from persist.commit.place import Committer, CommitterOf
+from persist.commit.machine import Committer, CommitterOf
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import COMPACTOR

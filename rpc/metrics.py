@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import persist
-from persist.commit.durations import Durations
-from persist.commit.figures import newest, of_location, of_shards, own_pools, pools
+from persist.commit.figures import newest, of_location, of_process, of_shards, own_pools, pools
 from persist.commit.location import Location
-from persist.commit.own_process import of_process
+from persist.commit.sight import Durations
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
 from persist.regions.replica import Replica
 from rpc.auth import ANYBODY, Principal, TokenFigures, label_of

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from persist.commit.origin import begin_request
-from persist.commit.storms import REASON_MAX
-from persist.commit.tracing import TRACEPARENT, TraceSpan
+from persist.commit.sight import REASON_MAX
+from persist.commit.tracing import TRACEPARENT, TraceSpan, begin_request
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unauthorized
 from rpc import csrf
 from rpc.app_state import Service

@@ -25,7 +25,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport, is_same
 from persist.commit.collector import Collector
 from persist.commit.location import Location
-from persist.commit.place import CommitterOf
+from persist.commit.machine import CommitterOf
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import PublishSettings
 from persist.copies.throttled_blob import read_rate

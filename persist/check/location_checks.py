@@ -27,8 +27,8 @@ from persist.check.findings import (
     size,
     some,
 )
-from persist.commit.counters import MachineMetrics
 from persist.commit.location import Location
+from persist.commit.sight import MachineMetrics
 from persist.commit.system import Clock, SystemIds
 from persist.copies.backup_store import BackupStore, Listed
 from persist.copies.shard_facts import Fault

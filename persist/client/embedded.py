@@ -16,7 +16,7 @@ from persist.commit.clone_refs import Cloning
 from persist.commit.erasure_scan import scanned
 from persist.commit.figures import of_location, own_pools, pools
 from persist.commit.location import Location
-from persist.commit.storms import Storms
+from persist.commit.sight import Storms
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run

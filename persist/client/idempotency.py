@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 from persist.client import deadlines
 from persist.client.transport import Transport
-from persist.commit.origin import Request, Requesting
 from persist.commit.system import jittered
+from persist.commit.tracing import Request, Requesting
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import NOBODY, Caller

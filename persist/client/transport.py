@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from blob import Blob, BlobError
 from persist.client.lease_pool import LeasePool
 from persist.commit.location_identity import ID_KEY, ensure_id
-from persist.commit.storms import Storms
+from persist.commit.sight import Storms
 from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage

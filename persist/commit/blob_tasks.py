@@ -23,7 +23,7 @@ from persist.commit.commit_plan import (
     RollUp,
     Spill,
 )
-from persist.commit.counters import MachineMetrics
+from persist.commit.sight import MachineMetrics
 from persist.commit.spill_files import EntryFiles, OutcomeFiles
 from persist.commit.state_loader import Versions
 from persist.core import commands as c

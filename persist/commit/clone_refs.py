@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from blob import Blob, BlobNotFound
 from persist.commit.blob_tasks import keys_in
-from persist.commit.machine import FINALISE_STEPS_MAX
-from persist.commit.place import Committer, CommitterOf, Place
+from persist.commit.machine import FINALISE_STEPS_MAX, Committer, CommitterOf, Place
 from persist.commit.system import StoreClock, probed
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller

@@ -27,7 +27,7 @@ from blob import BlobNotFound
 from persist.commit.blob_tasks import keys_in
 from persist.commit.clone_refs import Lending, LoanLists
 from persist.commit.expiry import Silence
-from persist.commit.place import Committer, CommitterOf, Place
+from persist.commit.machine import Committer, CommitterOf, Place
 from persist.commit.state_loader import check_replayed, rolled_up
 from persist.commit.system import StoreClock, probed
 from persist.core import commands as c

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from blob import BlobNotFound, BlobStat
 from persist.commit.blob_tasks import keys_in
-from persist.commit.place import Committer, Place
+from persist.commit.machine import Committer, Place
 from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.core.blob_keys import (
     JOURNALS,

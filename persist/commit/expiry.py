@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from persist.commit.place import Committer, Place
+from persist.commit.machine import Committer, Place
 from persist.commit.state_loader import rolled_up
 from persist.commit.system import Clock, StoreClock
 from persist.core import commands as c

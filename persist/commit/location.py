@@ -29,12 +29,11 @@ from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache
 from persist.commit.collector import Collector, GcSettings
-from persist.commit.counters import MachineMetrics, StoreCalls
 from persist.commit.expiry import age, forget_dropped, forget_tags
 from persist.commit.location_identity import Identity
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.publication_writer import Publisher, PublishSettings
-from persist.commit.sight import Sight
+from persist.commit.sight import MachineMetrics, Sight, StoreCalls
 from persist.commit.spill_files import EntryFiles
 from persist.commit.state_loader import Versions
 from persist.commit.system import (

@@ -12,7 +12,7 @@ is written all the same.
 from __future__ import annotations
 
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusNotWritable, ConsensusUnavailable
-from persist.commit.counters import MachineMetrics
+from persist.commit.sight import MachineMetrics
 from persist.commit.state_loader import Versions
 from persist.commit.system import System, jittered
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable

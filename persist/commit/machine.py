@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from typing import Protocol
 
+from blob import Blob
+from consensus import Consensus
 from consensus.turns import Turn
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache, StaleIndex
@@ -28,12 +31,13 @@ from persist.commit.commit_plan import (
     supplied,
     with_long_diff,
 )
-from persist.commit.counters import MachineMetrics
+from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.part_validator import BRINGING, Inspector
+from persist.commit.sight import MachineMetrics
 from persist.commit.spill_files import EntryFiles, OutcomeFiles
 from persist.commit.state_loader import Versions, dropped
-from persist.commit.system import StoreClock, System, checked_ms, probed
+from persist.commit.system import Clock, StoreClock, System, checked_ms, probed
 from persist.core import commands as c
 from persist.core import invariants
 from persist.core.audit_log import NOBODY, Caller
@@ -49,6 +53,7 @@ from persist.core.errors import (
     Unavailable,
     UnknownShard,
 )
+from persist.core.ids import IdSource
 from persist.core.state import Policy, State
 from persist.core.transitions.audit_recording import is_of_the_future
 from persist.core.transitions.context import SOUND, Context, Verdict
@@ -540,3 +545,41 @@ class Machine(CachedState):
 
     def _deadline(self) -> float:
         return self._system.clock.monotonic() + self._settings.retry_s
+
+
+# What maintenance needs of a location and of its shards, whoever opened it and whoever commits.
+
+
+class Committer(Protocol):
+    """What maintenance needs of a shard; `Machine` is one. Its commands may be repeated."""
+
+    @property
+    def name(self) -> str: ...
+
+    def state(self) -> State:
+        """The State as last seen; every commit that was made here is in it."""
+        ...
+
+    def refresh(self) -> State:
+        """The State as of now."""
+        ...
+
+    def apply(self, command: c.Command) -> c.Result:
+        """Commit one command. Unavailable: it did not happen. Indeterminate: it may have."""
+        ...
+
+
+CommitterOf = Callable[[str], Committer]
+
+
+class Place(Protocol):
+    """Where shards live; `persist.commit.location.Location` is one."""
+
+    blob: Blob
+    consensus: Consensus
+    versions: Versions
+    clock: Clock
+    ids: IdSource
+    identity: Identity
+
+    def machine(self, name: str) -> Machine: ...

@@ -1,21 +1,228 @@
-"""What a process lets others see of its commits: durations, storms of retries, spans. One for each location.
+"""What a location counts of its commits and stores: counters, durations, storms of retries; and the spans of commits.
 
-A machine tells it when a group is committed and when a duty of upkeep is done. Where it does not count and has no
-tracer, both cost next to nothing.
+A machine reports when a group is committed and when a duty of upkeep is done. Without counts and a tracer both cost
+next to nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self
+import logging
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
 
-from persist.commit.counters import MachineMetrics
-from persist.commit.durations import Durations
-from persist.commit.origin import request_id
-from persist.commit.storms import Storms
-from persist.commit.tracing import Place, Tracer
-from persist.core.errors import PersistError
+from blob.metrics import Observe
+from persist.commit.tracing import Place, Tracer, TraceSpan, request_id
+from persist.core import commands as c
+from persist.core.errors import Corruption, PersistError
+from persist.formats.exposition import HISTOGRAM, Family, Spread
+
+
+class StoreCalls:
+    """Calls to the two stores of a location, by store, verb and outcome. Thread-safe.
+
+    With a tracer each call is a span as well, below the one under way.
+    """
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self.durations = Durations()
+        self._tracer = tracer
+
+    def observer(self, store: str) -> Observe:
+        """What counts one call to `store`: called with its verb, its outcome (`ok`, or why not), seconds and bytes."""
+        return partial(self._observe if self._tracer is None else self._traced, store)
+
+    def totals(self) -> dict[tuple[str, ...], tuple[int, float, int]]:
+        """(store, verb, outcome) -> calls, their seconds, the bytes that they moved."""
+        return self.durations.totals()
+
+    def _observe(self, store: str, verb: str, outcome: str, seconds: float, nbytes: int) -> None:
+        self.durations.observe((store, verb, outcome), seconds, nbytes)
+
+    def _traced(self, store: str, verb: str, outcome: str, seconds: float, nbytes: int) -> None:
+        self._observe(store, verb, outcome, seconds, nbytes)
+        if self._tracer is not None and self._tracer.current() is not None:  # background looks are nobody's
+            told: dict[str, str | int] = {"persist.store": store, "persist.outcome": outcome, "persist.bytes": nbytes}
+            failed = "" if outcome in ("ok", "lost") else outcome
+            self._tracer.passed(f"persist.{store}.{verb}", seconds, told, failed=failed)
+
+
+class MachineMetrics:
+    """Counters of one machine; read without locks, so a reader may see one commit half counted."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.commands = 0
+        self.races_lost = 0
+        self.retries = 0
+        self.spills = 0
+        self.flushes = 0
+        self.reliefs = 0
+        self.upkeep_bytes = 0
+        self.upkeep_failed = 0
+        self.upkeep_refused = 0
+        self.group_max = 0
+        self.queued_s = 0.0
+        self.commit_s = 0.0
+        self.upkeep_s = 0.0
+
+    def add(self, other: MachineMetrics) -> None:
+        """Count also what `other` has counted."""
+        for name, count in vars(other).items():
+            mine = getattr(self, name)
+            setattr(self, name, max(mine, count) if name == "group_max" else mine + count)
+
+    def committed(self, commands: int) -> None:
+        self.commits += 1
+        self.commands += commands
+        self.group_max = max(self.group_max, commands)
+
+    def upkept(self, result: c.Result) -> None:
+        if isinstance(result, c.MergeApplied):
+            self.flushes += result.applied
+            self.upkeep_refused += not result.applied
+
+
+# One log line for a storm of retries, not one for each, and no flood of such lines; and one for what is damaged.
+#
+# A storm is: one command, or one commit, was tried again more than `STORM_TRIES` times in a row. The same trouble of
+# the same shard is logged once in `TOLD_EVERY_S` seconds, however many callers have it; the next line says how many
+# storms it stands for.
+
+
+STORM_TRIES = 5
+TOLD_EVERY_S = 60.0
+TROUBLES_MAX = 1_000  # shards and kinds of which it is remembered when they were told; the oldest go first
+REASON_MAX = 2_000  # characters of an error's sentence in the log
+_log = logging.getLogger("persist.retries")
+_corrupt = logging.getLogger("persist.corruption")
+
+
+class Storms:
+    """Tells of storms, and of what is damaged. Thread-safe. `now_s` is a monotonic clock.
+
+    `storms` and `corruptions` count them, `retries` every try after the first.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.storms = 0
+        self.corruptions = 0
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._retries: dict[str, int] = {}
+        self._told: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
+
+    @property
+    def retries(self) -> dict[str, int]:
+        """How often each of `who` tried again."""
+        with self._lock:
+            return dict(self._retries)
+
+    def again(self, who: str, shard: str, tries: int, error: BaseException, request_id: str = "") -> None:
+        """`who` (`client`, `committer`) has failed `tries` times in a row, last with `error`, and tries again."""
+        kind = error.kind if isinstance(error, PersistError) else type(error).__name__
+        key = (who, shard, kind)
+        with self._lock:
+            self._retries[who] = self._retries.get(who, 0) + 1
+            if tries != STORM_TRIES + 1:
+                return
+            self.storms += 1
+            now_s = self._now_s()
+            told_s, left_out = self._told.get(key, (now_s - TOLD_EVERY_S, 0))
+            if now_s - told_s < TOLD_EVERY_S:
+                self._told[key] = (told_s, left_out + 1)
+                return
+            self._told[key] = (now_s, 0)
+            self._told.move_to_end(key)
+            if len(self._told) > TROUBLES_MAX:
+                self._told.popitem(last=False)
+        reason = str(error)[:REASON_MAX]
+        fields = {"who": who, "shard": shard or None, "kind": kind, "tries": tries, "reason": reason}
+        more = {"request_id": request_id or None, "left_out": left_out}
+        about = f" of shard {shard!r}" if shard else ""
+        _log.warning("retry storm: try %d of the %s%s: %s", tries, who, about, reason, extra={**fields, **more})
+
+    def corrupted(self, shard: str, error: BaseException, doing: str) -> None:
+        """Count, and log, that a shard or a part of it is damaged, where no answer tells of it. `doing`: what met it.
+
+        Other errors are not told.
+        """
+        if isinstance(error, Corruption):
+            self.count_corruption()
+            reason = str(error)[:REASON_MAX]
+            fields = {"shard": shard, "kind": error.kind, "reason": reason, "doing": doing}
+            _corrupt.error("corruption, met by %s: %s", doing, reason, extra=fields)
+
+    def count_corruption(self) -> None:
+        """Count one that is told elsewhere."""
+        with self._lock:
+            self.corruptions += 1
+
+
+# How long things took, counted in buckets: what Prometheus calls a histogram, without its library.
+
+
+BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+SERIES_MAX = 1_000  # of one family; what comes later is counted as OTHER
+OTHER = "other"
+
+
+class Durations:
+    """Seconds by the values of labels, at most `SERIES_MAX` of them. Thread-safe.
+
+    `observe` also adds up bytes, where a thing moves some.
+    """
+
+    def __init__(self, bounds_s: tuple[float, ...] = BOUNDS_S) -> None:
+        self._bounds = bounds_s
+        self._lock = threading.Lock()
+        self._series: dict[tuple[str, ...], _Series] = {}
+
+    def observe(self, key: tuple[str, ...], seconds: float, nbytes: int = 0) -> None:
+        """Count one thing that took so long."""
+        place = bisect_left(self._bounds, seconds)
+        with self._lock:
+            series = self._series.get(key)
+            if series is None:
+                series = self._made(key)
+            series.counts[place] += 1
+            series.seconds += seconds
+            series.nbytes += nbytes
+
+    def totals(self) -> dict[tuple[str, ...], tuple[int, float, int]]:
+        """By labels: how many there were, their seconds, the bytes that they moved."""
+        with self._lock:
+            return {key: (sum(one.counts), one.seconds, one.nbytes) for key, one in self._series.items()}
+
+    def family(self, name: str, text: str, labels: tuple[str, ...]) -> Family:
+        """All of it, as a histogram."""
+        with self._lock:
+            if not labels:  # its one series is there from the beginning
+                self._series.setdefault((), _Series(len(self._bounds) + 1))
+            samples = [(key, Spread(self._bounds, tuple(one.counts), one.seconds)) for key, one in self._series.items()]
+        return Family(name, HISTOGRAM, text, labels, samples)
+
+    def _made(self, key: tuple[str, ...]) -> _Series:
+        if len(self._series) >= SERIES_MAX:
+            key = (OTHER,) * len(key)
+        found = self._series.get(key)
+        if found is None:
+            found = self._series[key] = _Series(len(self._bounds) + 1)
+        return found
+
+
+class _Series:
+    __slots__ = ("counts", "nbytes", "seconds")
+
+    def __init__(self, buckets: int) -> None:
+        self.counts = [0] * buckets
+        self.seconds = 0.0
+        self.nbytes = 0
+
 
 COMMITTED, UNCHANGED, FAILED = "committed", "unchanged", "failed"
 LINKS_MAX = 128  # of one commit's span; a group may have more commands
@@ -29,7 +236,7 @@ class Queued(Protocol):
 
 
 class Sight:
-    """Thread-safe. `now_s` is a monotonic clock; `counts`: whether durations are measured."""
+    """One for each location. Thread-safe. `now_s` is a monotonic clock; `counts`: whether durations are measured."""
 
     def __init__(self, now_s: Callable[[], float], *, counts: bool = True, tracer: Tracer | None = None) -> None:
         self.counts = counts
@@ -47,13 +254,61 @@ class Sight:
             return None
         return Origin(self.now_s(), asked, None if tracer is None else tracer.current())
 
-    def commit(self, shard: str, group: Sequence[Queued], metrics: MachineMetrics) -> CommitWatch:
-        """Watch the commit of a group, in a `with`."""
-        return CommitWatch(self, shard, group, metrics)
+    @contextmanager
+    def commit(self, shard: str, group: Sequence[Queued], metrics: MachineMetrics) -> Iterator[CommitWatch]:
+        """Watch the commit of a group."""
+        watch, begun_s = CommitWatch(group), self.now_s() if self.counts else 0.0
+        origins = [one.origin for one in group if one.origin is not None]
+        if self.counts:
+            for origin in origins:
+                self.queues.observe((), begun_s - origin.queued_s)
+                metrics.queued_s += begun_s - origin.queued_s
+        places = [origin.place for origin in origins if origin.place is not None]
+        attributes: dict[str, str | int] = {"persist.shard": shard, "persist.commands": len(group)}
+        try:
+            with self._span("persist.commit", attributes, places) as span:
+                try:
+                    yield watch
+                finally:
+                    if span is not None:
+                        span.tell("persist.outcome", watch.outcome)
+                        if watch.outcome == COMMITTED:
+                            span.tell("persist.seqno", watch.seqno)
+        finally:
+            if self.counts:
+                seconds = self.now_s() - begun_s
+                self.commits.observe((watch.outcome,), seconds)
+                metrics.commit_s += seconds
 
-    def duty(self, shard: str, kind: str, metrics: MachineMetrics) -> DutyWatch:
-        """Watch a duty of upkeep, in a `with`."""
-        return DutyWatch(self, shard, kind, metrics)
+    @contextmanager
+    def duty(self, shard: str, kind: str, metrics: MachineMetrics) -> Iterator[None]:
+        """Watch a duty of upkeep."""
+        begun_s = self.now_s() if self.counts else 0.0
+        try:
+            with self._span("persist.upkeep", {"persist.shard": shard, "persist.duty": kind}):
+                yield
+        finally:
+            if self.counts:
+                seconds = self.now_s() - begun_s
+                self.upkeep.observe((kind,), seconds)
+                metrics.upkeep_s += seconds
+
+    @contextmanager
+    def _span(
+        self, name: str, attributes: Mapping[str, str | int], places: Sequence[Place] = ()
+    ) -> Iterator[TraceSpan | None]:
+        """A span below the first of the places; None without a tracer."""
+        if self.tracer is None:
+            yield None
+            return
+        below = places[0] if places else None
+        with self.tracer.span(name, attributes, below=below, links=places[:LINKS_MAX]) as span:
+            try:
+                yield span
+            except BaseException as error:
+                kind = error.kind if isinstance(error, PersistError) else type(error).__name__
+                span.failed(kind, str(error))
+                raise
 
 
 class Origin:
@@ -70,15 +325,10 @@ class Origin:
 class CommitWatch:
     """The commit of one group. Who commits says what came of it (`ended`); else it failed."""
 
-    def __init__(self, sight: Sight, shard: str, group: Sequence[Queued], metrics: MachineMetrics) -> None:
-        self._outcome = FAILED
-        self._seqno = 0
-        self._sight = sight
-        self._shard = shard
+    def __init__(self, group: Sequence[Queued]) -> None:
+        self.outcome = FAILED
+        self.seqno = 0
         self._group = group
-        self._metrics = metrics
-        self._begun_s = 0.0
-        self._span: Any = None
 
     @property
     def request_id(self) -> str:
@@ -87,76 +337,4 @@ class CommitWatch:
 
     def ended(self, seqno: int, is_changed: bool) -> None:
         """The shard has this seqno now; `is_changed`: by this commit."""
-        self._outcome, self._seqno = COMMITTED if is_changed else UNCHANGED, seqno
-
-    def __enter__(self) -> Self:
-        sight = self._sight
-        if sight.counts:
-            self._begun_s = sight.now_s()
-            for pending in self._group:
-                if pending.origin is not None:
-                    waited_s = self._begun_s - pending.origin.queued_s
-                    sight.queues.observe((), waited_s)
-                    self._metrics.queued_s += waited_s
-        if sight.tracer is not None:
-            places = [
-                one.origin.place for one in self._group if one.origin is not None and one.origin.place is not None
-            ]
-            self._span = sight.tracer.span(
-                "persist.commit",
-                {"persist.shard": self._shard, "persist.commands": len(self._group)},
-                below=places[0] if places else None,
-                links=places[:LINKS_MAX],
-            )
-            self._told = self._span.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        sight = self._sight
-        if sight.counts:
-            seconds = sight.now_s() - self._begun_s
-            sight.commits.observe((self._outcome,), seconds)
-            self._metrics.commit_s += seconds
-        if self._span is not None:
-            self._told.tell("persist.outcome", self._outcome)
-            if self._outcome == COMMITTED:
-                self._told.tell("persist.seqno", self._seqno)
-            _end(self._span, self._told, kind, error, tb)
-
-
-class DutyWatch:
-    """A duty of upkeep."""
-
-    def __init__(self, sight: Sight, shard: str, kind: str, metrics: MachineMetrics) -> None:
-        self._sight = sight
-        self._shard = shard
-        self._kind = kind
-        self._metrics = metrics
-        self._begun_s = 0.0
-        self._span: Any = None
-
-    def __enter__(self) -> Self:
-        sight = self._sight
-        if sight.counts:
-            self._begun_s = sight.now_s()
-        if sight.tracer is not None:
-            attributes = {"persist.shard": self._shard, "persist.duty": self._kind}
-            self._span = sight.tracer.span("persist.upkeep", attributes)
-            self._told = self._span.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._sight.counts:
-            seconds = self._sight.now_s() - self._begun_s
-            self._sight.upkeep.observe((self._kind,), seconds)
-            self._metrics.upkeep_s += seconds
-        if self._span is not None:
-            _end(self._span, self._told, kind, error, tb)
-
-
-def _end(
-    span: Any, told: Any, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-) -> None:
-    if error is not None:
-        told.failed(error.kind if isinstance(error, PersistError) else type(error).__name__, str(error))
-    span.__exit__(kind, error, tb)
+        self.outcome, self.seqno = COMMITTED if is_changed else UNCHANGED, seqno

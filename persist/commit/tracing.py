@@ -1,16 +1,20 @@
-"""What spans are asked for; `persist.commit.otel` makes them with OpenTelemetry, where it is switched on.
+"""The spans that are asked for, and of which request the work under way is a part.
 
-Without a tracer nothing of this is called, and no library of it is imported.
+`persist.commit.otel` makes spans with OpenTelemetry, where it is switched on. Without a tracer none is asked for, and
+no library of it is imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
+from types import TracebackType
 from typing import Any, Protocol
 
 from blob import optional
 from persist.core.errors import InvalidUsage
+from persist.core.ids import IdSource
 
 Place = Any
 """Where a span is in its trace, as the tracer knows it: what others are hung below, or linked to."""
@@ -74,3 +78,55 @@ def open_tracer(service: str = "") -> Tracer:
     module: Any = optional("persist.commit.otel", "traces", "persist-shards[otel]", InvalidUsage)
     made: Tracer = module.exporting(service) if service else module.OtelTracer()
     return made
+
+
+# The id of a request goes with the work as a context variable does.
+
+
+class Request:
+    """One request, by whoever asks. It has an id ("": none) once it was given one, or was sent to a server."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, request_id: str = "") -> None:
+        self.id = request_id
+
+    def named(self, ids: IdSource) -> str:
+        """Its id, which is made now if there is none."""
+        if not self.id:
+            self.id = ids.uuid7()
+        return self.id
+
+
+_CURRENT: ContextVar[Request | None] = ContextVar("persist_request", default=None)
+
+
+def request_id() -> str:
+    """The id of the request that the work under way is for; "" if there is none."""
+    found = _CURRENT.get()
+    return "" if found is None else found.id
+
+
+def begin_request(found: str) -> None:
+    """The rest of this task, and what it has done on other threads, is for the request of this id."""
+    _CURRENT.set(Request(found))
+
+
+class Requesting:
+    """For the length of a `with`: the request under way, else a new one."""
+
+    __slots__ = ("_token",)
+
+    def __init__(self) -> None:
+        self._token: Token[Request | None] | None = None
+
+    def __enter__(self) -> Request:
+        found = _CURRENT.get()
+        if found is None:
+            found = Request()
+            self._token = _CURRENT.set(found)
+        return found
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._token is not None:
+            _CURRENT.reset(self._token)

@@ -19,11 +19,9 @@ from persist.client import deadlines
 from persist.client.connect import Connection
 from persist.client.server_address import Trust
 from persist.client.server_address import normal as normal
-from persist.commit.durations import Durations
-from persist.commit.origin import Requesting
-from persist.commit.storms import Storms
+from persist.commit.sight import Durations, Storms
 from persist.commit.system import Clock, OwnProcess, SystemIds
-from persist.commit.tracing import TRACEPARENT, Tracer, open_tracer
+from persist.commit.tracing import TRACEPARENT, Requesting, Tracer, open_tracer
 from persist.core.errors import (
     Corruption,
     Indeterminate,

@@ -15,8 +15,7 @@ from persist.client.schema_lineage import ShardSchema, known_by, own_handle, tak
 from persist.client.shard import Shard
 from persist.client.write import Pinned
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, PersistError, SchemaMismatch, Unavailable, shown
-from persist.patterns.bounded_clock import WallClock
-from persist.patterns.internal_shards import Stepping, whole_events
+from persist.patterns.internal_shards import Stepping, WallClock, whole_events
 from persist.patterns.reclock import (
     BEFORE_ALL,
     PARTITION,

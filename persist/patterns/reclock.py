@@ -33,8 +33,7 @@ from persist.core.errors import (
     shown,
 )
 from persist.core.frontier import TIME_MAX
-from persist.patterns.bounded_clock import BoundedClock, WallClock, confirmed_by
-from persist.patterns.internal_shards import OwnColumns, whole_events
+from persist.patterns.internal_shards import BoundedClock, OwnColumns, WallClock, confirmed_by, whole_events
 
 # Positions in a source, as callers give them: checks, and what a binding is.
 

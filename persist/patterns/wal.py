@@ -46,8 +46,7 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
-from persist.patterns.bounded_clock import BoundedClock, WallClock, confirmed_by
-from persist.patterns.internal_shards import Stepping, whole_events
+from persist.patterns.internal_shards import BoundedClock, Stepping, WallClock, confirmed_by, whole_events
 from persist.patterns.sequenced_append import TIME, FeedPosition, Numbered, one_table
 
 NAME_CHARS_MAX = 128

@@ -20,9 +20,8 @@ from persist.client.deadlines import Deadline, Patience
 from persist.client.idempotency import RetriedCall, settled
 from persist.client.lease_pool import LeasePool
 from persist.client.listen import ListenEvent
-from persist.commit.counters import StoreCalls
 from persist.commit.figures import retried, stores
-from persist.commit.storms import Storms
+from persist.commit.sight import StoreCalls, Storms
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage

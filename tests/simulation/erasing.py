@@ -20,7 +20,7 @@ from persist.client.erasure_api import Picked
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
 from persist.commit.expiry import forget_dropped
-from persist.commit.place import Committer
+from persist.commit.machine import Committer
 from persist.core import commands as c
 from persist.core.blob_keys import born_ms
 from persist.core.erasure import Erasure, Scanned

@@ -30,8 +30,8 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import RetriedCall, settled
 from persist.commit.location import Location
-from persist.commit.storms import STORM_TRIES, TOLD_EVERY_S, Storms
-from persist.commit.storms import TROUBLES_MAX as STORMS_MAX
+from persist.commit.sight import STORM_TRIES, TOLD_EVERY_S, Storms
+from persist.commit.sight import TROUBLES_MAX as STORMS_MAX
 from persist.commit.system import SystemClock
 from persist.core import commands as c
 from persist.core.errors import Corruption, Overloaded, Unavailable

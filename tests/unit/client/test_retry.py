@@ -8,7 +8,7 @@ import pytest
 
 from blob.memory_blobs import MemoryBlob
 from persist.client.idempotency import BACKOFF_MAX_S, LAPSING, send
-from persist.commit.storms import Storms
+from persist.commit.sight import Storms
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import (

@@ -18,9 +18,9 @@ from consensus import (
 )
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from persist.commit.counters import MachineMetrics
 from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
+from persist.commit.sight import MachineMetrics
 from persist.commit.state_loader import Versions
 from persist.commit.system import System
 from persist.core.errors import Indeterminate, PersistError, Unavailable

@@ -13,8 +13,8 @@ from persist.commit.blob_tasks import BlobWorker, WorkerFiles
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Given, Outcome, plan_commit, supplied
-from persist.commit.counters import MachineMetrics
 from persist.commit.log_writer import LogWriter
+from persist.commit.sight import MachineMetrics
 from persist.commit.spill_files import EntryFiles, OutcomeFiles
 from persist.commit.system import System
 from persist.core import commands as c

@@ -13,7 +13,7 @@ from persist.bindings import Binding, Bindings, BindingsSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Corruption, InvalidUsage, ShardExists, Unavailable
-from persist.patterns import bounded_clock, reclock
+from persist.patterns import internal_shards, reclock
 from persist.patterns.reclock import PARTITIONS_MAX, POSITION_MAX
 from tests.support.clocks import HOUR_MS, YEAR_MS, World
 from tests.support.location import memory_location
@@ -215,7 +215,7 @@ def test_a_clock_that_is_behind_or_jumps_back_never_turns_times_back() -> None:
 
 
 def test_a_clock_that_runs_away_leads_by_no_more_than_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_clock, "LOOK_AHEAD_MS", 10_000)
+    monkeypatch.setattr(internal_shards, "LOOK_AHEAD_MS", 10_000)
     world = World()
     true = world.machine()
     runaway = world.machine()

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 from blob.cache import CachedBlob
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.commit.durations import OTHER, SERIES_MAX, Durations
 from persist.commit.figures import of_location
 from persist.commit.location import Location, LocationSettings
+from persist.commit.sight import OTHER, SERIES_MAX, Durations
 from persist.core import commands as c
 from persist.formats.exposition import COUNTER, Family, Spread, exposition, figures
 from persist.formats.http_messages import RECORD
