@@ -41,9 +41,10 @@ def main() -> None:
         url = f"persist://{folder}/location"
         workers = [
             subprocess.Popen(
-                [sys.executable, "-m", "persist.cli", name, "--dir", f"{folder}/location"], stdout=subprocess.DEVNULL
+                [sys.executable, "-m", "rpc.cli", "maintain", *name, "--dir", f"{folder}/location"],
+                stdout=subprocess.DEVNULL,
             )
-            for name in ("compactor", "gc")
+            for name in (("run", "--no-gc"), ("gc",))
         ]
         try:
             measure(url, args.commits, args.rows)

@@ -102,7 +102,7 @@ class Ours:
         self.direct = f"s3://{place.bucket}/{name}?endpoint=http://{place.host}:{place.port}"
         stores = ["--blob", self.blob, "--consensus", self.consensus]
         os.environ["AWS_ENDPOINT_URL_S3"] = proxy.endpoint  # clients here open the bucket themselves
-        command = [sys.executable, "-m", "persist.cli", "serve", "--port", "0", *stores]
+        command = [sys.executable, "-m", "rpc.cli", "serve", "--port", "0", *stores]
         self._log = (place.root / f"{name}.log").open("wb")
         environment = {**os.environ, "PERSIST_VERIFY_SAMPLE": sample}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)

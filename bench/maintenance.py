@@ -4,7 +4,7 @@
                                 [--only compaction appends updates soak]
 
 Compaction runs in a process of its own, so that its peak memory is its own, in turns with DuckDB. Small appends are
-written once without and once with a `persist compactor --gc` process beside, in turns of slices, so that a drifting
+written once without and once with a `persist maintain run` process beside, in turns of slices, so that a drifting
 machine slows both alike. `--quick` is a tenth of everything or less.
 """
 
@@ -61,7 +61,7 @@ def opened(directory: Path) -> Iterator[tuple[Location, Client]]:
 
 
 def merge_child(directory: Path) -> None:
-    """Compact the shard in this process, as `persist compactor` does; prints seconds and peak memory."""
+    """Compact the shard in this process, as `persist maintain run` does; prints seconds and peak memory."""
     use_system_allocator()
     with opened(directory) as (location, _):
         engine = EngineSettings(memory_bytes=BUDGET, threads=2, read_ahead=1)  # DuckDB has two as well
@@ -145,7 +145,7 @@ class Watched:
 @contextmanager
 def maintained(directory: Path) -> Iterator[dict[str, Any]]:
     """A compactor and collector process beside, as a server starts it. Its figures are there when it has ended."""
-    command = [sys.executable, "-m", "persist.cli", "compactor", "--gc", "--dir", str(directory), "--nice", "5"]
+    command = [sys.executable, "-m", "rpc.cli", "maintain", "run", "--dir", str(directory), "--nice", "5"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     process.stderr.readline()

@@ -53,7 +53,7 @@ class Seen:
 
 
 def bench_soak(directory: Path, seconds: float) -> list[bool]:
-    command = [sys.executable, "-m", "persist.cli", "serve", "--dir", str(directory / "soak"), "--port", "0"]
+    command = [sys.executable, "-m", "rpc.cli", "serve", "--dir", str(directory / "soak"), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None
     url = server.stdout.readline().strip()

@@ -142,7 +142,7 @@ def bench_days() -> None:
 
 
 def maintain(location: Location, name: str, clock: TestClock) -> None:
-    """What `persist compactor --gc` does, once."""
+    """What `persist maintain run` does, once."""
     age(location.machine(name), clock)
     Worker(location).run(name)
     Collector(location).run(name)

@@ -3,9 +3,9 @@
     python -m bench.regions [--seconds 300] [--rows 4000000] [--shards 10000] [--moved 1000]
                             [--only lag publishing reads idle moves]
 
-`lag`: 10 commits a second at home, which publishes every 5 s; `persist replicate`'s code copies its directory, each
-round --delay seconds late; a region looks once a second. From the acknowledgement at home to the time being readable
-in the region, 95 of 100 commits.
+`lag`: 10 commits a second at home, which publishes every 5 s; `persist region replicate`'s code copies its directory,
+each round --delay seconds late; a region looks once a second. From the acknowledgement at home to the time being
+readable in the region, 95 of 100 commits.
 `publishing`: appends of a program that publishes, beside one that does not, in turns: requests, and CPU of the process.
 `reads`: a snapshot of --rows rows in the region, beside the same at home, in turns; both embedded, from files.
 `idle`: a region over --shards shards at rest: seconds until names are told and a shard is read, and its requests.

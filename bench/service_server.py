@@ -32,7 +32,7 @@ class ServerProcess:
             self._process.start()
             self.url = ours.recv()
         else:
-            command = [sys.executable, "-m", "persist.cli", "serve", "--port", "0", "--no-maintenance"]
+            command = [sys.executable, "-m", "rpc.cli", "serve", "--port", "0", "--no-maintenance"]
             where = ["--dir", str(directory)]
             if consensus is not None:
                 where = ["--blob", (directory / "blob").absolute().as_uri(), "--consensus", consensus]

@@ -23,13 +23,13 @@ import pyarrow as pa
 
 from bench.bars import bar
 from bench.parts import many
-from persist.cli.__main__ import main as persist
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import LocationSettings, open_location
 from persist.core import commands as c
 from persist.core.ids import Token, WriterId, mint
 from persist.core.state import Policy
+from rpc.cli.program import main as persist
 from tests.support.location import InlineBackground
 
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -69,7 +69,7 @@ class Bench:
             [
                 sys.executable,
                 "-m",
-                "persist.cli.__main__",
+                "rpc.cli",
                 "serve",
                 "--no-maintenance",
                 "--dir",

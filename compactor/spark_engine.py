@@ -89,7 +89,7 @@ def _waited(work: Callable[[], Any], keep: Keep) -> Any:
     return outcome[0]
 
 
-def local_session(name: str = "persist compactor") -> Any:
+def local_session(name: str = "persist maintain run") -> Any:
     """The active Spark session, or a new one as the environment of Spark configures it."""
     from pyspark.sql import SparkSession
 

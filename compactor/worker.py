@@ -201,7 +201,7 @@ class Worker:
         """No keys: logs are kept, and rows may have to be erased."""
         self.metrics.add(crowded_keys=keys)
         log.error(
-            "keys that are to be unique have more than one row; persist constraints --look tells them",
+            "keys that are to be unique have more than one row; persist schema constraints --look tells them",
             extra={"shard": name, "keys": keys},
         )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -11,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from persist.cli.__main__ import COMMANDS
+from rpc.cli.program import parser_for
 from tests.support.pages import ROOT, pages, persist_commands
 
 LINE_CHARS = 110
@@ -89,9 +87,7 @@ def test_the_index_names_every_page() -> None:
 @pytest.mark.parametrize(("page", "line"), list(persist_commands()))
 def test_every_command_line_that_a_page_shows_can_be_typed(page: str, line: str) -> None:
     words = [word for word in shlex.split(line, comments=True) if word != "&"]
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    importlib.import_module(COMMANDS[words[1]][0]).add_arguments(parser)
-    parser.parse_args(words[2:])
+    parser_for(words[1]).parse_args(words[1:])
 
 
 @pytest.mark.parametrize("name", ["architecture", "timeline"])

@@ -1,1 +1,1 @@
-"""The commands `persist compactor` and `persist gc`."""
+"""The command `persist maintain`."""

@@ -184,7 +184,7 @@ class Server:
         self._starts += 1
         name = "server" if self._starts == 1 else f"server-{self._starts}"
         arguments = ("serve", "--host", "127.0.0.1", "--port", str(self._port), "--log-level", "warning")
-        self.child = self._children.start(name, "persist.cli", *arguments)
+        self.child = self._children.start(name, "rpc.cli", *arguments)
         url = self.child.line(timeout_s)
         if url is None:
             raise self.child.failed(f"was not ready within {timeout_s:.0f} s")

@@ -278,10 +278,11 @@ class Demo:
         self.timeline.mark(EVENT, f"{name.lower()} begins".replace(" gc", " GC"))
         with self.progress.step(name) as step:
             number = len(self.found.stored)
-            for command in ("compactor", "gc"):
+            for command in (("run", "--no-gc"), ("gc",)):
                 arguments = ("--once", "--shards", shard.name)
                 bound_s = self.deadline.left(MAINTENANCE_S)
-                self.children.run(f"{command}-{number}", "persist.cli", command, *arguments, timeout_s=bound_s)
+                words = ("maintain", *command, *arguments)
+                self.children.run(f"{command[0]}-{number}", "rpc.cli", *words, timeout_s=bound_s)
                 self._wait_for_claims(shard)
             now = store.look(self.location, shard.name)
             before = self.found.stored[-1]

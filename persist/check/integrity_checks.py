@@ -29,12 +29,13 @@ ADVICE: Mapping[str, tuple[str, str, str]] = {
     ),
     "state-damaged": (
         "bytes were changed so that their checksums hold, or a version of persist has a fault",
-        "stop what deletes (persist gc, and maintenance of servers); restore the shard from a backup, and report it",
+        "stop what deletes (persist maintain gc, and maintenance of servers); restore the shard from a backup, and "
+        "report it",
         "persist check {} --deep",
     ),
     "loan-broken": (
         "the shard that lends was restored without its loans, or a list of a loan is damaged",
-        "stop what deletes (persist gc, and maintenance of servers); restore both shards from one backup",
+        "stop what deletes (persist maintain gc, and maintenance of servers); restore both shards from one backup",
         "persist inspect holds {}",
     ),
 }
@@ -79,7 +80,7 @@ def shard_unreadable(seen: CheckedShard) -> Iterator[Diagnosis]:
         seen.name,
         f"nobody can read or write the shard: no State of its log, which ends at v{seen.head}, can be made",
         cause=why,
-        remedy="stop what deletes (persist gc, and maintenance of servers); bring back the blobs, or the log",
+        remedy="stop what deletes (persist maintain gc, and maintenance of servers); bring back the blobs, or the log",
         command=f"persist inspect log {seen.name}",
     )
 
@@ -91,8 +92,8 @@ def log_lost(name: str) -> Diagnosis:
         name,
         "nobody can read or write the shard: its log is not in the consensus store, and its blobs are there",
         cause="the consensus store has lost what it acknowledged, or is an older copy of itself",
-        remedy="stop what deletes (persist gc, and maintenance of servers); restore a newer backup of the consensus "
-        "store",
+        remedy="stop what deletes (persist maintain gc, and maintenance of servers); restore a newer backup of the "
+        "consensus store",
         command=f"persist check {name}",
     )
 

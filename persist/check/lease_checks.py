@@ -141,7 +141,7 @@ def _reader_remedy(seen: CheckedShard, held: LeasedReader) -> str:
 
 
 def _reader_command(seen: CheckedShard, held: LeasedReader) -> str:
-    return "persist gc --once" if _is_gone(seen, held) else f"persist inspect holds {seen.name}"
+    return "persist maintain gc --once" if _is_gone(seen, held) else f"persist inspect holds {seen.name}"
 
 
 def gc_held(seen: CheckedShard) -> Iterator[Diagnosis]:
@@ -252,7 +252,7 @@ def loan_stuck(seen: CheckedShard) -> Iterator[Diagnosis]:
             f"{at(loan.begun_ms)}, and that shard needs none of them",
             cause="the clone was never made, was dropped, or was merged, and maintenance has not ended the loan",
             remedy="start maintenance, which ends it",
-            command="persist gc --once",
+            command="persist maintain gc --once",
         )
 
 

@@ -67,7 +67,7 @@ def mispaired(found: list[Fault]) -> Iterator[Diagnosis]:
                 one.what,
                 cause="one of the two URLs is wrong, a store was restored without the other, or another home took over",
                 remedy="give two stores that belong together; where the log is lost, begin it anew from the blob store",
-                command="persist recover --dry-run",
+                command="persist backup recover --dry-run",
             )
 
 
@@ -84,9 +84,9 @@ def maintenance_away(look: Look, newest_commit_ms: int) -> Iterator[Diagnosis]:
             "maintenance-away",
             None,
             f"maintenance was last at work {at(beat_ms)}, and shards were written {age(away_ms)} after that",
-            cause="no server with maintenance, and no persist compactor, has run since",
-            remedy="start a server, or persist compactor --gc; look at its log if one runs",
-            command="persist compactor --gc --once",
+            cause="no server with maintenance, and no persist maintain run, has run since",
+            remedy="start a server, or persist maintain run; look at its log if one runs",
+            command="persist maintain run --once",
         )
 
 
@@ -113,7 +113,8 @@ def disk_full(look: Look, limits: Limits) -> Iterator[Diagnosis]:
                 None,
                 f"the disk of {what} has {free:.1f}% free ({unit}): soon nothing can be written",
                 cause="something fills the disk, persist or another program",
-                remedy="make room; persist inspect usage says what takes it, and persist gc deletes without writing",
+                remedy="make room; persist inspect usage says what takes it, and persist maintain gc deletes without "
+                "writing",
                 command="persist inspect usage",
             )
 

@@ -33,7 +33,7 @@ from persist.core.state import Claim, Policy, State, held_since, latest_time
 from persist.inspect.part_listing import noted_parts
 
 NO_MAINTENANCE = "no maintenance runs, or it does not keep up"
-MAINTAIN = "persist compactor --gc --once"
+MAINTAIN = "persist maintain run --once"
 
 
 def compaction_behind(seen: CheckedShard) -> Iterator[Diagnosis]:
@@ -53,7 +53,7 @@ def compaction_behind(seen: CheckedShard) -> Iterator[Diagnosis]:
         f"{many(len(due), 'merge')} of {rows:,} updates {'is' if len(due) == 1 else 'are'} due on a shard of "
         f"{many(batches, 'batch')}{since}: reads are slower, and the store is larger",
         cause=f"{NO_MAINTENANCE}; with {Policy().batches_max:,} batches writers are slowed down",
-        remedy="start maintenance: a server has its own, else persist compactor",
+        remedy="start maintenance: a server has its own, else persist maintain run",
         command=MAINTAIN,
     )
 
@@ -96,7 +96,7 @@ def rollup_old(seen: CheckedShard) -> Iterator[Diagnosis]:
         f"v{seen.head}",
         cause="who commits cannot write rollups: the blob store refuses them, or is slow",
         remedy="look at persist_upkeep_failed_total, and at the logs of who writes; a collection makes one",
-        command="persist gc --once",
+        command="persist maintain gc --once",
     )
 
 
@@ -116,8 +116,8 @@ def log_long(seen: CheckedShard) -> Iterator[Diagnosis]:
         f"the log has {whole}{seen.log.entries:,} entries of {size(seen.log.bytes)}, and nobody needs {unneeded:,} of "
         "them",
         cause="no collection runs: what left the shard stays in both stores",
-        remedy="start maintenance: a server has its own, else persist gc",
-        command="persist gc --once",
+        remedy="start maintenance: a server has its own, else persist maintain gc",
+        command="persist maintain gc --once",
     )
 
 
@@ -143,7 +143,7 @@ def orphans_many(seen: CheckedShard) -> Iterator[Diagnosis]:
         f"{many(len(orphans), 'blob')} of {size(total)} are older than a day, and nothing names them",
         cause="writes failed after they had put their blobs, and the orphan sweep does not run",
         remedy="run the sweep; with --dry-run it only tells what it finds",
-        command="persist gc --once --orphans --dry-run",
+        command="persist maintain sweep --dry-run",
     )
 
 
@@ -186,7 +186,7 @@ def history_behind(seen: CheckedShard) -> Iterator[Diagnosis]:
         f"history is to be kept for {_kept(kept_ms)}, and the oldest readable time, {state.since.element}, {told}",
         cause=MAINTENANCE_OR_CLOCKS,
         remedy="start maintenance: since follows within minutes",
-        command="persist gc --once",
+        command="persist maintain gc --once",
     )
 
 
@@ -277,7 +277,7 @@ def erasure_late(seen: CheckedShard) -> Iterator[Diagnosis]:
                 f"erasure {key} is pending for {age(seen.now_ms - erasure.requested_ms)}, and its rows can be read",
                 cause="the shard is fed by append, and its writer has committed nothing since",
                 remedy="let the writer commit, if only an empty append; or erase once more with --force, at once",
-                command=f"persist erased {seen.name}",
+                command=f"persist erase status {seen.name}",
             )
             continue
         if erasure.proof is not None or deadline_ms is None or deadline_ms >= seen.now_ms:
@@ -289,5 +289,5 @@ def erasure_late(seen: CheckedShard) -> Iterator[Diagnosis]:
             "still be in a store",
             cause=f"it is {erasure.phase}: a reader, a tag, history, or maintenance that does not run holds it up",
             remedy="the command says what it waits for",
-            command=f"persist erased {seen.name}",
+            command=f"persist erase status {seen.name}",
         )

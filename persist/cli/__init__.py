@@ -1,1 +1,1 @@
-"""The command line: `persist serve`, `persist compactor`, `persist gc`, and looking into shards."""
+"""The commands of the program that are about shards, locations and regions. `rpc.cli.program` has the table."""

@@ -1,4 +1,7 @@
-"""`persist backup create|list|show|verify|restore|prune`: copies of a location in a blob store of their own."""
+"""`persist backup …`: backups of a location in a blob store of their own, and recovery after a store is lost.
+
+`export-state` and `import-state` take a single shard, as a JSON file, out of a location and into another one.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +9,91 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from blob import open_blob
+from blob import Blob, open_blob
+from consensus import open_consensus
 from persist.cli.connection_args import add_arguments as add_where
-from persist.cli.connection_args import check_there, where_of
+from persist.cli.connection_args import add_subcommand, check_there, where_of
+from persist.cli.output_files import replacing
 from persist.client.timestamps import instant_text, kept_ms, read_instant
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, Progress, Wanted, back_up
 from persist.copies.backup_pruning import Kept, prune
 from persist.copies.backup_restore import Choice, checked_backup, chosen, restore
 from persist.copies.backup_store import Backup, BackupStore
+from persist.copies.recovery import GAP, Recovered, plan, recover
+from persist.copies.state_file import FILE_BYTES_MAX, exported, imported, read_file
 from persist.copies.throttled_blob import read_rate
 from persist.copies.verify import How
+from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
 
-EXIT_FOUND = 1
+EXIT_FOUND = 1  # faults, or backups that cannot be read
+EXIT_LOST = 1  # shards whose newest version cannot be recovered
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = _action(actions, "create", "make a backup, of all shards or of some", _create)
+    commands = parser.add_subparsers(dest="action", required=True, metavar="SUBCOMMAND")
+    create = add_subcommand(commands, "create", "make a backup, of all shards or of some", _create)
     add_where(create)
     create.add_argument("--to", required=True, metavar="URL", help="the blob store of the backups: file:///dir, s3://…")
     _add_shards(create)
     create.add_argument("--consistent", choices=(TIMESTAMP, UPPER), default=TIMESTAMP, help="one wall clock for all")
     _add_pace(create)
-    for name, what, run in (("list", "the backups", _list), ("show", "one backup and its shards", _show)):
-        _add_from(_action(actions, name, what, run), backup=name == "show")
-    verify = _action(actions, "verify", "whether a backup can be restored", _verify)
+    _add_from(add_subcommand(commands, "list", "list the backups", _list), backup=False)
+    _add_from(add_subcommand(commands, "show", "show one backup and its shards", _show), backup=True)
+    verify = add_subcommand(commands, "verify", "check whether a backup can be restored", _verify)
     _add_from(verify, backup=True)
     verify.add_argument("--deep", action="store_true", help="read every byte, and decode every row")
     verify.add_argument("--rate", metavar="BYTES", help="with --deep: at most so many bytes a second, such as 50MiB")
-    back = _action(actions, "restore", "bring shards back in a location that does not have them", _restore)
+    back = add_subcommand(commands, "restore", "restore shards in a location that does not have them", _restore)
     _add_from(back, backup=True)
     add_where(back)
     _add_shards(back)
-    back.add_argument("--as", dest="as_name", metavar="NAME", help="the only shard comes back under this name")
+    back.add_argument("--as", dest="as_name", metavar="NAME", help="the name for the only shard")
     back.add_argument("--at", metavar="TIME", help="the contents of that wall clock, such as 2026-11-20T12:00:00Z")
-    back.add_argument("--keep-policies", action="store_true", help="let policies of rows go on at once")
-    back.add_argument("--ahead", action="store_true", help="bring the blobs only; a later restore takes seconds")
+    back.add_argument("--keep-policies", action="store_true", help="apply policies of rows again at once")
+    back.add_argument("--ahead", action="store_true", help="copy the blobs only; a later restore takes seconds")
     _add_pace(back)
-    pruning = _action(actions, "prune", "delete old backups, and what only they need", _prune)
+    pruning = add_subcommand(commands, "prune", "delete old backups, and what only they need", _prune)
     _add_from(pruning, backup=False)
     pruning.add_argument("--last", type=int, metavar="N", help="keep the newest N")
     pruning.add_argument("--within", metavar="AGE", help="keep those that are younger, such as 30d")
-    pruning.add_argument("--damaged", action="store_true", help="let backups go of which the manifest is damaged")
-    pruning.add_argument("--dry-run", action="store_true", help="tell what would go")
+    pruning.add_argument("--damaged", action="store_true", help="delete backups whose manifest is damaged")
+    pruning.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
+    _add_recovery(commands)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """0: done. 1: `verify` has found faults, or `list` backups that cannot be read; each has a line."""
-    act: Callable[[argparse.Namespace], int] = arguments.act
-    return act(arguments)
-
-
-def _action(actions: Any, name: str, what: str, act: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-    found: argparse.ArgumentParser = actions.add_parser(name, help=what, description=what)
-    found.set_defaults(act=act)
-    return found
+def _add_recovery(commands: Any) -> None:
+    what = "start the logs of shards anew from the blob store, after the consensus store is lost"
+    recovery = add_subcommand(commands, "recover", what, _recover)
+    add_where(recovery)
+    recovery.add_argument("--dry-run", action="store_true", help="only print what would be recovered")
+    recovery.add_argument(
+        "--accept-loss", action="store_true", help="continue although the newest versions of shards are not whole"
+    )
+    recovery.add_argument(
+        "--gap", type=int, default=GAP, metavar="N", help=f"times that are left out after the last known one ({GAP})"
+    )
+    recovery.add_argument(
+        "--older-consensus", metavar="URL", help="an older copy of the lost consensus store, which is read only"
+    )
+    what = "write the State of a shard as JSON, with the blobs that it names"
+    out = add_subcommand(commands, "export-state", what, _export_state)
+    out.add_argument("name", metavar="NAME", help="the shard")
+    add_where(out)
+    out.add_argument("-o", "--out", metavar="FILE", help="the file; else standard output")
+    what = "make a shard of such a file, with copies of its blobs"
+    back = add_subcommand(commands, "import-state", what, _import_state)
+    back.add_argument("file", metavar="FILE")
+    add_where(back)
+    back.add_argument("--as", dest="as_name", required=True, metavar="NAME", help="the name of the shard that is made")
+    back.add_argument("--from", dest="source", metavar="URL", help="the blob store that has its blobs; else this one")
+    back.add_argument("--keep-policies", action="store_true", help="apply its policy of rows again at once")
 
 
 def _add_from(parser: argparse.ArgumentParser, *, backup: bool) -> None:
@@ -92,17 +119,18 @@ def _create(arguments: argparse.Namespace) -> int:
         tuple(arguments.names), arguments.prefix, arguments.consistent, read_rate(arguments.rate), arguments.at_once
     )
     wanted.check()
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        with _store(arguments.to) as store, _shown() as told:
-            made = back_up(location, store, wanted, told)
-    finally:
-        location.close()
+    with (
+        closing(where_of(arguments).open(must_exist=True)) as location,
+        blob_at(arguments.to, must_exist=False) as blob,
+        _shown() as shown,
+    ):
+        made = back_up(location, BackupStore(blob, SystemClock(), SystemIds()), wanted, shown)
     print(json.dumps(_line(made)))
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    """1: there are backups that cannot be read; each has a line."""
     with backups_at(arguments.source) as store:
         listed = store.listed()
     for backup in listed.backups:
@@ -123,6 +151,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    """1: there are faults; each has a line."""
     how = How(arguments.deep, read_rate(arguments.rate))
     how.check()
     faults = 0
@@ -151,12 +180,8 @@ def _restore(arguments: argparse.Namespace) -> int:
     choice.check()
     with backups_at(arguments.source) as store:
         backup = chosen(store, at, arguments.backup)
-        location = where_of(arguments).open()
-        try:
-            with _shown() as shown:
-                back = restore(store, backup, location, choice, shown)
-        finally:
-            location.close()
+        with closing(where_of(arguments).open()) as location, _shown() as shown:
+            back = restore(store, backup, location, choice, shown)
     for shard in back:
         if arguments.ahead:
             print(json.dumps({"shard": shard.name, "sent": shard.sent, "ahead": True}))
@@ -177,6 +202,77 @@ def _prune(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _recover(arguments: argparse.Namespace) -> int:
+    """0: done. 1: `--dry-run` has found shards whose newest version would not be recovered."""
+    try:
+        recovered = _recovered(arguments)
+    except InvalidUsage as error:
+        if arguments.older_consensus or not error.details.get("in_use"):
+            raise
+        raise InvalidUsage(
+            f"{error.message}; an older copy of the lost one is given by --older-consensus beside it"
+        ) from error
+    show_recovered(recovered, dry_run=arguments.dry_run)
+    return EXIT_LOST if arguments.dry_run and recovered.lacking else 0
+
+
+def _recovered(arguments: argparse.Namespace) -> Recovered:
+    with ExitStack() as opened:
+        location = opened.enter_context(closing(where_of(arguments).open(must_exist=True)))
+        older = None
+        if arguments.older_consensus:
+            check_there(arguments.older_consensus)
+            with translated():
+                older = open_consensus(arguments.older_consensus)
+            opened.callback(older.close)
+        if arguments.dry_run:
+            return plan(location, arguments.gap, older)
+        return recover(location, accept_loss=arguments.accept_loss, gap=arguments.gap, older=older)
+
+
+def show_recovered(recovered: Recovered, *, dry_run: bool) -> None:
+    """A line of JSON for each shard, and one for all of them."""
+    for shard in recovered.shards:
+        print(json.dumps(shard.to_json()))
+    beat = None if recovered.beat_ms is None else instant_text(recovered.beat_ms)
+    if recovered.had_ended:
+        total: dict[str, object] = {"epoch": recovered.epoch, "had_ended": True}
+    else:
+        total = {"epoch": recovered.epoch, "shards": len(recovered.shards), "not_whole": len(recovered.lacking)}
+    print(json.dumps({**total, "last_heartbeat": beat, "dry_run": dry_run}))
+
+
+def _export_state(arguments: argparse.Namespace) -> int:
+    with closing(where_of(arguments).open(must_exist=True)) as location:
+        text = json.dumps(exported(location, arguments.name), indent=1)
+    if arguments.out is None:
+        sys.stdout.write(text + "\n")
+    else:
+        with replacing(Path(arguments.out)) as out:
+            out.write(text.encode() + b"\n")
+    return 0
+
+
+def _import_state(arguments: argparse.Namespace) -> int:
+    try:
+        file = Path(arguments.file)
+        if file.stat().st_size > FILE_BYTES_MAX:
+            raise InvalidUsage(f"{arguments.file} is larger than {FILE_BYTES_MAX} bytes")
+        data = file.read_bytes()
+    except OSError as error:
+        raise InvalidUsage(f"{arguments.file} cannot be read: {error.strerror}") from error
+    state_file = read_file(data)
+    with ExitStack() as opened:
+        location = opened.enter_context(closing(where_of(arguments).open()))
+        source = location.blob
+        if arguments.source is not None:
+            source = opened.enter_context(blob_at(arguments.source))
+        made = imported(location, state_file, arguments.as_name, source, keeps_policies=arguments.keep_policies)
+    told = {"shard": made.name, "upper": made.upper, "sent": made.sent, "policy_taken_away": made.policy}
+    print(json.dumps({**told, "critical_readers": list(made.readers)}))
+    return 0
+
+
 def _line(backup: Backup) -> dict[str, Any]:
     at_ms = backup.at_ms
     return {
@@ -191,20 +287,21 @@ def _line(backup: Backup) -> dict[str, Any]:
 
 
 @contextmanager
-def _store(url: str) -> Iterator[BackupStore]:
+def blob_at(url: str, *, must_exist: bool = True) -> Iterator[Blob]:
+    """A blob store, closed at the end. Raises InvalidUsage: it is not there, and must be."""
+    if must_exist:
+        check_there(url)
     with translated():
         blob = open_blob(url)
-    try:
-        yield BackupStore(blob, SystemClock(), SystemIds())
-    finally:
-        blob.close()
+    with closing(blob):
+        yield blob
 
 
 @contextmanager
 def backups_at(url: str) -> Iterator[BackupStore]:
-    """The backups that lie there."""
-    check_there(url)
-    with _store(url) as store:
+    """The backups of a blob store."""
+    with blob_at(url) as blob:
+        store = BackupStore(blob, SystemClock(), SystemIds())
         store.open(None)
         yield store
 

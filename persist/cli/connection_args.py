@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from blob import without_secrets
 from persist.client.connect import Client, Connection
@@ -16,9 +17,11 @@ from persist.client.server_address import Trust, checked_token
 from persist.commit.location import Location, LocationSettings, open_location, open_stores, url_path
 from persist.commit.location import check_there as check_there
 from persist.core.errors import InvalidUsage
-from persist.core.shard_settings import DEFAULT_HISTORY
+from persist.core.retention_policy import bytes_of
+from persist.core.shard_settings import DEFAULT_HISTORY, history_ms
 
 DEFAULT_DIRECTORY = "persist-data"
+SIZE_MAX = 1 << 50
 URL, TOKEN = "PERSIST_URL", "PERSIST_TOKEN"
 CA, CERTIFICATE = "PERSIST_CA_FILE", "PERSIST_CERTIFICATE_FILE"
 STORES = ("PERSIST_DIRECTORY", "PERSIST_BLOB", "PERSIST_CONSENSUS")
@@ -47,6 +50,27 @@ class Where:
         return open_location(f"persist://{at}", settings=settings)
 
 
+def read_size(option: str, text: str) -> int:
+    """The bytes that the text of an option means, such as `128MiB`. Raises InvalidUsage."""
+    try:
+        size = bytes_of(text)
+    except InvalidUsage:
+        size = 0
+    if not 0 < size <= SIZE_MAX:
+        raise InvalidUsage(
+            f"{option} is {text!r:.100}; it must be a size such as '128MiB', at most {SIZE_MAX >> 40}TiB"
+        )
+    return size
+
+
+def read_age_ms(option: str, text: str) -> int:
+    """The milliseconds that the text of an option means, such as `24h`, `50ms` or `none`. Raises InvalidUsage."""
+    age_ms = history_ms(text, option)
+    if age_ms is None:
+        raise InvalidUsage(f"{option} is {text!r}; it must be an age such as '7d' (ms, s, m, h, d or w)")
+    return age_ms
+
+
 def check_given(arguments: argparse.Namespace, *names: str) -> None:
     """Raises InvalidUsage where one of these arguments is given and empty, as by a variable of a shell that is not set.
 
@@ -55,6 +79,15 @@ def check_given(arguments: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(arguments, name) == "":
             raise InvalidUsage(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
+
+
+def add_subcommand(
+    commands: Any, name: str, what: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """The parser of a subcommand, which `run` executes. `commands` is what `add_subparsers` returned."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from persist.cli import row_files
 from persist.cli.connection_args import add_client_arguments, check_given, client_of
-from persist.cli.constraints import add_check_argument, read_checks
+from persist.cli.schema import add_check_argument, read_checks
 from persist.cli.schema_argument import read_columns, read_schema_file, schema_of
 from persist.cli.terminal import Screen
 from persist.client.arguments import columns_of

@@ -1,6 +1,6 @@
-"""`persist schema NAME`: the columns of a shard, and changes of them.
+"""`persist schema …`: the columns of a shard and its constraints, and changes of them.
 
-A line of JSON with the columns as they are then.
+A line of JSON with the columns, or the constraints, as they are then.
 """
 
 from __future__ import annotations
@@ -11,30 +11,78 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.connection_args import add_client_arguments, add_subcommand, client_of
 from persist.codecs.json_rows import plain, signed_zero
 from persist.codecs.schema_json import read_changes
 from persist.core.errors import InvalidUsage
+from persist.parts import ShardSchema
+from persist.parts.constraint_checks import constraints_json, not_null
 
-VERBS = ("show", "add", "rename", "drop", "move", "widen", "allow-nulls", "alter")
+EXIT_BROKEN = 1  # of `constraints --look`: rows break a constraint
+# verb -> its line of help, and which of the options below it takes
+_CHANGES = {
+    "add": ("add a column", ("type", "default", "not_null", "after")),
+    "rename": ("rename a column", ("to",)),
+    "drop": ("drop a column", ()),
+    "move": ("move a column: to the first place, or with --after", ("after",)),
+    "widen": ("give a column a wider type", ("type",)),
+    "allow-nulls": ("let a column take nulls", ()),
+}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "to": {"metavar": "NAME", "required": True, "help": "its new name"},
+    "type": {"metavar": "TYPE", "required": True, "help": 'its type, as Arrow has it: "int64", "timestamp[ms]"'},
+    "default": {"metavar": "JSON", "help": "the value of rows that are written without it"},
+    "not_null": {"action": "store_true", "help": "it takes no null, and so needs a default"},
+    "after": {"metavar": "NAME", "help": "the column before it"},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    parser.add_argument("do", nargs="?", choices=VERBS, default="show", help="what to do with a column")
-    parser.add_argument("column", nargs="?", help="the column; for alter: a JSON list of changes, as HTTP takes it")
-    add_client_arguments(parser)
-    parser.add_argument("--to", metavar="NAME", help="what it is called from here on")
-    parser.add_argument("--type", metavar="TYPE", help='its type, as Arrow has it: "int64", "timestamp[ms]"')
-    parser.add_argument("--default", metavar="JSON", help="the value of rows that are written without it")
-    parser.add_argument("--not-null", action="store_true", help="it takes no null, and so needs a default")
-    parser.add_argument("--after", metavar="NAME", help="the column that it stands after")
+    commands = parser.add_subparsers(dest="do", required=True, metavar="SUBCOMMAND")
+    subcommands = [add_subcommand(commands, "show", "show the columns", _columns)]
+    for verb, (what, options) in _CHANGES.items():
+        subcommands.append(add_subcommand(commands, verb, what, _columns))
+        for option in options:
+            subcommands[-1].add_argument(f"--{option.replace('_', '-')}", **_OPTIONS[option])
+    altering = add_subcommand(commands, "alter", "make several changes in one commit", _columns)
+    constraining = add_subcommand(commands, "constraints", "show and set the constraints on rows", _constraints)
+    for subcommand in (*subcommands, altering, constraining):
+        subcommand.add_argument("name", help="the shard")
+        add_client_arguments(subcommand)
+    for subcommand in subcommands[1:]:
+        subcommand.add_argument("column", help="the column")
+    altering.add_argument("changes", help="a JSON list of changes, as HTTP takes it")
+    _add_constraints(constraining)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _add_constraints(parser: argparse.ArgumentParser) -> None:
+    unique = parser.add_mutually_exclusive_group()
+    unique.add_argument("--unique", action="store_true", default=None, help="a key has at most one row at each time")
+    unique.add_argument("--not-unique", action="store_false", dest="unique", help="a key may have several")
+    columns = {"--not-null": "takes no null in rows that are added", "--allow-null": "takes nulls again"}
+    for option, what in columns.items():
+        parser.add_argument(
+            option, metavar="COLUMN", action="append", default=[], help=f"this column {what}; may be repeated"
+        )
+    add_check_argument(parser)
+    parser.add_argument(
+        "--drop-check", metavar="NAME", action="append", default=[], help="remove this check; may be repeated"
+    )
+    parser.add_argument("--look", action="store_true", help="check the rows that are there: reads all of them")
+
+
+def add_check_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--check",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help='a predicate that is false for no row, and its name: "positive: amount > 0"; may be repeated',
+    )
+
+
+def _columns(arguments: argparse.Namespace) -> int:
     changes = None if arguments.do == "show" else read_changes(_wanted(arguments))
-    if changes is None and arguments.column is not None:
-        raise InvalidUsage(f"`persist schema {arguments.name}` shows all columns; say what to do with one of them")
     with client_of(arguments) as client:
         shard = client.shard(arguments.name)
         schema = shard.schema if changes is None else shard.alter(*changes)
@@ -48,16 +96,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _wanted(arguments: argparse.Namespace) -> Any:
     """The changes as HTTP takes them. Raises InvalidUsage."""
-    if arguments.column is None:
-        raise InvalidUsage(f"`persist schema {arguments.name} {arguments.do}` needs a column")
     if arguments.do == "alter":
-        return _json("the list of changes", arguments.column)
+        return _json("the list of changes", arguments.changes)
+    given = vars(arguments)
     change = {arguments.do.replace("-", "_"): arguments.column}
-    given = {"to": arguments.to, "type": arguments.type, "after": arguments.after}
-    change.update({name: value for name, value in given.items() if value is not None})
-    if arguments.default is not None:
+    change.update({name: given[name] for name in ("to", "type", "after") if given.get(name) is not None})
+    if given.get("default") is not None:
         change["default"] = _json("--default", arguments.default)
-    if arguments.not_null:
+    if given.get("not_null"):
         change["nullable"] = False
     return [change]
 
@@ -67,3 +113,52 @@ def _json(what: str, text: str) -> Any:
         return json.loads(text, parse_int=signed_zero)
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"{what} is not valid JSON (a text stands in double quotes): {error}") from None
+
+
+def _constraints(arguments: argparse.Namespace) -> int:
+    added = read_checks(arguments.check)
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
+        columns = _not_null(shard.schema, arguments.not_null, arguments.allow_null)
+        checks = _checks(shard.schema, added, arguments.drop_check)
+        if arguments.unique is not None or columns is not None or checks is not None:
+            shard.set_constraints(unique=arguments.unique, not_null=columns, checks=checks)
+        print(json.dumps({"shard": shard.name, **constraints_json(shard.schema)}))
+        found = shard.broken_constraints() if arguments.look else []
+        for broken in found:
+            print(json.dumps({"shard": shard.name, **broken.to_json()}))
+    return EXIT_BROKEN if found else 0
+
+
+def read_checks(given: list[str]) -> dict[str, str]:
+    """Checks by their names, of texts such as "positive: amount > 0". Raises InvalidUsage."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, colon, where = text.partition(":")
+        if not colon or not where.strip():
+            raise InvalidUsage(
+                f"--check is {text!r:.100}; write a name, a colon and a predicate: 'positive: amount > 0'"
+            )
+        if name.strip() in found:
+            raise InvalidUsage(f"--check names {name.strip()!r:.100} twice; give one of them another name")
+        found[name.strip()] = where.strip()
+    return found
+
+
+def _not_null(schema: ShardSchema, added: list[str], allowed: list[str]) -> list[str] | None:
+    if not added and not allowed:
+        return None
+    for name in schema.columns(dict.fromkeys(allowed)):
+        if not schema.arrow.field(name).nullable:
+            raise InvalidUsage(f"column {name!r} was made so that it takes no null, which is no constraint that can go")
+    return [name for name in dict.fromkeys([*not_null(schema), *added]) if name not in allowed]
+
+
+def _checks(schema: ShardSchema, added: dict[str, str], dropped: list[str]) -> dict[str, str] | None:
+    if not added and not dropped:
+        return None
+    known = {check.name: check.where for check in schema.details.checks}
+    for name in dropped:
+        if name not in known:
+            raise InvalidUsage(f"the shard has no check {name!r:.100}; its checks are {', '.join(known) or 'none'}")
+    return {**{name: where for name, where in known.items() if name not in dropped}, **added}

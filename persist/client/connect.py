@@ -138,7 +138,7 @@ def _readable(transport: Transport, settings: HandleSettings, asked: CloneReques
     if asked.tag is not None:
         tags = found.tags()
         if asked.tag not in tags:
-            raise InvalidUsage(f"shard {name!r} has no tag {asked.tag!r:.300}; `persist tag {name}` shows them")
+            raise InvalidUsage(f"shard {name!r} has no tag {asked.tag!r:.300}; `persist tag list {name}` shows them")
         as_of = tags[asked.tag].time
     assert as_of is not None
     to = Named.of("as_of", as_of, transport, name, (0.0, settings.read.retry_s))

@@ -37,7 +37,7 @@ from persist.parts.schema_validation import check_new
 
 
 def erased_before(location: Location, name: str, before: int) -> dict[str, Any]:
-    """The answer of `persist erased NAME --before T`: what holds such rows, or, where nothing does, the receipt.
+    """The answer of `persist erase status NAME --before T`: what holds such rows, or, where nothing does, the receipt.
 
     Args:
         before: rows that were retracted before this time, or by a truncation before it or a later one, are meant.

@@ -273,7 +273,7 @@ class Past(Timeable):
         """Take rows away for good: by one commit at the next time, and then from every byte of both stores.
 
         The latest contents are without them at once. The shard lets the history before that commit go, and its commit
-        history too; what readers hold, and tags, it waits for. Maintenance (`persist compactor --gc`) rewrites and
+        history too; what readers hold, and tags, it waits for. Maintenance (`persist maintain run`) rewrites and
         deletes what showed the rows, and proves it: `erased` tells how far it is, and gives the receipt. With neither
         `keys` nor `where` no row is taken away: what was retracted or truncated before goes for good. Scope `admin`.
         A shard that is fed by `append` has no time for that commit: there the erasure is `pending` until the next

@@ -322,8 +322,8 @@ class Identity:
     def _said_of_copy(self, was_home: bool) -> InvalidUsage | Unavailable:
         url = self._blob.url
         return (Unavailable if was_home else InvalidUsage)(
-            f"this store is a copy now: {url} was made one by `persist demote`, and another home goes on; serve it by "
-            f"`persist serve --read-only --blob {url}`"
+            f"this store is a copy now: {url} was made one by `persist region demote`, and another home goes on; serve "
+            f"it by `persist serve --read-only --blob {url}`"
         )
 
     def _has_later(self, epoch: int) -> bool:
@@ -345,7 +345,7 @@ class Identity:
             self._refuse(
                 "do not belong together: the blob store was bound to another consensus store, or this one has lost "
                 "all. Give the two that belong together; each location needs a blob store, or a prefix, of its own. If "
-                "the consensus store is lost, `persist recover` makes it anew from the blob store"
+                "the consensus store is lost, `persist backup recover` makes it anew from the blob store"
             )
         if full:
             self._refuse(

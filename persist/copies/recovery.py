@@ -225,7 +225,9 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     states = relent(goes, versions, location.clock.now_ms(), fenced_at)
     begin_marked(location.consensus, binding, location.settings.build)
     with translated():
-        location.blob.delete([COPY_KEY])  # before anything of the new home is there, which `persist replicate` deletes
+        location.blob.delete(
+            [COPY_KEY]
+        )  # before anything of the new home is there, which `persist region replicate` deletes
         how.note(found, frozenset(name for name in states if location.consensus.head(name) is not None))
     for number, state in enumerate(states.values()):
         with translated():

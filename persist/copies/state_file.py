@@ -104,7 +104,7 @@ def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
     except ValueError as error:
         raise Corruption(f"the file is no JSON: {error}") from error
     if not isinstance(told, dict) or told.get("persist") != "state":
-        raise InvalidUsage("the file is none of `persist state export`")
+        raise InvalidUsage("the file is none of `persist backup export-state`")
     if type(told.get("version")) is not int or told["version"] < 1:
         raise Corruption("the file is damaged, or was changed: it tells no version")
     if told["version"] > VERSION:

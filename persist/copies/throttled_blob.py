@@ -23,9 +23,12 @@ def check_rate(rate: int | None) -> None:
 def read_rate(text: str | None, option: str = "--rate") -> int | None:
     """The rate that the text of an option means, such as `50MiB`. Raises InvalidUsage."""
     try:
-        return None if text is None else bytes_of(text)
-    except InvalidUsage as error:
-        raise InvalidUsage(f"{option} is {text!r:.100}; it must be bytes a second, such as 50MiB") from error
+        rate = None if text is None else bytes_of(text)
+    except InvalidUsage:
+        rate = 0
+    if rate == 0:
+        raise InvalidUsage(f"{option} is {text!r:.100}; it must be bytes a second, such as 50MiB")
+    return rate
 
 
 class PacedBlob(ForwardingBlob):

@@ -48,7 +48,7 @@ class OldHome:
         if answering and self.blob is None:
             raise Conflict(
                 f"the home of region {of!r} answers at {', '.join(answering)}: what it acknowledges from now on "
-                "would be lost. `persist switch` loses nothing; or give --home-blob, so that it stops; or "
+                "would be lost. `persist region switch` loses nothing; or give --home-blob, so that it stops; or "
                 "--home-is-lost, if you know that nobody writes there any more"
             )
         for one in found:
@@ -135,7 +135,7 @@ def moved_home(path: str, of: str, servers: tuple[str, ...], epoch: int) -> Entr
             raise Conflict(
                 f"the index {path} has epoch {before.epoch} of region {of!r}, and this home is of epoch {epoch}: it "
                 "would only read. Another home has taken over, or the index was set meanwhile; look, then set it by "
-                "`persist regions`, or promote to another empty consensus store"
+                "`persist region`, or promote to another empty consensus store"
             )
         return Index({**index.regions, of: replace(before, write=servers, epoch=epoch, home_blob="")})
 

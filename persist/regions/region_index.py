@@ -26,7 +26,7 @@ from persist.regions.opening import check_region
 
 # The index of regions: for each region the servers at its home, and those near here that read it.
 #
-# A small JSON file with a checksum, which the administrator of each region sets: `persist regions`. Every server with
+# A small JSON file with a checksum, which the administrator of each region sets: `persist region`. Every server with
 # `--index FILE` tells it at `/v1/regions`, and clients find their way by it.
 
 
@@ -126,12 +126,12 @@ def decode_index(data: bytes, where: str) -> Index:
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"{where} is no index of regions: it is no JSON") from error
     if not isinstance(told, dict) or told.get("persist") != "regions":
-        raise InvalidUsage(f"{where} is no index of regions; `persist regions set` makes one")
+        raise InvalidUsage(f"{where} is no index of regions; `persist region set` makes one")
     if type(told.get("version")) is not int or told["version"] > VERSION:
         raise UpgradeNeeded(f"{where} is of a later version than this persist knows: upgrade it")
     body = told.get("regions")
     if not isinstance(body, dict) or told.get("crc32") != _crc(body):
-        raise Corruption(f"{where} fails its checksum: set it by `persist regions`, not by hand")
+        raise Corruption(f"{where} fails its checksum: set it by `persist region`, not by hand")
     try:
         return index_of(body)
     except (Corruption, InvalidUsage) as error:

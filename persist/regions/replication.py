@@ -126,8 +126,8 @@ class Replicator:
         except BlobNotFound:
             if (found := next(iter(self._copy.list("")), None)) is not None:
                 raise InvalidUsage(
-                    f"{self._copy.url} is no copy that `persist replicate` has made, and not empty: it has {found.key}."
-                    " Look whether --from and --to are the right way round, and give an empty store"
+                    f"{self._copy.url} is no copy that `persist region replicate` has made, and not empty: it has "
+                    f"{found.key}. Look whether --from and --to are the right way round, and give an empty store"
                 ) from None
             self._copy.put(COPY_KEY, own)
             return

@@ -249,7 +249,7 @@ def _publish(home: Location, names: list[str]) -> None:
 
 # An old home becomes a copy of the new one: it ends, what it alone has goes, and it is marked as a copy.
 #
-# Then `persist replicate` brings what the new home has, and deletes what it does not have.
+# Then `persist region replicate` brings what the new home has, and deletes what it does not have.
 
 
 DELETED_AT_ONCE = 500
@@ -301,8 +301,8 @@ def _check_nothing_alone(old: Location, promotion: Promotion) -> None:
         more = ", …" if len(names) > NAMED_MAX else ""
         raise Conflict(
             f"the old home has something of {len(names)} shards that the new one does not have: "
-            f"{', '.join(names[:NAMED_MAX])}{more}. `persist salvage` writes it to files; then --drop-diverged. It "
-            "only reads from now on"
+            f"{', '.join(names[:NAMED_MAX])}{more}. `persist region salvage` writes it to files; then --drop-diverged. "
+            "It only reads from now on"
         )
 
 

@@ -1,1 +1,1 @@
-"""The commands `persist serve` and `persist token`."""
+"""The program `persist`, and its commands of the server."""

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import quote
 
-from compactor.supervise import child_command
 from persist.check.location_checks import open_places
 from persist.cli.connection_args import Where, check_given
 from persist.cli.connection_args import add_arguments as add_where
@@ -100,6 +99,7 @@ class Keeper:
 # `persist serve`: shards over HTTP.
 
 
+NICENESS = 10  # of maintenance
 _OF_MAINTENANCE = frozenset(
     ("directory", "blob", "consensus", "ca_file", "certificate_file", "index_token", "publish_every", "verify_sample")
 )
@@ -240,24 +240,36 @@ def _opened(settings: ServerSettings, served: LocationSettings) -> Location:
     return replica
 
 
+def maintenance_command(settings: ServerSettings, url: str | None) -> list[str]:
+    """The command line of maintenance: a process of low priority that ends when this one does, which has to start it.
+
+    It commits through the server at `url`; None: itself. The URLs of stores and the server's token are not among the
+    words, because they may be secret and every user may read a command line: the caller puts them into the environment
+    (PERSIST_BLOB, PERSIST_CONSENSUS, PERSIST_TOKEN).
+    """
+    command = [sys.executable, "-m", "rpc.cli", "maintain", "run", "--nice", str(NICENESS)]
+    command += ["--end-with-parent", str(os.getpid())]
+    options = {
+        "dir": settings.directory if settings.blob is None and settings.consensus is None else None,
+        "url": url,
+        "region": settings.region,
+        "index": settings.index,
+        "part-size": f"{settings.part_mib}MiB" if settings.part_mib != ServerSettings.part_mib else None,
+        "metrics-port": settings.maintenance_metrics_port,
+    }
+    return command + [f"--{name}={value}" for name, value in options.items() if value]
+
+
 def _maintenance(settings: ServerSettings, listener: socket.socket) -> list[subprocess.Popen[bytes]]:
     """Start maintenance as a process of low priority, unless it is switched off.
 
-    It commits through the server. Where that takes TLS it does not know whom to trust, and commits by itself.
+    It commits through the server. If that takes TLS, it does not know whom to trust, and commits itself.
     """
     if settings.read_only or not settings.maintenance:
         return []
     if settings.in_memory:  # another process would find other stores there
         return []
-    url = None if settings.tls_certificate else local_url_of(listener, settings)
-    extra = [f"--{name}={value}" for name in ("region", "index") if (value := getattr(settings, name))]
-    if settings.part_mib != ServerSettings.part_mib:
-        extra.append(f"--part-size={settings.part_mib}")
-    if settings.maintenance_metrics_port:
-        extra.append(f"--metrics-port={settings.maintenance_metrics_port}")
-    command = child_command(
-        directory=settings.directory, blob=settings.blob, consensus=settings.consensus, url=url, extra=extra
-    )
+    command = maintenance_command(settings, None if settings.tls_certificate else local_url_of(listener, settings))
     environment = dict(os.environ)
     for setting in SETTINGS:  # what maintenance reads of them; anybody may read a command line
         value = setting.value_in(settings)

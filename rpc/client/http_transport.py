@@ -142,7 +142,7 @@ def routed(connection: Connection, name: str, *, writes: bool) -> Connection:
         urls = [url for url in urls if url not in (connection.url or "").split(",")] or index[region]["write"]
     if not urls:
         what = "servers at home of" if writes else "server near here that reads"
-        raise InvalidUsage(f"the index of {connection.url} names no {what} region {region!r}; see `persist regions`")
+        raise InvalidUsage(f"the index of {connection.url} names no {what} region {region!r}; see `persist region`")
     return replace(connection, url=",".join(urls))
 
 

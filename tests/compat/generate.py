@@ -29,7 +29,6 @@ from compactor.engine import EngineSettings
 from compactor.worker import Worker, WorkerSettings
 from consensus import Consensus, open_consensus
 from consensus.metrics import ForwardingConsensus
-from persist.cli.__main__ import main as persist_command
 from persist.client.connect import Client
 from persist.client.idempotency import digest_of
 from persist.commit.collector import Collector, GcSettings
@@ -46,6 +45,7 @@ from persist.formats.state_frames import NEWEST_FORMAT
 from persist.parts import ShardSchema
 from persist.parts.read_plan import read_bundle
 from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
+from rpc.cli.program import main as persist_command
 from tests.compat import history_story, sample
 from tests.compat.sample import HERE, LOCATION, STAGED, Write
 from tests.support.epochs import raise_epoch

@@ -16,7 +16,6 @@ import persist
 from blob import open_blob
 from consensus import ENDED
 from persist.attributes import node_codec
-from persist.cli.__main__ import main
 from persist.commit.location import Location, open_location
 from persist.copies.backup_creation import UPPER, Wanted, back_up
 from persist.copies.backup_restore import Choice, restore
@@ -32,6 +31,7 @@ from persist.formats import outcome_frames
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
 from persist.formats.state_frames import THIS_BUILD
+from rpc.cli.program import main
 from tests.compat import fields, generate, sample
 from tests.compat.sample import EXPECTED, HERE, STAGED, Write, client_of, expected, frames, opened_copy
 
@@ -76,7 +76,7 @@ def test_the_sample_can_be_made_anew(tmp_path: Path) -> None:
         assert [where for where, frame in frames(copied).items() if sample.encoded_again(frame) != frame] == []
         used = fields.used([*map(sample.decoded, frames(copied).values()), decode_command(_staged(tmp_path))])
         assert fields.with_defaults(fields.DURABLE) - used - fields.unusable() == set()
-    assert main(["compactor", "--gc", "--once", *at]) == 0
+    assert main(["maintain", "run", "--once", *at]) == 0
     again = generate.read(tmp_path, writes)
     for what in ("contents", "attributes", "cursors", "dropped"):
         assert again[what] == first[what], what
@@ -232,12 +232,12 @@ def test_maintenance_leaves_what_is_read(frozen: Path, tmp_path: Path, capsys: p
     directory = tmp_path / "location"
     shutil.copytree(frozen / "location", directory)
     told, at = expected(frozen), ["--dir", str(directory)]
-    assert main(["compactor", "--gc", "--once", *at]) == 0
+    assert main(["maintain", "run", "--once", *at]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["merges_applied"] > 0
     assert done["gc_entries_truncated"] > 0
-    assert main(["gc", "--once", *at]) == 0
-    assert main(["gc", "--orphans", *at]) == 0
+    assert main(["maintain", "gc", "--once", *at]) == 0
+    assert main(["maintain", "sweep", *at]) == 0
     with closing(open_location(f"persist://{directory}")) as location:
         found = list(verified(location, told.contents, How(deep=True)))
         assert {fault for shard in found for fault in shard.faults} == set(), "every part that is left can be read"

@@ -28,7 +28,7 @@ from tests.support.forked import Module
 
 SERVERS = 2
 # Commands of maintenance, and whether they commit through the servers.
-COMMANDS = (("compactor", True), ("compactor", False), ("gc", False))
+COMMANDS = (("run", True), ("run", False), ("gc", False))
 # Who they are, and whether they go through the servers.
 CLIENTS = (
     ("writer", True),
@@ -43,7 +43,7 @@ POINTS = {
     "serve": ("put.before", "put.after", "set.before", "set.after"),
     "writer": ("put.before", "put.after", "set.before", "set.after"),
     "reader": ("get.after", "set.before", "set.after"),
-    "compactor": ("get.after", "put.before", "put.after", "set.before", "set.after"),
+    "run": ("get.after", "put.before", "put.after", "set.before", "set.after"),
     "gc": ("delete.before", "delete.after", "truncate.before", "truncate.after", "set.after"),
 }
 WEATHER = ("cut", "half close", "delay", "hang", "hang and cut", "swallow and cut", "refuse")
@@ -258,7 +258,8 @@ class Arena:
     def _command(self, number: str, command: str, *arguments: str) -> tuple[str, list[str]]:
         stores = ["--blob", self._stores[0], "--consensus", self._stores[1]]
         own = [str(self.journal), number, self._fuse(command), clocks.chosen(self.pick)]
-        return "tests.crash.command", [*own, command, *arguments, *stores]
+        words = {"run": ["maintain", "run", "--no-gc"], "gc": ["maintain", "gc"]}.get(command, [command])
+        return "tests.crash.command", [*own, *words, *arguments, *stores]
 
     def _serving(self, index: int) -> Maker:
         return lambda number: self._command(number, "serve", "--port", str(self._ports[index]), "--no-maintenance")

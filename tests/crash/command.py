@@ -12,15 +12,14 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import compactor.cli.compactor
-import compactor.cli.gc
+import compactor.cli.maintain
 import compactor.loop
 import persist.commit.location
 import rpc.cli.serve
 from blob import open_blob
 from compactor.tasks import gc_task
 from consensus import open_consensus
-from persist.cli.__main__ import main as persist_command
+from rpc.cli.program import main as persist_command
 from rpc.config_file import Loaded
 from tests.crash.actor import Journal
 from tests.crash.clocks import set_clock
@@ -51,16 +50,17 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
         patch.object(persist.commit.location, "open_consensus", lambda url: FusedConsensus(open_consensus(url), fuse)),
         patch.object(rpc.cli.serve, "load", loaded),
         patch.object(compactor.loop, "RESCAN_WITHOUT_PUSH_S", LOOK_EVERY_S),
-        patch.object(compactor.cli.compactor, "WorkerSettings", worker_settings),
-        patch.object(compactor.cli.gc, "GcSettings", gc_settings),
-        patch.object(compactor.cli.gc, "gc_task", partial(gc_task, every_s=LOOK_EVERY_S)),
+        patch.object(compactor.cli.maintain, "WorkerSettings", worker_settings),
+        patch.object(compactor.cli.maintain, "GcSettings", gc_settings),
+        patch.object(compactor.cli.maintain, "gc_task", partial(gc_task, every_s=LOOK_EVERY_S)),
     ):
         return persist_command(arguments)
 
 
 def main(words: Sequence[str]) -> int:
     path, number, point, clock, *arguments = words
-    journal = Journal(path, f"{arguments[0]} {number}")
+    role = arguments[1] if arguments[0] == "maintain" else arguments[0]
+    journal = Journal(path, f"{role} {number}")
     set_clock(clock, journal.say)
     return run(journal, Fuse.of(point), arguments)
 

@@ -327,7 +327,7 @@ def test_collections_that_fail_and_a_loop_that_cannot_list_the_shards(tmp_path: 
 def test_a_compactor_that_is_gone(tmp_path: Path) -> None:
     with persist.connect(f"persist://{tmp_path}/d") as client:
         client.create_shard("orders", SCHEMA, key=["id"]).insert([{"id": 1}])
-    with maintenance("compactor", "--dir", str(tmp_path / "d")) as process:
+    with maintenance("maintain", "run", "--no-gc", "--dir", str(tmp_path / "d")) as process:
         before = {'up{job="persist-maintenance"}': 1.0}
         assert process.series()["persist_maintenance_failures_total"] == 0
         process.process.kill()

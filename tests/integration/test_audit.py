@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 import persist
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.cli.__main__ import main
 from persist.cli.long_running import JsonFormatter
 from persist.commit.location import Location
 from persist.core import commands as c
@@ -28,6 +27,7 @@ from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.audit import VALUE_CHARS_MAX, did, of_command, of_query
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.route_table import ROUTE, SHARD
 from rpc.routes.table import TABLE
 from rpc.settings import ServerSettings

@@ -16,9 +16,9 @@ import pytest
 
 import persist
 from blob import open_blob
-from persist.cli.__main__ import main
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, BackupStore
+from rpc.cli.program import main
 from tests.support.pages import page
 from tests.support.refused import errors_made
 

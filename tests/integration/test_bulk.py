@@ -12,11 +12,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.cli.__main__ import main
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 from pathlib import Path
@@ -15,10 +14,10 @@ import persist
 from persist.check import report_schema
 from persist.check.check_runner import OF_SHARD, Report, examined, report, report_of
 from persist.check.findings import IDS, SEVERITIES, age, at, diagnosis, many, ranked, size, some
-from persist.cli.commands import parser_of
 from persist.core.frontier import Antichain
 from persist.inspect.json_schema import to_text
 from persist.inspect.readonly_location import LocationSummary, look_at_directory
+from rpc.cli.program import parser_for
 from tests.support.ailments import AILMENTS, CALM, Ailment, examine, filled, made
 from tests.support.ailments import at as examined_at
 from tests.support.clocks import DAY_MS, HOUR_MS, World
@@ -45,10 +44,9 @@ def test_a_finding_is_told_where_it_is_provoked(found: str, ailment: Ailment, tm
 
 
 def can_be_typed(command: str) -> None:
-    program, name, *words = shlex.split(command)
+    program, *words = shlex.split(command)
     assert program == "persist"
-    parser: argparse.ArgumentParser = parser_of(name)[1]
-    parser.parse_args(words)
+    parser_for(words[0]).parse_args(words)
 
 
 def test_every_finding_is_provoked() -> None:

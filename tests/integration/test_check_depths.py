@@ -15,7 +15,6 @@ from compactor.worker import Worker
 from persist.check.check_runner import examined
 from persist.check.findings import IDS, Limits
 from persist.check.integrity_checks import ADVICE, OF_KIND
-from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
 from persist.commit.collector import Collector
@@ -28,6 +27,7 @@ from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import InvalidUsage
 from persist.core.state import Policy
 from persist.inspect.readonly_location import Look
+from rpc.cli.program import main
 from tests.support.clocks import Machine, World
 from tests.support.waiting import wait_until
 

@@ -20,7 +20,6 @@ from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.check.check_runner import examined
-from persist.cli.__main__ import main
 from persist.cli.inspect import FOUND, HEALTHY, UNREACHABLE
 from persist.commit.location import open_location
 from persist.copies.verify import QUICK, check_shard
@@ -28,6 +27,7 @@ from persist.core.errors import Unavailable
 from persist.inspect.readonly_location import Look
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.integration.test_inspect_http import Served, answering, served
 from tests.integration.test_inspect_writes_nothing import AS_NOBODY, open_to_all

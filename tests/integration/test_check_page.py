@@ -15,11 +15,11 @@ from starlette.testclient import TestClient
 import persist
 from persist.check.check_runner import Report
 from persist.check.findings import AGES, IDS, Limits
-from persist.cli.__main__ import main
 from persist.commit.location import open_location
 from persist.inspect import readonly_location
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.disaster import free_port
 from tests.support.inspected import FixedClock, copied, everything, undated

@@ -18,12 +18,12 @@ import persist
 from blob.metrics import ForwardingBlob
 from compactor.worker import Worker, WorkerSettings
 from persist.check.location_checks import Served, store_failing
-from persist.cli.__main__ import main
 from persist.commit.collector import Collector
 from persist.commit.location import LocationSettings
 from persist.copies.verify import How, verified
 from persist.core.ids import critical_reader_id_of
 from persist.core.state import Policy
+from rpc.cli.program import main
 from tests.support.ailments import DAY_MS, HOUR_MS, NAME, SCHEMA, World, examine, made
 from tests.support.damaged import Damaged
 from tests.support.read_comparison import reader_differences
@@ -184,7 +184,7 @@ def test_an_empty_argument_is_no_default(words: list[str], capsys: pytest.Captur
 
 
 def test_ctrl_c_ends_a_look_that_waits_for_its_rate(place: Path) -> None:
-    command = [sys.executable, "-m", "persist.cli", "check", "--deep", "--rate", "1024", "--dir", str(place)]
+    command = [sys.executable, "-m", "rpc.cli", "check", "--deep", "--rate", "1024", "--dir", str(place)]
     with persist.connect(f"persist://{place}", collect=False) as client:
         note = os.urandom(100_000).hex()
         client.shard("eu/orders").insert([{"id": 1, "note": note}])

@@ -8,18 +8,19 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
+from rpc.cli.program import main
 
 HUGE = "9" * 30
 WRONG = [
-    (["compactor", "--interval", "nan"], "--interval is nan; it must be more than 0"),
-    (["compactor", "--nice", HUGE], f"--nice {HUGE} is not possible"),
-    (["compactor", "--rate", "nan"], "--rate is nan"),
-    (["compactor", "--engine", "spark", "--rate", "10", "--once"], "--rate"),
-    (["gc", "--concurrency", "0"], "--concurrency is 0"),
-    (["gc", "--dry-run"], "--dry-run is for --orphans"),
-    (["gc", "--orphans", "--orphan-age", "0.1"], "a blob that is 0.1 hours old"),
-    (["gc", "--orphans", "--orphan-age", "nan"], "--orphan-age is nan"),
+    (["maintain", "run", "--no-gc", "--interval", "nan"], "--interval is 'nan'"),
+    (["maintain", "run", "--no-gc", "--nice", HUGE], f"--nice {HUGE} is not possible"),
+    (["maintain", "run", "--no-gc", "--rate", "nan"], "--rate is 'nan'"),
+    (["maintain", "run", "--no-gc", "--engine", "spark", "--rate", "10MiB", "--once"], "--rate"),
+    (["maintain", "gc", "--concurrency", "0"], "--concurrency is 0"),
+    (["maintain", "run", "--memory", "0"], "--memory is '0'"),
+    (["maintain", "run", "--part-size", f"{HUGE}GiB"], "--part-size is "),
+    (["maintain", "sweep", "--age", "6m"], "a blob that is 0.1 hours old"),
+    (["maintain", "sweep", "--age", "nan"], "--age is 'nan'"),
     (["serve", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "the TLS files c.pem and k.pem cannot be used"),
     (["token", "a", "--file", "missing/tokens.json"], "the tokens file missing/tokens.json cannot be written"),
 ]

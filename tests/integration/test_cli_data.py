@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist
-from persist.cli.__main__ import main
+from rpc.cli.program import main
 from tests.support.typed import KINDS, Place, place_of
 
 SCHEMA = "id int64, state string"

@@ -20,14 +20,14 @@ import pytest
 
 import persist
 from persist.cli import row_files
-from persist.cli.__main__ import main
 from persist.cli.long_running import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
 from rpc.auth import ANYBODY, MAINTENANCE, Principal, TokenFigures, Tokens, label_of, mint
+from rpc.cli.program import main
 from tests.support.shells import environment
 from tests.support.waiting import WAIT_S
 
-COMMAND = (sys.executable, "-m", "persist.cli")
+COMMAND = (sys.executable, "-m", "rpc.cli")
 FILE = ("--file", "tokens.json")
 
 
@@ -283,7 +283,7 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
 @pytest.mark.parametrize("end", ["> /dev/full", ">&-"])
 def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str) -> None:
     found = subprocess.run(
-        f'"{sys.executable}" -m persist.cli {words} {end}', shell=True, stderr=subprocess.PIPE, text=True,
+        f'"{sys.executable}" -m rpc.cli {words} {end}', shell=True, stderr=subprocess.PIPE, text=True,
         timeout=WAIT_S, env=environment(), check=False,
     )  # fmt: skip
     said = "No space left on device" if end.endswith("full") else "Bad file descriptor"
@@ -302,7 +302,7 @@ def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str)
 )
 def test_streams_that_were_closed_ended_in_a_trace(line: str, code: int) -> None:
     found = subprocess.run(
-        f'"{sys.executable}" -m persist.cli {line}', shell=True, capture_output=True, text=True, timeout=WAIT_S,
+        f'"{sys.executable}" -m rpc.cli {line}', shell=True, capture_output=True, text=True, timeout=WAIT_S,
         env=environment(), check=False,
     )  # fmt: skip
     assert (found.returncode, "Traceback" in found.stderr) == (code, False)

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist
-from persist.cli.commands import parser_of
 from persist.core.errors import PersistError
+from rpc.cli.program import parser_for
 from tests.support.examples import thinned
 from tests.support.pages import page
 from tests.support.typed import KINDS, Place, place_of
@@ -170,7 +170,7 @@ def contents(place: Place) -> Any:
 def kind_of(words: list[str]) -> str:
     """The kind of the error that a command raises."""
     sys.stdin = io.TextIOWrapper(io.BytesIO(CSV))
-    module, parser = parser_of(words[0])
+    arguments = parser_for(words[0]).parse_args(words)
     with pytest.raises(PersistError) as raised:
-        module.run(parser.parse_args(words[1:]))
+        arguments.run(arguments)
     return raised.value.kind

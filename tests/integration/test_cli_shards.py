@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
+from rpc.cli.program import main
 
 SCHEMA = pa.schema([("id", pa.string())])
 

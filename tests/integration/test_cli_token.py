@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from persist.core.errors import Unauthorized
 from rpc.cli import token as its
+from rpc.cli.program import main
 from tests.support.pages import page
 from tests.support.server import Server
 from tests.support.waiting import wait_until

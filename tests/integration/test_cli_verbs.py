@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
+from rpc.cli.program import main
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
@@ -43,20 +43,20 @@ def command(
 
 
 def test_a_day_of_an_operator(command: Command) -> None:
-    assert command("tag", "orders", "--set", "eom", "--at", "1") == [
+    assert command("tag", "set", "orders", "eom", "--at", "1") == [
         {"shard": "orders", "tag": "eom", "time": 1, "until": None}
     ]
-    assert command("tag", "orders", "--remove", "eom") == []
+    assert command("tag", "remove", "orders", "eom") == []
     [kept] = command("history", "orders", "--keep", "30d", "--forget", "1")
     assert (kept["history"], kept["since"]) == ("30d", [1])
     *commits, _ = command("history", "orders", "--commits", "2")
     assert [one["operation"] for one in commits] == ["forget", "set_settings"]
-    [cut] = command("cut", "orders")
+    [cut] = command("retention", "cut", "orders")
     Path("cut.json").write_text(json.dumps(cut))
-    assert command("truncate", "--cut", "cut.json", "--dry-run")[0]["shard"] == "orders"
+    assert command("retention", "truncate", "--cut", "cut.json", "--dry-run")[0]["shard"] == "orders"
     [made] = command("clone", "orders", "copied", "--at", "3")
     assert (made["shard"], made["source"], made["upper"]) == ("copied", "orders", [4])
-    [gone] = command("truncate", "orders", "--before", "2")
+    [gone] = command("retention", "truncate", "orders", "--before", "2")
     assert gone["removed"] == 2
     [done] = command("restore", "orders", "--at", "3")
     assert done["added"] == 2
@@ -65,9 +65,9 @@ def test_a_day_of_an_operator(command: Command) -> None:
     assert command("retention", "show", "orders")[0]["policy"]["rows"] == 3
     assert command("retention", "run", "orders", "--dry-run")[0]["shard"] == "orders"
     Path("keys.json").write_text("[[3]]")
-    [erasure] = command("erase", "orders", "--keys", "keys.json", "--reason", "dsr-1")
-    assert command("erased", "orders", "--id", erasure["id"], code=3)[0]["reason"] == "dsr-1"
-    assert command("erased", "orders", "--before", "2", code=3)[0]["phase"] != "erased"
+    [erasure] = command("erase", "start", "orders", "--keys", "keys.json", "--reason", "dsr-1")
+    assert command("erase", "status", "orders", "--id", erasure["id"], code=3)[0]["reason"] == "dsr-1"
+    assert command("erase", "status", "orders", "--before", "2", code=3)[0]["phase"] != "erased"
 
 
 def test_what_needs_the_stores_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

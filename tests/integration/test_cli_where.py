@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from rpc.auth import mint
+from rpc.cli.program import main
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64())])

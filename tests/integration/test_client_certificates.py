@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from persist.client.server_address import Trust
 from persist.commit.system import SystemClock
 from persist.core.errors import Forbidden, InvalidUsage, PersistError, Unauthorized, Unavailable
 from persist.regions.region_index import Entry, Index, open_index, write_index
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.certificates import Authority
 from tests.support.server import Server
@@ -121,9 +121,9 @@ def test_the_index_of_a_server_is_asked_for_by_our_certificate(
     for variables, ends in (({}, 1), ({"PERSIST_CERTIFICATE_FILE": place.etl}, 0)):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        assert main(["regions", "check", "--index", str(index), "--ca-file", place.ca]) == ends
+        assert main(["region", "check", "--index", str(index), "--ca-file", place.ca]) == ends
     monkeypatch.setenv("PERSIST_CA_FILE", place.ca)
-    assert main(["regions", "check", "--index", str(index)]) == 0
+    assert main(["region", "check", "--index", str(index)]) == 0
     capsys.readouterr()
 
 

@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, NotReadable
+from rpc.cli.program import main
 from tests.support.clocks import Machine, World
 from tests.support.pages import page
 from tests.support.server import Server

@@ -12,15 +12,14 @@ import persist
 
 LOAD = """
 import sys
-from persist.cli.__main__ import main
-from persist.cli.commands import COMMANDS, parser_of
+from rpc.cli.program import COMMANDS, main, parser_for
 
 def check(name):
     loaded = {"fastapi", "pydantic", "starlette", "uvicorn"} & sys.modules.keys()
     assert not loaded, f"{name} loads {sorted(loaded)}"
 
 for name in sorted(COMMANDS.keys() - {"serve"}):
-    parser_of(name)
+    parser_for(name)
     check(name)
 assert main(["cat", "orders", "--dir", sys.argv[1]]) == 0
 check("a command that reads rows")

@@ -18,7 +18,6 @@ import persist
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from persist.cli.__main__ import main
 from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
@@ -32,6 +31,7 @@ from persist.core.frontier import Antichain
 from persist.core.state import Policy, State
 from rpc.app import create_app
 from rpc.auth import ANYBODY, mint
+from rpc.cli.program import main
 from rpc.listen_frames import said as headers_said
 from rpc.settings import ServerSettings
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World

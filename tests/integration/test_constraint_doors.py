@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist import ConstraintViolated
-from persist.cli.__main__ import main
 from rpc.app import create_app
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import World
 from tests.support.server import Server
@@ -110,19 +110,19 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
     run("create", "s", "--schema", "id int64, n int64", "--key", "id", "--unique", "--check", "positive: n > 0")
     asked = {"unique": True, "not_null": [], "checks": {"positive": "n > 0"}}
-    assert run("constraints", "s") == [{"shard": "s", **asked}]
+    assert run("schema", "constraints", "s") == [{"shard": "s", **asked}]
     [shown] = run("shards", "s", "--json")
     assert shown["constraints"] == asked
     options = ["--not-unique", "--not-null", "n", "--check", "small: n < 9", "--drop-check", "positive"]
-    changed = run("constraints", "s", *options)
+    changed = run("schema", "constraints", "s", *options)
     assert changed == [{"shard": "s", "unique": False, "not_null": ["n"], "checks": {"small": "n < 9"}}]
-    [allowed] = run("constraints", "s", "--allow-null", "n")
+    [allowed] = run("schema", "constraints", "s", "--allow-null", "n")
     assert allowed["not_null"] == []
-    run("constraints", "s", "--unique")
+    run("schema", "constraints", "s", "--unique")
     with persist.connect(f"persist://{tmp_path}") as client:
         writer = client.shard("s").open_writer()
         writer.commit_insert(writer.stage([{"id": 1, "n": 1}, {"id": 1, "n": 2}], None))
-    _, found = run("constraints", "s", "--look", code=1)
+    _, found = run("schema", "constraints", "s", "--look", code=1)
     assert (found["constraint"], found["count"], found["keys"]) == ("unique", 1, [[1]])
     for wrong in (["--check", "n > 0"], ["--check", "a: n > 0", "--check", "a: n < 5"], ["--drop-check", "gone"]):
-        assert run("constraints", "s", *wrong, code=1) == []
+        assert run("schema", "constraints", "s", *wrong, code=1) == []

@@ -14,7 +14,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.cli.__main__ import main
 from persist.client.stream_cuts import SHARDS_MAX, TIMES, Cut
 from persist.client.timestamps import shown_instant
 from persist.core import commands as c
@@ -22,6 +21,7 @@ from persist.core.errors import InvalidUsage, PersistError, UnknownShard, Upgrad
 from persist.core.frontier import EMPTY, Antichain
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.asking import typed
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
@@ -351,16 +351,16 @@ def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with persist.connect(f"persist://{tmp_path}/data") as client:
         for name in ("a", "b"):
             client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1}])
-    assert main(["cut", "a", "b", *where]) == 0
+    assert main(["retention", "cut", "a", "b", *where]) == 0
     text = capsys.readouterr().out
     file = tmp_path / "cut.json"
     file.write_text(text)
     assert dict(Cut.from_json(text).shards) == {"a": Antichain(1), "b": Antichain(1)}
-    assert main(["truncate", "--cut", str(file), "--dry-run", *where]) == 0
+    assert main(["retention", "truncate", "--cut", str(file), "--dry-run", *where]) == 0
     assert [json.loads(line)["removed"] for line in capsys.readouterr().out.splitlines()] == [1, 1]
     with persist.connect(f"persist://{tmp_path}/data") as client:
         client.shard("a").drop()
-    assert main(["truncate", "--cut", str(file), *where]) == 1
+    assert main(["retention", "truncate", "--cut", str(file), *where]) == 1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (told[0]["error"]["kind"], told[1]["removed"]) == ("unknown_shard", 1)
 
@@ -368,11 +368,11 @@ def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["truncate"],
-        ["truncate", "a", "--cut", "-"],
-        ["truncate", "--cut", "nowhere.json"],
-        ["cut"],
-        ["cut", "a", "--prefix", "a"],
+        ["retention", "truncate"],
+        ["retention", "truncate", "a", "--cut", "-"],
+        ["retention", "truncate", "--cut", "nowhere.json"],
+        ["retention", "cut"],
+        ["retention", "cut", "a", "--prefix", "a"],
     ],
 )
 def test_wrong_commands_are_refused(tmp_path: Path, arguments: list[str]) -> None:

@@ -15,7 +15,6 @@ from fastapi.testclient import TestClient
 import persist
 from blob.memory_blobs import MemoryBlob
 from compactor.tasks import history_task
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import Bundler
 from persist.commit.expiry import forget_dropped
@@ -27,6 +26,7 @@ from persist.core.shard_view import ViewRequest, view_of
 from persist.core.state import Policy, State
 from persist.core.truncation import RowDrop
 from persist.formats.http_messages import decode_view, encode_view
+from rpc.cli.program import main
 from tests.support import maintained
 from tests.support.clocks import Machine, World
 from tests.unit.compactor.test_bundles import PLAIN, TINY, bundles, collected, left_over
@@ -422,7 +422,7 @@ def test_a_command_drops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         shard = client.create_shard(NAME, SCHEMA, ["id"])
         for number in range(3):
             shard.insert([{"id": number}])
-    asked = ["truncate", NAME, "--dir", f"{tmp_path}/shards", "--before", "2", "--mode", "drop"]
+    asked = ["retention", "truncate", NAME, "--dir", f"{tmp_path}/shards", "--before", "2", "--mode", "drop"]
     for more, removed, upper in (["--dry-run"], 2, [3]), ([], None, [4]), ([], 0, [4]):
         assert main([*asked, *more]) == 0
         told = json.loads(capsys.readouterr().out)

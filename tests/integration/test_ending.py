@@ -51,8 +51,9 @@ def closed(process: subprocess.Popen[bytes]) -> None:
 
 MAINTAINED = """
 import subprocess, sys, time
-from compactor.supervise import child_command
-child = subprocess.Popen(child_command(directory={directory!r}))
+from rpc.cli.serve import maintenance_command
+from rpc.settings import ServerSettings
+child = subprocess.Popen(maintenance_command(ServerSettings(directory={directory!r}), None))
 print(child.pid, flush=True)
 {then}
 """
@@ -86,7 +87,7 @@ def test_maintenance_ends_with_a_parent_that_is_gone_before_it_can_look(tmp_path
 @pytest.mark.smoke
 @pytest.mark.proof
 def test_maintenance_of_a_server_that_is_killed_as_soon_as_it_is_up_ends_with_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "persist.cli", "serve", "--dir", f"{tmp_path}/x", "--port", "0"]
+    command = [sys.executable, "-m", "rpc.cli", "serve", "--dir", f"{tmp_path}/x", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"http://")
@@ -117,7 +118,7 @@ def test_a_child_that_does_not_end_by_itself_is_killed() -> None:
     closed(parent)
 
 
-SERVE = [sys.executable, "-m", "persist.cli", "serve", "--port", "0"]
+SERVE = [sys.executable, "-m", "rpc.cli", "serve", "--port", "0"]
 # A server that is told to end at the very moment when it is ready, before uvicorn listens to signals.
 ENDED_WHEN_READY = """
 import os, signal, sys
@@ -213,7 +214,7 @@ def test_sigterm_ends_the_loop_of_maintenance_at_any_line() -> None:
 def children_of(process: subprocess.Popen[bytes]) -> list[int]:
     tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
     every = [int(pid) for task in tasks for pid in read_proc(task).split()]
-    return [pid for pid in every if b"compactor" in read_proc(Path(f"/proc/{pid}/cmdline"))]
+    return [pid for pid in every if b"maintain" in read_proc(Path(f"/proc/{pid}/cmdline"))]
 
 
 def test_maintenance_that_was_killed_is_started_again(tmp_path: Path) -> None:

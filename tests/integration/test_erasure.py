@@ -66,7 +66,7 @@ def shard(machine: Machine) -> Shard:
 
 
 class Maintenance:
-    """What `persist compactor --gc` does with one shard, step after step."""
+    """What `persist maintain run` does with one shard, step after step."""
 
     def __init__(self, machine: Machine) -> None:
         self._world = machine.world

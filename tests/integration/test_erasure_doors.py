@@ -14,10 +14,10 @@ from fastapi.testclient import TestClient
 import persist
 from compactor.erasure_steps import Eraser
 from compactor.worker import Worker
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
 from persist.core.errors import InvalidUsage
+from rpc.cli.program import main
 from tests.support.clocks import Machine
 from tests.support.markers import in_files, marker, uncompressed, where
 
@@ -238,20 +238,22 @@ def test_commands_erase_and_no_file_has_a_byte_of_it(
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps([[one], [two]]))
     at = ("--dir", str(directory))
-    [done] = told(capsys, 0, "erase", NAME, *at, "--keys", str(keys), "--reason", "dsr-1")
+    [done] = told(capsys, 0, "erase", "start", NAME, *at, "--keys", str(keys), "--reason", "dsr-1")
     assert (done["removed"], done["phase"]) == (2, "retracted")
-    assert told(capsys, 3, "erased", NAME, *at, "--id", done["id"])[0]["phase"] == "retracted"
-    assert told(capsys, 3, "erased", NAME, *at, "--before", str(done["at"] + 1))[0]["phase"] != "erased"
+    assert told(capsys, 3, "erase", "status", NAME, *at, "--id", done["id"])[0]["phase"] == "retracted"
+    assert told(capsys, 3, "erase", "status", NAME, *at, "--before", str(done["at"] + 1))[0]["phase"] != "erased"
     for _ in range(3):
-        assert main(["compactor", *at, "--once", "--gc", "--publish-every", "3600"]) == 0
+        assert main(["maintain", "run", *at, "--once", "--publish-every", "1h"]) == 0
     capsys.readouterr()
-    assert told(capsys, 3, "erased", NAME, *at)[0]["phase"] == "rewritten", "others may yet publish what they committed"
-    assert main(["compactor", *at, "--once", "--gc", "--publish-every", "0"]) == 0
+    assert told(capsys, 3, "erase", "status", NAME, *at)[0]["phase"] == "rewritten", (
+        "others may yet publish what they committed"
+    )
+    assert main(["maintain", "run", *at, "--once", "--publish-every", "none"]) == 0
     capsys.readouterr()
-    [receipt] = told(capsys, 0, "erased", NAME, *at)
+    [receipt] = told(capsys, 0, "erase", "status", NAME, *at)
     assert receipt["proof"]["left_by_the_consensus_store"] == ""
     assert [where(in_files(directory), wanted) for wanted in (one, two)] == [[], []]
-    assert told(capsys, 0, "erased", NAME, *at, "--before", str(done["at"] + 1))[0]["phase"] == "erased"
+    assert told(capsys, 0, "erase", "status", NAME, *at, "--before", str(done["at"] + 1))[0]["phase"] == "erased"
     with persist.connect(f"persist://{directory}") as client:
         assert [row["id"] for row in client.shard(NAME).snapshot().to_arrow().to_pylist()] == ["a", "z"]
 
@@ -261,25 +263,37 @@ def test_commands_show_for_how_long_an_erasure_is_pending(tmp_path: Path, capsys
     with persist.connect(f"persist://{tmp_path / 'data'}") as client:
         shard = client.create_shard(NAME, SCHEMA, ["id"])
         shard.append([{"id": "margaret", "v": "1"}, {"id": "bob", "v": "2"}], 0, 1)
-    [done] = told(capsys, 0, "erase", NAME, *at, "--where", "id = 'margaret'")
+    [done] = told(capsys, 0, "erase", "start", NAME, *at, "--where", "id = 'margaret'")
     assert (done["phase"], done["removed"]) == ("pending", 1)
-    [later] = told(capsys, 3, "erased", NAME, *at)
+    [later] = told(capsys, 3, "erase", "status", NAME, *at)
     assert (later["phase"], later["waits"][0]["name"]) == ("pending", "append")
     assert later["pending_s"] >= 0
-    [forced] = told(capsys, 0, "erase", NAME, *at, "--where", "id = 'bob'", "--force")
+    [forced] = told(capsys, 0, "erase", "start", NAME, *at, "--where", "id = 'bob'", "--force")
     assert (forced["phase"], forced["removed"]) == ("retracted", 1)
-    assert [one["phase"] for one in told(capsys, 3, "erased", NAME, *at)] == ["retracted", "retracted"]
+    assert [one["phase"] for one in told(capsys, 3, "erase", "status", NAME, *at)] == [
+        "retracted",
+        "retracted",
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["erase", NAME], "give one of --keys, --where and --gone"),
-        (["erase", NAME, "--gone", "--where", "id = 'a'"], "give one of --keys"),
-        (["erase", NAME, "--keys", "nothing.json"], "--keys cannot be read as a JSON list: FileNotFoundError"),
-        (["erased", NAME, "--id", "e1"], "has no erasure 'e1'"),
-        (["erased", NAME, "--id", "e1", "--before", "1"], "give --id or --before, not both"),
-        (["erased", NAME, "--before", "7"], "time 6 of shard 'orders' is not complete"),
+        (["erase", "start", NAME], "give one of --keys, --where and --gone"),
+        (["erase", "start", NAME, "--gone", "--where", "id = 'a'"], "give one of --keys"),
+        (
+            ["erase", "start", NAME, "--keys", "nothing.json"],
+            "--keys cannot be read as a JSON list: FileNotFoundError",
+        ),
+        (["erase", "status", NAME, "--id", "e1"], "has no erasure 'e1'"),
+        (
+            ["erase", "status", NAME, "--id", "e1", "--before", "1"],
+            "give --id or --before, not both",
+        ),
+        (
+            ["erase", "status", NAME, "--before", "7"],
+            "time 6 of shard 'orders' is not complete",
+        ),
     ],
 )
 def test_commands_say_what_is_wrong(

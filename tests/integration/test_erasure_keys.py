@@ -11,8 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.cli.__main__ import main
 from rpc.app import create_app
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import World
 
@@ -54,6 +54,6 @@ def test_the_command_reads_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with persist.connect(f"persist://{root}") as client:
         client.create_shard("orders", pa.schema([("id", pa.binary()), ("n", pa.int64())]), ["id"]).insert(ROWS)
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([["YQ=="]])))
-    assert main(["erase", "orders", "--dir", str(root), "--keys", "-"]) == 0
+    assert main(["erase", "start", "orders", "--dir", str(root), "--keys", "-"]) == 0
     with persist.connect(f"persist://{root}") as client:
         assert [row["n"] for row in client.shard("orders").snapshot().to_arrow().to_pylist()] == [2]

@@ -53,7 +53,7 @@ def append(shard: Shard, time: int, upper: int | None = None) -> None:
 
 
 def maintain(machine: Machine) -> None:
-    """What `persist compactor --gc` does, twice over: what was merged first is collected then."""
+    """What `persist maintain run` does, twice over: what was merged first is collected then."""
     collector = Collector(machine.location)
     for _ in range(2):
         Worker(machine.location).run(NAME, idle=True)

@@ -18,10 +18,10 @@ from fastapi.testclient import TestClient
 import persist
 from blob import BlobExists, BlobNotFound, open_blob
 from persist.cli import inspect_client
-from persist.cli.__main__ import main
 from persist.commit.location import open_location
 from rpc.app import create_app
 from rpc.auth import Principal
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.answers import Answers
 from tests.support.inspected import PART, ROLLUP, copied, everything
@@ -385,7 +385,7 @@ def test_a_log_of_versions_that_are_not_there_was_empty_or_waited_for_ever(
         shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
         for number in range(80):
             shard.insert([{"id": number}])
-    assert main(["gc", "--once", "--dir", str(home)]) == 0
+    assert main(["maintain", "gc", "--once", "--dir", str(home)]) == 0
     capsys.readouterr()
     with Server(home) as server:
         for at in (["--dir", str(home)], ["--url", server.url]):

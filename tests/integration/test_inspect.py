@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from persist.inspect import json_schema, readonly_location
 from persist.inspect.queries import ANSWERS
+from rpc.cli.program import main
 from tests.support.inspected import COMMANDS, PART, FixedClock, copied
 
 GOLDEN = Path(__file__).parent / "inspected"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
+from rpc.cli.program import main
 from tests.support.inspected import PART, ROLLUP, copied, everything, flip, spoil_entry
 
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from persist.cli.__main__ import main
 from persist.inspect.queries import OF_ONE
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.inspected import COMMANDS, PART, ROLLUP, copied, flip
 from tests.support.location import memory_location

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from persist.inspect.queries import ANSWERS
+from rpc.cli.program import main
 from tests.support.answers import Answers
 from tests.support.disaster import free_port
 from tests.support.inspected import PART, ROLLUP, UNNAMED, copied, spoil_entry
@@ -58,7 +58,7 @@ def forgotten(place: Path, *words: str) -> list[str]:
         shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
         for number in range(80):
             shard.insert([{"id": number}])
-    assert main(["gc", "--once", "--dir", str(place)]) == 0
+    assert main(["maintain", "gc", "--once", "--dir", str(place)]) == 0
     return at(place, *(words or ("state", "orders", "--at", "3")))
 
 

@@ -17,10 +17,10 @@ from blob import BlobNotWritable
 from blob.memory_blobs import MemoryBlob
 from consensus import ConsensusNotWritable
 from consensus.memory_logs import MemoryConsensus
-from persist.cli.__main__ import main
 from persist.core.errors import ReadOnly
 from persist.inspect.queries import ANSWERS, Query, answer
 from persist.inspect.readonly_location import Look
+from rpc.cli.program import main
 from tests.support.inspected import COMMANDS, copied, everything
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
@@ -28,7 +28,7 @@ from tests.support.waiting import WAIT_S
 SCHEMA = pa.schema([("id", pa.int64())])
 AS_NOBODY = """
 import os, sys
-from persist.cli.__main__ import main
+from rpc.cli.program import main
 commands = [line.split() for line in sys.stdin.read().splitlines()]
 for command in commands:  # as root, so that all modules are loaded
     main(command)
@@ -88,7 +88,7 @@ def test_beside_a_process_that_writes_nothing_is_changed(tmp_path: Path) -> None
         before = everything(place, but=("-shm",))
         assert (place / "consensus.db-shm").exists()
         assert len(before["consensus.db-wal"][2]) > 0
-        command = [sys.executable, "-m", "persist.cli", "inspect", "state", "orders", "--dir", str(place)]
+        command = [sys.executable, "-m", "rpc.cli", "inspect", "state", "orders", "--dir", str(place)]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
         assert ran.returncode == 0
         assert "upper: 5" in ran.stdout

@@ -53,7 +53,7 @@ def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
             shard.insert(rows(number))
             other.insert(rows(number))
         before = shard.snapshot().to_arrow()
-        done = ran("compactor", "--dir", f"{tmp_path}/x", "--gc", "--once", "--shards", "ord*")
+        done = ran("maintain", "run", "--dir", f"{tmp_path}/x", "--once", "--shards", "ord*")
         assert done.returncode == 0, done.stderr
         figures = json.loads(done.stdout)
         assert figures["merges_applied"] >= 1
@@ -62,9 +62,9 @@ def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
         assert len(location.machine("orders").refresh().trace.batches) == 1
         assert len(location.machine("other").refresh().trace.batches) == 10
         assert shard.snapshot().to_arrow().equals(before)
-        collected = ran("gc", "--dir", f"{tmp_path}/x", "--once")
+        collected = ran("maintain", "gc", "--dir", f"{tmp_path}/x", "--once")
         assert collected.returncode == 0, collected.stderr
-        swept = ran("gc", "--dir", f"{tmp_path}/x", "--orphans", "--dry-run")
+        swept = ran("maintain", "sweep", "--dir", f"{tmp_path}/x", "--dry-run")
         assert swept.returncode == 0, swept.stderr
         assert json.loads(swept.stdout)["orphans_deleted"] == 0
 
@@ -73,7 +73,7 @@ def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
     with connect(f"persist://{tmp_path}/x") as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
         machine = client.transport.location.machine("orders")  # type: ignore[attr-defined]
-        arguments = ("compactor", "--dir", f"{tmp_path}/x", "--gc", "--verbose")
+        arguments = ("maintain", "run", "--dir", f"{tmp_path}/x", "--verbose")
         with running(*arguments) as one, running(*arguments) as two:
             for process in (one, two):
                 assert json.loads(process.stderr.readline())["message"] == "running"

@@ -42,8 +42,8 @@ def rows(number: int, count: int = 50) -> pa.Table:
 
 
 def compactor(directory: Path, url: str, token: str = "") -> subprocess.CompletedProcess[str]:
-    """`persist compactor --once` over the directory, committing through the server."""
-    return ran("compactor", "--dir", str(directory), "--url", url, "--gc", "--once", PERSIST_TOKEN=token)
+    """`persist maintain run --once` over the directory, committing through the server."""
+    return ran("maintain", "run", "--dir", str(directory), "--url", url, "--once", PERSIST_TOKEN=token)
 
 
 def counted(url: str, name: str) -> float:

@@ -14,7 +14,6 @@ import pytest
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from persist import AttributeUpdate, named_key
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.copies.backup_creation import Wanted, back_up
 from persist.copies.backup_store import BLOBS, BackupStore
@@ -26,6 +25,7 @@ from persist.core.blob_keys import is_bundle_key, is_part_key
 from persist.core.errors import InvalidUsage
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
+from rpc.cli.program import main
 from tests.support.clocks import HOUR_MS, Machine, World
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])

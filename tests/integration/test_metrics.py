@@ -81,7 +81,7 @@ def test_a_server_process_tells_what_the_page_says(tmp_path: Path) -> None:
         assert types(scraped(server.url)) == {name: kind for name, (kind, _) in at("S").items()}
 
 
-@pytest.mark.parametrize("command", [("compactor", "--gc"), ("gc",)])
+@pytest.mark.parametrize("command", [("maintain", "run"), ("maintain", "gc")])
 def test_a_process_of_maintenance_tells_what_the_page_says(command: tuple[str, ...], tmp_path: Path) -> None:
     with persist.connect(f"persist://{tmp_path}/d") as client:
         client.create_shard("orders", SCHEMA, key=["id"]).insert([{"id": 1}])

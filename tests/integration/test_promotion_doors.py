@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import re
 import shlex
@@ -18,8 +16,7 @@ import pytest
 import persist
 from blob import open_blob
 from compactor.embedded import maintain
-from persist.cli.__main__ import COMMANDS, main
-from persist.cli.promote import Indexed
+from persist.cli.region import Indexed
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
@@ -33,6 +30,7 @@ from persist.regions.failover import moved_home
 from persist.regions.failover_record import last_promotion
 from persist.regions.fencing import HomeWatch
 from persist.regions.region_index import IndexFile, read_index
+from rpc.cli.program import main, parser_for
 from rpc.settings import ServerSettings
 from tests.support.pages import blocks, page
 from tests.support.server import Server
@@ -44,10 +42,8 @@ NAMES = ("eu/clicks", "eu/orders")
 
 def run(*arguments: str) -> int:
     """One command in this process; raises the error that the command line would print."""
-    module = importlib.import_module(COMMANDS[arguments[0]][0])
-    parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
-    return int(module.run(parser.parse_args(arguments[1:])))
+    parsed = parser_for(arguments[0]).parse_args(arguments)
+    return int(parsed.run(parsed))
 
 
 class Place:
@@ -64,7 +60,7 @@ class Place:
             return
         for name in ("home", "copy"):
             (root / name).mkdir(parents=True)
-        assert main(["regions", "set", "eu", "--write", "http://127.0.0.1:9", "--index", self.index]) == 0
+        assert main(["region", "set", "eu", "--write", "http://127.0.0.1:9", "--index", self.index]) == 0
         with persist.connect(blob=self.blob, consensus=self.consensus, collect=False) as client:
             for name in NAMES:
                 client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "v": "first"}])
@@ -90,7 +86,7 @@ class Place:
             published.close()
 
     def replicate(self) -> None:
-        assert run("replicate", "--from", self.blob, "--to", self.copy, "--once") == 0
+        assert run("region", "replicate", "--from", self.blob, "--to", self.copy, "--once") == 0
 
     def insert(self, number: int) -> None:
         """Acknowledged at home, and not copied."""
@@ -98,11 +94,11 @@ class Place:
             client.shard("eu/orders").insert([{"id": number, "v": "alone"}])
 
     def promote(self, *more: str) -> int:
-        return run("promote", "us", "--of", "eu", *self.new, *(more or ("--home-is-lost",)))
+        return run("region", "promote", "us", "--of", "eu", *self.new, *(more or ("--home-is-lost",)))
 
     def switch(self, *more: str) -> int:
         home = ("--home-blob", self.blob, "--home-consensus", self.consensus)
-        return run("switch", "us", "--of", "eu", *self.new, *home, *more)
+        return run("region", "switch", "us", "--of", "eu", *self.new, *home, *more)
 
     def blobs(self) -> dict[str, list[str]]:
         found = {}
@@ -141,7 +137,7 @@ def alive(place: Place) -> None:
 
 def alive_by_index(place: Place) -> None:
     with Server(place.root / "elsewhere") as server:
-        run("regions", "set", "eu", "--write", server.url, "--index", place.index)
+        run("region", "set", "eu", "--write", server.url, "--index", place.index)
         place.promote("--index", place.index, "--write", "http://us:1")
 
 
@@ -149,14 +145,14 @@ def begun_below(place: Place) -> None:
     """Another home has taken over while this one was begun."""
     with closing(open_stores(place.copy, place.fresh)) as location:
         marked(location, 2)
-    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     place.promote("--home-is-lost", "--index", place.index, "--write", "http://us:8787")
 
 
 def switched_below(place: Place) -> None:
     with closing(open_stores(place.copy, place.fresh)) as location:
         marked(location, 2)
-    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     place.switch("--index", place.index, "--write", "http://us:8787")
 
 
@@ -175,7 +171,7 @@ def overtaken(place: Place) -> None:
 
 def outdated(place: Place) -> None:
     place.switch()
-    run("regions", "set", "eu", "--write", "http://ap:9", "--epoch", "3", "--index", place.index)
+    run("region", "set", "eu", "--write", "http://ap:9", "--epoch", "3", "--index", place.index)
     place.switch("--index", place.index, "--write", "http://us:9")
 
 
@@ -195,24 +191,24 @@ def salvaged_twice(place: Place) -> None:
     place.promote()
     for _ in range(2):
         place.insert(7)
-        run("salvage", *place.home, "--of", place.copy, "--to", str(place.root / "files"))
+        run("region", "salvage", *place.home, "--of", place.copy, "--to", str(place.root / "files"))
 
 
 def of_another_location(place: Place) -> None:
     other = place.other()
     other.promote()
-    run("salvage", *place.home, "--of", other.copy, "--dry-run")
+    run("region", "salvage", *place.home, "--of", other.copy, "--dry-run")
 
 
 def of_itself(place: Place) -> None:
     place.promote()
-    run("salvage", *place.new, "--of", place.copy, "--dry-run")
+    run("region", "salvage", *place.new, "--of", place.copy, "--dry-run")
 
 
 def demoted_of_another(place: Place) -> None:
     other = place.other()
     other.promote()
-    run("demote", *place.home, "--of", other.copy)
+    run("region", "demote", *place.home, "--of", other.copy)
 
 
 def demoted_itself(*more: str, at: str = "", by_old_log: bool = False) -> Callable[[Place], object]:
@@ -229,6 +225,7 @@ def demoted_itself(*more: str, at: str = "", by_old_log: bool = False) -> Callab
         before = place.blobs()
         try:
             run(
+                "region",
                 "demote",
                 "--blob",
                 blob,
@@ -259,7 +256,7 @@ DEMOTED_ITSELF = [
 def demoted_alone(place: Place) -> None:
     place.insert(7)
     place.promote()
-    run("demote", *place.home, "--of", place.copy)
+    run("region", "demote", *place.home, "--of", place.copy)
 
 
 def demoted_after_taking_over(place: Place) -> None:
@@ -267,7 +264,7 @@ def demoted_after_taking_over(place: Place) -> None:
     with closing(open_blob(place.blob)) as blob:
         location_id = blob.get("location-id").decode()
         blob.put(epoch_key(3), encode_binding(LocationBinding(location_id, 3, "another")))
-    run("demote", *place.home, "--of", place.copy, "--drop-diverged")
+    run("region", "demote", *place.home, "--of", place.copy, "--drop-diverged")
 
 
 def used_as_home(use: Callable[[Place], object]) -> Callable[[Place], object]:
@@ -275,7 +272,7 @@ def used_as_home(use: Callable[[Place], object]) -> Callable[[Place], object]:
 
     def call(place: Place) -> None:
         place.promote()
-        run("demote", *place.home, "--of", place.copy)
+        run("region", "demote", *place.home, "--of", place.copy)
         before = place.blobs()
         try:
             use(place)
@@ -286,8 +283,8 @@ def used_as_home(use: Callable[[Place], object]) -> Callable[[Place], object]:
 
 
 USED_AS_HOME = [
-    used_as_home(lambda p: run("compactor", *p.home, "--once")),
-    used_as_home(lambda p: run("gc", *p.home, "--once")),
+    used_as_home(lambda p: run("maintain", "run", "--no-gc", *p.home, "--once")),
+    used_as_home(lambda p: run("maintain", "gc", *p.home, "--once")),
     used_as_home(lambda p: p.insert(7)),
 ]
 
@@ -307,18 +304,20 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     ],
     "`promote` of a store that has no location": [
         lambda p: ((p.root / "empty").mkdir(), run(
-            "promote", "us", "--of", "eu", "--home-is-lost", "--blob", f"file://{p.root}/empty", "--consensus", p.fresh
+            "region", "promote", "us", "--of", "eu", "--home-is-lost",
+            "--blob", f"file://{p.root}/empty", "--consensus", p.fresh
         )),
         lambda p: run(
-            "promote", "us", "--of", "eu", "--home-is-lost", "--blob", f"file://{p.root}/none", "--consensus", p.fresh
+            "region", "promote", "us", "--of", "eu", "--home-is-lost",
+            "--blob", f"file://{p.root}/none", "--consensus", p.fresh
         ),
     ],
     "`promote` or `switch` to a consensus store that is in use": [
         lambda p: run(
-            "promote", "us", "--of", "eu", "--home-is-lost", "--blob", p.copy, "--consensus", p.consensus
+            "region", "promote", "us", "--of", "eu", "--home-is-lost", "--blob", p.copy, "--consensus", p.consensus
         ),
         lambda p: run(
-            "switch", "us", "--of", "eu", "--blob", p.copy, "--consensus", p.consensus,
+            "region", "switch", "us", "--of", "eu", "--blob", p.copy, "--consensus", p.consensus,
             "--home-blob", p.blob, "--home-consensus", p.consensus,
         ),
     ],
@@ -336,27 +335,27 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: p.promote("--home", "", "--home-is-lost"),
         lambda p: p.promote("--home-blob", "", "--home-is-lost"),
         lambda p: p.switch("--index", ""),
-        lambda p: run("compactor", *p.home, "--region", "", "--once"),
-        lambda p: run("gc", *p.home, "--region", "eu", "--index", "", "--once"),
+        lambda p: run("maintain", "run", "--no-gc", *p.home, "--region", "", "--once"),
+        lambda p: run("maintain", "gc", *p.home, "--region", "eu", "--index", "", "--once"),
     ],
     "`promote` or `switch`, repeated after it has ended, once another home has taken over": [overtaken, outdated],
     "a region, or a URL of a server, that is none": [
-        lambda p: run("promote", "", "--of", "eu", *p.new, "--home-is-lost"),
-        lambda p: run("promote", "us", "--of", "", *p.new, "--home-is-lost"),
+        lambda p: run("region", "promote", "", "--of", "eu", *p.new, "--home-is-lost"),
+        lambda p: run("region", "promote", "us", "--of", "", *p.new, "--home-is-lost"),
         lambda p: p.promote("--home", "http://eu:abc"),
         lambda p: p.promote("--home", "http://[::1"),
-        lambda p: run("promote", "US!", "--of", "eu", *p.new, "--home-is-lost"),
-        lambda p: run("promote", "us", "--of", "a/b", *p.new, "--home-is-lost"),
+        lambda p: run("region", "promote", "US!", "--of", "eu", *p.new, "--home-is-lost"),
+        lambda p: run("region", "promote", "us", "--of", "a/b", *p.new, "--home-is-lost"),
         lambda p: p.promote("--index", p.index, "--write", "us:8787", "--home-is-lost"),
         lambda p: p.promote("--home", "ftp://eu"),
     ],
-    "`switch` without `--home-dir` or `--home-blob`": [lambda p: run("switch", "us", "--of", "eu", *p.new)],
+    "`switch` without `--home-dir` or `--home-blob`": [lambda p: run("region", "switch", "us", "--of", "eu", *p.new)],
     "`switch` to a store that is no copy of this home, or is the home itself": [
         lambda p: run(
-            "switch", "us", "--of", "eu", *p.new, "--home-dir", str(_dir(p.root / "third")),
+            "region", "switch", "us", "--of", "eu", *p.new, "--home-dir", str(_dir(p.root / "third")),
         ),
         lambda p: run(
-            "switch", "us", "--of", "eu", "--blob", p.blob, "--consensus", p.fresh,
+            "region", "switch", "us", "--of", "eu", "--blob", p.blob, "--consensus", p.fresh,
             "--home-blob", p.blob, "--home-consensus", p.consensus,
         ),
     ],
@@ -364,27 +363,27 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     "`switch --undo` where none was begun": [lambda p: p.switch("--undo")],
     "`switch --undo` once the new home has begun, or another one has taken over": [undone_late],
     "`salvage` without `--to` and `--dry-run`, or with both": [
-        lambda p: run("salvage", *p.home, "--of", p.copy),
-        lambda p: run("salvage", *p.home, "--of", p.copy, "--dry-run", "--to", str(p.root / "files")),
+        lambda p: run("region", "salvage", *p.home, "--of", p.copy),
+        lambda p: run("region", "salvage", *p.home, "--of", p.copy, "--dry-run", "--to", str(p.root / "files")),
     ],
     "`salvage --to` a directory that has files": [salvaged_twice],
     "`salvage` or `demote` with `--of` a store that was never made home": [
-        lambda p: run("salvage", *p.home, "--of", p.copy, "--dry-run"),
-        lambda p: run("demote", *p.home, "--of", p.copy),
-        lambda p: run("demote", *p.home, "--of", f"file://{p.root}/none"),
+        lambda p: run("region", "salvage", *p.home, "--of", p.copy, "--dry-run"),
+        lambda p: run("region", "demote", *p.home, "--of", p.copy),
+        lambda p: run("region", "demote", *p.home, "--of", f"file://{p.root}/none"),
     ],
     "`salvage` or `demote` of another location, or of the new home itself": [
         of_another_location, of_itself, demoted_of_another, *DEMOTED_ITSELF,
     ],
     "`demote` of a home that has something alone, without `--drop-diverged`": [demoted_alone],
     "`demote` of a home that has taken over since": [demoted_after_taking_over],
-    "`serve`, `compactor`, `gc` or `persist.connect` of an old home that `demote` has made a copy": USED_AS_HOME,
+    "`serve`, `maintain` or `persist.connect` of an old home that `demote` has made a copy": USED_AS_HOME,
     "`--self-fence` below 20 and not 0, or beyond 86400, or with `--read-only`": [
         *(stopped_after(seconds) for seconds in (1, 19, 86_401, -1)), stopped_after(60, read_only=True),
     ],
-    "`compactor` or `gc` with `--index` and no `--region`": [
-        lambda p: run("compactor", *p.home, "--index", p.index, "--once"),
-        lambda p: run("gc", *p.home, "--index", p.index, "--once"),
+    "`maintain` with `--index` and no `--region`": [
+        lambda p: run("maintain", "run", "--no-gc", *p.home, "--index", p.index, "--once"),
+        lambda p: run("maintain", "gc", *p.home, "--index", p.index, "--once"),
     ],
 }  # fmt: skip
 WRITES_FIRST = (
@@ -442,8 +441,8 @@ def test_a_home_never_stops_by_itself_after_0_seconds_and_the_bounds_are_in_it()
 @pytest.mark.parametrize(
     "line",
     [
-        "promote us --of eu --gap x", "serve --self-fence 30.5", "serve --self-fence nan", "replicate --from mem:a "
-        "--to mem:b --every x", "replicate --from mem:a --to mem:b --at-once 1.5", "regions set eu --epoch x --index i",
+        "region promote us --of eu --gap x", "serve --self-fence 30.5", "serve --self-fence nan",
+        "region replicate --from mem:a --to mem:b --at-once 1.5", "region set eu --epoch x --index i",
     ],
 )  # fmt: skip
 def test_what_is_no_number_is_told_with_the_usage_text(
@@ -477,18 +476,18 @@ def test_a_dry_run_writes_nothing_and_tells_every_shard(place: Place, capsys: py
 
 
 def test_a_promotion_sets_the_index_and_keeps_the_rest_of_it(place: Place) -> None:
-    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--read", "http://us:1", "--index", place.index)
+    run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--read", "http://us:1", "--index", place.index)
     assert place.promote("--index", place.index, "--write", "http://us:8787/") == 0
     entry = read_index(place.index).regions["eu"]
     assert (entry.write, entry.read, entry.epoch) == (("http://us:8787",), ("http://us:1",), 2)
-    run("regions", "set", "eu", "--write", "http://us:9", "--index", place.index)
+    run("region", "set", "eu", "--write", "http://us:9", "--index", place.index)
     assert read_index(place.index).regions["eu"].epoch == 2, "a fence is not taken away by the way"
 
 
 @pytest.mark.parametrize("how", ["promote", "switch"])
 def test_the_new_epoch_is_above_that_of_the_index(place: Place, how: str) -> None:
     """The copy may lack the last epochs of home. The new home would only read, by the index that it is set in."""
-    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     lost = ("--home-is-lost",) if how == "promote" else ()
     assert getattr(place, how)(*lost, "--index", place.index, "--write", "http://us:8787") == 0
     assert read_index(place.index).regions["eu"].epoch == 4
@@ -499,14 +498,14 @@ def test_the_new_epoch_is_above_that_of_the_index(place: Place, how: str) -> Non
 
 
 def test_a_dry_run_tells_the_epoch_above_that_of_the_index(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     assert place.promote("--dry-run", "--home-is-lost", "--index", place.index, "--write", "http://us:8787") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["epoch"] == 4
 
 
 def test_an_index_that_is_ahead_is_not_set_to_a_home_of_before(place: Place) -> None:
     """It was set while the promotion ran."""
-    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     before = read_index(place.index)
     with pytest.raises(persist.Conflict, match="has epoch 3 of region 'eu', and this home is of epoch 2"):
         moved_home(place.index, "eu", ("http://us:8787",), 2)
@@ -595,12 +594,12 @@ def test_a_store_that_is_in_use_is_refused_with_the_advice_that_fits_the_command
     used = ("--blob", place.copy, "--consensus", place.consensus)
     home = ("--home-blob", place.blob, "--home-consensus", place.consensus)
     arguments = {
-        "switch": ["us", "--of", "eu", *used, *home],
-        "promote": ["us", "--of", "eu", *used, "--home-is-lost"],
-        "recover": list(used),
+        "switch": ["region", "switch", "us", "--of", "eu", *used, *home],
+        "promote": ["region", "promote", "us", "--of", "eu", *used, "--home-is-lost"],
+        "recover": ["backup", "recover", *used],
     }
     with pytest.raises(persist.InvalidUsage, match="is, or was, the consensus store of a location: give a new") as said:
-        run(command, *arguments[command])
+        run(*arguments[command])
     assert ("--older-consensus" in said.value.message) == (command == "recover")
 
 
@@ -631,7 +630,7 @@ def test_salvage_tells_what_was_dropped_made_and_set_at_the_old_home(
         client.shard("eu/orders").tag("mine", 0)
         client.shard("eu/clicks").drop(force=True)
     capsys.readouterr()
-    assert run("salvage", *place.home, "--of", place.copy, "--to", str(place.root / "files")) == 0
+    assert run("region", "salvage", *place.home, "--of", place.copy, "--to", str(place.root / "files")) == 0
     lines = {line.get("shard"): line for line in map(json.loads, capsys.readouterr().out.splitlines())}
     assert lines["eu/late"]["kept"] is False
     assert (lines["eu/late"]["updates"], lines["eu/orders"]["updates"], lines["eu/orders"]["commits"]) == (1, 0, 1)
@@ -649,11 +648,11 @@ COPY_NOW = r"^this store is a copy now: .* `persist serve --read-only --blob fil
 @pytest.fixture
 def demoted(place: Place) -> Place:
     place.promote()
-    assert run("demote", *place.home, "--of", place.copy) == 0
+    assert run("region", "demote", *place.home, "--of", place.copy) == 0
     return place
 
 
-@pytest.mark.parametrize("command", ["serve", "compactor --once", "gc --once"])
+@pytest.mark.parametrize("command", ["serve", "maintain run --no-gc --once", "maintain gc --once"])
 @pytest.mark.parametrize("how", ["stores", "dir"])
 def test_an_old_home_that_is_a_copy_is_served_as_one_only(demoted: Place, command: str, how: str) -> None:
     """It started, was ready, and refused every read as ReadOnly."""
@@ -678,10 +677,10 @@ def test_an_old_home_that_is_a_copy_is_not_opened_by_a_program_as_home(demoted: 
         for call in (lambda: client.shard(NAMES[0]), client.shards, lambda: client.create_shard("x", SCHEMA, ["id"])):
             with pytest.raises(persist.InvalidUsage, match=COPY_NOW):
                 call()
-    assert run("replicate", "--from", demoted.copy, "--to", demoted.blob, "--once") == 0
+    assert run("region", "replicate", "--from", demoted.copy, "--to", demoted.blob, "--once") == 0
     with persist.connect(blob=demoted.blob, read_only=True) as client:
         assert client.shard(NAMES[0]).snapshot().to_arrow().num_rows == 1
-    assert run("demote", *demoted.home, "--of", demoted.copy) == 0, "it can be repeated"
+    assert run("region", "demote", *demoted.home, "--of", demoted.copy) == 0, "it can be repeated"
 
 
 def test_a_home_whose_mark_as_a_copy_stayed_is_no_copy(place: Place) -> None:

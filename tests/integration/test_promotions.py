@@ -292,7 +292,7 @@ def test_an_undo_lifts_no_fence_of_another_home(world: World, monkeypatch: pytes
 def test_a_promotion_is_killed_anywhere_and_nothing_is_copied_over_it(
     world: World, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """Killed after the binding it stayed marked as a copy, and `persist replicate` deleted its blobs."""
+    """Killed after the binding it stayed marked as a copy, and `persist region replicate` deleted its blobs."""
     home, us = world.home, world.us
     world.begin(a=3, b=2)
     with killed_at(monkeypatch, steps):

@@ -23,9 +23,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from persist.client.read_api import Reading
 from persist.core import errors
+from rpc.cli.program import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -152,7 +152,7 @@ async def wrong_as_well(shard: persist.aio.AsyncShard) -> str:
 def test_a_file_that_hides_one_of_our_packages_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine = 1\n")
-    for arguments in (("-c", "import persist"), ("-m", "persist.cli", "shards")):
+    for arguments in (("-c", "import persist"), ("-m", "rpc.cli", "shards")):
         ran = python("", tmp_path, *arguments)
         sentence = f"ImportError: {tmp_path / name} hides the package {re.split('[./]', name)[0]!r} of persist"
         assert ran.returncode == 1
@@ -475,6 +475,6 @@ def test_a_directory_that_cannot_be_made_is_a_sentence(tmp_path: Path, capsys: p
     for directory in (f"{tmp_path}/file/x", "/proc/persist-cannot-be-made"):
         with pytest.raises(persist.InvalidUsage, match=directory):
             persist.connect(f"persist://{directory}")
-    ran = python("", tmp_path, "-m", "persist.cli", "serve", "--port", "0", "--dir", "/proc/persist-cannot-be-made")
+    ran = python("", tmp_path, "-m", "rpc.cli", "serve", "--port", "0", "--dir", "/proc/persist-cannot-be-made")
     assert (ran.returncode, ran.stdout) == (1, "")
     assert re.fullmatch(r"persist serve: /proc/persist-cannot-be-made cannot be used: [^\n]+\n", ran.stderr)

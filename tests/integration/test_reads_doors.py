@@ -12,13 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.cli.__main__ import main
 from persist.client.connect import AT_HOME, FarShard
 from persist.client.read_api import Reading
 from persist.client.shard import Shard
 from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine
 from tests.support.server import Server

@@ -16,7 +16,6 @@ import persist
 from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector
@@ -29,6 +28,7 @@ from persist.copies.verify import How, verified
 from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
+from rpc.cli.program import main
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
 from tests.support.examples import thinned
 from tests.support.location import AscendingIds, memory_location
@@ -523,20 +523,20 @@ def test_by_the_command_with_an_older_copy(tmp_path: Path, capsys: pytest.Captur
             client.create_shard("orders", schema, ["id"]).insert([{"id": number}])
     (tmp_path / "log.db").rename(tmp_path / "older.db")
     with (
-        pytest.raises(PersistError, match="persist recover"),
+        pytest.raises(PersistError, match="persist backup recover"),
         persist.connect(blob=stores[1], consensus=stores[3]) as c,
     ):
         c.shard("orders")
     older = ["--older-consensus", f"sqlite:///{tmp_path}/older.db"]
-    assert main(["recover", *stores, *older, "--dry-run"]) == 0
+    assert main(["backup", "recover", *stores, *older, "--dry-run"]) == 0
     dry = capsys.readouterr().out
-    assert main(["recover", *stores, *older]) == 0
+    assert main(["backup", "recover", *stores, *older]) == 0
     [told, total] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (told["whole"], total["not_whole"]) == (True, 0)
     assert told == json.loads(dry.splitlines()[0])
     with persist.connect(blob=stores[1], consensus=stores[3]) as client:
         assert sorted(client.shard("orders").snapshot().to_arrow().column("id").to_pylist()) == [0, 1, 2]
-    assert main(["recover", *stores, "--older-consensus", "nonsense:"]) == 1
+    assert main(["backup", "recover", *stores, "--older-consensus", "nonsense:"]) == 1
     assert "must start with" in capsys.readouterr().err
 
 

@@ -54,7 +54,7 @@ def promoted(disaster: Disaster, *more: str) -> tuple[int, str]:
     url = f"http://127.0.0.1:{port}"
     where = ("--blob", stores.copy, "--consensus", stores.fresh)
     asked = ("--index", str(disaster.index), "--write", url)
-    code, lines, said = disaster.command("promote", "us", "--of", "eu", *where, *asked, *more)
+    code, lines, said = disaster.command("region", "promote", "us", "--of", "eu", *where, *asked, *more)
     assert code == 0, said
     disaster.serve(stores.copy, stores.fresh, port)
     return lines[-1]["epoch"], url
@@ -68,10 +68,10 @@ def test_a_lost_home_comes_back_and_all_rows_are_accounted_for(disaster: Disaste
     disaster.cut()
     disaster.write(disaster.home.url, 3)  # acknowledged, and not copied
     asked = ("--index", str(disaster.index), "--write", "http://us:1")
-    code, _, said = disaster.command("promote", "us", "--of", "eu", *where, *asked)
+    code, _, said = disaster.command("region", "promote", "us", "--of", "eu", *where, *asked)
     assert (code, "it answers" in said) == (1, True), said
     disaster.home.kill()
-    code, lines, said = disaster.command("promote", "us", "--of", "eu", *where, "--dry-run")
+    code, lines, said = disaster.command("region", "promote", "us", "--of", "eu", *where, "--dry-run")
     assert (code, {line.get("shard") for line in lines[:-1]}) == (0, set(NAMES)), said
     epoch, url = promoted(disaster)
     assert epoch == 2
@@ -96,14 +96,14 @@ def test_a_lost_home_comes_back_and_all_rows_are_accounted_for(disaster: Disaste
         disaster.acknowledged[NAMES[0]].add(1_001)
 
     ended = ("--blob", stores.blob, "--consensus", stores.consensus, "--of", stores.copy)
-    code, lines, said = disaster.command("demote", *ended)
+    code, lines, said = disaster.command("region", "demote", *ended)
     assert (code, "of 2 shards" in said) == (1, True), said
-    code, lines, said = disaster.command("salvage", *ended, "--to", str(disaster.root / "salvaged"))
+    code, lines, said = disaster.command("region", "salvage", *ended, "--to", str(disaster.root / "salvaged"))
     assert code == 0, said
     assert {line["shard"]: line["updates"] for line in lines[:-1]} == dict.fromkeys(NAMES, 3)
     assert disaster.in_files(disaster.root / "salvaged") == lost
     old.stop()
-    code, _, said = disaster.command("demote", *ended, "--drop-diverged")
+    code, _, said = disaster.command("region", "demote", *ended, "--drop-diverged")
     assert code == 0, said
     disaster.replicating = disaster.replicate(stores.copy, stores.blob)
     with persist.connect(url) as client:
@@ -127,7 +127,7 @@ def test_a_planned_switch_under_writers_loses_nothing(disaster: Disaster) -> Non
     home = ("--home-blob", stores.blob, "--home-consensus", stores.consensus)
     asked = ("--index", str(disaster.index), "--write", url)
     disaster.cut()
-    code, lines, said = disaster.command("switch", "us", "--of", "eu", *command, *home, *asked)
+    code, lines, said = disaster.command("region", "switch", "us", "--of", "eu", *command, *home, *asked)
     assert code == 0, said
     disaster.serve(stores.copy, stores.fresh, port)
     before = {name: len(disaster.acknowledged[name]) for name in NAMES}  # home takes none any more
@@ -139,9 +139,9 @@ def test_a_planned_switch_under_writers_loses_nothing(disaster: Disaster) -> Non
     for name in NAMES:
         assert disaster.ids(url, name) == disaster.acknowledged[name]
     ended = ("--blob", stores.blob, "--consensus", stores.consensus, "--of", stores.copy)
-    code, lines, said = disaster.command("salvage", *ended, "--dry-run")
+    code, lines, said = disaster.command("region", "salvage", *ended, "--dry-run")
     assert (code, lines[-1]["shards"]) == (0, 0), "nothing was acknowledged that is not there"
-    code, _, said = disaster.command("demote", *ended)
+    code, _, said = disaster.command("region", "demote", *ended)
     assert code == 0, said
 
 

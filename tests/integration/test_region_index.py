@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from persist.client.connect import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import region_index
@@ -38,6 +37,7 @@ from persist.regions.region_index import (
     read_index,
     write_index,
 )
+from rpc.cli.program import main
 from tests.integration.test_regions import WRITES
 from tests.support.location import TestClock
 from tests.support.server import Server
@@ -319,7 +319,7 @@ def test_an_address_that_no_client_could_ask_is_refused_where_it_is_given(
 ) -> None:
     index = str(tmp_path / "regions.json")
     for option in ("--write", "--read"):
-        assert main(["regions", "set", "eu", option, url, "--index", index]) == 1
+        assert main(["region", "set", "eu", option, url, "--index", index]) == 1
         said = capsys.readouterr().err
         assert "is no URL of a server: http(s)://host:port" in said
         assert len(said.splitlines()) == 1
@@ -330,7 +330,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = str(tmp_path / "regions.json")
-    assert main(["regions", "set", "eu", "--write", "http://user:hush@eu:1", "--index", index]) == 1
+    assert main(["region", "set", "eu", "--write", "http://user:hush@eu:1", "--index", index]) == 1
     said = capsys.readouterr().err
     assert "takes no user and password; give a token" in said
     assert "hush" not in said
@@ -389,7 +389,7 @@ def test_what_is_wrong_with_the_command_is_a_sentence(
     path = tmp_path / "regions.json"
     write_index(path, Index({"eu": Entry(("http://eu:1",))}))
     before = path.read_bytes()
-    assert main(["regions", *arguments, "--index", str(path)]) == 1
+    assert main(["region", *arguments, "--index", str(path)]) == 1
     assert said in capsys.readouterr().err
     assert path.read_bytes() == before
 
@@ -398,7 +398,7 @@ def test_what_is_not_given_of_a_region_stays_and_an_empty_value_takes_it_away(tm
     path = str(tmp_path / "regions.json")
 
     def entry_after(*arguments: str) -> Entry:
-        assert main(["regions", "set", "eu", *arguments, "--index", path]) == 0
+        assert main(["region", "set", "eu", *arguments, "--index", path]) == 0
         return read_index(path).regions["eu"]
 
     blobs = ["--home-blob", "s3://eu", "--copy-blob", "s3://us-eu"]
@@ -415,41 +415,39 @@ def test_an_index_is_not_set_ahead_of_the_home_that_it_names(centres: TwoCentres
     """It would only read, by its own index, and nobody else is home."""
     index = tmp_path / "regions.json"
     ahead = ["set", "dc1", "--write", f"http://127.0.0.1:9,{centres.dc1.url}", "--epoch", "2", "--index", str(index)]
-    assert main(["regions", *ahead]) == 1
+    assert main(["region", *ahead]) == 1
     assert not index.exists()
     write_index(index, Index({"dc1": Entry(("http://127.0.0.1:9",), (), epoch=2)}))
     before = index.read_bytes()
     back = ["set", "dc1", "--write", centres.dc1.url, "--index", str(index)]
-    assert main(["regions", *back]) == 1, "the index has another home's epoch, which would be kept"
+    assert main(["region", *back]) == 1, "the index has another home's epoch, which would be kept"
     assert index.read_bytes() == before
-    assert main(["regions", "remove", "dc1", "--index", str(index)]) == 0
-    assert main(["regions", *back, "--epoch", "1"]) == 0
+    assert main(["region", "remove", "dc1", "--index", str(index)]) == 0
+    assert main(["region", *back, "--epoch", "1"]) == 0
     assert read_index(index).regions["dc1"].epoch == 1
 
 
 def test_the_command(centres: TwoCentres, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = str(tmp_path / "regions.json")
-    assert (
-        main(["regions", "set", "dc1", "--write", centres.dc1.url, "--read", centres.copy.url, "--index", index]) == 0
-    )
-    assert main(["regions", "set", "dc2", "--write", centres.dc2.url, "--index", index]) == 0
+    assert main(["region", "set", "dc1", "--write", centres.dc1.url, "--read", centres.copy.url, "--index", index]) == 0
+    assert main(["region", "set", "dc2", "--write", centres.dc2.url, "--index", index]) == 0
     capsys.readouterr()
-    assert main(["regions", "check", "--index", index]) == 0
+    assert main(["region", "check", "--index", index]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["region"], line["role"], line["wrong"]) for line in lines] == [
         ("dc1", "home", None), ("dc1", "copy", None), ("dc2", "home", None),
     ]  # fmt: skip
     wrong = ["--write", centres.copy.url, "--read", "http://127.0.0.1:9"]
-    assert main(["regions", "set", "dc2", *wrong, "--index", index]) == 0
+    assert main(["region", "set", "dc2", *wrong, "--index", index]) == 0
     capsys.readouterr()
-    assert main(["regions", "check", "--index", index]) == 1
+    assert main(["region", "check", "--index", index]) == 1
     told = [json.loads(line)["wrong"] for line in capsys.readouterr().out.splitlines()]
     assert told[:2] == [None, None]
     assert "it only reads" in told[2]
     assert "does not answer" in told[3]
-    assert main(["regions", "remove", "dc2", "--index", index]) == 0
+    assert main(["region", "remove", "dc2", "--index", index]) == 0
     capsys.readouterr()
-    assert main(["regions", "show", "--index", index]) == 0
+    assert main(["region", "list", "--index", index]) == 0
     assert [json.loads(line)["region"] for line in capsys.readouterr().out.splitlines()] == ["dc1"]
 
 
@@ -464,7 +462,7 @@ def test_commands_at_once_change_one_index_and_none_is_lost(tmp_path: Path) -> N
 
     def change(*arguments: str) -> int:
         begins.wait()
-        return main(["regions", *arguments, "--index", str(path)])
+        return main(["region", *arguments, "--index", str(path)])
 
     def promoted() -> int:
         begins.wait()
@@ -482,15 +480,15 @@ def test_a_change_waits_for_another_one_for_so_long_and_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "regions.json"
-    assert main(["regions", "set", "eu", "--write", "http://eu:1", "--index", str(path)]) == 0
+    assert main(["region", "set", "eu", "--write", "http://eu:1", "--index", str(path)]) == 0
     before = path.read_bytes()
     monkeypatch.setattr(region_index, "LOCK_S", 0.1)
     with open(f"{path}.lock", "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main(["regions", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1
+        assert main(["region", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1
     assert "another command has been changing the index" in capsys.readouterr().err
     assert path.read_bytes() == before
-    assert main(["regions", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 0
+    assert main(["region", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 0
 
 
 def test_a_change_that_fails_leaves_nothing_beside_the_index(
@@ -500,7 +498,7 @@ def test_a_change_that_fails_leaves_nothing_beside_the_index(
     write_index(path, Index({"eu": Entry(("http://eu:1",))}))
     before = path.read_bytes()
     for arguments in (["set", "EU", "--write", "http://a:1"], ["set", "us", "--write", "a:1"], ["remove", "us"]):
-        assert main(["regions", *arguments, "--index", str(path)]) == 1
+        assert main(["region", *arguments, "--index", str(path)]) == 1
     assert os.listdir(tmp_path) == ["regions.json"]
 
     def full(*paths: object) -> None:
@@ -508,7 +506,7 @@ def test_a_change_that_fails_leaves_nothing_beside_the_index(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
-        assert main(["regions", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1
+        assert main(["region", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1
     assert capsys.readouterr().err.endswith("cannot be written: No space left on device\n")
     assert path.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["regions.json", "regions.json.lock"]

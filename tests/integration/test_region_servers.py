@@ -1,4 +1,4 @@
-"""Two regions as processes: a home, `persist replicate`, and a server that only reads; nothing else connects them."""
+"""Two regions as processes: a home, `persist region replicate`, and a server that only reads; no other link."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import pytest
 
 import persist
 from blob import open_blob
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
+from rpc.cli.program import main
 from tests.support.forked import Forked
 from tests.support.server import Server
 from tests.support.urls import with_path
@@ -65,7 +65,7 @@ class Two:
         return Server(self.data, *where, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance=True)
 
     def replicate(self) -> Forked:
-        command = ["replicate", "--every", "0.1", "--keep", "2", "--whole", "2"]
+        command = ["region", "replicate", "--every", "100ms", "--keep", "2s", "--whole", "2s"]
         stores = ["--from", self.blobs, "--to", self.copied]
         return Forked([*command, *stores], os.environ, unread=True)
 
@@ -224,19 +224,19 @@ WRONG = [
     (["serve", "--read-only", "--of", "", "--blob", "file:///x"], "--of is empty"),
     (["serve", "--read-only", "--home", "", "--blob", "file:///x"], "--home is empty"),
     (["serve", "--region", "eu", "--index", ""], "--index is empty"),
-    (["regions", "set", "", "--write", "http://eu:1", "--index", "i"], "is no name of a region"),
-    (["regions", "set", "eu", "--write", "http://eu:1", "--index", ""], "the name of the index is empty"),
-    (["regions", "let-go", ""], "is no name of a region"),
-    (["replicate", "--from", "", "--to", "mem:b"], "blob location ''"),
-    (["replicate", "--from", "mem:a", "--to", ""], "blob location ''"),
+    (["region", "set", "", "--write", "http://eu:1", "--index", "i"], "is no name of a region"),
+    (["region", "set", "eu", "--write", "http://eu:1", "--index", ""], "the name of the index is empty"),
+    (["region", "release", ""], "is no name of a region"),
+    (["region", "replicate", "--from", "", "--to", "mem:b"], "blob location ''"),
+    (["region", "replicate", "--from", "mem:a", "--to", ""], "blob location ''"),
     (["serve", "--read-only", "--of", "e_u", "--blob", "file:///x"], "is no name of a region"),
     (["serve", "--read-only", "--dir", "nothing"], "does not exist"),
     (["serve", "--read-only", "--blob", "file:///nothing/there"], "does not exist"),
-    (["replicate", "--from", "file:///nothing/there", "--to", "file:///x"], "does not exist"),
-    (["replicate", "--from", "mem:a", "--to", "mem:b", "--once"], "has no location"),
-    (["replicate", "--from", "mem:a", "--to", "mem:b", "--every", "0"], "every_s is 0.0"),
-    (["replicate", "--from", "mem:a", "--to", "mem:b", "--keep", "nan"], "keep_s is nan"),
-    (["replicate", "--from", "mem:a", "--to", "mem:b", "--rate", "x"], "--rate is 'x'"),
+    (["region", "replicate", "--from", "file:///nothing/there", "--to", "file:///x"], "does not exist"),
+    (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--once"], "has no location"),
+    (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--every", "0"], "every_s is 0.0"),
+    (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--keep", "nan"], "keep_s is nan"),
+    (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--rate", "x"], "--rate is 'x'"),
 ]
 
 

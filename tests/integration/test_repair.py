@@ -14,7 +14,6 @@ import persist
 from blob import Blob
 from blob.metrics import ForwardingBlob
 from persist import Corruption
-from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import LocationSettings
 from persist.copies.shard_checks import byte_faults
@@ -22,6 +21,7 @@ from persist.core.batch import Part
 from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import PersistError
 from persist.core.state import Policy
+from rpc.cli.program import main
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -158,7 +158,7 @@ def test_a_part_is_taken_out_only_when_that_is_meant(
     assert place.frontiers() == before
     assert place.check() == 0
     assert place.repair("--excise", bad.id, "--yes") == 2, "there is no such part any more"
-    assert main(["compactor", "--once", "--dir", str(place.root)]) == 0
+    assert main(["maintain", "run", "--no-gc", "--once", "--dir", str(place.root)]) == 0
     assert place.ids() == [0, 1, 2, 3, 4, 20, 21, 22, 23, 24]
 
 

@@ -13,13 +13,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
 from persist.core.attribute import named_key
 from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
 
@@ -233,7 +233,7 @@ def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsy
 
 
 def test_a_command_truncates(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("truncate", NAME, "--dir", directory, "--before", "2")
+    asked = ("retention", "truncate", NAME, "--dir", directory, "--before", "2")
     [tried] = told(capsys, *asked, "--dry-run")
     assert (tried["removed"], tried["lower"], tried["upper"]) == (1, [2], [2])
     [done] = told(capsys, *asked)
@@ -248,7 +248,7 @@ def test_a_command_truncates(directory: str, capsys: pytest.CaptureFixture[str])
             "T1 is 'yesterday'; it must be a time such as 416, or an inst",
         ),
         (["restore", NAME, "--at", "2"], "time 2 of shard 'orders' is not complete: its upper is [2]"),
-        (["truncate", NAME, "--before", "old"], "--before is 'old'; it must be a time"),
+        (["retention", "truncate", NAME, "--before", "old"], "--before is 'old'; it must be a time"),
     ],
 )
 def test_commands_say_what_is_wrong(

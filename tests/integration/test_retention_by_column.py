@@ -15,7 +15,6 @@ from fastapi.testclient import TestClient
 import persist
 from compactor.metering import Metrics
 from compactor.worker import Worker
-from persist.cli.__main__ import main
 from persist.client import retention_kinds
 from persist.client.shard import Shard
 from persist.core import commands as c
@@ -23,6 +22,7 @@ from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.retention_policy import RowPolicy
 from persist.parts.row_age import Sieve
+from rpc.cli.program import main
 from tests.integration.test_retention import keeper
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 

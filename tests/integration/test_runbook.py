@@ -206,10 +206,10 @@ def test_the_log_is_lost(home: Home) -> None:
         for name in NAMES:
             client.create_shard(name, SCHEMA, ["id"])
     with writers(home):
-        home.run("persist compactor --gc --once --dir DIR")
+        home.run("persist maintain run --once --dir DIR")
         wait_until(lambda: len(home.written["orders"]) > 40, "the writers go on")
         acknowledged = {name: set(home.written[name]) for name in NAMES}
-        home.run("persist compactor --gc --once --dir DIR")
+        home.run("persist maintain run --once --dir DIR")
         wait_until(lambda: len(home.written["orders"]) > 50, "the writers go on")
     lose_log(home)
     dry, real, check = commands("The consensus store is lost, or is older than the blobs")
@@ -298,12 +298,12 @@ def test_a_drop_by_mistake(home: Home, kept: Kept) -> None:
     with home.connect() as client:
         client.shard("orders").drop()
     [line] = commands("A shard was dropped by mistake")
-    home.run("persist gc --once --dir DIR")
+    home.run("persist maintain gc --once --dir DIR")
     home.run(line)
     with home.connect() as client:
         assert kept[0] <= set(ids(client, "orders-again"))
         assert client.shards() == ["items", "orders-again"]
-    home.run("persist gc --once --dir DIR")
+    home.run("persist maintain gc --once --dir DIR")
     assert home.damage("persist check --dir DIR --deep") == []
 
 

@@ -20,7 +20,6 @@ from pyspark.sql.types import StructType
 
 import persist
 from compactor.embedded import maintain
-from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -30,6 +29,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, mint
 from persist.core.transitions.context import SOUND
 from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, altered
+from rpc.cli.program import main
 from tests.support.location import memory_location
 from tests.support.served import Served
 from tests.support.without_jvm import planned, read, rows_of, source, write

@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 import persist
 from compactor.embedded import maintain
 from persist import Client, InvalidUsage, Shard
-from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
 from persist.parts.schema_changes import (
     AddColumn,
@@ -28,6 +27,7 @@ from persist.parts.schema_changes import (
     WidenColumn,
 )
 from rpc.app import create_app
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.integration.test_maintenance_http import served
 from tests.support.asking import typed
@@ -349,10 +349,11 @@ def test_columns_are_shown_and_changed_by_the_command(
     tmp_path: Path, shard: Shard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(*arguments: str) -> list[str]:
-        assert main(["schema", "orders", *arguments, "--dir", str(tmp_path)]) == 0
+        do, *more = arguments
+        assert main(["schema", do, "orders", *more, "--dir", str(tmp_path)]) == 0
         return [f"{name} {kind}" for name, kind in json.loads(capsys.readouterr().out)["columns"].items()]
 
-    assert told() == ["id int32 not null", "state string", "n int32 not null"]
+    assert told("show") == ["id int32 not null", "state string", "n int32 not null"]
     told("add", "currency", "--type", "string", "--default", '"EUR"', "--not-null", "--after", "id")
     told("rename", "state", "--to", "status")
     told("widen", "n", "--type", "int64")
@@ -365,20 +366,27 @@ def test_columns_are_shown_and_changed_by_the_command(
         assert str(shard.refresh_schema().defaults[column].as_py()) == zero, "a float keeps its sign"
 
 
-BAD_COMMANDS: dict[str, tuple[list[str], str]] = {
-    "no column": (["drop"], "needs a column"),
-    "a column that is only shown": (["show", "n"], "say what to do"),
-    "a setting of another verb": (["drop", "n", "--to", "m"], "unknown setting 'to'"),
-    "no new name": (["rename", "n"], "lacks 'to'"),
-    "a default that is no JSON": (["add", "x", "--type", "string", "--default", "EUR"], "in double quotes"),
-    "changes that are no JSON": (["alter", "drop n"], "not valid JSON"),
+BAD_COMMANDS: dict[str, tuple[list[str], str, int]] = {
+    "no column": (["drop", "orders"], "required: column", 2),
+    "a setting of another verb": (["drop", "orders", "n", "--to", "m"], "unrecognized arguments", 2),
+    "no new name": (["rename", "orders", "n"], "required: --to", 2),
+    "a default that is no JSON": (
+        ["add", "orders", "x", "--type", "string", "--default", "EUR"],
+        "in double quotes",
+        1,
+    ),
+    "changes that are no JSON": (["alter", "orders", "drop n"], "not valid JSON", 1),
 }
 
 
 @pytest.mark.parametrize("what", BAD_COMMANDS)
 def test_a_bad_command_is_refused(tmp_path: Path, shard: Shard, capsys: pytest.CaptureFixture[str], what: str) -> None:
-    arguments, says = BAD_COMMANDS[what]
-    assert main(["schema", "orders", *arguments, "--dir", str(tmp_path)]) == 1
+    arguments, says, code = BAD_COMMANDS[what]
+    try:
+        ended = main(["schema", *arguments, "--dir", str(tmp_path)])
+    except SystemExit as error:
+        ended = int(str(error.code))
+    assert ended == code
     assert says in capsys.readouterr().err
     assert shard.view().schema_id == 1
 

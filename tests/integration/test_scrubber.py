@@ -15,11 +15,11 @@ from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
 from compactor.scrubber import DAY_S, RETRY_S, Scrubber, ScrubSettings, samples_per_day
-from persist.cli.__main__ import main
 from persist.commit.location import Location
 from persist.copies.verify import Sample, samples_of
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.exposition import exposition
+from rpc.cli.program import main
 from rpc.config_file import load
 from rpc.settings import ServerSettings
 from tests.support.damaged import Damaged, healthy, opened
@@ -164,7 +164,7 @@ def test_one_shard_that_cannot_be_read_now_does_not_keep_the_others(
 
 def test_a_process_of_maintenance_takes_samples_until_it_ends(place: Damaged) -> None:
     """Its first one comes later than this test ends: what is looked at here is that it begins and ends with it."""
-    with maintenance("compactor", "--dir", str(place.root), "--verify-sample", "50%") as process:
+    with maintenance("maintain", "run", "--no-gc", "--dir", str(place.root), "--verify-sample", "50%") as process:
         assert process.series()["persist_verify_findings_total"] == 0
         process.process.terminate()
         assert process.process.wait(WAIT_S) == 0
@@ -183,7 +183,7 @@ def test_a_process_of_maintenance_takes_samples_until_it_ends(place: Damaged) ->
 def test_what_is_no_sample_is_refused(
     place: Damaged, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
-    assert main(["compactor", "--dir", str(place.root), "--once", *arguments]) == 1
+    assert main(["maintain", "run", "--no-gc", "--dir", str(place.root), "--once", *arguments]) == 1
     assert sentence in capsys.readouterr().err
 
 
@@ -196,7 +196,7 @@ def test_the_variable_says_it_for_servers_and_their_maintenance(
     with pytest.raises(InvalidUsage, match="a sample of 'often' is none"):
         load({}, {"PERSIST_VERIFY_SAMPLE": "often"}).settings.check()
     monkeypatch.setenv("PERSIST_VERIFY_SAMPLE", "often")
-    assert main(["compactor", "--dir", str(place.root), "--once"]) == 1
+    assert main(["maintain", "run", "--no-gc", "--dir", str(place.root), "--once"]) == 1
     assert "a sample of 'often' is none" in capsys.readouterr().err
 
 

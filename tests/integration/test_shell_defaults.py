@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, history_ms
 from persist.inspect.readonly_location import prefix_of
+from rpc.cli.program import main
 
 
 @pytest.fixture
@@ -31,13 +31,6 @@ def test_a_shard_that_a_command_makes_keeps_history_as_one_of_python_does(tmp_pa
             shard.insert([{"id": number}])
         shard.critical_reader("job").downgrade_since(3)
         assert shard.snapshot(0).to_arrow().num_rows == 1
-
-
-def test_a_tag_is_not_set_and_removed_at_once(where: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It was set and then taken away, and nothing was said."""
-    assert main(["create", "orders", "--schema", "id int64", "--key", "id", *where]) == 0
-    assert main(["tag", "orders", "--set", "eom", "--remove", "eom", *where]) == 1
-    assert "the same tag" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pattern", ["h!", "h!*", "!", "[a!"])

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.copies.state_file import exported, imported, read_file, shown
 from persist.copies.verify import How, verified
@@ -22,6 +21,7 @@ from persist.core import errors
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.record import replace
 from persist.core.state import Policy, State
+from rpc.cli.program import main
 from tests.support.clocks import Machine, World
 from tests.support.examples import thinned
 from tests.support.pages import page
@@ -155,7 +155,7 @@ class Place:
             shard.insert(pa.table({"id": range(20_000), "v": [f"{n * 7919 % 100_003}" for n in range(20_000)]}))
             client.create_shard("dropped", SCHEMA, ["id"]).drop()
         self.file = root / "orders.json"
-        assert main(["state", "export", "orders", "--dir", str(self.data), "-o", str(self.file)]) == 0
+        assert main(["backup", "export-state", "orders", "--dir", str(self.data), "-o", str(self.file)]) == 0
 
     def changed(self, change: Callable[[dict[str, Any]], object], *, sealed: bool = True) -> str:
         told = json.loads(self.file.read_text())
@@ -168,7 +168,7 @@ class Place:
         return str(other)
 
     def back(self, file: object, *more: str, name: str = "copy") -> list[str]:
-        return ["state", "import", str(file), "--as", name, "--dir", str(self.data), *more]
+        return ["backup", "import-state", str(file), "--as", name, "--dir", str(self.data), *more]
 
 
 def emptied(place: Place) -> str:
@@ -181,7 +181,9 @@ def other_file(place: Place) -> str:
 
 
 WRONG: dict[str, Callable[[Place], list[str]]] = {
-    "export of a name that is no shard, or was dropped": lambda p: ["state", "export", "dropped", "--dir", str(p.data)],
+    "export of a name that is no shard, or was dropped": lambda p: [
+        "backup", "export-state", "dropped", "--dir", str(p.data),
+    ],
     "a file that cannot be read, or is no file of an export": lambda p: p.back(p.root / "nothing.json"),
     "a file that is damaged or was changed": lambda p: p.back(
         p.changed(lambda told: told["state"].update(floor=7))
@@ -195,7 +197,9 @@ WRONG: dict[str, Callable[[Place], list[str]]] = {
     "`--from` that is a directory which is not there": lambda p: p.back(p.file, "--from", f"file://{p.root}/no"),
 }  # fmt: skip
 MORE: list[tuple[str, Callable[[Place], list[str]]]] = [
-    ("export of a name that is no shard, or was dropped", lambda p: ["state", "export", "no", "--dir", str(p.data)]),
+    ("export of a name that is no shard, or was dropped", lambda p: [
+        "backup", "export-state", "no", "--dir", str(p.data),
+    ]),
     ("a file that cannot be read, or is no file of an export", lambda p: p.back(other_file(p))),
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(name="x"), sealed=False))),
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(more=1)))),
@@ -233,7 +237,7 @@ def test_what_is_wrong_is_refused_and_no_shard_is_made(
     with errors_made(monkeypatch) as made:
         assert main(arguments) == 1
     told = capsys.readouterr().err
-    assert told.startswith("persist state: ")
+    assert told.startswith("persist backup: ")
     assert "Traceback" not in told
     assert made[-1].kind == documented()[row], told
     with persist.connect(f"persist://{place.data}") as client:
@@ -242,11 +246,11 @@ def test_what_is_wrong_is_refused_and_no_shard_is_made(
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = Place(tmp_path)
-    arguments = ["state", "import", str(place.file), "--as", "orders", "--dir", str(tmp_path / "new")]
+    arguments = ["backup", "import-state", str(place.file), "--as", "orders", "--dir", str(tmp_path / "new")]
     assert main([*arguments, "--from", place.blobs]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["shard"], told["upper"], told["critical_readers"]) == ("orders", [1], [])
     with persist.connect(f"persist://{tmp_path / 'new'}") as client:
         assert client.shard("orders").snapshot().to_arrow().num_rows == 20_000
-    assert main(["state", "export", "orders", "--dir", str(place.data)]) == 0
+    assert main(["backup", "export-state", "orders", "--dir", str(place.data)]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "orders"

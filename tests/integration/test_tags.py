@@ -17,7 +17,6 @@ import persist
 from blob.memory_blobs import MemoryBlob
 from compactor.tasks import history_task
 from consensus.memory_logs import MemoryConsensus
-from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import merged
 from persist.commit.location import Location
@@ -25,6 +24,7 @@ from persist.core import commands as c
 from persist.core.errors import Conflict, Expired, InvalidUsage, NotReadable, PersistError, Unavailable
 from persist.core.named_holds import TAGS_MAX
 from rpc.app import create_app
+from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
 from tests.support.location import InlineBackground
@@ -305,19 +305,18 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with persist.connect(f"persist://{tmp_path / 'data'}") as client:
         filled(client)
 
-    def told(*arguments: str) -> list[dict[str, Any]]:
-        assert main(["tag", NAME, "--dir", str(tmp_path / "data"), *arguments]) == 0
+    def told(do: str, *arguments: str) -> list[dict[str, Any]]:
+        assert main(["tag", do, NAME, *arguments, "--dir", str(tmp_path / "data")]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    assert told() == []
-    assert told("--set", "eom", "--at", "4") == [{"shard": NAME, "tag": "eom", "time": 4, "until": None}]
-    assert [tag["time"] for tag in told("--set", "now", "--keep", "400d")] == [4, 9]
-    assert [tag["tag"] for tag in told("--remove", "eom")] == ["now"]
+    assert told("list") == []
+    assert told("set", "eom", "--at", "4") == [{"shard": NAME, "tag": "eom", "time": 4, "until": None}]
+    assert [tag["time"] for tag in told("set", "now", "--keep", "400d")] == [4, 9]
+    assert [tag["tag"] for tag in told("remove", "eom")] == ["now"]
     for bad, sentence in [
-        (["--remove", "eom"], "has no tag 'eom'"),
-        (["--at", "4"], "give --set TAG"),
-        (["--set", "x", "--at", "noon"], "--at is 'noon'"),
-        (["--set", "x", "--keep", "long"], "it must be an age such as '7d'"),
+        (["remove", NAME, "eom"], "has no tag 'eom'"),
+        (["set", NAME, "x", "--at", "noon"], "--at is 'noon'"),
+        (["set", NAME, "x", "--keep", "long"], "it must be an age such as '7d'"),
     ]:
-        assert main(["tag", NAME, "--dir", str(tmp_path / "data"), *bad]) == 1
+        assert main(["tag", *bad, "--dir", str(tmp_path / "data")]) == 1
         assert sentence in capsys.readouterr().err

@@ -251,7 +251,7 @@ def test_a_server_exports_by_otlp_unless_the_program_has_a_provider(monkeypatch:
 @pytest.mark.smoke
 @pytest.mark.proof
 def test_a_server_without_the_exporter_says_what_to_install(tmp_path: Any) -> None:
-    command = [sys.executable, "-m", "persist.cli", "serve", "--dir", str(tmp_path / "d"), "--port", "0", "--traces"]
+    command = [sys.executable, "-m", "rpc.cli", "serve", "--dir", str(tmp_path / "d"), "--port", "0", "--traces"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert 'pip install "persist-shards[otel]"' in done.stderr

@@ -81,9 +81,7 @@ def read_only(location: Path) -> Iterator[Path]:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "persist.cli", *arguments], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-m", "rpc.cli", *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.smoke
@@ -91,7 +89,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_collector_frees_space_on_a_full_disk(full: Path) -> None:
     """It did not start: its probe writes, and SQLite wanted room for its index."""
     before = len(list((full / "blob").rglob("*.parquet")))
-    done = command("gc", "--dir", str(full), "--once")
+    done = command("maintain", "gc", "--dir", str(full), "--once")
     assert done.returncode == 0, done.stderr
     assert "full" in done.stderr
     assert len(list((full / "blob").rglob("*.parquet"))) < before

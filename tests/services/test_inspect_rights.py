@@ -12,12 +12,12 @@ import pytest
 
 from compactor.embedded import maintain
 from consensus import ConsensusUnavailable, open_consensus
-from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.inspect.queries import ANSWERS, Query, answer
 from persist.inspect.readonly_location import look_at_stores
+from rpc.cli.program import main
 from tests.services.postgres import Postgres
 from tests.services.process import free_ports
 from tests.support.inspected import everything

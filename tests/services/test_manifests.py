@@ -5,7 +5,6 @@ No cluster is there where the tests run. So what is not shown is how one schedul
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -18,9 +17,10 @@ import pytest
 import yaml
 
 import persist
-from persist.cli.__main__ import COMMANDS, main
 from persist.core.errors import Unauthorized
+from persist.core.retention_policy import bytes_of
 from rpc.auth import mint
+from rpc.cli.program import main, parser_for
 from rpc.cli.serve import STOP_EXTRA_S
 from rpc.settings import Limits, ServerSettings
 from tests.support.dockerfile import stages
@@ -207,9 +207,7 @@ def test_the_page_makes_the_image_the_namespace_and_every_secret_that_the_list_n
 def test_the_commands_can_be_typed() -> None:
     for _, pod in pods(documents()):
         command, *words = pod["spec"]["containers"][0]["args"]
-        parser = argparse.ArgumentParser(exit_on_error=False)
-        importlib.import_module(COMMANDS[command][0]).add_arguments(parser)
-        parser.parse_args(words)
+        parser_for(command).parse_args([command, *words])
 
 
 def test_maintenance_asks_the_servers_that_there_are() -> None:
@@ -222,7 +220,7 @@ def test_maintenance_asks_the_servers_that_there_are() -> None:
 def test_a_server_and_maintenance_have_the_memory_and_the_room_that_they_may_need() -> None:
     assert mib(container_of("StatefulSet", "persist")["resources"]["limits"]["memory"]) >= SERVER_MIB
     (merging,) = [
-        int(word.partition("=")[2])
+        bytes_of(word.partition("=")[2]) // 1024**2
         for word in container_of("Deployment", "persist-maintenance")["args"]
         if word.startswith("--memory=")
     ]

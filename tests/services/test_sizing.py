@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import re
 import urllib.request
@@ -16,9 +15,9 @@ import pytest
 
 from bench.cost import S3_STANDARD
 from blob.s3 import S3Settings
-from compactor.cli import compactor
 from consensus.sql import POOL_SIZE
 from persist.core.state import Policy
+from rpc.cli.program import parser_for
 from rpc.settings import Limits
 from tests.services.metering_proxy import MeteringProxy
 from tests.services.plugin import make_bucket
@@ -53,10 +52,9 @@ def test_a_figure_names_a_command_that_there_is(command: str) -> None:
 
 
 def test_its_numbers_are_those_of_the_settings() -> None:
-    limits, parser = Limits(), argparse.ArgumentParser()
-    compactor.add_arguments(parser)
+    limits = Limits()
     assert f"`spool_bytes_max`\n({limits.spool_bytes_max >> 30} GiB)" in PAGE
-    assert f"`--memory` ({parser.parse_args([]).memory:,} MiB)" in PAGE
+    assert f"`--memory` ({parser_for('maintain').parse_args(['maintain', 'run']).memory})" in PAGE
     assert f"at most {limits.connections_max:,} (`connections_max`)" in PAGE
     assert f"at most {limits.snapshots_max} of them at a time (`snapshots_max`)" in PAGE
     assert f"at most {POOL_SIZE + 2}: a pool of {POOL_SIZE}, one to tell commits, one to hear of them" in PAGE

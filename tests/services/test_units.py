@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import os
 import re
 import shlex
@@ -13,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from persist.cli.__main__ import COMMANDS, main
+from persist.core.retention_policy import bytes_of
+from rpc.cli.program import main, parser_for
 from rpc.cli.serve import STOP_EXTRA_S
 from rpc.settings import ServerSettings
 from tests.support.installed import installed
@@ -72,9 +71,7 @@ def test_the_command_of_a_service_can_be_typed(unit: Path) -> None:
     (line,) = values(unit, "ExecStart")
     program, command, *words = shlex.split(line)
     assert program == PROGRAM
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    importlib.import_module(COMMANDS[command][0]).add_arguments(parser)
-    parser.parse_args([word.replace("%i", "8788") for word in words])
+    parser_for(command).parse_args([command, *(word.replace("%i", "8788") for word in words)])
 
 
 def test_a_timer_has_its_service_and_a_service_without_one_is_enabled() -> None:
@@ -88,9 +85,7 @@ def test_a_service_has_the_time_and_the_memory_that_it_needs() -> None:
     for unit in (server, alone, maintenance):
         assert int(values(unit, "TimeoutStopSec")[0]) > ServerSettings().shutdown_s + STOP_EXTRA_S
         assert mib(values(unit, "MemoryHigh")[0]) < mib(values(unit, "MemoryMax")[0])
-    parser = argparse.ArgumentParser()
-    importlib.import_module(COMMANDS["compactor"][0]).add_arguments(parser)
-    merging = parser.parse_args([]).memory
+    merging = bytes_of(parser_for("maintain").parse_args(["maintain", "run"]).memory) // 1024**2
     assert mib(values(server, "MemoryHigh")[0]) >= SERVER_MIB + merging
     assert mib(values(alone, "MemoryHigh")[0]) >= SERVER_MIB
     assert mib(values(maintenance, "MemoryHigh")[0]) >= merging + merging // 2

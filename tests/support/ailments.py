@@ -18,7 +18,6 @@ from compactor.embedded import maintain
 from persist.check.check_runner import Report, examined
 from persist.check.findings import ROLLUP_ENTRIES_MAX, Limits
 from persist.check.location_checks import Beside, look_at_backups, served_by
-from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -34,6 +33,7 @@ from persist.core.record import replace
 from persist.core.state import Policy
 from persist.inspect.readonly_location import Look, look_at_directory
 from rpc.auth import read_ending, tokens_seen
+from rpc.cli.program import main
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
 from tests.support.damaged import Damaged, healthy

@@ -111,7 +111,7 @@ class Disaster:
         return started
 
     def replicate(self, source: str, target: str, *, once: bool = False) -> Forked:
-        command = ["replicate", "--every", "0.1", "--keep", "2", "--whole", "2"]
+        command = ["region", "replicate", "--every", "100ms", "--keep", "2s", "--whole", "2s"]
         command += ["--from", source, "--to", target, *(["--once"] if once else [])]
         return Forked(command, os.environ, unread=True)
 

@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import BinaryIO
 
-from persist.cli.__main__ import ARROW_ALLOCATOR, COMMANDS, main
+from rpc.cli.program import ARROW_ALLOCATOR, COMMANDS, main
 from tests.support.waiting import WAIT_S
 
 LOADED = [
-    *sorted({module for module, _ in COMMANDS.values()}),
+    *sorted({f"{package.__name__}.{module}" for package, module, _ in COMMANDS.values()}),
     "rpc.server",
     "consensus.sqlite",  # by the scheme of a URL, and by nothing above: SQLAlchemy takes longer than a command does
     "tests.crash.command",

@@ -36,7 +36,7 @@ def log_lines(said: str) -> list[dict[str, Any]]:
 
 
 class Maintenance:
-    """`persist compactor` or `persist gc` with a free port for monitors."""
+    """`persist maintain run` or `persist maintain gc` with a free port for monitors."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = Forked([*arguments, "--metrics-port", "0"], os.environ)

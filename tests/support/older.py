@@ -38,7 +38,7 @@ class Checkout:
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         directory = os.environ[PREVIOUS]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "persist.cli", *words],
+            [sys.executable, "-P", "-m", "rpc.cli", *words],
             env={**environment, "PYTHONPATH": directory},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

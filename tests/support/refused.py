@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from persist.cli.__main__ import main
 from persist.core import errors
+from rpc.cli.program import main
 
 
 @contextmanager

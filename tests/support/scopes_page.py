@@ -30,7 +30,7 @@ token ID --scope SCOPE` mints [tokens](http.md#tokens).
 | `read` | nothing else | who reads and listens: it changes nothing for anybody |
 | `write` | `read` | who creates shards and writes to them |
 | `manage` | `read`, `write` | who moves frontiers, keeps cursors, changes schemas, settings, policies and tags |
-| `maintain` | `read` | maintenance that runs elsewhere (`persist compactor --url`) |
+| `maintain` | `read` | maintenance that runs elsewhere (`persist maintain run --url`) |
 | `admin` | all of them | who drops shards, erases rows, looks inside |
 
 - **`read` holds its own leases only.** A lease keeps history from being forgotten while it lasts. It never

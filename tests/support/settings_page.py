@@ -92,7 +92,7 @@ TAIL = """
 - A rollup is due after `rollup_every` commits. It is due sooner after `rollup_least` of them, once they have
   logged `rollup_bytes`, or as much as the State takes if that is more, or once `rollup_gone` blobs have left
   the State.
-- `part_mib` is for the maintenance that the server starts. `persist compactor` has `--part-size`.
+- `part_mib` is for the maintenance that the server starts. `persist maintain run` has `--part-size`.
 - All servers of a location should have the same levers: each acts by its own.
 """
 

@@ -47,7 +47,7 @@ class TwoCentres:
         return Server(self.root / name, *named, environment=PUBLISH, maintenance=True)
 
     def replicate(self) -> Forked:
-        command = ["replicate", "--every", "0.1", "--keep", "10", "--whole", "2"]
+        command = ["region", "replicate", "--every", "100ms", "--keep", "10s", "--whole", "2s"]
         stores = ["--from", f"file://{self.root}/dc1/blob", "--to", f"file://{self.root}/copy"]
         return Forked([*command, *stores], os.environ, unread=True)
 

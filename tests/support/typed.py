@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import persist
-from persist.cli.__main__ import main
+from rpc.cli.program import main
 from tests.support.server import url_of
 
 KINDS = ("directory", "server")

@@ -124,7 +124,7 @@ def _with_room(state: State) -> State:
     if not ended:
         raise Conflict(  # not Overloaded, which callers repeat: an erasure may wait for a day
             f"shard {state.name!r} has {len(state.erasures)} erasures that have not ended, which is the most: erase "
-            "again once one has its receipt (`persist compactor --gc`); `persist erased` tells for what they wait"
+            "again once one has its receipt (`persist maintain run`); `persist erase status` tells for what they wait"
         )
     return replace(state, erasures=with_changes(state.erasures, {}, (min(ended)[1],)))
 

@@ -74,7 +74,7 @@ def test_jobs_go_on_at_the_new_home(spark: Any, disaster: Disaster, tmp_path: Pa
     old = disaster.serve(stores.blob, stores.consensus)
     write(spark, disaster, old.url, 50_000)  # goes on to the new home, as the old one's index says
     ended = ("--blob", stores.blob, "--consensus", stores.consensus, "--of", stores.copy)
-    code, _, said = disaster.command("salvage", *ended, "--to", str(tmp_path / "salvaged"))
+    code, _, said = disaster.command("region", "salvage", *ended, "--to", str(tmp_path / "salvaged"))
     assert code == 0, said
     assert disaster.in_files(tmp_path / "salvaged")[ORDERS] == lost, "the old home has taken no row since"
     with persist.connect(url) as client:

@@ -173,7 +173,7 @@ def logs_without_a_binding(ours: Stores) -> Stores:
         (staging_on_the_blobs_of, "a prefix, of its own"),
         (the_blobs_of_another, "stores of two locations"),
         (an_empty_blob_store, "was emptied"),
-        (an_empty_consensus_store, "has lost all.*persist recover"),
+        (an_empty_consensus_store, "has lost all.*persist backup recover"),
         (blobs_without_an_epoch_and_no_log, "the consensus store is empty"),
         (logs_without_a_binding, "was bound to none"),
     ],
@@ -320,7 +320,7 @@ def test_a_log_that_ends_before_a_rollup_is_refused_with_the_remedy() -> None:
     with pytest.raises(Corruption, match="the consensus store has lost commits") as told:
         stores.client().shard("orders")
     assert stores.client().shard("quiet").snapshot().to_arrow().num_rows == 10
-    assert "persist recover" in told.value.message
+    assert "persist backup recover" in told.value.message
     stores.log = MemoryConsensus("mem:empty")
     recover(stores.open())  # the remedy works; nothing was published here, so rollups tell what they can
     assert stores.client().shard("orders").snapshot().to_arrow().num_rows >= 16

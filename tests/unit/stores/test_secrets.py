@@ -13,13 +13,12 @@ import pytest
 from blob import BlobError, open_blob
 from blob.arrow_fs import ArrowFsBlob
 from consensus import ConsensusError, open_consensus
-from persist.cli.__main__ import main
-from persist.cli.commands import COMMANDS, parser_of
 from persist.client.connect import Connection
 from persist.client.server_address import normal
 from persist.commit.location import check_there
 from persist.core.errors import PersistError
 from persist.regions.region_index import check_server
+from rpc.cli.program import COMMANDS, main, parser_for
 from rpc.settings import ServerSettings
 from tests.support.examples import thinned
 
@@ -93,7 +92,8 @@ URLS = [
 
 def arguments_of(command: str) -> Iterator[Taken]:
     """Each argument of a command that takes URLs: the words before it, its name, and what the command needs beside."""
-    parsers: list[tuple[list[str], argparse.ArgumentParser]] = [([command], parser_of(command)[1])]
+    (commands,) = (one for one in parser_for(command)._actions if isinstance(one, argparse._SubParsersAction))
+    parsers: list[tuple[list[str], argparse.ArgumentParser]] = [([command], commands.choices[command])]
     for words, parser in parsers:
         needed: list[str] = []
         for action in parser._actions:

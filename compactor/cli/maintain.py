@@ -1,0 +1,376 @@
+"""`persist maintain run|gc|sweep`: merge batches and delete garbage in the background.
+
+`run` does all that shards need: merges, history, retention, erasures, publications, and garbage collection. `gc` only
+collects garbage. `sweep` deletes what writers and workers that died have left: blobs that nothing names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
+from functools import partial
+
+from blob import optional
+from compactor.engine import Engine, EngineSettings, use_system_allocator
+from compactor.erasure_steps import EraserSettings, erasure_task
+from compactor.figures import of_maintenance
+from compactor.loop import Loop, LoopSettings, in_turn
+from compactor.metering import Metrics
+from compactor.monitor import Monitor
+from compactor.on_demand import through_server
+from compactor.orphans import Sweeper, SweepReport, SweepSettings
+from compactor.scrubber import Scrubber, ScrubSettings, samples_per_day
+from compactor.tasks import Rounds, gc_task, history_task, merge_task, publish_task, retention_task
+from compactor.worker import Worker, WorkerSettings, local_engine
+from persist.cli import connection_args
+from persist.cli.connection_args import add_subcommand, read_age_ms, read_size
+from persist.cli.long_running import announce, configure_logs, end_with_parent, on_signals
+from persist.cli.terminal import ProgressBar
+from persist.client.embedded import EmbeddedTransport
+from persist.client.transport import Transport, is_same
+from persist.commit.collector import Collector, GcSettings
+from persist.commit.location import Location, LocationSettings
+from persist.commit.machine import CommitterOf, MachineSettings
+from persist.commit.publication_keeper import Published
+from persist.commit.publication_writer import PublishSettings
+from persist.commit.system import SystemClock
+from persist.copies.throttled_blob import read_rate
+from persist.core.errors import InvalidUsage
+from persist.core.merge_plan import MergePolicy
+from persist.formats.exposition import Family, exposition
+from persist.regions.fencing import HomeWatch
+from persist.regions.opening import check_region
+from persist.regions.region_index import open_index
+
+PUBLISH_EVERY = "PERSIST_PUBLISH_EVERY"
+VERIFY_SAMPLE = "PERSIST_VERIFY_SAMPLE"
+NUMBER_MAX = 2**31  # of any number among the arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="action", required=True, metavar="SUBCOMMAND")
+    running = add_subcommand(commands, "run", "do everything that shards need", _run)
+    _add_common(running)
+    _add_loop(running, 2)
+    _add_run(running)
+    collecting = add_subcommand(commands, "gc", "only delete what no reader can need any more", _gc)
+    _add_common(collecting)
+    _add_loop(collecting, 4)
+    collecting.add_argument("--delete-threads", type=int, default=8, metavar="N", help="deletions at a time (8)")
+    sweeping = add_subcommand(commands, "sweep", "delete blobs that nothing names, once, then end", _sweep)
+    _add_common(sweeping)
+    sweeping.add_argument("--age", default="24h", metavar="AGE", help="only those that are older (default 24h)")
+    sweeping.add_argument("--concurrency", type=int, default=4, metavar="N", help="shards at a time (default 4)")
+    sweeping.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    connection_args.add_arguments(parser)
+    parser.add_argument(
+        "--shards", action="append", metavar="PATTERN", help="only shards that match, like 'orders-*' (may be repeated)"
+    )
+    parser.add_argument("--nice", type=int, default=0, metavar="N", help="lower this process's priority by N")
+    parser.add_argument(
+        "--end-with-parent", type=int, metavar="PID", help="end when the process PID, which starts this one, ends"
+    )
+    parser.add_argument("--region", metavar="NAME", help="with --index: the region that this is home of")
+    parser.add_argument(
+        "--index", metavar="FILE", help="the index of regions, a file or a server: it says which location is home"
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="serve /metrics and /healthz here (0: a free one)"
+    )
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="HOST", help="at this address (default 127.0.0.1); no tokens"
+    )
+    parser.add_argument("--verbose", action="store_true", help="a log line for every piece of work")
+
+
+def _add_loop(parser: argparse.ArgumentParser, concurrency: int) -> None:
+    parser.add_argument("--once", action="store_true", help="do what is due now, then end")
+    parser.add_argument("--interval", default="50ms", metavar="AGE", help="least pause between two rounds (50ms)")
+    parser.add_argument(
+        "--concurrency", type=int, default=concurrency, metavar="N", help=f"shards at a time (default {concurrency})"
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-gc", dest="gc", action="store_false", help="delete no blobs, and so erase nothing")
+    parser.add_argument("--memory", default="1GiB", metavar="SIZE", help="memory for all merges together (1GiB)")
+    parser.add_argument(
+        "--threads", type=int, default=2, metavar="N", help="key ranges of a large merge at a time (default 2)"
+    )
+    parser.add_argument("--part-size", default="128MiB", metavar="SIZE", help="target size of parts (128MiB)")
+    parser.add_argument(
+        "--engine",
+        choices=("local", "spark"),
+        default="local",
+        help="where merges run (default local; spark needs pyspark)",
+    )
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="commit through this server of the same shards; its admin token goes in PERSIST_TOKEN",
+    )
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
+    parser.add_argument(
+        "--publish-every",
+        metavar="AGE",
+        help="least time between publications of the log in the blob store (default 5s; none: no publications)",
+    )
+    parser.add_argument(
+        "--verify-sample",
+        metavar="SHARE",
+        help="once a day check so much of the parts, as persist check --deep does (default 1%%; 0: none)",
+    )
+    parser.add_argument(
+        "--verify-rate", metavar="BYTES", default="8MiB", help="read at most so many bytes a second for that (8MiB)"
+    )
+    parser.add_argument("--rate", metavar="BYTES", help="read and write at most so many bytes a second, such as 50MiB")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    _check_positive(arguments, "concurrency", "threads")
+    memory = read_size("--memory", arguments.memory)
+    part_size = read_size("--part-size", arguments.part_size)
+    rate = read_rate(arguments.rate)
+    loop_settings = _loop_settings(arguments)
+    scrub, publish = _scrub_settings(arguments), _publish_settings(arguments)
+    _prepare(arguments)
+    use_system_allocator()
+    settings = WorkerSettings(
+        policy=MergePolicy().beside_writers(),
+        engine=EngineSettings(
+            memory_bytes=memory // arguments.concurrency,
+            part_bytes_target=part_size,
+            threads=arguments.threads,
+            read_ahead=1,
+        ),
+        bytes_per_s=rate,
+    )
+    with ExitStack() as opened:
+        location = opened.enter_context(closing(_open_location(arguments)))
+        _check_stores(location)
+        transport = _server(arguments, location)
+        if transport is not None:
+            opened.callback(transport.close)
+        committer_of: CommitterOf = location.machine if transport is None else through_server(location, transport)
+        metrics, stop = Metrics(), threading.Event()
+        engine = _engine(arguments, location, settings) or local_engine(location, settings, metrics)
+        progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
+
+        def worker() -> Worker:
+            return Worker(
+                location, settings, engine=engine, metrics=metrics, progress=progress, committer_of=committer_of
+            )
+
+        merging = merge_task(location, worker, idle=True if arguments.once else None, ending=stop.is_set)
+        keeping = retention_task(location, transport or EmbeddedTransport(location), metrics)
+        tasks = [merging, history_task(location, committer_of), keeping]
+        if arguments.gc:
+            collector = Collector(location, metrics=metrics, committer_of=committer_of)
+            erasing = EraserSettings(published_within_s=0.0 if publish is None else publish.within_s)
+            tasks.append(erasure_task(location, collector, committer_of, erasing, stop.is_set))
+            tasks.append(gc_task(location, collector, ending=stop.is_set))
+        rounds: Rounds | None = None
+        if publish is not None:
+            published = Published(location, publish, at_once=arguments.once)
+            opened.callback(published.close)
+            rounds = Rounds(location, published)
+            opened.callback(rounds.stop)
+            tasks.append(publish_task(location, published))
+        loop = Loop(location, in_turn(tasks, stop.is_set), loop_settings, per_shard=arguments.concurrency, stop=stop)
+        if rounds is not None:
+            rounds.once() if arguments.once else rounds.start()
+        if scrub is not None:
+            scrubber = Scrubber(location, scrub, metrics, loop.names)
+            opened.callback(scrubber.stop)
+            scrubber.start()
+        return _work(loop, arguments, metrics, partial(of_maintenance, location, loop, metrics, transport))
+
+
+def _scrub_settings(arguments: argparse.Namespace) -> ScrubSettings | None:
+    """The argument, else PERSIST_VERIFY_SAMPLE, which a server gives to its own maintenance, else the default.
+
+    None: samples are switched off, or the process does only what is due now.
+    """
+    given: str | None = arguments.verify_sample
+    text = os.environ.get(VERIFY_SAMPLE) if given is None else given
+    of = ScrubSettings().of if text is None else samples_per_day(text)
+    rate = read_rate(arguments.verify_rate, "--verify-rate")
+    if of is None or rate is None:
+        return None
+    settings = ScrubSettings(of=of, rate=rate)
+    settings.check()
+    return None if arguments.once else settings
+
+
+def _publish_settings(arguments: argparse.Namespace) -> PublishSettings | None:
+    """The argument, else PERSIST_PUBLISH_EVERY, which a server gives to its own maintenance, else the default."""
+    text = os.environ.get(PUBLISH_EVERY)
+    every_ms = None if arguments.publish_every is None else read_age_ms("--publish-every", arguments.publish_every)
+    if every_ms is None and text is not None:
+        if not text.isdecimal():
+            raise InvalidUsage(f"the variable {PUBLISH_EVERY} is {text!r}; it must be a whole number")
+        every_ms = int(text) * 1000
+    if every_ms == 0:
+        return None
+    settings = PublishSettings() if every_ms is None else PublishSettings(every_s=every_ms / 1000)
+    settings.check()
+    return settings
+
+
+def _server(arguments: argparse.Namespace, location: Location) -> Transport | None:
+    """The server through which to commit, if one is given. Raises InvalidUsage if it serves other shards."""
+    if arguments.url is None:
+        return None
+    transport = connection_args.connection_to(arguments.url, arguments.ca_file).transport()
+    if not is_same(location.blob, transport.proof):
+        transport.close()
+        raise InvalidUsage(f"the server at {arguments.url} serves other shards than those at {location.blob.url}")
+    return transport
+
+
+def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerSettings) -> Engine | None:
+    """The Spark engine where it is asked for; None means that workers merge by themselves."""
+    if arguments.engine == "local":
+        return None
+    if arguments.rate is not None:
+        raise InvalidUsage("--rate holds merges in this process back; executors of --engine spark do not know it")
+    if location.blob.url.startswith("mem:"):
+        raise InvalidUsage("Spark executors cannot reach a blob store in memory")
+    spark_engine = optional("compactor.spark_engine", "--engine spark", "persist-shards[spark]", InvalidUsage)
+    found: Engine = spark_engine.SparkEngine(spark_engine.local_session(), location.blob, settings.engine)
+    return found
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    _check_positive(arguments, "concurrency", "delete_threads")
+    settings = _loop_settings(arguments)
+    _prepare(arguments)
+    with closing(_open_location(arguments)) as location:
+        _check_stores(location)
+        metrics = Metrics()
+        collector = Collector(location, GcSettings(delete_threads=arguments.delete_threads), metrics=metrics)
+        loop = Loop(location, gc_task(location, collector), settings)
+        return _work(loop, arguments, metrics, partial(of_maintenance, location, loop, metrics))
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    """A line for each shard that has orphans. Exit code 1 when a shard could not be swept."""
+    _check_positive(arguments, "concurrency")
+    settings = SweepSettings(read_age_ms("--age", arguments.age), arguments.dry_run)
+    settings.check()
+    _prepare(arguments)
+    with closing(_open_location(arguments)) as location:
+        _check_stores(location)
+        metrics, patterns = Metrics(), _patterns(arguments)
+        sweeper = Sweeper(location, settings, metrics=metrics)
+
+        def task(name: str) -> None:
+            _show(name, sweeper.sweep(name))
+
+        loop = Loop(location, task, LoopSettings(patterns, arguments.concurrency))
+        on_signals(loop.stop)
+        with _monitored(arguments, partial(of_maintenance, location, loop, metrics)):
+            failures = loop.once()
+            if patterns == ("*",):
+                _show("", sweeper.sweep_unborn())
+        print(json.dumps(metrics.to_json()))
+        return 1 if failures else 0
+
+
+def _show(name: str, report: SweepReport) -> None:
+    if report.orphans:
+        print(json.dumps({"shard": name or None, **asdict(report)}), flush=True)
+
+
+# What the subcommands share.
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    """The parent to end with, priority and logs, as the arguments say. Called before anything else."""
+    if arguments.end_with_parent is not None:
+        end_with_parent(arguments.end_with_parent)
+    if arguments.metrics_port is not None and not 0 <= arguments.metrics_port < 65536:
+        raise InvalidUsage(f"--metrics-port is {arguments.metrics_port}; it must be in [0, 65535]")
+    try:
+        os.nice(arguments.nice)
+    except (OSError, OverflowError) as error:
+        raise InvalidUsage(f"--nice {arguments.nice} is not possible: {error}") from error
+    configure_logs("info" if arguments.verbose else "warning")
+
+
+def _open_location(arguments: argparse.Namespace) -> Location:
+    """The location that the arguments name, without small merges after commits: those are the writers' own."""
+    settings = LocationSettings(machine=MachineSettings(small_merges=False), metered=True, shows_no_copy=True)
+    connection_args.check_given(arguments, "region", "index")
+    region, index = check_region(arguments.region) if arguments.region else "", arguments.index
+    if index and not region:
+        raise InvalidUsage("--index needs --region, of which this is the home")
+    trust = connection_args.trust_in(getattr(arguments, "ca_file", None))
+    known = open_index(index, os.environ.get("PERSIST_INDEX_TOKEN"), SystemClock(), trust) if index else None
+    location = connection_args.where_of(arguments).open(settings, must_exist=True)
+    if known is not None:  # nothing is committed or deleted once the index says that another home has taken over
+        HomeWatch(location.identity, region, known)
+    return location
+
+
+def _check_stores(location: Location) -> None:
+    """Probe the stores. One that can only be read, because its disk is full, is a line in the log: deletions go on."""
+    for unwritable in location.check():
+        announce("a store cannot be written: deletions go on", why=unwritable)
+
+
+def _check_positive(arguments: argparse.Namespace, *names: str) -> None:
+    """Raises InvalidUsage unless these arguments are more than 0, at most NUMBER_MAX, or None."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value <= NUMBER_MAX:
+            wanted = f"more than 0 and at most {NUMBER_MAX}"
+            raise InvalidUsage(f"--{name.replace('_', '-')} is {value}; it must be {wanted}")
+
+
+@contextmanager
+def _monitored(arguments: argparse.Namespace, families: Callable[[], Iterator[Family]]) -> Iterator[None]:
+    """Answer monitors meanwhile, if the arguments name a port for them. Its URL is a line of the log."""
+    if arguments.metrics_port is None:
+        yield
+        return
+    monitor = Monitor(arguments.metrics_host, arguments.metrics_port, lambda: exposition(families()))
+    announce("metrics", url=f"{monitor.url}/metrics")
+    try:
+        yield
+    finally:
+        monitor.close()
+
+
+def _work(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, families: Callable[[], Iterator[Family]]) -> int:
+    """Work until a signal, or through every shard once; print what was done. The exit code."""
+    on_signals(loop.stop)
+    with _monitored(arguments, families):
+        if not arguments.once:
+            announce("running", command=arguments.action)
+            loop.run()
+            announce("ended", command=arguments.action, **metrics.to_json())
+            return 0
+        failures = loop.once()
+        print(json.dumps(metrics.to_json()))
+        return 1 if failures else 0
+
+
+def _loop_settings(arguments: argparse.Namespace) -> LoopSettings:
+    interval_ms = read_age_ms("--interval", arguments.interval)
+    if not interval_ms:
+        raise InvalidUsage("--interval is 0; it must be more")
+    return LoopSettings(_patterns(arguments), arguments.concurrency, interval_ms / 1000)
+
+
+def _patterns(arguments: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(arguments.shards or ("*",))

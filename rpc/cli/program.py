@@ -1,0 +1,151 @@
+"""`persist COMMAND`: the program, and the table of its commands.
+
+Each command is a module with `add_arguments(parser)` and, unless its subcommands set another default for `run`,
+`run(arguments) -> int`. A module is loaded when its command is asked for: `persist cat` needs no FastAPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+import compactor.cli
+import persist.cli
+import rpc.cli
+from blob import without_secrets
+from persist.cli.output_files import OutputLost, drop_output, take_streams
+from persist.cli.terminal import complain, without_secrets_of
+from persist.core.errors import InvalidUsage, PersistError
+
+# command -> (package, module, one line of help)
+COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
+    "create": (persist.cli, "create", "make a shard"),
+    "import": (persist.cli, "import_job", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
+    "export": (persist.cli, "export", "write the rows of a shard to a file"),
+    "cat": (persist.cli, "cat", "show the rows of a shard, or count them"),
+    "tail": (persist.cli, "tail", "show the latest changes of a shard, and with -f those that follow"),
+    "diff": (persist.cli, "diff", "show the difference of two times of a shard, or of two shards"),
+    "schema": (persist.cli, "schema", "show and change the columns and the constraints of a shard"),
+    "drop": (persist.cli, "drop", "drop shards, by names or a prefix"),
+    "shards": (persist.cli, "shards", "list shards, or show one"),
+    "history": (persist.cli, "history", "show and set how much history a shard keeps; list its commits"),
+    "restore": (persist.cli, "restore", "give a shard its earlier contents again"),
+    "tag": (persist.cli, "tag", "keep single times of a shard readable, by name"),
+    "retention": (persist.cli, "retention", "delete rows by age or size: policies, truncation, stream cuts"),
+    "erase": (persist.cli, "erase", "delete rows of a shard for good, and show the progress"),
+    "check": (rpc.cli, "check", "find faults, their causes and remedies; --repair repairs a shard"),
+    "inspect": (persist.cli, "inspect", "show the internals of shards and stores, also of damaged ones"),
+    "backup": (persist.cli, "backup", "back up and restore a location, and recover from lost stores"),
+    "clone": (persist.cli, "clone", "make a shard with the contents of another one; no row is copied"),
+    "region": (persist.cli, "region", "replicate to other regions, switch over, fail over"),
+    "serve": (rpc.cli, "serve", "serve shards over HTTP"),
+    "maintain": (compactor.cli, "maintain", "merge batches and delete garbage in the background"),
+    "token": (rpc.cli, "token", "create, list and revoke bearer tokens of a server"),
+    "completion": (rpc.cli, "completion", "print a script by which bash, zsh or fish complete commands"),
+}
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+FOUND_IS_1 = frozenset({"inspect", "check"})  # their exit code 1 means that something is wrong there
+# Arrow reads it once, when it is loaded. Its own allocators keep what is freed, each thread by itself, and what writes
+# Parquet takes this one whatever `pyarrow.set_memory_pool` says: servers would stay as large as their largest rows.
+ARROW_ALLOCATOR = ("ARROW_DEFAULT_MEMORY_POOL", "system")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its errors do not show the secrets of the URLs among the words."""
+
+    _words: tuple[str, ...] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = tuple(args or ())
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(without_secrets_of(self._words, message))
+
+
+def module_of(command: str) -> ModuleType:
+    """The module of a command."""
+    package, name, _ = COMMANDS[command]
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def parser_for(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the program, which knows the arguments of this command alone."""
+    parser = _Parser(prog="persist", description="Shards: tables that change, each of their times readable.")
+    parser.add_argument("--version", action="version", version=f"persist {persist.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    for name, (_, _, what) in COMMANDS.items():
+        one = commands.add_parser(name, help=what, description=what)
+        if name == command:
+            module = module_of(name)
+            one.set_defaults(run=getattr(module, "run", None))
+            module.add_arguments(one)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code: 0, 1 after an error of persist, 2 for a command line that cannot be understood.
+
+    Errors of persist are one line on standard error. Without `argv` this is the process of the command.
+    """
+    if argv is None:
+        take_streams()
+        os.environ.setdefault(*ARROW_ALLOCATOR)
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = f"persist {words[0]}" if words and words[0] in COMMANDS else "persist"
+    try:
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()  # here, where it is told what is wrong with it
+    except PersistError as error:
+        complain(name, error.message, words)
+        return EXIT_ERROR
+    except BrokenPipeError:  # who reads the output has seen enough, as `head` has
+        drop_output(sys.stdout)
+        return EXIT_ERROR
+    except OutputLost as error:
+        drop_output(sys.stdout)
+        complain(name, f"standard output cannot be written: {error.strerror}", words)
+        return EXIT_ERROR
+    except UnicodeEncodeError as error:  # of the working directory, or of a name that was found
+        complain(name, f"{error.object!r:.200} is no Unicode text", words)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _run(words: Sequence[str]) -> int:
+    command = words[0] if words and words[0] in COMMANDS else None
+    if command is not None:
+        try:
+            _check_texts(words[1:])
+        except InvalidUsage as error:
+            complain(f"persist {command}", error.message, words)
+            return EXIT_USAGE if command in FOUND_IS_1 else EXIT_ERROR
+    arguments = parser_for(command).parse_args(words)
+    return int(arguments.run(arguments))
+
+
+def _check_texts(arguments: Sequence[str]) -> None:
+    """Raises InvalidUsage where an argument or a variable is no text in the encoding of the system, which is UTF-8.
+
+    Python has half a surrogate pair for each such byte, which no store and no server takes.
+    """
+    for word in arguments:
+        if _SURROGATE.search(word):
+            raise InvalidUsage(
+                f"an argument is {without_secrets(word)!r:.200}, which is no Unicode text: write it as UTF-8"
+            )
+    for name, value in os.environ.items():
+        if name.startswith("PERSIST_") and _SURROGATE.search(value):  # which may be a token, so it is not shown
+            raise InvalidUsage(f"the variable {name} holds no Unicode text: write it as UTF-8")
