@@ -30,10 +30,13 @@ PATH = "/v1/shards/orders"
 TIMES = 10  # fewer writes than the process that commits merges by itself
 
 
-@pytest.fixture(params=["directory", "server"])
+BY_BOTH = pytest.mark.parametrize("shard", ["directory", "server"], indirect=True)
+
+
+@pytest.fixture
 def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shard]:
     """A shard in `tmp_path / "data"`, written directly, or through a server."""
-    with url_of(request.param, tmp_path) as url, connect(url) as client:
+    with url_of(getattr(request, "param", "directory"), tmp_path) as url, connect(url) as client:
         yield written(client.create_shard("orders", SCHEMA, ["id"]))
 
 
@@ -47,6 +50,7 @@ def contents(shard: Shard, as_of: int | None = None) -> list[dict[str, Any]]:
     return shard.snapshot(as_of).to_arrow(expand=True).to_pylist()
 
 
+@BY_BOTH
 def test_a_shard_is_merged_and_no_row_changes(shard: Shard) -> None:
     before = [contents(shard, time) for time in range(TIMES)]
     done = shard.optimize()

@@ -55,11 +55,14 @@ def client(tmp_path: Path) -> Iterator[persist.Client]:
         yield opened
 
 
-@pytest.fixture(params=["directory", "server"])
+BY_BOTH = pytest.mark.parametrize("clients", ["directory", "server"], indirect=True)
+
+
+@pytest.fixture
 def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[persist.Client, persist.Client]]:
     """Two clients of the same shards."""
     with (
-        url_of(request.param, tmp_path) as url,
+        url_of(getattr(request, "param", "directory"), tmp_path) as url,
         persist.connect(url, handles=IMPATIENT) as one,
         persist.connect(url, handles=IMPATIENT) as other,
     ):
@@ -108,6 +111,7 @@ class Held:
         self.pipelined.flush()
 
 
+@BY_BOTH
 def test_the_name_of_a_dropped_shard_is_used_again_at_once(clients: tuple[persist.Client, persist.Client]) -> None:
     """It was never used again: the first write said so, after `create_shard` had given a handle."""
     one, other = clients

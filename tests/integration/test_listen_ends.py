@@ -29,9 +29,12 @@ from tests.support.waiting import WAIT_S, wait_until
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-@pytest.fixture(params=["directory", "server"])
+BY_BOTH = pytest.mark.parametrize("client", ["directory", "server"], indirect=True)
+
+
+@pytest.fixture
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
-    with url_of(request.param, tmp_path) as url, persist.connect(url) as client:
+    with url_of(getattr(request, "param", "directory"), tmp_path) as url, persist.connect(url) as client:
         yield client
 
 
@@ -129,33 +132,34 @@ def wrong_arguments(shard: Shard) -> None:
         shard.snapshot(columns=["colour"])
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        a_snapshot_read_to_its_end,
-        a_snapshot_whose_loop_was_left,
-        a_snapshot_with_a_time_out_whose_loop_was_left,
-        a_snapshot_whose_iterator_was_closed,
-        snapshots_that_were_never_read,
-        changes_whose_loop_was_left,
-        changes_that_were_never_read,
-        wrong_arguments,
-        to_its_end,
-        left_at_the_first_event,
-        left_by_an_error,
-        an_iterator_that_is_forgotten,
-        closed,
-        polled_to_its_end,
-        with_nothing_to_tell,
-    ],
-)
-def test_a_finished_listener_holds_nothing(client: Client, use: Callable[[Shard], None]) -> None:
+USES: list[Callable[[Shard], None]] = [
+    a_snapshot_read_to_its_end,
+    a_snapshot_whose_loop_was_left,
+    a_snapshot_with_a_time_out_whose_loop_was_left,
+    a_snapshot_whose_iterator_was_closed,
+    snapshots_that_were_never_read,
+    changes_whose_loop_was_left,
+    changes_that_were_never_read,
+    wrong_arguments,
+    to_its_end,
+    left_at_the_first_event,
+    left_by_an_error,
+    an_iterator_that_is_forgotten,
+    closed,
+    polled_to_its_end,
+    with_nothing_to_tell,
+]
+
+
+@BY_BOTH
+def test_a_finished_listener_holds_nothing(client: Client) -> None:
     """It held since for 15 more minutes, and the next `drop` was refused: held by readers."""
-    shard = client.create_shard("orders", SCHEMA, ["id"])
-    for number in range(2):
-        shard.insert([{"id": number}])
-    use(shard)
-    shard.drop()
+    for use in USES:
+        shard = client.create_shard(use.__name__, SCHEMA, ["id"])
+        for number in range(2):
+            shard.insert([{"id": number}])
+        use(shard)
+        shard.drop()
 
 
 def test_a_loop_that_is_left_within_a_with_keeps_the_hold_until_its_end(client: Client) -> None:
@@ -167,6 +171,7 @@ def test_a_loop_that_is_left_within_a_with_keeps_the_hold_until_its_end(client: 
     shard.drop()
 
 
+@BY_BOTH
 @pytest.mark.parametrize("open_read", [lambda shard: shard.snapshot(num_splits=2), lambda shard: shard.changes(-1)])
 def test_splits_keep_the_hold_of_a_read_that_is_forgotten(client: Client, open_read: Callable[[Shard], Rows]) -> None:
     shard = client.create_shard("orders", SCHEMA, ["id"])

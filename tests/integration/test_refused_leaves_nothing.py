@@ -20,12 +20,16 @@ from tests.support.server import url_of
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-@pytest.fixture(params=["directory", "server"])
+BY_BOTH = pytest.mark.parametrize("client", ["directory", "server"], indirect=True)
+
+
+@pytest.fixture
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
-    with url_of(request.param, tmp_path) as url, persist.connect(url) as client:
+    with url_of(getattr(request, "param", "directory"), tmp_path) as url, persist.connect(url) as client:
         yield client
 
 
+@BY_BOTH
 def test_a_downgrade_that_is_refused_takes_no_hold(client: Client) -> None:
     """The cursor of a typo held since at 0 for ever, so that neither history nor the shard could go."""
     shard = client.create_shard("orders", SCHEMA, ["id"], history="none")

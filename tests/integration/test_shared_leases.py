@@ -28,9 +28,12 @@ READS = 300
 FEW = 3 * BUSY_READS
 
 
-@pytest.fixture(params=["directory", "server"])
+BY_BOTH = pytest.mark.parametrize("url", ["directory", "server"], indirect=True)
+
+
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with url_of(request.param, tmp_path) as url:
+    with url_of(getattr(request, "param", "directory"), tmp_path) as url:
         yield url
 
 
@@ -204,6 +207,7 @@ def test_in_a_pool_whose_clock_stands_still_nothing_lapses() -> None:
     pool.close()
 
 
+@BY_BOTH
 def test_many_threads_read_at_once(url: str) -> None:
     with persist.connect(url) as client:
         shard = client.create_shard("orders", SCHEMA, ["id"])

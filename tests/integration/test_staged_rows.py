@@ -21,9 +21,12 @@ SMALL, LARGE = pa.table({"k": ["staged"]}), pa.table({"k": [f"{number:030}" for 
 MERGED_AFTER = 40  # inserts after which the first rows have been merged with others
 
 
-@pytest.fixture(params=["directory", "server"])
+BY_BOTH = pytest.mark.parametrize("client", ["directory", "server"], indirect=True)
+
+
+@pytest.fixture
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[persist.Client]:
-    with url_of(request.param, tmp_path) as url, persist.connect(url) as opened:
+    with url_of(getattr(request, "param", "directory"), tmp_path) as url, persist.connect(url) as opened:
         yield opened
 
 
@@ -61,6 +64,7 @@ def test_rows_that_were_staged_for_a_shard_go_to_no_other_one(client: persist.Cl
     assert (len(seen(orders)), seen(other)) == (len(rows), [])
 
 
+@BY_BOTH
 @pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])
 def test_rows_that_were_staged_for_an_earlier_life_go_to_no_later_one(client: persist.Client, rows: pa.Table) -> None:
     """Small ones were inline, and the next shard of the name took them."""

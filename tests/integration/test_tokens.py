@@ -32,10 +32,13 @@ WRITES: dict[str, Callable[[persist.Shard, Any], object]] = {
 }
 
 
-@pytest.fixture(params=["directory", "server"])
+BY_BOTH = pytest.mark.parametrize("connect", ["directory", "server"], indirect=True)
+
+
+@pytest.fixture
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], persist.Client]]:
     """Opens one more client of the same shards."""
-    with url_of(request.param, tmp_path) as url:
+    with url_of(getattr(request, "param", "directory"), tmp_path) as url:
         yield lambda: persist.connect(url)
 
 
@@ -86,6 +89,7 @@ def test_an_attribute_is_added_to_once(connect: Callable[[], persist.Client]) ->
         assert shard.attributes.get(KEY) == 5
 
 
+@BY_BOTH
 def test_a_token_stands_for_one_verb_and_one_body(connect: Callable[[], persist.Client]) -> None:
     with connect() as client, connect() as other:
         shard, token = client.create_shard("orders", SCHEMA, ["k"]), client.new_token()
@@ -144,6 +148,7 @@ def test_a_token_may_stand_for_the_very_parts_that_came_with_it(connect: Callabl
         assert shard.snapshot().to_arrow().num_rows == 20_001
 
 
+@BY_BOTH
 def test_a_retry_is_answered_however_it_brings_its_rows(connect: Callable[[], persist.Client]) -> None:
     """A retry of an insert that staged its rows first was told that its rows are other ones."""
     small_parts = HandleSettings(WriteSettings(part_bytes_target=2_000))

@@ -81,9 +81,18 @@ WRITES: dict[str, Callable[[Shard, Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("unique", [False, True])
-@pytest.mark.parametrize("container", CONTAINERS)
-@pytest.mark.parametrize("verb", WRITES)
+@pytest.mark.parametrize(
+    ("verb", "container", "unique"),
+    [
+        *[("insert", container, False) for container in CONTAINERS],
+        *[
+            (verb, "generator", unique)
+            for verb in WRITES
+            for unique in (False, True)
+            if (verb, unique) != ("insert", False)
+        ],
+    ],
+)
 def test_dicts_come_in_any_container(machine: Machine, verb: str, container: str, unique: bool) -> None:
     shard = machine.client.create_shard("containers", SCHEMA, ["id"], unique=unique)
     shard.insert([{"id": 1, "state": "new", "n": 10}])

@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 
 import persist
 from persist.parts import DIFF
@@ -35,30 +33,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def contents(shard: persist.Shard, as_of: int) -> Counter[tuple[int, int]]:
     rows = shard.snapshot(as_of).to_arrow().to_pylist()
     return Counter({(row["k"], row["v"]): row[DIFF] for row in rows})
-
-
-def test_two_jobs_of_equal_data_count_once(spark: Any, server: Server) -> None:
-    frame = spark.range(60).selectExpr("id", "id DIV 10 t")
-
-    def append(lower: int, upper: int, tasks: int) -> None:
-        rows = frame.where(f"t >= {lower} AND t < {upper}").repartition(tasks)
-        given = {"key": "id", "timeColumn": "t", "appendLower": lower, "appendUpper": upper}
-        rows.write.format("persist").mode("append").options(url=server.url, **given).save("orders")
-
-    def ids(**options: Any) -> list[int]:
-        rows = spark.read.format("persist").options(url=server.url, **options).load("orders").collect()
-        return sorted(row.id for row in rows)
-
-    append(0, 3, tasks=1)
-    append(0, 3, tasks=3)
-    append(1, 6, tasks=2)
-    assert ids() == list(range(60))
-    assert ids(asOf=3) == list(range(40))
-    with persist.connect(server.url) as client:
-        client.shard("orders").insert([{"id": 100}])
-    with pytest.raises(PySparkException, match="UpperMismatch"):
-        append(5, 7, tasks=1)
-    assert ids() == [*range(60), 100]
 
 
 class Driver:

@@ -24,16 +24,6 @@ def test_a_dataframe_becomes_a_shard_and_comes_back(spark: Any, client: Any, loa
     assert sorted(load("orders").collect()) == sorted(frame.collect())
 
 
-def test_an_append_without_rows_changes_nothing(spark: Any, client: Any, save: Any) -> None:
-    save(spark.createDataFrame([], "k string, n bigint"), "orders", key="k")
-    assert client.shard("orders").upper().element == 0
-
-
-def test_a_shard_without_writes_reads_as_empty(client: Any, load: Any) -> None:
-    client.create_shard("orders", SCHEMA, ["k"])
-    assert load("orders").collect() == []
-
-
 def test_change_data_goes_in_with_its_times_and_diffs(spark: Any, client: Any, load: Any, save: Any) -> None:
     rows = [("a", 1, 10, 1), ("a", 1, 12, -1), ("a", 2, 12, 1), ("b", 5, 15, 2)]
     frame = spark.createDataFrame(rows, "k string, n bigint, at int, change int")
@@ -44,20 +34,6 @@ def test_change_data_goes_in_with_its_times_and_diffs(spark: Any, client: Any, l
     counted = load("orders", asOf=19, multiplicity="column")
     assert counted.columns == ["k", "n", "__diff"]
     assert sorted(counted.collect()) == [("a", 2, 1), ("b", 5, 2)]
-
-
-def test_a_shard_can_be_closed_by_its_last_write(spark: Any, client: Any, save: Any) -> None:
-    save(spark.createDataFrame([("a", 1)], "k string, n bigint"), "orders", key="k", expectedUpper=0, newUpper="closed")
-    assert client.shard("orders").upper().is_empty
-
-
-@pytest.mark.proof
-def test_a_negative_multiplicity_is_an_error_that_names_the_key(client: Any, load: Any) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    shard.insert([{"k": "a", "n": 1}, {"k": "bad", "n": 2, "__diff": -3}])
-    with pytest.raises(PySparkException, match=r"key \{'k': 'bad'\} with the negative multiplicity -3"):
-        load("orders", "n bigint").collect()
-    assert sorted(load("orders", "k string, __diff bigint", multiplicity="column").collect()) == [("a", 1), ("bad", -3)]
 
 
 @pytest.mark.proof
@@ -175,11 +151,6 @@ def test_a_bad_write_writes_nothing(spark: Any, client: Any, save: Any) -> None:
     with pytest.raises(PySparkException, match=r"column 'n' is interval year.*which a shard cannot store"):
         save(frame, "orders", key="k")
     assert client.shards() == []
-
-
-def test_an_unknown_shard_is_named(load: Any) -> None:
-    with pytest.raises(PySparkException, match="nowhere"):
-        load("nowhere")
 
 
 def test_a_view_and_a_cache_outlive_their_lease(spark: Any, client: Any, load: Any, url: str) -> None:

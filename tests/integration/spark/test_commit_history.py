@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 
 pytestmark = pytest.mark.spark
 
@@ -39,23 +38,3 @@ def test_a_write_tells_of_its_application_and_what_it_is_told(spark: Any, client
     [row] = load("orders", metadata="history", historyLimit=1, maintenance="true").select("info", "seqno").collect()
     assert json.loads(row.info) == upsert.info
     assert row.seqno == upsert.seqno
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"historyLimit": "3"}, "'historyLimit' means nothing for a snapshot; it is for metadata=history"),
-        ({"metadata": "history", "historyLimit": "0"}, "'historyLimit' is 0"),
-        ({"metadata": "history", "asOf": "3"}, "'asOf' means nothing for metadata=history"),
-    ],
-)
-def test_a_read_of_it_that_is_refused(client: Any, load: Any, options: dict[str, str], sentence: str) -> None:
-    with pytest.raises(PySparkException, match=sentence):
-        load("orders", **options).collect()
-
-
-@pytest.mark.parametrize("info", ["{", "[1]", "7", '{"a": 1, "a": 2}', '{"a": "' + "x" * 4_096 + '"}'])
-def test_info_that_is_refused_writes_nothing(spark: Any, client: Any, save: Any, info: str) -> None:
-    with pytest.raises(PySparkException, match="option 'info'"):
-        save(spark.range(1).selectExpr("'k' k", "id n"), "orders", key="k", info=info)
-    assert client.shards() == []

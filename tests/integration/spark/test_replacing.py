@@ -45,11 +45,6 @@ def test_a_delete_column_removes_keys(spark: Any, client: Any, save: Any) -> Non
     assert contents(client) == {("b", 2): 1, ("c", 3): 1}
 
 
-def test_an_upsert_creates_its_shard(spark: Any, client: Any, save: Any) -> None:
-    save(spark.createDataFrame([("a", 1)], DDL), "orders", key="k", envelope="upsert")
-    assert contents(client) == {("a", 1): 1}
-
-
 @pytest.mark.parametrize("tasks", [pytest.param(1, marks=pytest.mark.proof), 2])
 def test_a_key_that_comes_twice_is_refused_by_name(spark: Any, client: Any, save: Any, tasks: int) -> None:
     save(spark.createDataFrame([("a", 1)], DDL), "orders", key="k")
@@ -196,17 +191,6 @@ def test_random_upserts_and_deletes_equal_a_dict(spark: Any, client: Any, url: s
             if not gone:
                 model[(k, n)] = 1
         assert contents(client) == dict(model)
-
-
-def test_a_transaction_that_is_run_again_is_skipped(spark: Any, client: Any, save: Any) -> None:
-    frame = spark.createDataFrame([("a", 1)], DDL)
-    for version, rows in ((1, 1), (1, 1), (2, 2), (1, 2)):
-        save(frame, "orders", key="k", txnAppId="nightly", txnVersion=version)
-        assert contents(client) == {("a", 1): rows}
-    save(frame, "orders", txnAppId="another", txnVersion=1)
-    assert contents(client) == {("a", 1): 3}
-    save(frame, "orders", txnAppId="nightly", txnVersion=2, envelope="upsert")
-    assert contents(client) == {("a", 1): 3}
 
 
 def test_an_overwrite_replaces_the_columns_too(spark: Any, client: Any, load: Any, save: Any) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
@@ -191,13 +190,6 @@ def _statistics(group: Any) -> Iterator[tuple[str, Any]]:
 def test_what_is_not_exact_is_rejected_in_a_sentence(where: str, message: str) -> None:
     with pytest.raises(InvalidUsage, match=message):
         Filter.of(where, ShardSchema(SCHEMA, ("id",)))
-
-
-@pytest.mark.proof
-def test_a_rejected_predicate_is_told_through_spark(client: Any, load: Any) -> None:
-    client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1}])
-    with pytest.raises(PySparkException, match="cannot compare column 'i'"):
-        load("orders", where="i = 'x'").collect()
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1e99999999", "0." + "1" * 39, "1" * 39 + ".5"])

@@ -108,10 +108,19 @@ READS = pytest.mark.parametrize(
     [{}, {"where": "v > 0"}, {"columns": "k,v"}, {"readChangeFeed": "true"}, {"readDiff": "true", "start": "0"}],
     ids=str,
 )
+READS_AND_CHANGES = pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        *[({}, change) for change in (swap, reuse, rename, drop)],
+        ({"where": "v > 0"}, reuse),
+        ({"columns": "k,v"}, swap),
+        ({"readChangeFeed": "true"}, rename),
+        ({"readDiff": "true", "start": "0"}, swap),
+    ],
+)
 
 
-@READS
-@CHANGES
+@READS_AND_CHANGES
 def test_a_dataframe_is_loaded_again_where_a_name_of_it_means_another_column(
     shard: Shard, tmp_path: Any, options: dict[str, str], change: Alters
 ) -> None:
@@ -144,8 +153,7 @@ def test_a_stream_shows_the_columns_by_which_it_was_loaded(shard: Shard, tmp_pat
 # --- after the lease of a plan
 
 
-@READS
-@CHANGES
+@READS_AND_CHANGES
 def test_a_plan_that_has_outlived_its_lease_is_not_read_by_names_of_before(
     world: World, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], change: Alters
 ) -> None:

@@ -55,6 +55,11 @@ def test_a_rewrite_whose_rows_cancel_out_takes_no_time(shard: Any, url: str, tas
     assert shard.history(1)[0].operation == "insert"
 
 
+def test_an_append_without_rows_takes_no_time(shard: Any, url: str) -> None:
+    write(url, "orders", rows())
+    assert upper(shard) == 1
+
+
 def test_a_rewrite_of_which_rows_remain_is_one_commit(shard: Any, url: str) -> None:
     write(url, "orders", changes((1, 1, -1), (999, 999, -1)), changes((1, 1, 1), (999, 7, 1)), **REWRITES)
     assert upper(shard) == 2

@@ -97,6 +97,9 @@ READS: list[tuple[dict[str, str], str]] = [
     ({"readDiff": "true", "start": "0", "asOf": "1"}, "'asOf' means nothing for readDiff"),
     ({"readDiff": "true", "start": "0", "readChangeFeed": "true"}, "'readChangeFeed' means nothing for readDiff"),
     ({"metadata": "history", "start": "0"}, "'start' means nothing for metadata=history"),
+    ({"historyLimit": "3"}, "'historyLimit' means nothing for a snapshot; it is for metadata=history"),
+    ({"metadata": "history", "historyLimit": "0"}, "'historyLimit' is 0"),
+    ({"metadata": "history", "asOf": "3"}, "'asOf' means nothing for metadata=history"),
     ({"readDiff": "true", "start": "9", "waitSeconds": "0.01"}, "wait longer"),
     ({"readDiff": "true", "start": "2020-01-01T00:00:00Z"}, "nothing was written"),
 ]
@@ -174,6 +177,7 @@ WRITES = [
     (rows(), {"key": "k", "timeColumn": "n"}, "option 'timeColumn' needs 'expectedUpper'"),
     (rows(), {"key": "k", "diffColumn": "d"}, "names 'd', which is not a column of the DataFrame"),
     (rows(), {"key": "k", "asOf": 4}, "option 'asOf' means nothing for a batch write"),
+    (rows(), {"key": "k", "info": "{"}, "option 'info'"),
     (rows(__diff=[1]), {"restoreTo": 0}, "'restoreTo' needs 'expectedUpper'"),
     (rows(__diff=[1]), {"restoreTo": -1, "expectedUpper": 4}, "option 'restoreTo' is -1, outside"),
     (
