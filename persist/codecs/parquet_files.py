@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from persist.codecs.allowance import Allowance
 from persist.parts.column_types import check_given, plain_type
-from persist.parts.parquet_guard import Decoded, read_unknown_footer, row_group_bytes_max
+from persist.parts.parquet_guard import Decoded, Described, read_unknown_footer, row_group_bytes_max
 
 BATCH_ROWS = 64 * 1024
 _INT64_MAX = 2**63 - 1
@@ -62,9 +62,10 @@ def read_bounded(data: bytes, allowed: Allowance) -> pa.Table:
     check_given(arrow)
     schema, spent = pa.schema([field.with_type(plain_type(field.type)) for field in arrow]), allowed.spent
     groups, kept, passing = range(metadata.num_row_groups), 0, 0
+    described = Described(metadata, len(data))
     for group in groups:
         left = _UNBOUNDED if allowed.left is None else allowed.left - kept
-        decoded = row_group_bytes_max(data, metadata, group, schema, Decoded(left, left))
+        decoded = row_group_bytes_max(data, metadata, described, group, schema, Decoded(left, left))
         kept, passing = kept + decoded.kept, max(passing, decoded.passing)
         allowed.reach(spent + kept + passing)
     with open_parquet(pa.BufferReader(data)) as file:

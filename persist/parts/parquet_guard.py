@@ -623,26 +623,28 @@ class _Nothing(io.RawIOBase):
         raise OSError(_NOT_HERE)
 
 
-def check_described(metadata: Any, group: int, position: int, size: int) -> None:
-    """Raise an error of Arrow where it refuses what the footer of a file of `size` bytes says of a column chunk.
+class Described:
+    """What a footer says of the column chunks of a file of `size` bytes, of which none is here."""
 
-    Nothing is read, but only a read reports it: asked for the metadata of such a column pyarrow ends the process.
-    """
-    try:
-        pq.ParquetFile(_Nothing(size), metadata=metadata, pre_buffer=False).reader.read_row_groups(
-            [group], column_indices=[position], use_threads=False
-        )
-    except OSError as error:
-        if _NOT_HERE not in str(error):
-            raise
+    def __init__(self, metadata: Any, size: int) -> None:
+        self._reader = pq.ParquetFile(_Nothing(size), metadata=metadata, pre_buffer=False).reader
+
+    def check(self, group: int, position: int) -> None:
+        """Raise an error of Arrow where it refuses what the footer says of a column chunk.
+
+        Nothing is read, but only a read reports it: asked for the metadata of such a column pyarrow ends the process.
+        """
+        try:
+            self._reader.read_row_groups([group], column_indices=[position], use_threads=False)
+        except OSError as error:
+            if _NOT_HERE not in str(error):
+                raise
 
 
 def chunk_start(chunk: Any) -> int:
-    """Where the first page of a column chunk is, by its `ColumnChunkMetaData`."""
-    start = int(chunk.data_page_offset)
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-        start = min(start, chunk.dictionary_page_offset)
-    return start
+    """Where the first page of a column chunk is, by its `ColumnChunkMetaData`. An offset of 0 is none."""
+    offsets = [chunk.data_page_offset, chunk.dictionary_page_offset if chunk.has_dictionary_page else None]
+    return int(min((offset for offset in offsets if offset), default=0))
 
 
 def read_unknown_footer(data: bytes, spend: Callable[[int], object]) -> Any:
@@ -663,7 +665,9 @@ def read_unknown_footer(data: bytes, spend: Callable[[int], object]) -> Any:
     return metadata
 
 
-def row_group_bytes_max(data: bytes, metadata: Any, group: int, schema: Any, most: Decoded) -> Decoded:
+def row_group_bytes_max(
+    data: bytes, metadata: Any, described: Described, group: int, schema: Any, most: Decoded
+) -> Decoded:
     """The most bytes that a row group of a whole file takes: beyond `most` once it is known to be beyond it.
 
     `schema` is that of Arrow. Raises ValueError, ArrowException.
@@ -673,7 +677,7 @@ def row_group_bytes_max(data: bytes, metadata: Any, group: int, schema: Any, mos
     for field, positions in zip(schema, leaves(schema), strict=True):
         taken = 0
         for position in positions:
-            check_described(metadata, group, position, len(data))
+            described.check(group, position)
             chunk, column = metadata.row_group(group).column(position), metadata.schema.column(position)
             start, size = chunk_start(chunk), chunk.total_compressed_size
             if not 0 <= start <= start + size <= len(body):

@@ -34,8 +34,8 @@ from persist.parts.key_encoding import KeyRange
 from persist.parts.memory_size import fixed_bytes
 from persist.parts.parquet_guard import (
     Decoded,
+    Described,
     Fixed,
-    check_described,
     check_sizes,
     chunk_start,
     decoded_bytes_max,
@@ -397,13 +397,14 @@ class PartFile:
 
     def check_described(self, group: int, columns: Sequence[str]) -> None:
         """Raise Corruption where Parquet refuses what the footer says of columns of a row group. Nothing is fetched."""
-        for name in self._names(columns):
-            for position in self._footer.leaves[name]:
-                try:
-                    check_described(self._footer.metadata, group, position, self.part.size)
-                except DATA_ERRORS as error:
-                    text = f"{named(self.part)} cannot be decoded: {error}"
-                    raise Corruption(text, part=str(self.part.id)) from error
+        try:
+            described = Described(self._footer.metadata, self.part.size)
+            for name in self._names(columns):
+                for position in self._footer.leaves[name]:
+                    described.check(group, position)
+        except DATA_ERRORS as error:
+            text = f"{named(self.part)} cannot be decoded: {error}"
+            raise Corruption(text, part=str(self.part.id)) from error
 
     def encoded_bytes(self, groups: Sequence[int], columns: Sequence[str]) -> list[int]:
         """How many bytes of the file these columns take, for each of the row groups."""

@@ -224,6 +224,34 @@ def test_rows_of_other_writers_are_counted_for_about_what_they_take(options: dic
         assert allowed.spent <= 5 * expected.nbytes + MIB, name
 
 
+@pytest.mark.parametrize("options", WRITERS.values(), ids=WRITERS)
+def test_files_without_rows_are_read(options: dict[str, Any]) -> None:
+    chance = random.Random(7)
+    sink = io.BytesIO()
+    pq.write_table(pa.table({name: make(chance).slice(0, 0) for name, make in COLUMNS.items()}), sink, **options)
+    assert read_bounded(sink.getvalue(), Allowance(None, MIB)).equals(read(sink.getvalue()))
+
+
+def test_a_file_of_many_columns_is_opened_as_often_as_one_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a file takes time for each of its columns."""
+    opened: list[object] = []
+
+    class Counted(pq.ParquetFile):  # type: ignore[misc]
+        def __init__(self, *args: Any, **how: Any) -> None:
+            opened.append(args)
+            super().__init__(*args, **how)
+
+    monkeypatch.setattr(pq, "ParquetFile", Counted)
+    counts = []
+    for width in (1, 300):
+        sink = io.BytesIO()
+        pq.write_table(pa.table({f"c{n}": [n] for n in range(width)}), sink)
+        opened.clear()
+        assert read_bounded(sink.getvalue(), Allowance()).num_columns == width
+        counts.append(len(opened))
+    assert counts[0] == counts[1]
+
+
 def test_a_row_group_of_a_million_rows_with_a_large_dictionary_is_read() -> None:
     """As pyarrow writes them by default."""
     indices = pa.array([(7 * n * n + n) % 20_000 for n in range(1_000_000)], pa.int32())
