@@ -70,7 +70,6 @@ class LentKeys(Record, frozen=True):
 
 
 Loans = Mapping[LoanId, Loan]
-Borrowed = Mapping[LoanId, str]  # the names of owners
 
 
 def is_foreign(key: str, shard: str) -> bool:

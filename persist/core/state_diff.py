@@ -40,56 +40,6 @@ from persist.core.truncation import RowDrop, Truncations
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-MAPPINGS = (
-    "schemas",
-    "writers",
-    "leased_readers",
-    "critical_readers",
-    "rollups",
-    "claims",
-    "attributes",
-    "attribute_chunks",
-    "left",
-    "outcomes",
-    "long_diffs",
-    "marks",
-    "entries",
-    "tags",
-    "cuts",
-    "erasures",
-    "loans",
-    "borrowed",
-    "schema_times",
-)
-SCALARS = (
-    "since",
-    "tombstone",
-    "event_count",
-    "byte_count",
-    "attribute_root",
-    "features",
-    "outcome_files",
-    "forgotten_ms",
-    "service_times",
-    "left_before_ms",
-    "incarnation",
-    "lease_clock_ms",
-    "swept_before_ms",
-    "given_up",
-    "seal",
-    "settings",
-    "history_hold",
-    "entry_files",
-    "info_bytes",
-    "truncations",
-    "restored_at",
-    "drops",
-    "floor",
-    "retention",
-    "handed_over",
-    "schema_floor",
-)
-
 _NAMING_BLOBS = (
     "rollups",
     "claims",
@@ -186,6 +136,14 @@ class StateDiff(Record, frozen=True):
     handed_over: int | None = None
     schema_floor: int | None = None
     schema_times: MapDiff[int, int] | None = None
+
+
+MAPPINGS = tuple(name for name, kind in StateDiff.__annotations__.items() if kind.startswith("MapDiff"))
+SCALARS = tuple(
+    name
+    for name in State.__struct_fields__
+    if name in StateDiff.__struct_fields__ and name not in (*MAPPINGS, "seqno", "walltime_ms", "commit_id", "trace")
+)
 
 
 def diff(

@@ -9,8 +9,7 @@ from persist.core.errors import InvalidUsage
 optional("pyspark", "persist.spark", "persist-shards[spark]", InvalidUsage)
 
 from persist.spark.batch_io import restore  # noqa: E402
-from persist.spark.parquet_scan import table  # noqa: E402
-from persist.spark.shard_table import ShardTable  # noqa: E402
+from persist.spark.shard_table import ShardTable, table  # noqa: E402
 from persist.spark.source import PersistDataSource  # noqa: E402
 
 __all__ = ["PersistDataSource", "ShardTable", "restore", "table"]

@@ -26,7 +26,6 @@ from persist.client.contents_diff import (
 from persist.client.rewrites import check_complete
 from persist.client.row_reader import expanded, first_negative
 from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_for_upper
-from persist.client.transport import OneShard
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
 from persist.core.ids import check_shard_name
@@ -157,7 +156,7 @@ class ChangesReader(SplitReader):
         if upper <= frontier(lower):
             return []
         interval = Interval(lower, upper, starting is None)
-        transport = OneShard(executors.transport(target.connection), view.shard_id)
+        transport = executors.one_shard(target, view.shard_id)
         lease = ReadLease.open(transport, target.shard, interval.held, "spark changes", target.connection.handles.read)
         try:
             if ending is None:
@@ -207,7 +206,7 @@ class DiffReader(SplitReader):
     def _changes(self) -> Changes:
         target, options, read = self._target, self._between, self._options
         settings = target.connection.handles.read
-        one, limits = _opened(target), (read.wait_s, settings.retry_s)
+        one, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
         asked = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
         first = Named.of_read("option 'start'", options.start, one, target.shard, limits)
@@ -215,7 +214,7 @@ class DiffReader(SplitReader):
             last = Named.of_read("option 'end'", options.end, one, target.shard, limits)
             return changes_of(one, target.shard, first, last, asked, settings)
         other = replace(target, shard=check_shard_name(options.other))
-        two = _opened(other)
+        two = executors.one_shard(other)
         last = Named.of_read("option 'end'", options.end, two, other.shard, limits)
         return changes_between((one, target.shard, first), (two, other.shard, last), asked, settings)
 
@@ -302,7 +301,7 @@ def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: s
     named = Target.of(given)
     executors.check_there(named)
     target = named.at(writes=True)
-    one, settings = _opened(target), target.connection.handles.read
+    one, settings = executors.one_shard(target), target.connection.handles.read
     to = Named.of("as_of", as_of, one, shard, (0.0, settings.retry_s)).time
     view = executors.view_of(target)
     upper = check_complete(shard, to, view)
@@ -312,7 +311,3 @@ def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: s
     writes |= {"restoreTo": str(to), "expectedUpper": str(upper)}
     changes = spark.read.format(FORMAT).options(**reads).load(shard)
     save(spark, changes, "append", shard, writes)
-
-
-def _opened(target: Target) -> OneShard:
-    return OneShard(executors.transport(target.connection), executors.view_of(target).shard_id)

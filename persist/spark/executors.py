@@ -47,6 +47,14 @@ def transport(connection: Connection) -> Transport:
     return _opened(connection, os.getpid())
 
 
+def one_shard(target: Target, shard: ShardId | None = None) -> OneShard:
+    """The transport of this process to one life of the target's name; None: the one of now.
+
+    Raises UnknownShard there, also where it was dropped.
+    """
+    return OneShard(transport(target.connection), shard or view_of(target).shard_id)
+
+
 def check_there(target: Target) -> None:
     """Raises UnknownShard where the target names a directory that holds no shards: opening it would make it.
 
@@ -116,7 +124,7 @@ def kept_writer(target: Target, shard: ShardId, caller: Caller) -> WriteHandle:
 
 @lru_cache(maxsize=WRITERS_MAX)
 def _kept_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
-    opened = OneShard(transport(target.connection), shard)
+    opened = one_shard(target, shard)
 
     def schema() -> tuple[int, ShardSchema]:
         return current_schema(view_of(target).schemas)
@@ -246,7 +254,7 @@ class _Kept:
 
     def _opened(self) -> Held:
         target, settings = self._target, self._target.connection.handles.read
-        shard = OneShard(transport(target.connection), self._shard)
+        shard = one_shard(target, self._shard)
         with (
             forgotten(target, self._at),
             holding(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,

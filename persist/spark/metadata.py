@@ -150,13 +150,9 @@ class MetadataReader(DataSourceReader):
             yield pa.RecordBatch.from_pylist(rows, whole).select(schema.names).cast(schema)
 
 
-def _one(target: Target) -> OneShard:
-    return OneShard(executors.transport(target.connection), executors.view_of(target).shard_id)
-
-
 def _history(target: Target, options: MetadataOptions) -> Iterator[list[Row]]:
     """An entry for each command that changed the shard, newest first, page by page."""
-    one, left, before = _one(target), options.limit, None
+    one, left, before = executors.one_shard(target), options.limit, None
     while left:
         entries = entries_told(one, target.shard, before, min(left, PAGE_MAX), options.maintenance)
         if not entries:
@@ -171,7 +167,7 @@ def _entry(entry: HistoryEntry) -> Row:
 
 
 def _detail(target: Target) -> list[Row]:
-    one = _one(target)
+    one = executors.one_shard(target)
     view, retry_s = one.view(target.shard, ViewRequest()), target.connection.handles.read.retry_s
     schema_id, schema = current_schema(view.schemas)
     settings = send(one, target.shard, c.ReadShardSettings(), retry_s)
@@ -205,7 +201,7 @@ def _detail(target: Target) -> list[Row]:
 
 def _parts(target: Target) -> list[Row]:
     """Those in bundles among them: these are read, under a lease."""
-    one, settings = _one(target), target.connection.handles.read
+    one, settings = executors.one_shard(target), target.connection.handles.read
     view = one.view(target.shard, ViewRequest())
     if not any(part.bundle is not None for batch in view.batches for part in batch.parts()):
         return _parts_of(one, view, target)

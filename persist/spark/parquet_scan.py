@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,21 +20,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DoubleType, FloatType, StructType
 
-from persist.client.read_leases import LEASE_RENEWED_AFTER, ReadLease, ReadSettings
-from persist.client.snapshot import Held, Tagged, holding, leased_blobs
+from persist.client.read_leases import LEASE_RENEWED_AFTER, ReadLease
+from persist.client.snapshot import Held, leased_blobs
 from persist.client.timestamps import BEFORE_ALL
 from persist.client.transport import Transport
 from persist.core.batch import Part
 from persist.core.errors import Expired, InvalidUsage, PersistError, shown
-from persist.core.named_holds import check_tag_name
-from persist.parts import DIFF, TIME, ShardSchema, current_schema, decode_inline, sound_schemas
+from persist.parts import DIFF, TIME, ShardSchema, decode_inline, sound_schemas
 from persist.parts.part_files import Files
 from persist.parts.read_plan import classify
 from persist.parts.schema_evolution import Migration
-from persist.spark import executors
-from persist.spark.options import TABLE, WAIT_S, Options, Target
+from persist.spark.options import Options
 from persist.spark.spark_schemas import arrow_schema, cast, quoted, spark_schema
-from persist.spark.write_job import FORMAT
 
 # Whether Spark's own Parquet reader gives exactly the rows of a read, and can: why not, as a sentence.
 #
@@ -75,7 +72,7 @@ def why_not_sources(spark: Any) -> str | None:
     """Why the session reads no Parquet as is wanted here.
 
     Spark's newer sources may count the values of a column by its place in a file, where older files have fewer columns;
-    and a plan of theirs does not tell `native_holds` which files it reads.
+    and a plan of theirs does not tell `Holds` which files it reads.
     """
     if "parquet" in spark.conf.get(_V1, "parquet").lower().split(","):
         return None
@@ -419,68 +416,7 @@ def _check_groupable(schema: ShardSchema) -> None:
             )
 
 
-# The native read: the same rows as `format("persist")`, through Spark's own vectorised Parquet reader.
-#
-# It is chosen by itself where all rows lie in files that need no merging and that Spark reaches; otherwise the rows
-# come by `format("persist")`. `native_choice` says when, `native_plan` makes the frames, `native_holds` holds their
-# files.
-
-
-HOLD_S = ReadSettings().lease_ms / 1000
-HOLD_S_MAX = 86_400.0
-
-
-def table(  # noqa: PLR0913 - what is read, and how, each by its name
-    spark: SparkSession,
-    shard: str,
-    *,
-    as_of: int | None = None,
-    tag: str | None = None,
-    native: str = AUTO,
-    hold_s: float = HOLD_S,
-    root: str | None = None,
-    **options: str,
-) -> DataFrame:
-    """The contents of a shard as of a time (None: the latest complete one) or a tag, each row as often as it occurs.
-
-    Args:
-        spark: the session.
-        shard: its name.
-        as_of: the time, which is fixed now.
-        tag: the name of a tag, in the place of a time.
-        native: "auto" is Spark's own Parquet reader where that gives exactly these rows, else `format("persist")`;
-            "always" is Spark's own or an error; "never" is `format("persist")`.
-        hold_s: for how many seconds, in (0, 86400], a lease on the files is. It is renewed while a DataFrame reads
-            them, and lapses when the last one is gone, or this process ends. Spark fails on a missing file; it never
-            leaves rows out.
-        root: the URL by which executors reach the blob store, where it is not the one that this process uses.
-        options: those of `format("persist")` that say where shards are (`url="persist:///dir"`), and those of a
-            `ShardTable`.
-    Raises: InvalidUsage (with "always": the store has no path, or Spark reads or groups some column otherwise),
-        NotReadable, Unavailable, UnknownShard.
-    """
-    if as_of is not None and tag is not None:
-        raise InvalidUsage("as_of and tag are both given; give one of them")
-    if not 0 < hold_s <= HOLD_S_MAX:
-        raise InvalidUsage(f"hold_s is {hold_s!r}; it must be in (0, {HOLD_S_MAX:g}]")
-    checked_choice(native)
-    at = as_of if tag is None else Tagged(check_tag_name(tag))
-    given = Options({**options, "path": shard})
-    given.check(TABLE)
-    named = Target.of(given)
-    executors.check_there(named)
-    target = named.at(writes=False)
-    settings = replace(target.connection.handles.read, lease_ms=int(hold_s * 1000))
-    transport = executors.transport(target.connection)
-    view = executors.view_of(target)
-    if at is None and view.upper.element == 0:
-        return spark.createDataFrame([], spark_schema(current_schema(view.schemas)[1].arrow))
-    with holding(transport, target.shard, at, "spark native read", WAIT_S, settings) as held:
-        found = NativeRead(spark, transport, held, given).frame(native, root)
-        if found is not None:
-            return found
-        reader = spark.read.format(FORMAT).options(**{**options, "asOf": str(held.as_of)})
-        return reader.load(shard)
+# The native read of a time that is held: whether it is possible, its plan, and the hold on its files.
 
 
 class NativeRead:

@@ -15,7 +15,6 @@ from persist.client.idempotency import send
 from persist.client.small_reads import holding_for_plans
 from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs
 from persist.client.timestamps import BEFORE_ALL, as_of_at, dates_of, instant_ms, resolved, schema_then
-from persist.client.transport import OneShard
 from persist.core.batch import Run
 from persist.core.commands import ResolveTime, TimeResolved
 from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
@@ -93,7 +92,7 @@ def shown(target: Target, options: ReadOptions) -> tuple[int, ShardSchema]:
     view = executors.view_of(target)
     if not options.then:
         return current_schema(view.schemas)
-    one, settings = OneShard(executors.transport(target.connection), view.shard_id), target.connection.handles.read
+    one, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
     is_empty = options.as_of is None and view.upper.element == 0
     as_of = BEFORE_ALL if is_empty else options.as_of
     with holding(one, target.shard, as_of, "spark schema", options.wait_s, settings) as held:
@@ -113,8 +112,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     view = executors.view_of(target)
     if options.as_of is None and view.upper.element == 0:
         return []
-    transport, settings = executors.transport(target.connection), target.connection.handles.read
-    one = OneShard(transport, view.shard_id)
+    one, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
     with holding_for_plans(one, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
         selection = replace(options.selection, columns=columns)
         found = list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))

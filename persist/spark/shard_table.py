@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -20,9 +21,8 @@ from persist.client.history_api import ShardTag
 from persist.client.maintaining import Optimized, Vacuumed
 from persist.client.rewrites import RETRIES_MAX
 from persist.client.shard import Shard
-from persist.client.snapshot import ReadLease, Tagged, holding
+from persist.client.snapshot import ReadLease, ReadSettings, Tagged, holding
 from persist.client.timestamps import BEFORE_ALL
-from persist.client.transport import OneShard
 from persist.core import errors
 from persist.core.errors import InvalidUsage, PersistError, UpperMismatch, shown
 from persist.core.named_holds import check_tag_name
@@ -36,6 +36,8 @@ from persist.spark.spark_schemas import MULTIPLICITY, quoted, spark_schema
 from persist.spark.store_assignment import REFUSES
 from persist.spark.write_job import FORMAT, Written, save, transaction_told
 
+HOLD_S = ReadSettings().lease_ms / 1000
+HOLD_S_MAX = 86_400.0
 ENTRIES_AT_ONCE = 50
 ENTRIES_LOOKED_MAX = 1_000  # of the commit history, in which a write is looked for
 _KIND = re.compile(r"persist\.core\.errors\.(\w+): (.+)")
@@ -384,11 +386,11 @@ class ShardTable:
 
     def _time(self, what: str, point: int | datetime | None) -> int | None:
         target = self._near
-        one = OneShard(executors.transport(target.connection), executors.view_of(target).shard_id)
+        one = executors.one_shard(target)
         limits = (WAIT_S, target.connection.handles.read.retry_s)
         return Named.of_read(what, point, one, self.name, limits).time
 
-    def _fixed(
+    def _fixed(  # noqa: PLR0913 - what is read, and how, each by its name
         self,
         as_of: int | datetime | None,
         *,
@@ -397,6 +399,8 @@ class ShardTable:
         columns: Sequence[str] | None = None,
         native: str = NEVER,
         rewrites: bool = False,
+        root: str | None = None,
+        lease_ms: int | None = None,
     ) -> tuple[FixedRead, ReadLease | None]:
         """With the lease that holds the time until Spark has planned the read; it lapses by itself.
 
@@ -406,6 +410,7 @@ class ShardTable:
             raise InvalidUsage("as_of and tag are both given; give one of them")
         target = self._named.at(writes=True) if rewrites else self._near
         view, settings = executors.view_of(target), target.connection.handles.read
+        settings = settings if lease_ms is None else replace(settings, lease_ms=lease_ms)
         schema = current_schema(view.schemas)[1]
         chosen = schema.columns(None if columns is None else tuple_of("columns", columns))
         if as_of is None and tag is None and view.upper.element == 0:
@@ -413,10 +418,10 @@ class ShardTable:
             empty = self._spark.createDataFrame([], spark_schema([*fields, MULTIPLICITY] if rewrites else fields))
             return FixedRead(empty, BEFORE_ALL), None
         at = self._time("as_of", as_of) if tag is None else Tagged(check_tag_name(tag))
-        one = OneShard(executors.transport(target.connection), view.shard_id)
+        one = executors.one_shard(target, view.shard_id)
         with holding(one, self.name, at, "spark table", WAIT_S, settings) as held:
             given = Options({**self._options, "path": self.name})
-            found = NativeRead(self._spark, one, held, given).frame(native)
+            found = NativeRead(self._spark, one, held, given).frame(native, root)
             if found is not None:
                 found = found if where is None else found.where(as_condition(where))
                 return FixedRead(found.select(*(F.col(quoted(one)) for one in chosen)), held.as_of), None
@@ -481,6 +486,41 @@ class ShardTable:
                 return None
             last = page[-1]
         return None
+
+
+def table(  # noqa: PLR0913 - what is read, and how, each by its name
+    spark: SparkSession,
+    shard: str,
+    *,
+    as_of: int | None = None,
+    tag: str | None = None,
+    native: str = AUTO,
+    hold_s: float = HOLD_S,
+    root: str | None = None,
+    **options: str,
+) -> DataFrame:
+    """The contents of a shard as of a time (None: the latest complete one) or a tag, each row as often as it occurs.
+
+    Args:
+        spark: the session.
+        shard: its name.
+        as_of: the time, which is fixed now.
+        tag: the name of a tag, in the place of a time.
+        native: "auto" is Spark's own Parquet reader where that gives exactly these rows, else `format("persist")`;
+            "always" is Spark's own or an error; "never" is `format("persist")`.
+        hold_s: for how many seconds, in (0, 86400], a lease on the files is. It is renewed while a DataFrame reads
+            them, and lapses when the last one is gone, or this process ends. Spark fails on a missing file; it never
+            leaves rows out.
+        root: the URL by which executors reach the blob store, where it is not the one that this process uses.
+        options: those of `format("persist")` that say where shards are (`url="persist:///dir"`), and those of a
+            `ShardTable`.
+    Raises: InvalidUsage (with "always": the store has no path, or Spark reads or groups some column otherwise),
+        NotReadable, Unavailable, UnknownShard.
+    """
+    if not 0 < hold_s <= HOLD_S_MAX:
+        raise InvalidUsage(f"hold_s is {hold_s!r}; it must be in (0, {HOLD_S_MAX:g}]")
+    read = ShardTable(spark, shard, options)
+    return read._fixed(as_of, tag=tag, native=checked_choice(native), root=root, lease_ms=int(hold_s * 1000))[0].df
 
 
 def _is_known(where: str, schema: ShardSchema) -> bool:

@@ -102,6 +102,15 @@ def stored_schema(schema: t.StructType, without: Sequence[str]) -> pa.Schema:
     return to_arrow_schema(t.StructType(fields), timezone="UTC")
 
 
+def inner_types(kind: t.DataType) -> list[t.DataType]:
+    """The types of the values of which a list, a map or a struct consists; of other types none."""
+    if isinstance(kind, t.ArrayType):
+        return [kind.elementType]
+    if isinstance(kind, t.MapType):
+        return [kind.keyType, kind.valueType]
+    return [field.dataType for field in kind.fields] if isinstance(kind, t.StructType) else []
+
+
 def _nullable(kind: t.DataType) -> t.DataType:
     if isinstance(kind, t.ArrayType):
         return t.ArrayType(_nullable(kind.elementType), True)
@@ -127,27 +136,14 @@ def _collation(kind: t.DataType) -> str | None:
     if isinstance(kind, t.StringType):
         found = str(getattr(kind, "collation", _BINARY))
         return None if found == _BINARY else found
-    inner: list[t.DataType] = []
-    if isinstance(kind, t.ArrayType):
-        inner = [kind.elementType]
-    elif isinstance(kind, t.MapType):
-        inner = [kind.keyType, kind.valueType]
-    elif isinstance(kind, t.StructType):
-        inner = [field.dataType for field in kind.fields]
-    return next(filter(None, map(_collation, inner)), None)
+    return next(filter(None, map(_collation, inner_types(kind))), None)
 
 
 def _check_storable(name: str, kind: t.DataType) -> None:
     if isinstance(kind, _UNSTORABLE) or type(kind).__name__ in ("GeometryType", "GeographyType"):
         raise InvalidUsage(f"column {name!r} is {kind.simpleString()}, which a shard cannot store; cast it first")
-    if isinstance(kind, t.ArrayType):
-        _check_storable(name, kind.elementType)
-    elif isinstance(kind, t.MapType):
-        _check_storable(name, kind.keyType)
-        _check_storable(name, kind.valueType)
-    elif isinstance(kind, t.StructType):
-        for child in kind.fields:
-            _check_storable(name, child.dataType)
+    for inner in inner_types(kind):
+        _check_storable(name, inner)
 
 
 def cast(table: pa.Table, target: pa.Schema) -> pa.Table:

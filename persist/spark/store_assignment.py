@@ -15,7 +15,6 @@ from pyspark.sql import types as t
 from pyspark.sql.types import StructType
 
 from persist.client.schema_api import Evolving
-from persist.client.transport import OneShard
 from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
@@ -25,7 +24,7 @@ from persist.parts.schema_evolution import check_evolution, evolution_error, is_
 from persist.parts.schema_validation import check_added, check_kept
 from persist.spark import executors
 from persist.spark.options import Target, WriteOptions
-from persist.spark.spark_schemas import spark_type, stored_schema
+from persist.spark.spark_schemas import inner_types, spark_type, stored_schema
 
 # Values that verbs set, and keys that they match by, as what the columns of a shard hold: value for value, or refused.
 #
@@ -104,15 +103,15 @@ def identity(key: Column, kind: t.DataType) -> list[Column]:
 
 
 def _has_floats(kind: t.DataType) -> bool:
-    return isinstance(kind, tuple(_FLOATS)) or any(map(_has_floats, _children(kind) or ()))
+    return isinstance(kind, tuple(_FLOATS)) or any(map(_has_floats, inner_types(kind)))
 
 
 def _fits(kind: t.DataType, to: t.DataType) -> bool | None:
     """Whether every value of a type fits the other one; None: it depends on the value."""
     if kind == to or isinstance(kind, t.NullType):
         return True
-    inner, outer = _children(kind), _children(to)
-    if inner is not None and outer is not None:
+    inner, outer = inner_types(kind), inner_types(to)
+    if inner and outer:
         alike = type(kind) is type(to) and _names(kind) == _names(to)
         return alike and all(_fits(one, other) for one, other in zip(inner, outer, strict=True))
     if isinstance(kind, _TEXTS) and isinstance(to, _TEXTS):
@@ -124,14 +123,6 @@ def _fits(kind: t.DataType, to: t.DataType) -> bool | None:
     if isinstance(kind, t.TimeType) and isinstance(to, t.TimeType):
         return kind.precision <= to.precision or None
     return _number_fits(kind, to)
-
-
-def _children(kind: t.DataType) -> list[t.DataType] | None:
-    if isinstance(kind, t.ArrayType):
-        return [kind.elementType]
-    if isinstance(kind, t.MapType):
-        return [kind.keyType, kind.valueType]
-    return [field.dataType for field in kind.fields] if isinstance(kind, t.StructType) else None
 
 
 def _names(kind: t.DataType) -> list[str]:
@@ -253,7 +244,7 @@ def overwritten(schema: StructType, options: WriteOptions, shard: ShardSchema, n
 
 def evolve(target: Target, view: ShardView, planned: ShardSchema) -> None:
     """Give the shard the columns as planned for the view. Raises SchemaMismatch: others changed them since the view."""
-    handles, one = target.connection.handles, OneShard(executors.transport(target.connection), view.shard_id)
+    handles, one = target.connection.handles, executors.one_shard(target, view.shard_id)
     change = Evolving(one, target.shard, view.schema_id, handles.read, handles.write.retry_s)
     change.run(current_schema(view.schemas)[1], planned)
 

@@ -117,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at = self._kept_from(view, Position.of(start))
         upper = self._upper(view)
         with leased_blobs(lease):
-            found = self._admission.next(view, lease, at, upper, Limit(_rows(limit), _bytes(limit)))
+            found = self._admission.next(view, lease, at, upper, _limit_of(limit))
         if found.end == at or self._waits(view, at, upper):
             self._reached = self._report(view, at, self._admission.behind(view, at))
             return start
@@ -295,15 +295,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _report(self, view: ShardView, at: Position, behind: Weight) -> Offset:
         """The upper of the shard, and how far a stream at a position is behind it."""
         lag: dict[str, Any] = {"rows": behind.rows, "bytes": round(behind.size)}
-        seconds = 0.0 if at.upper >= view.upper else self._seconds_behind(at)
+        seconds: float | None = 0.0
+        if at.upper < view.upper:  # since the first time was committed that is still to come
+            assert at.upper.element is not None
+            seconds = planning.seconds_since(self._target, at.upper.element)
         if seconds is not None:
             lag["seconds"] = seconds
         return {**offset_at(view.upper, view.shard_id), "behind": lag}
-
-    def _seconds_behind(self, at: Position) -> float | None:
-        """How long ago the first time was committed that is still to come; None where no wall clock tells."""
-        assert at.upper.element is not None
-        return planning.seconds_since(self._target, at.upper.element)
 
     def _resolved(self) -> Offset:
         """Where the stream begins: where its cursor is, or, for a new one, where the options say."""
@@ -417,12 +415,9 @@ def _position(handle: CriticalReaderHandle) -> Offset:
     return found
 
 
-def _rows(limit: ReadLimit) -> int | None:
-    return limit.max_rows if isinstance(limit, ReadMaxRows) else None
-
-
-def _bytes(limit: ReadLimit) -> int | None:
-    return limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+def _limit_of(limit: ReadLimit) -> Limit:
+    rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+    return Limit(rows, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
 
 
 # The streaming sink: every micro-batch is published exactly once.

@@ -103,14 +103,14 @@ class Base:
         """Raises InvalidUsage when the shard is closed to writes."""
         if view.upper.element is None:
             raise InvalidUsage(f"shard {target.shard!r} is closed: nothing in it can be replaced")
-        transport = OneShard(executors.transport(target.connection), view.shard_id)
+        transport = executors.one_shard(target, view.shard_id)
         held = Antichain(max(view.upper.element - 1, view.since.element or 0))
         lease = ReadLease.open(transport, target.shard, held, "spark replace", target.connection.handles.read)
         return cls(view.upper.element, lease.reader, lease.seqno, view.shard_id)
 
     def transport(self, target: Target) -> OneShard:
         """Of this process, to the shard that the job began with. It raises UnknownShard once that was dropped."""
-        return OneShard(executors.transport(target.connection), self.shard_id)
+        return executors.one_shard(target, self.shard_id)
 
     def lease(self, target: Target) -> ReadLease:
         settings = target.connection.handles.read

@@ -185,7 +185,7 @@ class Job:
 
     @property
     def transport(self) -> OneShard:
-        return OneShard(executors.transport(self.target.connection), self.shard_id)
+        return executors.one_shard(self.target, self.shard_id)
 
     def handle(self, caller: Caller = NOBODY) -> WriteHandle:
         """The job's writer, in this process."""
@@ -271,7 +271,10 @@ class Job:
         if self.replaces != REPLACE_NOTHING:
             self._replace(done, runs, attributes, caller, retire=streams)
         elif self.options.restores is not None:
-            self._restore(runs, self.options.restores, caller)
+            assert self.options.expected_upper is not None
+            if runs:  # where nothing differs nothing is committed
+                restores, expected = self.options.restores, self.options.expected_upper
+                self.handle(caller).commit_restore(runs, restores, expected, token=self.token)
         elif self.options.append is not None:
             self.handle(caller).commit_append(runs, *self.options.append, token=self.token)
         elif self.options.expected_upper is not None and (runs or not self.options.rewrites):
@@ -343,13 +346,6 @@ class Job:
             if retire:
                 handle.close()
 
-    def _restore(self, runs: Runs, as_of: int, caller: Caller) -> None:
-        """Where nothing differs nothing is committed."""
-        expected = self.options.expected_upper
-        assert expected is not None
-        if runs:
-            self.handle(caller).commit_restore(runs, as_of, expected, token=self.token)
-
     def _caller(self, done: Sequence[StagedTask], streams: bool) -> Caller:
         """What the commit history is told of the job."""
         told = next((message.told for message in done if message.told), {})
@@ -378,7 +374,7 @@ def progress_of(txn: tuple[str, int]) -> tuple[str, int]:
 
 def is_taken(target: Target, shard: ShardId, txn: tuple[str, int]) -> bool:
     """Whether this transaction, or a later one of its application, was committed. What is so stays so."""
-    one = OneShard(executors.transport(target.connection), shard)
+    one = executors.one_shard(target, shard)
     return _taken(one, target.shard, target.connection.handles.write.retry_s, *progress_of(txn))
 
 
