@@ -36,7 +36,6 @@ from persist.core.errors import Corruption, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
 from persist.core.named_holds import compact, is_foreign
 from persist.core.state import Policy, State
-from persist.core.state_diff import StateDiff
 from persist.formats.store_errors import translated, translated_but_missing
 
 log = logging.getLogger("persist.gc")
@@ -194,7 +193,7 @@ class Collector:
         emptied: set[str] = set()
 
         def gone() -> Iterator[str]:
-            for change in self._diffs_after(machine.name, SeqNo(first - 1)):
+            for change in self._versions.whole_diffs(machine.name, SeqNo(first - 1)):
                 if change.seqno > last:
                     return
                 emptied.update(change.emptied)
@@ -240,7 +239,7 @@ class Collector:
         """The ids of the blobs that a version after `last` names, also by what bundles list."""
         state = machine.refresh()
         named = set(state.blob_keys())
-        gone = {key for change in self._diffs_after(machine.name, last) for key in change.gone}
+        gone = {key for change in self._versions.whole_diffs(machine.name, last) for key in change.gone}
         own = [key for key in named | gone if not is_foreign(key, state.shard_id)]
         for bundle in filter(is_bundle_key, sorted(own)):
             try:
@@ -387,7 +386,7 @@ class Collector:
         """Blobs that are there still though the live state diffs say that they are gone: rollups of a tombstone."""
         state = machine.refresh()
         named = frozenset(state.blob_keys())
-        gone = (key for change in self._diffs_after(machine.name, seqno) for key in change.gone)
+        gone = (key for change in self._versions.whole_diffs(machine.name, seqno) for key in change.gone)
         own = (key for key in gone if key not in named and not is_foreign(key, state.shard_id))
         for key in self._lists.not_held(machine, state, own):
             with translated():
@@ -402,22 +401,16 @@ class Collector:
         the State. The orphan sweep takes the others. The next life of the name may have begun: its blobs stay.
         """
         named = frozenset(state.blob_keys())
-        gone = {key for change in self._diffs_after(state.name, SeqNo(0)) for key in change.gone}
+        gone = {key for change in self._versions.whole_diffs(state.name, SeqNo(0)) for key in change.gone}
         for key in keys:
             ended = incarnation_of(state.name, shard_of(key)) <= state.incarnation
             if ended and key not in named and (key in gone or not _is_of_nobody_yet(key)):
                 yield key
 
-    def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:
-        while page := self._versions.diffs(name, SeqNo(seqno + 1), SCAN_LIMIT):
-            for change in page:
-                yield self._versions.whole(name, change)
-            seqno = page[-1].seqno
-
     def _last_rollup(self, state: State) -> SeqNo | None:
         """The seqno of the newest rollup if that holds the tombstone already, so no later state diff sets it."""
         newest = max(state.rollups)
-        if any(change.tombstone is not None for change in self._diffs_after(state.name, newest)):
+        if any(change.tombstone is not None for change in self._versions.whole_diffs(state.name, newest)):
             return None
         return newest
 

@@ -90,7 +90,6 @@ def _journals(place: Place) -> Iterator[tuple[BlobStat, Journal]]:
 # did not end counts as such too: the store lists it under no key.
 
 
-SCAN_LIMIT = 1_000  # log entries that are read at once
 TOLD_MAX = 100  # keys that are told of each kind
 STRAGGLER_MS = 3_600_000  # a merge that read old parts has written for at most so long after these were replaced
 
@@ -159,12 +158,10 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
 def _log(place: Place, name: str) -> tuple[SeqNo, int, set[str], set[str]]:
     """Where the log begins, how many entries it has, and what left the State by its first one, and by later ones."""
     first, count, at_first, later = SeqNo(0), 0, set[str](), set[str]()
-    while page := place.versions.diffs(name, SeqNo(first + count), SCAN_LIMIT):
-        first = first or page[0].seqno
-        count += len(page)
-        for change in page:
-            gone = place.versions.whole(name, change).gone
-            (at_first if change.seqno == first else later).update(gone)
+    for change in place.versions.whole_diffs(name, SeqNo(-1)):
+        count += 1
+        first = first or change.seqno
+        (at_first if change.seqno == first else later).update(change.gone)
     if not count:
         raise Corruption(f"the log of shard {name!r} has vanished from the consensus store")
     return first, count, at_first, later

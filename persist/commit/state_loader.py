@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -179,6 +179,13 @@ class Versions:
         `whole` gives what a long one stands for.
         """
         return [change for change, _ in self._entries(name, first, limit)]
+
+    def whole_diffs(self, name: str, after: SeqNo) -> Iterator[StateDiff]:
+        """The live state diffs after that version, ascending, each as a whole. Raises as `whole`."""
+        while page := self.diffs(name, SeqNo(after + 1), SCAN_LIMIT):
+            for change in page:
+                yield self.whole(name, change)
+            after = page[-1].seqno
 
     def _entries(self, name: str, first: SeqNo, limit: int) -> list[tuple[StateDiff, bytes]]:
         """As `diffs`, each with the bytes of its log entry."""

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Protocol, Self
 
 import pyarrow as pa
@@ -177,7 +176,21 @@ def whole_events(listen: Listen, wait_s: float) -> Iterator[tuple[pa.Table, Anti
 # Going on step by step after a listen, which is begun anew after whatever goes wrong.
 
 
-class Stepping(ABC):
+class Closing(ABC):
+    """What is closed at the end of a `with`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what it holds. Raises what every call may."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Stepping(Closing):
     """Follows a listen and writes what follows from it. `_listen` is None where it has to begin anew."""
 
     _writer: WriteHandle
@@ -219,12 +232,6 @@ class Stepping(ABC):
         """Give back what it holds. Raises what every call may."""
         self._end()
         self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     @abstractmethod
     def _step(self, wait_s: float) -> bool:

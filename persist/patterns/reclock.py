@@ -8,7 +8,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -33,7 +32,7 @@ from persist.core.errors import (
     shown,
 )
 from persist.core.frontier import TIME_MAX
-from persist.patterns.internal_shards import BoundedClock, OwnColumns, WallClock, confirmed_by, whole_events
+from persist.patterns.internal_shards import BoundedClock, Closing, OwnColumns, WallClock, confirmed_by, whole_events
 
 # Positions in a source, as callers give them: checks, and what a binding is.
 
@@ -372,7 +371,7 @@ class BindingsSettings:
         check_numbers(self)
 
 
-class Bindings:
+class Bindings(Closing):
     """Which time each position of a source has: once bound, for ever. `Bindings.open` gives one. Thread-safe.
 
     Times strictly grow from binding to binding. Any number of processes open the bindings of one shard, and each sees
@@ -539,12 +538,6 @@ class Bindings:
         with self._lock:
             self._end_listening()
             self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # --- how, with the lock held
 

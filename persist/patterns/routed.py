@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +29,16 @@ from persist.core.errors import (
     shown,
 )
 from persist.core.frontier import TIME_MAX, Antichain
-from persist.patterns.internal_shards import whole_events
+from persist.patterns.internal_shards import Closing, whole_events
 from persist.patterns.partition_map import Epoch, Routes
-from persist.patterns.sequenced_append import Fingerprint, KeptFingerprint, Numbered, held, table_by
+from persist.patterns.sequenced_append import (
+    Fingerprint,
+    KeptFingerprint,
+    Numbered,
+    checked_writer_name,
+    held,
+    table_by,
+)
 
 # One writer over several shards: all rows of a key go to one of them, in order, each append once.
 #
@@ -43,7 +49,6 @@ from persist.patterns.sequenced_append import Fingerprint, KeptFingerprint, Numb
 # repeated, and goes where its rows are not yet.
 
 
-NAME_CHARS_MAX = 128
 SENT_AT_ONCE = 16  # shards
 EPOCHS_TRIED_MAX = 100  # of one append: the routes were changed meanwhile
 
@@ -105,7 +110,7 @@ class _Lane:
         return Pinned(rows, number, known)
 
 
-class RoutedWriter:
+class RoutedWriter(Closing):
     """The writer called `name` of these routes; numbers its appends from 1 on. Thread-safe: appends take turns.
 
     Opening one of the same name, anywhere, ends the one that was open. Where the routes are changed it goes on by them.
@@ -120,11 +125,8 @@ class RoutedWriter:
         Raises: InvalidUsage (the arguments are others), Unavailable (many open it at once; retry).
         """
         checked("routes", routes, Routes)
-        checked("name", name, str)
-        if not 0 < len(name) <= NAME_CHARS_MAX:
-            raise InvalidUsage(f"name is {name!r:.100}; it must have 1 to {NAME_CHARS_MAX} characters")
         self.routes = routes
-        self.name = name
+        self.name = checked_writer_name(name)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(SENT_AT_ONCE, thread_name_prefix=f"persist-routed-{name}")
         self._writers: dict[str, CheckedWriter] = {}
@@ -192,12 +194,6 @@ class RoutedWriter:
         self._pool.shutdown()
         for writer in self._writers.values():
             writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # --- how
 
@@ -384,7 +380,7 @@ class RoutedPosition:
         return cls(epoch, dict(uppers))
 
 
-class RoutedReader:
+class RoutedReader(Closing):
     """Follows all shards of some routes, epoch by epoch. Not thread-safe.
 
     An epoch is read to its end in every shard before the next one begins. So the updates of a key come in the order of
@@ -439,12 +435,6 @@ class RoutedReader:
         for listen in self._listens.values():
             listen.close()
         self._listens = {}
-
-    def __enter__(self) -> RoutedReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- how
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.client.arguments import checked
 from persist.client.idempotency import MODULUS, digest_of_rows
 from persist.client.schema_lineage import ShardSchema, known_by, learnt
 from persist.client.shard import Shard
@@ -26,7 +27,17 @@ from persist.core.frontier import TIME_MAX
 # that is sent again lands once, and what an earlier instance still has under way does not land.
 
 
+NAME_CHARS_MAX = 128  # of a writer
 OPEN_TRIES_MAX = 100  # each failed try means that another instance has been opened meanwhile
+
+
+def checked_writer_name(name: object) -> str:
+    """The name of a numbered writer. Raises InvalidUsage."""
+    checked("name", name, str)
+    assert isinstance(name, str)
+    if not 0 < len(name) <= NAME_CHARS_MAX:
+        raise InvalidUsage(f"name is {name!r:.100}; it must have 1 to {NAME_CHARS_MAX} characters")
+    return name
 
 
 class Numbered:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -46,17 +45,16 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
-from persist.patterns.internal_shards import BoundedClock, Stepping, WallClock, confirmed_by, whole_events
-from persist.patterns.sequenced_append import TIME, FeedPosition, Numbered, one_table
+from persist.patterns.internal_shards import BoundedClock, Closing, Stepping, WallClock, confirmed_by, whole_events
+from persist.patterns.sequenced_append import TIME, FeedPosition, Numbered, checked_writer_name, one_table
 
-NAME_CHARS_MAX = 128
 SCHEMAS_TRIED_MAX = 100  # by which a table follows its log: each failed one is a rival's
 
 
 TRIES_MAX = 1_000  # of a write: each failure is a write of another front end, or an answer that was lost
 
 
-class FrontEnd:
+class FrontEnd(Closing):
     """One of those who write to a log, by its name; numbers its writes from 1 on. Thread-safe.
 
     Opening one of the same name, anywhere, ends the one that was open. After Indeterminate it is of no use: what became
@@ -73,11 +71,8 @@ class FrontEnd:
         Raises: InvalidUsage (the arguments are others), Unavailable (many open it at once; retry).
         """
         checked("log", log, Shard)
-        checked("name", name, str)
-        if not 0 < len(name) <= NAME_CHARS_MAX:
-            raise InvalidUsage(f"name is {name!r:.100}; it must have 1 to {NAME_CHARS_MAX} characters")
         self.log = log
-        self.name = name
+        self.name = checked_writer_name(name)
         self._lock = threading.Lock()
         self._writer = log.open_writer(purpose=f"front end {name}")
         self._numbered = Numbered(log, f"front end {name}")
@@ -124,12 +119,6 @@ class FrontEnd:
     def close(self) -> None:
         """Give back what it holds. Raises what every call may."""
         self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _written(self, rows: Pinned, number: int) -> int:
         lost: Indeterminate | None = None
