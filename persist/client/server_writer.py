@@ -77,7 +77,7 @@ class ThinWriter(CheckedWriter):
         if self.names.schema.details.unique:
             made = command(self.writer_id, mint(Token, self._transport.ids), ())
             if isinstance(made, c.Insert):
-                return self._inserted(rows, made.attributes, token, b"")
+                return self._inserted(rows, made.attributes, token, b"", unique=True)
             lower, until = (
                 (made.lower, made.upper) if isinstance(made, c.Append) else (made.expected_upper, made.expected_upper)
             )

@@ -14,20 +14,17 @@ from typing import ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.attributes.attribute_handle import AttributeUpdates
-from persist.client.commit_info import Info, info_bytes
 from persist.client.contents_diff import Named
 from persist.client.dml_plans import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
 from persist.client.optimistic_edit import Editing, unless_landed
 from persist.client.snapshot import ReadSettings, holding
-from persist.client.write import Pinned, Time, Updates, WriteHandle, as_updates, gathered, reusable
+from persist.client.write import Pinned, Updates, WriteHandle, as_updates, gathered, reusable
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
-from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.audit_log import Caller
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, Unavailable, UpperMismatch
-from persist.core.frontier import Antichain, frontier
+from persist.core.frontier import Antichain
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.shard_view import ShardView, ViewRequest
@@ -130,67 +127,6 @@ class Inserting(Editing):
 class CheckedWriter(WriteHandle):
     """A writer whose rows obey every constraint of the shard, also where its schema has changed since it was opened."""
 
-    def insert(
-        self,
-        updates: Updates,
-        *,
-        token: Token | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-
-        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
-            if schema.details.unique:
-                return self._inserted(rows, changes, token, said)
-            return WriteHandle.insert(self, rows, token=token, attributes=changes, info=info)
-
-        return self._by_schema(updates, write, token)
-
-    def compare_and_append(
-        self,
-        updates: Updates,
-        expected_upper: Time,
-        new_upper: Time,
-        *,
-        token: Token | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        interval = frontier(expected_upper), frontier(new_upper)
-
-        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
-            cut = self._look_up(rows, interval[0], interval[0]) if schema.details.unique else 0
-            return self._appended(
-                self._appending(c.CompareAndAppend, rows, interval, changes, cut, digests=token is not None),
-                token,
-                said,
-            )
-
-        return self._by_schema(updates, write, token)
-
-    def append(
-        self,
-        updates: Updates,
-        lower: Time,
-        upper: Time,
-        *,
-        token: Token | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        interval = frontier(lower), frontier(upper)
-
-        def write(rows: Updates, schema: ShardSchema) -> c.Appended:
-            cut = self._look_up(rows, *interval) if schema.details.unique else 0
-            return self._appended(
-                self._appending(c.Append, rows, interval, changes, cut, digests=token is not None), token, said
-            )
-
-        return self._by_schema(updates, write, token)
-
     def check(self, updates: Updates) -> None:
         """Look whether rows could be inserted into the shard as it is now: by its constraints, and by its keys.
 
@@ -243,7 +179,7 @@ class CheckedWriter(WriteHandle):
         stage = super()._parts
         return self.judged(updates, lambda rows: stage(rows, default_time, inline_bytes_max, on_part, digests=digests))
 
-    def _by_schema(self, updates: Updates, write: Callable[[Updates, ShardSchema], _T], token: Token | None) -> _T:
+    def _by_schema(self, updates: Updates, write: Callable[[Updates, bool], _T], token: Token | None) -> _T:
         """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile.
 
         So it is where a pending truncation, by which keys were looked up, was withdrawn meanwhile. Raises TokenReused
@@ -256,7 +192,7 @@ class CheckedWriter(WriteHandle):
                 if schema.details.unique:
                     updates = reusable(updates)
                 try:
-                    return write(updates, schema)
+                    return write(updates, schema.details.unique)
                 except SchemaMismatch:
                     if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
                         raise
@@ -274,9 +210,10 @@ class CheckedWriter(WriteHandle):
         return updates.by(sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas))
 
     def _inserted(
-        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes
+        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes, *, unique: bool
     ) -> c.Appended:
-        """The insert of rows whose keys are looked up."""
+        if not unique:
+            return super()._inserted(rows, attributes, token, said, unique=False)
         known = rows.schema_id if isinstance(rows, Pinned) else self._newest()[0]
         inserting = Inserting.of(
             self._transport,

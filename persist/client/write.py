@@ -70,6 +70,7 @@ Updates = Any
 _Append = c.Insert | c.CompareAndAppend | c.Append | c.Rewrite
 _Write = _Append | c.UpdateAttributes
 _T = TypeVar("_T", bound=_Write)
+_R = TypeVar("_R")
 Time = int | Antichain | None  # None and Antichain(None) mean closed: no more
 
 
@@ -130,17 +131,11 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Append the rows of `updates`, and change `attributes`, at the next time, which the service chooses.
-
-        `info` is what the commit history is to tell of it, a JSON object.
-        Returns: the interval, which tells the time (`lower`). No rows take no time, nor may rows that cancel out: then
-            the interval is empty.
-        Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
-            Indeterminate (it may have happened: call again with this call's `token`).
-        """
+        """As `Shard.insert`. Raises: what it does; after Indeterminate call again with this call's `token`."""
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        runs = self._parts(updates, None, self._inline_bytes_max, digests=token is not None)
-        return self._appended(lambda w, t: c.Insert(w, t, runs, changes), token, said)
+        return self._by_schema(
+            updates, lambda rows, unique: self._inserted(rows, changes, token, said, unique=unique), token
+        )
 
     def compare_and_append(
         self,
@@ -152,20 +147,9 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Append the rows of `updates`, and change `attributes`, if the shard's upper is `expected_upper`.
-
-        Times lie in `[expected_upper, new_upper)`; rows without a column `__time` have the time `expected_upper`.
-        `info` as `insert` says.
-        Raises: UpperMismatch (the shard's upper is another one; `details` has it), and what `insert` raises, with the
-            same meaning of `token`.
-        """
+        """As `Shard.compare_and_append`. Raises: what it does; `token` as `insert` says."""
         lower, upper = frontier(expected_upper), frontier(new_upper)
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        return self._appended(
-            self._appending(c.CompareAndAppend, updates, (lower, upper), changes, digests=token is not None),
-            token,
-            said,
-        )
+        return self._append(c.CompareAndAppend, updates, (lower, upper), token, attributes, info)
 
     def append(
         self,
@@ -177,32 +161,43 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Append the rows of `updates` in `[lower, upper)`, of which the shard may have the beginning already.
+        """As `Shard.append`. Raises: what it does; `token` as `insert` says."""
+        return self._append(c.Append, updates, (frontier(lower), frontier(upper)), token, attributes, info)
 
-        For replicated writers that write identical definite data. Rows without a column `__time` have the time `lower`.
-        With `attributes` it happens as a whole, or not at all. `info` as `insert` says.
-        Raises: UpperMismatch (the shard's upper lies before `lower`, or with attributes is not `lower`), and what
-            `insert` raises, with the same meaning of `token`.
-        """
-        interval = frontier(lower), frontier(upper)
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        return self._appended(
-            self._appending(c.Append, updates, interval, changes, digests=token is not None), token, said
-        )
+    def _inserted(
+        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes, *, unique: bool
+    ) -> c.Appended:
+        """The insert of rows. `unique`: the shard has keys that are looked up first."""
+        runs = self._parts(rows, None, self._inline_bytes_max, digests=token is not None)
+        return self._appended(lambda w, t: c.Insert(w, t, runs, attributes), token, said)
 
-    def _appending(
+    def _append(
         self,
         kind: type[c.CompareAndAppend] | type[c.Append],
         updates: Updates,
         interval: tuple[Antichain, Antichain],
-        attributes: tuple[AttributeUpdate, ...],
-        cut: int = 0,
-        *,
-        digests: bool,
-    ) -> Callable[[WriterId, Token], c.CompareAndAppend | c.Append]:
-        """The command of this kind, whose rows are staged here. `cut` as the command says."""
-        runs = self._parts(updates, interval[0].element, self._inline_bytes_max, digests=digests)
-        return lambda writer, its: kind(writer, its, *interval, runs, attributes, cut=cut)
+        token: Token | None,
+        attributes: AttributeUpdates,
+        info: Info | None,
+    ) -> c.Appended:
+        """The append of this kind. It may land at any upper within the interval; a compare-and-append at its lower."""
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        until = interval[1] if kind is c.Append else interval[0]
+
+        def write(rows: Updates, unique: bool) -> c.Appended:
+            cut = self._look_up(rows, interval[0], until) if unique else 0
+            runs = self._parts(rows, interval[0].element, self._inline_bytes_max, digests=token is not None)
+            return self._appended(lambda w, t: kind(w, t, *interval, runs, changes, cut=cut), token, said)
+
+        return self._by_schema(updates, write, token)
+
+    def _by_schema(self, updates: Updates, write: Callable[[Updates, bool], _R], token: Token | None) -> _R:
+        """What is written of rows, by the schema of the shard. `write` hears whether keys are looked up first."""
+        return write(updates, False)
+
+    def _look_up(self, rows: Updates, lower: Antichain, until: Antichain) -> int:
+        """Look at the keys of rows, as `CheckedWriter` does; the cut of a pending truncation, or 0."""
+        return 0
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         """Change attributes as `updates` say, without rows, all or nothing.
