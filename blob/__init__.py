@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from blob.blob_urls import open_blob
 from blob.errors import (
+    ESCAPES,
     BlobError,
     BlobExists,
     BlobMisconfigured,
     BlobNotFound,
     BlobNotWritable,
     BlobUnavailable,
+    is_ambiguous,
+    option_said,
     optional,
+    without_secrets,
 )
 from blob.interface import Blob, BlobStat, Unfinished
-from blob.url_redaction import ESCAPES, is_ambiguous, option_said, without_secrets
 
 __all__ = [
     "Blob",

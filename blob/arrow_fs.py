@@ -14,7 +14,16 @@ from urllib.parse import urlsplit
 
 from pyarrow import ArrowException, fs
 
-from blob.errors import BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
+from blob.errors import (
+    ESCAPES,
+    BlobExists,
+    BlobMisconfigured,
+    BlobNotFound,
+    BlobUnavailable,
+    is_ambiguous,
+    said_without,
+    without_secrets,
+)
 from blob.interface import (
     Blob,
     BlobStat,
@@ -26,7 +35,6 @@ from blob.interface import (
     check_range,
     is_aside,
 )
-from blob.url_redaction import ESCAPES, is_ambiguous, said_without, without_secrets
 
 _TEMP_DIR = "~tmp"
 _OBJECT_STORES = ("gcs", "abfs")

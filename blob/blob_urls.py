@@ -9,11 +9,10 @@ from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from blob.cache import CachedBlob
-from blob.errors import BlobMisconfigured, optional
+from blob.errors import BlobMisconfigured, is_ambiguous, optional, without_secrets
 from blob.file import FileBlob
 from blob.interface import Blob
 from blob.memory_blobs import MemoryBlob
-from blob.url_redaction import is_ambiguous, without_secrets
 
 CACHE_MB_MAX = 2**20
 

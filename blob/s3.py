@@ -23,9 +23,16 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from blob.cache import RecentPuts
-from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
+from blob.errors import (
+    BlobError,
+    BlobExists,
+    BlobMisconfigured,
+    BlobNotFound,
+    BlobUnavailable,
+    is_ambiguous,
+    option_said,
+)
 from blob.interface import Blob, BlobStat, SignedPut, Unfinished, check_key, check_prefix, check_process, check_range
-from blob.url_redaction import is_ambiguous, option_said
 
 # Sorts what boto3 raises: by what the caller should do, naming the setting where one is wrong.
 

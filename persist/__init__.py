@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from persist.attributes import Attributes
     from persist.client.connect import Client, Connection, connect
     from persist.client.contents_diff import Changes, ChangesSplit
-    from persist.client.critical import CriticalReaderHandle
     from persist.client.erasure_api import ErasureStatus
     from persist.client.history_api import ShardTag
     from persist.client.listen import Listen, ListenEvent
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from persist.client.optimistic_edit import Edited
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.read_api import Subscription
+    from persist.client.read_leases import CriticalReaderHandle
     from persist.client.retention_kinds import ColumnRun
     from persist.client.rewrites import Restored, Truncated
     from persist.client.row_retention import RetentionRun, RowRetention

@@ -28,7 +28,7 @@ from examples.flights.processes import Child, Children, Deadline, DemoFailed, Se
 from examples.flights.progress import Progress, Step
 from examples.flights.report import Outcome
 from examples.flights.timeline import COMMIT, EVENT, Timeline, looker
-from persist.client.critical import CriticalReaderHandle
+from persist.client.read_leases import CriticalReaderHandle
 from persist.client.rewrites import Restored
 from persist.client.shard import Shard
 from persist.commit.location import Location

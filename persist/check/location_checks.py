@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from blob import BlobMisconfigured, open_blob
+from blob.errors import without_secrets
 from blob.private_files import is_open
-from blob.url_redaction import without_secrets
 from persist.check.findings import (
     FAILURES_MANY,
     FAILURES_PERCENT_MAX,

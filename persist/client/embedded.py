@@ -30,8 +30,8 @@ from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.formats.exposition import Family
 from persist.parts import current_schema
+from persist.parts.schema_changes import check_new
 from persist.parts.schema_evolution import check_first
-from persist.parts.schema_validation import check_new
 
 # What may still show rows that were gone before a time, whoever took them away: told of both stores by a scan.
 

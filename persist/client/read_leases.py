@@ -1,4 +1,4 @@
-"""Read leases, and their renewal for as long as something refers to them."""
+"""Read leases, their renewal for as long as something refers to them, and critical readers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from persist.client import deadlines
-from persist.client.arguments import check_numbers
+from persist.client.arguments import check_numbers, checked
 from persist.client.deadlines import Timeable
 from persist.client.idempotency import send
 from persist.client.transport import Transport
+from persist.client.write import Time
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable
-from persist.core.frontier import Antichain
-from persist.core.ids import ReaderId, SeqNo, mint
+from persist.core.frontier import Antichain, frontier
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, critical_reader_id_of, mint
 from persist.parts.part_files import Bound
 
 # Leases: holds on a shard that last as long as they are kept.
@@ -303,3 +304,100 @@ def _let_go(lease: RenewedLease, ended: threading.Event, process: OwnProcess) ->
     if not process.is_left:
         ended.set()
         lease.release()
+
+
+# Critical readers: holds on since that never expire.
+
+REGISTER_TRIES_MAX = 100  # each means that somebody gave up a critical reader meanwhile
+
+
+class HeldShard(Protocol):
+    """What a hold needs of its shard; `persist.client.shard.Shard` is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    def _send(self, command: c.Command) -> c.Result: ...
+
+
+class CriticalReaderHandle:
+    """A hold on since that never expires, fenced by an opaque token: who changes the token fences all others."""
+
+    def __init__(self, shard: HeldShard, cursor: str, reader: CriticalReaderId, found: c.CriticalReaderState) -> None:
+        self._shard = shard
+        self._reader = reader
+        self.cursor = cursor
+        self.opaque = found.opaque
+        self.since = found.since
+        self._registered = found.registered
+
+    @classmethod
+    def take(
+        cls, shard: HeldShard, cursor: str, opaque: str = "", *, since: Antichain | None = None, force: bool = False
+    ) -> CriticalReaderHandle:
+        """The hold called `cursor` of `shard`; users call `Shard.critical_reader`, which tells of `opaque`.
+
+        A new hold begins at `since` (None: the shard's own), also beyond the upper with `force`. So one that may not be
+        there is refused before it holds anything. Raises InvalidUsage (as `downgrade_since`).
+        """
+        checked("cursor", cursor, str)
+        checked("opaque", opaque, str)
+        checked("force", force, bool)
+        reader = critical_reader_id_of(cursor)
+        seen = SeqNo(0)
+        for _ in range(REGISTER_TRIES_MAX):
+            found = shard._send(c.RegisterCriticalReader(reader, opaque, cursor, since, force, seen))
+            if isinstance(found, c.CriticalReaderState):
+                return cls(shard, cursor, reader, found)
+            assert isinstance(found, c.HoldGivenUp)
+            seen = found.seqno
+        raise Unavailable(f"critical readers of shard {shard.name!r} are given up all the time; retry")
+
+    @classmethod
+    def is_taken(cls, shard: HeldShard, cursor: str) -> bool:
+        """Whether the shard has a hold of this name. Changes nothing.
+
+        Args:
+            shard: which one.
+            cursor: the name.
+        Raises: what every call may.
+        """
+        reader = critical_reader_id_of(cursor)
+        found = shard._send(c.ReadCriticalReaders((reader,)))
+        assert isinstance(found, c.CriticalReadersAre)
+        return reader in found.since
+
+    def __repr__(self) -> str:
+        return f"CriticalReaderHandle({self._shard.name!r}, cursor={self.cursor!r}, since={self.since})"
+
+    def downgrade_since(
+        self, since: Time, *, expected: str | None = None, opaque: str | None = None, force: bool = False
+    ) -> Antichain:
+        """Move the hold to `since`, and perhaps its token.
+
+        Args:
+            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history says.
+            expected: the token that the hold must have; None is the one that this handle knows.
+            opaque: the token that it has afterwards, which fences everybody else; None leaves it.
+            force: also beyond the shard's upper, so that nothing can be read until somebody writes that far.
+        Returns: the shard's since afterwards.
+        Raises: InvalidUsage (no such time, or beyond the upper), OpaqueMismatch (another holder has changed the token),
+            Expired (the hold was given up), Indeterminate (it may have happened: open the hold anew and look).
+        """
+        before = self.opaque if expected is None else expected
+        after = before if opaque is None else opaque
+        checked("expected", before, str)
+        checked("opaque", after, str)
+        checked("force", force, bool)
+        command = c.CompareAndDowngradeSince(self._reader, before, after, frontier(since), force, self._registered)
+        result = self._shard._send(command)
+        assert isinstance(result, c.CriticalReaderState)
+        self.opaque, self.since = result.opaque, result.since
+        return result.shard_since
+
+    def expire(self) -> None:
+        """Give the hold up for good. Repeating it is safe: a hold of this name that is taken later stays.
+
+        Raises: OpaqueMismatch (another holder has changed the token), Indeterminate (it may have happened: repeat it).
+        """
+        self._shard._send(c.ExpireCriticalReader(self._reader, self.opaque, self._registered))

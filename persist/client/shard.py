@@ -19,11 +19,11 @@ from persist.client.commit_info import (
     entry_shown,
     read_place,
 )
-from persist.client.critical import CriticalReaderHandle
 from persist.client.history_api import HandleSettings as HandleSettings
 from persist.client.idempotency import send
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import Reading
+from persist.client.read_leases import CriticalReaderHandle
 from persist.client.row_retention import Retaining
 from persist.client.row_verbs import Verbs
 from persist.client.schema_api import Constrained, Shaping

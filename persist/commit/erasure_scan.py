@@ -26,8 +26,7 @@ from persist.core.erasure_progress import is_rewritten
 from persist.core.errors import Corruption, Unavailable
 from persist.core.ids import SeqNo, family_of
 from persist.core.state import State
-from persist.formats.publication_frames import decode_journal
-from persist.formats.state_frames import decode_diff
+from persist.formats.state_frames import decode_diff, decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
 
 # Journals of publications that show a shard before its log begins: an erasure waits until there are none.

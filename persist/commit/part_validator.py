@@ -24,8 +24,7 @@ from persist.formats.store_errors import translate
 from persist.parts.part_files import Bound
 from persist.parts.part_validation import PartCheck, check_put
 from persist.parts.read_plan import read_bundle
-from persist.parts.schema_evolution import check_first, check_next, current_schema, of_days, sound_schemas
-from persist.parts.schema_validation import (
+from persist.parts.schema_changes import (
     check_added,
     check_constrained,
     check_kept,
@@ -33,6 +32,7 @@ from persist.parts.schema_validation import (
     check_policy,
     takes_names,
 )
+from persist.parts.schema_evolution import check_first, check_next, current_schema, of_days, sound_schemas
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there

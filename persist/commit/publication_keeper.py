@@ -29,8 +29,7 @@ from persist.core.blob_keys import (
 from persist.core.errors import Corruption, PersistError, UnknownShard
 from persist.core.ids import SeqNo, shard_id_of
 from persist.core.state import State
-from persist.formats.publication_frames import decode_catalogue, decode_journal, encode_catalogue
-from persist.formats.state_frames import decode_diff
+from persist.formats.state_frames import decode_catalogue, decode_diff, decode_journal, encode_catalogue
 from persist.formats.store_errors import translated, translated_but_missing
 
 log = logging.getLogger("persist.publications")

@@ -16,7 +16,7 @@ from persist.commit.system import Clock
 from persist.core.blob_keys import Journal, ShardEntries, journal_key
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import IdSource
-from persist.formats.publication_frames import encode_journal
+from persist.formats.state_frames import encode_journal
 
 log = logging.getLogger("persist.publications")
 

@@ -26,8 +26,8 @@ from persist.core.transitions.audit_recording import (
     outcome_flush_is_due,
     to_flush,
 )
-from persist.formats.entry_frames import FileWriter, descending, read_block, read_index
 from persist.formats.outcome_frames import HEADER_BYTES, PREFIX_BYTES, decode, encode, places, read_prefixes
+from persist.formats.state_frames import FileWriter, descending, read_block, read_index
 from persist.formats.store_errors import translated, translated_but_missing
 
 # The commit history of a shard: reading a page of it, and moving entries from the State to a file of its own.

@@ -27,8 +27,15 @@ from persist.core.errors import Corruption, PersistError
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.state import State, blank_state
 from persist.core.state_diff import StateDiff
-from persist.formats.publication_frames import decode_catalogue, decode_journal
-from persist.formats.state_frames import THIS_BUILD, Build, decode_diff, decode_state, format_of
+from persist.formats.state_frames import (
+    THIS_BUILD,
+    Build,
+    decode_catalogue,
+    decode_diff,
+    decode_journal,
+    decode_state,
+    format_of,
+)
 from persist.formats.store_errors import translated, translated_but_missing
 
 MISSING_TOLD_MAX = 20  # keys that are told of one shard

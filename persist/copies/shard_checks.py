@@ -37,9 +37,8 @@ from persist.core.named_holds import by_owner, is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.core.state_diff import StateDiff
 from persist.core.truncation import begins
-from persist.formats.entry_frames import read_block, read_index
 from persist.formats.outcome_frames import HEADER_BYTES, PREFIX_BYTES, decode, read_prefixes
-from persist.formats.state_frames import THIS_BUILD, Build, decode_state
+from persist.formats.state_frames import THIS_BUILD, Build, decode_state, read_block, read_index
 from persist.formats.store_errors import translate, translated, translated_but_missing
 from persist.parts import ShardSchema, decode_inline, sound_schemas
 from persist.parts.consolidate import sort_groups

@@ -28,6 +28,7 @@ from persist.core.phases import dropped
 from persist.core.record import Record, replace
 from persist.core.state import State
 from persist.core.transitions.lifecycle import without_policy
+from persist.formats.records import json_crc
 from persist.formats.state_frames import THIS_BUILD, Build, decode_state, encode_state
 from persist.formats.store_errors import translated, translated_but_missing
 
@@ -94,7 +95,7 @@ def exported(location: Location, name: str) -> dict[str, Any]:
         "state": shown(decode_state(data, location.settings.build)),
         "bytes": b64encode(data).decode(),
     }
-    return {**told, "crc32": _crc(told)}
+    return {**told, "crc32": json_crc(told)}
 
 
 def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
@@ -110,7 +111,7 @@ def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
     if told["version"] > VERSION:
         raise UpgradeNeeded("the file is of a later version than this persist knows; upgrade it")
     crc = told.pop("crc32", None)
-    if crc != _crc(told) or set(told) != set(_FIELDS) - {"crc32"}:
+    if crc != json_crc(told) or set(told) != set(_FIELDS) - {"crc32"}:
         raise Corruption("the file is damaged, or was changed: its checksum differs")
     if type(told["format_version"]) is not int or not isinstance(told["bytes"], str) or not _are_sums(told["blobs"]):
         raise Corruption("the file was changed: a field of it is of another kind than an export writes")
@@ -211,7 +212,3 @@ def _sum_of(sums: Sums, key: str) -> tuple[int, int]:
     if key not in sums:
         raise Corruption(f"the file does not tell of {key}, which its State names")
     return sums[key]
-
-
-def _crc(told: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(told, separators=(",", ":"), sort_keys=True).encode())

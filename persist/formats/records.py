@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -50,3 +52,8 @@ def decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes | memoryview, what
         raise bad(f"a {what} of {len(data)} bytes does not make sense: {error}") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise bad(f"a {what} of {len(data)} bytes is cut short or damaged: {error}") from error
+
+
+def json_crc(body: object) -> int:
+    """The CRC-32 of a value of JSON, whatever the order of its names: what a file of JSON has beside it."""
+    return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -1,4 +1,4 @@
-"""States, state diffs, bundles and bindings <-> durable bytes.
+"""States, state diffs, bundles, bindings, files of the commit history and publications <-> durable bytes.
 
 A frame is: magic (4 bytes), kind (1), format version (1), CRC-32 of kind, version and body (u32, little-endian), body.
 The body is the State, the state diff, what a bundle lists or the binding as MessagePack. Every frame is verified when
@@ -10,22 +10,24 @@ A build knows one format version or several. All builds that serve a location wr
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from consensus import ENDED
-from persist.core.audit_log import Block, BlockIndex
+from persist.core.audit_log import Block, BlockAt, BlockIndex, Committed
 from persist.core.batch import Listing
+from persist.core.blob_keys import Journal
 from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.ids import LocationBinding
+from persist.core.ids import LocationBinding, SeqNo
 from persist.core.named_holds import LentKeys
 from persist.core.state import State, remembering
 from persist.core.state_diff import StateDiff
-from persist.formats.records import decoded, encoded
+from persist.formats.records import decoded, encoded, json_crc
 
 MAGIC = b"PSST"
 KIND_DIFF = b"D"
@@ -178,3 +180,121 @@ def _check_features(features: Iterable[str], what: str, build: Build) -> None:
     unknown = [name for name in features if name not in build.features]
     if unknown:
         raise UpgradeNeeded(f"a {what} needs {', '.join(unknown)}, which this persist does not know: upgrade it")
+
+
+# Entries of the commit history <-> the bytes of a file: blocks, each by itself compressed, and an index at the end.
+#
+# So a page of a long history costs the index and a block or two. When a new file takes in an older one, blocks that are
+# large enough are copied as they are.
+
+BLOCK_ENTRIES = 500  # at least so many a full block has, unless they say much
+BLOCK_BYTES = 64 * 1024  # or what callers have said in them is so much
+BLOCK_BYTES_MAX = 64 * 1024 * 1024  # of one block, before it was compressed
+COMPRESSION = 1  # of zlib: entries are much alike, so more would cost much and gain nothing
+
+Commits = list[tuple[SeqNo, Committed]]
+
+
+class FileWriter:
+    """Writes the bytes of one file: `add` commits and whole files, ascending, then `finish`."""
+
+    def __init__(self, version: int = NEWEST_FORMAT) -> None:
+        self._version = version
+        self._written = bytearray()
+        self._blocks: list[BlockAt] = []
+        self._open: Commits = []
+        self._entries = self._info_bytes = 0
+
+    def add(self, commits: Iterable[tuple[SeqNo, Committed]]) -> None:
+        for seqno, commit in commits:
+            self._open.append((seqno, commit))
+            self._entries += len(commit.entries)
+            self._info_bytes += commit.info_bytes
+            if self._entries >= BLOCK_ENTRIES or self._info_bytes >= BLOCK_BYTES:
+                self._close_block()
+
+    def add_file(self, data: bytes, index_at: int) -> None:
+        """All of another file. Raises Corruption."""
+        for at in read_index(data[index_at:]).blocks:
+            piece = data[at.offset : at.offset + at.length]
+            commits = read_block(piece, at)
+            if at.entries >= BLOCK_ENTRIES or at.length >= BLOCK_BYTES:
+                self._close_block()
+                self._append(piece, at.first, at.last, at.entries)
+            else:
+                self.add(commits)
+
+    def finish(self) -> tuple[bytes, int, tuple[BlockAt, ...]]:
+        """The bytes, where the index begins in them, and the blocks."""
+        self._close_block()
+        index_at = len(self._written)
+        index = encode_blocks(BlockIndex(tuple(self._blocks)), self._version)
+        return bytes(self._written) + index, index_at, tuple(self._blocks)
+
+    def _close_block(self) -> None:
+        if self._open:
+            data = zlib.compress(encode_block(Block(tuple(self._open)), self._version), COMPRESSION)
+            self._append(data, self._open[0][0], self._open[-1][0], self._entries)
+            self._open, self._entries, self._info_bytes = [], 0, 0
+
+    def _append(self, data: bytes, first: SeqNo, last: SeqNo, entries: int) -> None:
+        self._blocks.append(BlockAt(first, last, entries, len(self._written), len(data)))
+        self._written += data
+
+
+def read_index(data: bytes) -> BlockIndex:
+    """The index of a file, from where it begins. Raises Corruption, UpgradeNeeded."""
+    return decode_blocks(data)
+
+
+def read_block(data: bytes, at: BlockAt) -> Commits:
+    """The commits of a block, ascending. Raises Corruption, UpgradeNeeded."""
+    inflating = zlib.decompressobj()
+    try:
+        frame = inflating.decompress(data, BLOCK_BYTES_MAX)
+    except zlib.error as error:
+        raise Corruption(f"a block of history of {len(data)} bytes cannot be read: {error}") from error
+    commits = list(decode_block(frame).commits)
+    if not commits or (commits[0][0], commits[-1][0]) != (at.first, at.last):
+        raise Corruption(f"a block of history does not hold v{at.first} to v{at.last}, as its index says")
+    return commits
+
+
+def descending(blocks: Iterable[BlockAt], before: SeqNo) -> Iterator[BlockAt]:
+    """The blocks with commits up to `before`, newest first."""
+    return reversed([at for at in blocks if at.first <= before])
+
+
+# Journals of publications and catalogues <-> durable bytes.
+
+KIND_JOURNAL = b"J"
+_JOURNAL = msgspec.msgpack.Decoder(Journal)
+
+
+def encode_journal(journal: Journal) -> bytes:
+    """The durable bytes of a journal. It has the first format version; its entries have their own."""
+    return frame(KIND_JOURNAL, encoded(journal), FIRST_FORMAT)
+
+
+def decode_journal(data: bytes, build: Build = THIS_BUILD) -> Journal:
+    """Read a journal. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
+    return decoded(_JOURNAL, unframe(KIND_JOURNAL, data, "journal", build), "journal", Corruption)
+
+
+def encode_catalogue(shards: Mapping[str, str]) -> bytes:
+    """The durable bytes of a catalogue: the id of each shard by its name, "" where the shard was dropped."""
+    document = {"version": 1, "crc32": json_crc(shards), "shards": dict(sorted(shards.items()))}
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_catalogue(data: bytes) -> dict[str, str]:
+    """Read a catalogue. Raises Corruption."""
+    try:
+        found = json.loads(data)
+        shards = {str(name): str(shard_id) for name, shard_id in found["shards"].items()}
+        crc32 = found["crc32"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Corruption(f"a catalogue of {len(data)} bytes does not make sense: {error}") from error
+    if crc32 != json_crc(shards):
+        raise Corruption(f"a catalogue of {len(data)} bytes fails its checksum")
+    return shards

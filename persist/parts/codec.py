@@ -24,82 +24,10 @@ from persist.parts.column_types import check_no_stray_null, whole_table
 from persist.parts.consolidate import join
 from persist.parts.key_encoding import SortedKeys, lower_bound, successor, upper_bound
 from persist.parts.memory_size import by_itself
-from persist.parts.parquet_guard import CHUNKS_MAX, check_footer, check_metadata, leaves
+from persist.parts.parquet_guard import CHUNKS_MAX, check_footer, check_metadata, chunk_start, leaves
 from persist.parts.row_stats import Known, Stats, Teller, known_of
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import extremes, is_bytes, one_chunk
-
-# CRC-32 of bytes of which some pieces are summed up already: these are not gone through again.
-#
-# Two sums become one by arithmetic on polynomials over GF(2), modulo that of CRC-32, as in zlib's `crc32_combine`.
-
-
-SUMMED_AGAIN_MAX = 256 * 1024  # bytes of a piece up to which going through them is quicker than the arithmetic
-_POLYNOMIAL = 0xEDB88320  # of CRC-32, its bits in reverse: bit 31 is the coefficient of 1
-_ONE = 1 << 31
-_BYTE = 3  # 2 ** 3 bits
-
-
-class Checksums:
-    """Sums of pieces of a body, and of the body."""
-
-    def __init__(self, body: memoryview) -> None:
-        self._body = body
-        self._known: dict[int, tuple[int, int]] = {}  # by where a large piece begins: its size and sum
-
-    def of(self, start: int, size: int) -> int:
-        """The CRC-32 of the bytes `[start, start + size)`."""
-        found = zlib.crc32(self._body[start : start + size])
-        if size > SUMMED_AGAIN_MAX:
-            self._known[start] = (size, found)
-        return found
-
-    def whole(self) -> int:
-        """The CRC-32 of the body. Pieces that were asked for are not read again, unless they overlap."""
-        at, total = 0, 0
-        for start, (size, found) in sorted(self._known.items()):
-            if start >= at:
-                total = joined(zlib.crc32(self._body[at:start], total), found, size)
-                at = start + size
-        return zlib.crc32(self._body[at:], total)
-
-
-def joined(first: int, second: int, second_size: int) -> int:
-    """The CRC-32 of two byte strings one after the other, given that of each, and how many bytes the second has."""
-    return _product(_shift(second_size), first) ^ second
-
-
-def _product(a: int, b: int) -> int:
-    found = 0
-    while a:
-        if a & _ONE:
-            found ^= b
-        a = a << 1 & 0xFFFFFFFF
-        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
-    return found
-
-
-def _powers() -> tuple[int, ...]:
-    """`x ** (2 ** n)` for n in [0, 32): from there on they repeat."""
-    found = [_ONE >> 1]
-    while len(found) < 32:
-        found.append(_product(found[-1], found[-1]))
-    return tuple(found)
-
-
-_POWERS = _powers()
-
-
-def _shift(size: int) -> int:
-    """`x` to the power of the bits of so many bytes."""
-    found, place = _ONE, _BYTE
-    while size:
-        if size & 1:
-            found = _product(_POWERS[place % 32], found)
-        size >>= 1
-        place += 1
-    return found
-
 
 # The index of a Parquet part as it is written: JSON between the last row group and the Parquet footer.
 #
@@ -374,9 +302,8 @@ class ParquetEncoder:
         footer = self._sink.tail.getvalue()
         body = self._sink.getbuffer()
         groups = self._groups or [_Group(0, 0, b"", b"", ())]  # bounds of a part without rows
-        sums = Checksums(body)
-        index = _encode_index(_read_metadata(footer), self._groups, sums, stats.time_min == stats.time_max)
-        checksum = zlib.crc32(index + footer, sums.whole())
+        index = _encode_index(_read_metadata(footer), self._groups, body, stats.time_min == stats.time_max)
+        checksum = zlib.crc32(index + footer, zlib.crc32(body))
         body.release()
         self._sink.tail = None
         self._sink.seek(0, io.SEEK_END)
@@ -522,18 +449,15 @@ def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
     return dictionary or False, encodings
 
 
-def _encode_index(metadata: Any, groups: Sequence[_Group], sums: Checksums, has_one_time: bool) -> bytes:
+def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has_one_time: bool) -> bytes:
     described = []
     for number, group in enumerate(groups):
         row_group = metadata.row_group(number)
         chunks = []
         for position in range(row_group.num_columns):
             chunk = row_group.column(position)
-            start = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-                start = min(start, chunk.dictionary_page_offset)
-            size = chunk.total_compressed_size
-            chunks.append((start, size, sums.of(start, size)))
+            start, size = chunk_start(chunk), chunk.total_compressed_size
+            chunks.append((start, size, zlib.crc32(body[start : start + size])))
         entry: dict[str, Any] = {
             "rows": group.rows,
             "nbytes": group.nbytes,

@@ -21,6 +21,8 @@ from persist.parts.sort_words import Mask, one_chunk
 # What is known of rows without looking at them again: their bounds, their sums, and whether some are twins.
 
 
+# Without the names of twins one column of a shard whose history is kept takes eight times as long to read, and all of
+# them twice as long (`python -m bench.history --only straight`).
 TWINS_SHARE = 4  # of the rows of a row group at most one in so many is told to be a twin of the row before
 _NUMBER = np.dtype("<u2")  # of a row: a row group has at most 65,536
 FEW_ROWS = 64  # of which bounds and sums are taken in Python: calls of numpy take longer

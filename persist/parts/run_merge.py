@@ -26,7 +26,8 @@ from persist.parts.sort_words import column, one_chunk
 # Weaving few rows into many: the rows of a merge where one input is much the longest, and its rows are settled.
 #
 # Only rows of it that may be equal to one of the few are compared as a whole. Which these are is told by one word of
-# their keys, the first in which they differ; all others stay where they are.
+# their keys, the first in which they differ; all others stay where they are. Without it reading a compacted shard with
+# a few batches on top takes six tenths more (`python -m bench.history --only straight`).
 
 
 Ints: TypeAlias = npt.NDArray[np.int64]

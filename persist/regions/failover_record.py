@@ -6,7 +6,6 @@ What the old home has acknowledged beyond that is its divergence, which `salvage
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,7 @@ from blob import Blob, BlobExists
 from persist.copies.recovery import Recovered
 from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.frontier import Antichain
+from persist.formats.records import json_crc
 from persist.formats.store_errors import translated
 
 PREFIX = "promotions/"
@@ -119,7 +119,7 @@ def _encode(promotion: Promotion) -> bytes:
             for name, kept in sorted(promotion.shards.items())
         },
     }
-    return json.dumps({"persist": "promotion", "version": VERSION, "body": body, "crc32": _crc(body)}).encode()
+    return json.dumps({"persist": "promotion", "version": VERSION, "body": body, "crc32": json_crc(body)}).encode()
 
 
 def _decode(data: bytes, where: str) -> Promotion:
@@ -130,7 +130,7 @@ def _decode(data: bytes, where: str) -> Promotion:
         if told["version"] > VERSION:
             raise UpgradeNeeded(f"{where} is of a later version than this persist knows: upgrade it")
         body = told["body"]
-        if told["crc32"] != _crc(body):
+        if told["crc32"] != json_crc(body):
             raise Corruption(f"{where} fails its checksum")
         shards = {
             name: Kept(version, Antichain.from_json(upper), Antichain.from_json(resumes), shard_id, acknowledged)
@@ -139,7 +139,3 @@ def _decode(data: bytes, where: str) -> Promotion:
         return Promotion(body["location"], body["epoch"], body["region"], body["of"], body["at_ms"], shards)
     except (KeyError, TypeError, ValueError) as error:
         raise Corruption(f"{where} does not make sense: {error!r}") from error
-
-
-def _crc(body: object) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from persist.client.arguments import read_bounded
 from persist.client.server_address import Trust
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
+from persist.formats.records import json_crc
 from persist.regions.asking import RegionServer
 from persist.regions.opening import check_region
 
@@ -115,7 +115,7 @@ def encode_index(index: Index) -> bytes:
     """The bytes of the file. Raises InvalidUsage."""
     index.check()
     body = index_json(index)
-    told = {"persist": "regions", "version": VERSION, "regions": body, "crc32": _crc(body)}
+    told = {"persist": "regions", "version": VERSION, "regions": body, "crc32": json_crc(body)}
     return (json.dumps(told, indent=1) + "\n").encode()
 
 
@@ -130,7 +130,7 @@ def decode_index(data: bytes, where: str) -> Index:
     if type(told.get("version")) is not int or told["version"] > VERSION:
         raise UpgradeNeeded(f"{where} is of a later version than this persist knows: upgrade it")
     body = told.get("regions")
-    if not isinstance(body, dict) or told.get("crc32") != _crc(body):
+    if not isinstance(body, dict) or told.get("crc32") != json_crc(body):
         raise Corruption(f"{where} fails its checksum: set it by `persist region`, not by hand")
     try:
         return index_of(body)
@@ -301,10 +301,6 @@ def index_of(told: dict[str, Any]) -> Index:
     index = Index(regions)
     index.check()
     return index
-
-
-def _crc(body: object) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
 
 
 # Changes of the index in its file, one at a time: who changes it reads, decides and writes while no other one does.

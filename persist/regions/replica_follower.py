@@ -30,8 +30,7 @@ from persist.core.blob_keys import (
 from persist.core.errors import Corruption, PersistError, Unavailable, UpgradeNeeded
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.state import State
-from persist.formats.publication_frames import decode_catalogue, decode_journal
-from persist.formats.state_frames import THIS_BUILD, Build, decode_diff
+from persist.formats.state_frames import THIS_BUILD, Build, decode_catalogue, decode_diff, decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts.read_plan import read_bundle
 

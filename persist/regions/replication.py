@@ -27,7 +27,7 @@ from persist.core.blob_keys import (
 )
 from persist.core.errors import Conflict, Corruption, InvalidUsage
 from persist.core.ids import family_of, shard_id_of
-from persist.formats.publication_frames import decode_journal
+from persist.formats.state_frames import decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.regions.failover_record import PREFIX
 

@@ -19,9 +19,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.parts.python_values import column_of
-from persist.parts.schema_changes import AddColumn, Change, WidenColumn, altered
+from persist.parts.schema_changes import AddColumn, Change, WidenColumn, altered, check_added, check_kept
 from persist.parts.schema_evolution import check_evolution, evolution_error, is_of_days, widening_error
-from persist.parts.schema_validation import check_added, check_kept
 from persist.spark import executors
 from persist.spark.options import Target, WriteOptions
 from persist.spark.spark_schemas import inner_types, spark_type, stored_schema

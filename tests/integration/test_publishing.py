@@ -15,8 +15,7 @@ from persist.core.errors import Corruption, Indeterminate, InvalidUsage, ReadOnl
 from persist.core.ids import SeqNo
 from persist.core.record import replace
 from persist.core.trace import trace_of
-from persist.formats.publication_frames import decode_catalogue, decode_journal
-from persist.formats.state_frames import decode_diff
+from persist.formats.state_frames import decode_catalogue, decode_diff, decode_journal
 from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import NAME, World

@@ -18,7 +18,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, TokenReused
 from persist.core.state import SchemaRecord
-from persist.parts.schema_validation import FIELDS_MAX, FIXED_ROW_BYTES_MAX, NAME_CHARS_MAX, SCHEMA_BYTES_MAX
+from persist.parts.schema_changes import FIELDS_MAX, FIXED_ROW_BYTES_MAX, NAME_CHARS_MAX, SCHEMA_BYTES_MAX
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.location import memory_location

@@ -12,7 +12,7 @@ import persist.commit.commit_plan
 from persist.core.audit_log import CommandEntry, Committed
 from persist.core.ids import SeqNo
 from persist.core.state import Policy, State
-from persist.formats.entry_frames import FileWriter
+from persist.formats.state_frames import FileWriter
 from tests.simulation.runner import Plan, run_plan
 
 SEED = 4  # its plan has chroniclers

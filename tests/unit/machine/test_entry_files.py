@@ -14,7 +14,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
 from persist.core.record import replace
 from persist.core.state import State
-from persist.formats.entry_frames import BLOCK_ENTRIES, read_index
+from persist.formats.state_frames import BLOCK_ENTRIES, read_index
 from tests.support.location import memory_location
 from tests.support.shard import Shard
 

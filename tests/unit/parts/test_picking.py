@@ -43,16 +43,6 @@ def test_many_rows(name: str, start: int) -> None:
         assert found.equals(values.take(rows))
 
 
-@pytest.mark.parametrize("kinds", [3, 1000, 40_000])
-def test_texts_of_which_few_differ(kinds: int) -> None:
-    """Those of which many differ are picked one by one."""
-    values = pa.array([f"text {number % kinds}" for number in range(2 * row_sort.SAMPLED + 1)]).slice(1)
-    rows = pa.array(np.random.default_rng(0).permutation(len(values)))
-    found = picked(values, rows)
-    found.validate(full=True)
-    assert found.equals(values.take(rows))
-
-
 @pytest.mark.parametrize("kind", ALL, ids=str)
 @given(data=st.data())
 def test_few_rows_of_every_type(kind: Any, data: st.DataObject) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import persist
 from persist.client.connect import Client
 from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard
-from persist.parts import schema_validation
+from persist.parts import schema_changes
 from persist.spark import options as option_names
 from persist.spark import table
 from persist.spark.options import Options, Target
@@ -241,7 +241,7 @@ def test_a_feed_of_a_shard_that_has_such_a_column_is_refused_and_other_reads_are
 ) -> None:
     """Python once made such shards."""
     with monkeypatch.context() as once:
-        once.setattr(schema_validation, "RESERVED", frozenset())
+        once.setattr(schema_changes, "RESERVED", frozenset())
         shard = client.create_shard("orders", pa.schema([*SCHEMA, ("_change_type", pa.string())]), ["k"])
     shard.insert([{"k": "a", "n": 1, "_change_type": "x"}])
     with pytest.raises(InvalidUsage, match="has a column '_change_type', and so has a change feed; leave that"):
