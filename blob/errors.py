@@ -1,4 +1,4 @@
-"""Errors of blob stores, named by what the caller does next.
+"""Errors of blob stores, named by what the caller does next, and URLs as messages show them, without secrets.
 
 A blob is written once and never changed, so *every* failed call may be repeated: there is no "may have
 happened" class here. A put that failed after the bytes landed is simply confirmed by the retry.
