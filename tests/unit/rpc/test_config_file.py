@@ -74,13 +74,6 @@ BAD = {
     "port 1": r"is no TOML: .*\(at line 1",
 }
 NUMBERS = [one for one in SETTINGS if one.kind is int]
-BAD |= {
-    f"[{one.table}]\n{one.name} = {value}"
-    if one.table
-    else f"{one.name} = {value}": rf"{one.key} is {value} and must be"
-    for one in NUMBERS
-    for value in (int(one.least) - 1, int(one.most) + 1)
-}
 
 
 def named(name: str) -> Setting:
@@ -230,10 +223,10 @@ def test_check_shows_the_default_directory_and_tells_of_a_misspelt_variable(
     assert shown[-1] == "# nothing reads the variable PERSIST_PROT: did you mean PERSIST_PORT?"
 
 
-@pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.key)
-def test_settings_of_a_program_have_the_ranges_of_a_file(setting: Setting) -> None:
-    with pytest.raises(InvalidUsage, match=setting.name):
-        server_settings({setting: int(setting.most) + 1}).check()
+def test_settings_of_a_program_have_the_ranges_of_a_file() -> None:
+    for setting in NUMBERS:
+        with pytest.raises(InvalidUsage, match=setting.name):
+            server_settings({setting: int(setting.most) + 1}).check()
 
 
 def test_a_server_that_lingers_commits_together_what_comes_meanwhile() -> None:

@@ -40,12 +40,19 @@ def test_names_that_are_none(body: bytes) -> None:
         HttpTransport(calls, HttpBlob(calls, "mem:"), Policy(), TestClock(), AscendingIds()).names("", "", 10)
 
 
-@pytest.mark.parametrize("key", ["version", "blob", "policy"])
-@pytest.mark.parametrize("value", [{}, [], None, "x", -0.5, ["x"], {"url": "x"}, {"writers_max": 1e999}])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("version", "x"),
+        ("version", None),
+        ("blob", ["x"]),
+        ("blob", {"url": "x"}),
+        ("policy", []),
+        ("policy", {"writers_max": 1e999}),
+    ],
+)
 def test_a_location_that_is_none(key: str, value: object) -> None:
     good = {"version": PROTOCOL_VERSION, "blob": {"url": "mem:", "proof": ""}, "policy": {}}
-    if (key, value) == ("policy", {}):
-        return
     said = answer(200, json.dumps({**good, key: value}).encode())
     with Answering(said) as server, pytest.raises(InvalidUsage, match="not a persist server"):
         persist.connect(server.url)
