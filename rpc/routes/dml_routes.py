@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import Query, Request
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from persist.client.merge import Merge, source, target
@@ -26,7 +28,7 @@ from persist.parts.python_values import keys_of_json
 from rpc.app_state import principal_of, service_of
 from rpc.route_table import Router
 from rpc.routes.long_work import worked_with_body
-from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, rows_body, token_of
+from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, JsonBody, read_as, rows_body, token_of
 
 router = Router(prefix="/v1/shards", tags=["verbs"])
 
@@ -36,6 +38,38 @@ ReadTime = Annotated[
 ]
 Where = Annotated[str, Query(description="A predicate: which rows go.", max_length=PREDICATE_CHARS_MAX)]
 _ROWS = rows_body("Rows, each there once.")
+B = TypeVar("B", bound=JsonBody)
+
+
+class _Delete(JsonBody):
+    where: str | None = None
+    keys: Any = None
+
+
+class _Update(JsonBody):
+    set: dict[str, Any]
+    where: str | None = None
+
+
+class _Value(JsonBody):
+    """What a column becomes: one of these."""
+
+    value: Any = UNSET
+    source: str | UnsetType = UNSET
+    target: str | UnsetType = UNSET
+
+
+class _Clause(JsonBody):
+    when: str
+    then: str
+    condition: str | None = msgspec.field(name="if", default=None)
+    set: dict[str, _Value] | None = None
+
+
+class _Merge(JsonBody):
+    rows: list[Any]
+    clauses: list[_Clause]
+    on: list[str] | None = None
 
 
 def _json_body(example: dict[str, Any]) -> dict[str, Any]:
@@ -125,14 +159,13 @@ async def replace_where(
 async def delete(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`where` or `keys` say which. History keeps them; `erasures` take rows away for good."""
 
-    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any], allowed: Allowance) -> Edited:
-        given = body.get("keys")
-        if isinstance(given, list):
-            allowed.spend(len(given) * row_bytes(shard.schema.arrow))
-        keys = keys_of_json(shard.schema, given)
-        return shard.delete(body.get("where"), keys=keys, **options)
+    def done(shard: Shard, body: _Delete, options: dict[str, Any], allowed: Allowance) -> Edited:
+        if isinstance(body.keys, list):
+            allowed.spend(len(body.keys) * row_bytes(shard.schema.arrow))
+        keys = keys_of_json(shard.schema, body.keys)
+        return shard.delete(body.where, keys=keys, **options)
 
-    return await _with_json(request, ("where", "keys"), (read_time, token), done, is_exact=True)
+    return await _with_json(request, _Delete, (read_time, token), done, is_exact=True)
 
 
 @router.on(
@@ -147,10 +180,10 @@ async def delete(request: Request, read_time: ReadTime = None, token: Idempotenc
 async def update(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`set` has a value for each of these columns. Without `where` all rows get them."""
 
-    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any], _allowed: Allowance) -> Edited:
-        return shard.update(_values(body.get("set"), shard.schema), body.get("where"), **options)
+    def done(shard: Shard, body: _Update, options: dict[str, Any], _allowed: Allowance) -> Edited:
+        return shard.update(_values(body.set, shard.schema), body.where, **options)
 
-    return await _with_json(request, ("set", "where"), (read_time, token), done)
+    return await _with_json(request, _Update, (read_time, token), done)
 
 
 _MERGE = {
@@ -179,16 +212,16 @@ async def merge(request: Request, read_time: ReadTime = None, token: Idempotency
     a value, `{"value": 1}`, `{"source": "amount"}` or `{"target": "amount"}`, for each of these columns.
     """
 
-    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any], allowed: Allowance) -> Edited:
-        found = shard.merge(_source(body.get("rows"), shard.schema, allowed), body.get("on"))
-        clauses = body.get("clauses")
-        if not isinstance(clauses, list):
-            raise InvalidUsage("clauses must be a list of what is to happen to which rows")
-        for clause in clauses:
+    service, principal = service_of(request), principal_of(request)
+
+    def done(shard: Shard, body: _Merge, options: dict[str, Any], allowed: Allowance) -> Edited:
+        service.quotas.rows(principal, len(body.rows))
+        found = shard.merge(_source(body.rows, shard.schema, allowed), body.on)
+        for clause in body.clauses:
             found = _with_clause(found, clause, shard.schema)
         return found.execute(**options)
 
-    return await _with_json(request, ("rows", "on", "clauses"), (read_time, token), done)
+    return await _with_json(request, _Merge, (read_time, token), done)
 
 
 async def _with_rows(
@@ -215,22 +248,17 @@ async def _with_rows(
 
 async def _with_json(
     request: Request,
-    fields: tuple[str, ...],
+    kind: type[B],
     how: tuple[int | None, str | None],
-    work: Callable[[Shard, dict[str, Any], dict[str, Any], Allowance], Edited],
+    work: Callable[[Shard, B, dict[str, Any], Allowance], Edited],
     *,
     is_exact: bool = False,
 ) -> Response:
-    service, options, principal = service_of(request), _options(request, how), principal_of(request)
+    service, options = service_of(request), _options(request, how)
 
     def read(shard: Shard, data: bytes) -> Edited:
         with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
-            body = body_json(data, allowed.spend, is_exact=is_exact)
-            if not isinstance(body, dict) or body.keys() - set(fields):
-                raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")
-            given = body.get("rows")
-            if isinstance(given, list):
-                service.quotas.rows(principal, len(given))
+            body = read_as(kind)(body_json(data, allowed.spend, is_exact=is_exact))
             return work(shard, body, options, allowed)
 
     return await worked_with_body(request, service.limits.rows_bytes_max, read)
@@ -241,18 +269,18 @@ def _options(request: Request, how: tuple[int | None, str | None]) -> dict[str, 
     return {"read_time": read_time, "token": token_of(request, token)}
 
 
-def _values(given: object, schema: ShardSchema) -> dict[str, Any]:
+def _values(given: dict[str, Any], schema: ShardSchema) -> dict[str, Any]:
     """A value for each of these columns, as rows in JSON give them. Raises InvalidUsage."""
-    if not isinstance(given, dict) or not given:
+    if not given:
         raise InvalidUsage('set must give values by the names of columns, such as {"state": "paid"}')
     fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in schema.columns(given)])
     found = _read("set has a value that does not fit its column", [given], fields)
     return {name: found.column(name)[0] for name in fields.names}
 
 
-def _source(given: object, schema: ShardSchema, allowed: Allowance) -> list[dict[str, Any]]:
+def _source(given: list[Any], schema: ShardSchema, allowed: Allowance) -> list[dict[str, Any]]:
     """Rows of a merge, with those of the shard's columns as it has them, and any others. Raises InvalidUsage."""
-    if not isinstance(given, list) or not all(isinstance(row, dict) for row in given):
+    if not all(isinstance(row, dict) for row in given):
         raise InvalidUsage('rows must be a list of rows, such as [{"id": 7, "amount": 5}]')
     known = [name for name in dict.fromkeys(name for row in given for name in row) if name in schema.arrow.names]
     fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in known])
@@ -269,24 +297,19 @@ def _read(what: str, given: list[Any], fields: pa.Schema, spend: Spend | None = 
         raise InvalidUsage(f"{what}: {str(error).splitlines()[0]}") from error
 
 
-def _with_clause(merge: Merge, clause: object, schema: ShardSchema) -> Merge:
+def _with_clause(merge: Merge, clause: _Clause, schema: ShardSchema) -> Merge:
     """The merge with one more clause. Raises InvalidUsage."""
-    if not isinstance(clause, dict) or clause.keys() - {"when", "if", "then", "set"}:
-        raise InvalidUsage("a clause is an object with when, then, and perhaps if and set")
-    condition, sets = clause.get("if"), clause.get("set")
-    if condition is not None and not isinstance(condition, str):
-        raise InvalidUsage("if must be a text such as 'source.amount > 0'")
-    given = None if sets is None else _expressions(sets, schema)
-    kinds: dict[tuple[object, object], Callable[[], Merge]] = {
+    condition = clause.condition
+    given = None if clause.set is None else _expressions(clause.set, schema)
+    kinds: dict[tuple[str, str], Callable[[], Merge]] = {
         ("matched", "update"): lambda: merge.when_matched_update(given, condition),
         ("matched", "delete"): lambda: merge.when_matched_delete(condition),
         ("not matched", "insert"): lambda: merge.when_not_matched_insert(given, condition),
         ("not matched by source", "update"): lambda: merge.when_not_matched_by_source_update(given or {}, condition),
         ("not matched by source", "delete"): lambda: merge.when_not_matched_by_source_delete(condition),
     }
-    when, then = clause.get("when"), clause.get("then")
-    made = kinds.get((when, then)) if isinstance(when, str) and isinstance(then, str) else None
-    if made is None or (given is not None and clause.get("then") == "delete"):
+    made = kinds.get((clause.when, clause.then))
+    if made is None or (given is not None and clause.then == "delete"):
         raise InvalidUsage(
             "a clause is one of: matched, update or delete; not matched, insert; not matched by source, update or "
             "delete"
@@ -294,19 +317,18 @@ def _with_clause(merge: Merge, clause: object, schema: ShardSchema) -> Merge:
     return made()
 
 
-def _expressions(sets: object, schema: ShardSchema) -> dict[str, Any]:
-    if not isinstance(sets, dict) or not sets:
+def _expressions(sets: dict[str, _Value], schema: ShardSchema) -> dict[str, Any]:
+    if not sets:
         raise InvalidUsage('set must give what each column becomes, such as {"amount": {"source": "amount"}}')
     schema.columns(sets)
     found: dict[str, Any] = {}
     for name, said in sets.items():
-        if not isinstance(said, dict) or len(said) != 1 or not said.keys() <= {"value", "source", "target"}:
+        if sum(one is not UNSET for one in (said.value, said.source, said.target)) != 1:
             raise InvalidUsage(f"column {name!r} becomes one of {{value}}, {{source}} or {{target}}")
-        (kind, value), *_ = said.items()
-        if kind == "value":
-            found[name] = _values({name: value}, schema)[name]
-        elif not isinstance(value, str):
-            raise InvalidUsage(f"column {name!r} is to become a column, which is named by a text")
+        if isinstance(said.source, str):
+            found[name] = source(said.source)
+        elif isinstance(said.target, str):
+            found[name] = target(said.target)
         else:
-            found[name] = source(value) if kind == "source" else target(value)
+            found[name] = _values({name: said.value}, schema)[name]
     return found

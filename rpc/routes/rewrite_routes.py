@@ -29,7 +29,7 @@ from persist.parts.python_values import keys_of_json
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.route_table import Router
 from rpc.routes.long_work import worked, worked_with_body
-from rpc.routes.parameters import AsOf, Format, IdempotencyToken, json_response, token_of
+from rpc.routes.parameters import AsOf, Format, IdempotencyToken, JsonBody, json_response, read_as, token_of
 from rpc.routes.row_routes import open_shard, streamed, timestamp_header
 
 # What a shard was: the changes between two of its times, making it again what it was, and truncating it.
@@ -140,7 +140,20 @@ def _headers(found: Changes) -> dict[str, str]:
 
 
 BODY_BYTES_MAX = 1024 * 1024
-FIELDS = ("keys", "where", "gone", "deadline", "reason", "tags", "force")
+
+
+class _Erasure(JsonBody):
+    """Which rows: `keys` or `where`; or `gone`, those that were retracted or truncated before."""
+
+    keys: Any = None
+    where: str | None = None
+    gone: bool = False
+    deadline: str | None = None
+    reason: str = ""
+    tags: bool = False
+    force: bool = False
+
+
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -172,8 +185,15 @@ async def erase(request: Request, token: IdempotencyToken = None) -> Response:
 
     def work(shard: Shard, data: bytes) -> ErasureStatus:
         wanted = _read(data)
-        keys = keys_of_json(shard.schema, wanted.pop("keys", None))
-        return shard.erase(**wanted, keys=keys, token=given)
+        return shard.erase(
+            keys=keys_of_json(shard.schema, wanted.keys),
+            where=wanted.where,
+            deadline=wanted.deadline,
+            reason=wanted.reason,
+            tags=wanted.tags,
+            force=wanted.force,
+            token=given,
+        )
 
     return await worked_with_body(request, BODY_BYTES_MAX, work)
 
@@ -214,19 +234,13 @@ async def _statuses(service: Service, name: str) -> dict[str, ErasureStatus]:
     return statuses(found)
 
 
-def _read(data: bytes) -> dict[str, Any]:
+def _read(data: bytes) -> _Erasure:
     """The question of a body. Raises InvalidUsage, which does not repeat it."""
     try:
-        wanted = json.loads(data, object_pairs_hook=named_once, **EXACT_NUMBERS)
+        value = json.loads(data, object_pairs_hook=named_once, **EXACT_NUMBERS)
     except (ValueError, RecursionError):
         raise InvalidUsage("the body cannot be read as JSON") from None
-    if not isinstance(wanted, dict):
-        raise InvalidUsage('the body must be a JSON object such as {"keys": [["ann"]]}')
-    if wanted.keys() - set(FIELDS):
-        raise InvalidUsage(f"the body has a field that is none of {', '.join(FIELDS)}")
-    gone = wanted.pop("gone", False)
-    if not isinstance(gone, bool):
-        raise InvalidUsage("gone must be true or false")
-    if gone != (wanted.get("keys") is None and wanted.get("where") is None):
+    wanted = read_as(_Erasure)(value)
+    if wanted.gone != (wanted.keys is None and wanted.where is None):
         raise InvalidUsage("give keys or where; or, to retract no row and let what went before go for good, gone: true")
     return wanted

@@ -26,7 +26,7 @@ from persist.formats.http_messages import result_to_json
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.change_streams import HeldStream, Stepped
 from rpc.command_endpoint import check_upper
-from rpc.insert_endpoint import Kind, Posted, post
+from rpc.insert_endpoint import InsertKind, Posted, post
 from rpc.route_table import Router
 from rpc.routes.parameters import (
     AsOfOrTag,
@@ -105,22 +105,22 @@ async def compare_and_append(
     return await _posted(request, form, token, kind)
 
 
-_INSERT = Kind(None, lambda writer, token, runs: c.Insert(writer, token, runs))
+_INSERT = InsertKind(None, lambda writer, token, runs: c.Insert(writer, token, runs))
 
 
-def _append(request: Request, lower: str, upper: str) -> Kind:
+def _append(request: Request, lower: str, upper: str) -> InsertKind:
     since, until = frontier(lower, "lower"), frontier(upper, "upper")
     check_upper(principal_of(request), until)
-    return Kind(since.element, lambda writer, token, runs: c.Append(writer, token, since, until, runs))
+    return InsertKind(since.element, lambda writer, token, runs: c.Append(writer, token, since, until, runs))
 
 
-def _compare_and_append(request: Request, expected_upper: str, new_upper: str) -> Kind:
+def _compare_and_append(request: Request, expected_upper: str, new_upper: str) -> InsertKind:
     lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
     check_upper(principal_of(request), upper)
-    return Kind(lower.element, lambda writer, token, runs: c.CompareAndAppend(writer, token, lower, upper, runs))
+    return InsertKind(lower.element, lambda writer, token, runs: c.CompareAndAppend(writer, token, lower, upper, runs))
 
 
-async def _posted(request: Request, form: str | None, token: str | None, kind: Kind) -> Response:
+async def _posted(request: Request, form: str | None, token: str | None, kind: InsertKind) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     chosen = rows.format_of(request.headers.get("content-type"), form)
     posted = Posted(name, chosen, kind, token_of(request, token), caller_of(request), principal_of(request))

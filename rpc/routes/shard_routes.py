@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Query, Request
+from msgspec import UNSET
 from starlette.responses import Response
 
 from persist.client.embedded import EmbeddedTransport
@@ -43,6 +44,17 @@ NAMES_MAX = 1_000
 SCHEMA_BYTES_MAX = 4 * 1024 * 1024
 CLONE_BYTES_MAX = 4 * 1024
 BATCHES_ON_THE_LOOP_MAX = 50  # a view with more is written on another thread
+
+
+class _Create(JsonBody):
+    """The columns as `fields`, or as `schema` and `key`."""
+
+    fields: Any = UNSET
+    schema: Any = UNSET
+    key: Any = UNSET
+    unique: Any = None
+    checks: Any = None
+    history: Any = UNSET
 
 
 class _Drop(JsonBody):
@@ -192,13 +204,14 @@ async def create(
 
 def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
     """The schema, and the settings if there are any, of a shard that is made. Raises InvalidUsage."""
+    body = read_as(_Create)(wanted)
+    columns = {"fields": body.fields, "schema": body.schema, "key": body.key}
     try:
-        given = Constraining.of(wanted.get("unique"), None, wanted.get("checks")) if isinstance(wanted, dict) else None
-        schema = read_schema(wanted)
-        record = (schema if given is None else given.applied(schema)).to_record()
+        schema = read_schema({name: value for name, value in columns.items() if value is not UNSET})
+        record = Constraining.of(body.unique, None, body.checks).applied(schema).to_record()
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
-    return record, ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
+    return record, None if body.history is UNSET else ShardSettings(history_ms(body.history), version=1)
 
 
 @router.on(
