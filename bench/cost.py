@@ -33,8 +33,8 @@ import pyarrow as pa
 import persist
 from bench.bars import bar
 from bench.cost_peers import Delta, Slate
-from compactor.metering import Metrics
-from compactor.scrubber import Scrubber, ScrubSettings
+from compactor.metering import MaintenanceMetrics
+from compactor.scrubber import SAMPLES, Scrubber
 from consensus.consensus_urls import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -113,8 +113,10 @@ class Ours:
     def check_sample(self) -> None:
         """Check a sample of the parts, as maintenance does once a day."""
         with closing(open_stores(self.blob, self.consensus)) as location:
-            settings = ScrubSettings(first_after_s=0.0, pause_s=0.0)
-            assert Scrubber(location, settings, Metrics(), location.all_names).once()
+            scrubber = Scrubber(
+                location, MaintenanceMetrics(), location.all_names, of=SAMPLES, rate=8 << 20, first_after_s=0.0
+            )
+            assert scrubber.once()
 
     def close(self) -> None:
         os.environ.pop("AWS_ENDPOINT_URL_S3", None)

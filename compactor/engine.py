@@ -83,7 +83,7 @@ class MergeJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class MergedChunk:
     """Parts that are durable; with those of earlier chunks they hold every row below `resume_key` (None: all rows).
 
     `crowded` is how many keys have more than one row at some time, where the shard asks that they have one.
@@ -95,7 +95,7 @@ class Chunk:
 
 
 class Engine(Protocol):
-    def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
+    def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
         """Write the job's rows as parts. `keep` is called from this thread now and then; what it raises ends the merge.
 
         BlobNotFound: an input is gone, because another has merged it. Errors of the blob store pass through.
@@ -121,7 +121,7 @@ class LocalEngine:
         self._ids = ids
         self._settings = settings
 
-    def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
+    def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
         threads = self._settings.threads
         job = replace(job, runs=tuple(expanded(job.runs, self._blob)))  # once for all ranges
         alone = RangeMerger(job, self._blob, self._ids, replace(self._settings, threads=1))  # has all the memory
@@ -138,7 +138,7 @@ class LocalEngine:
         fair = job.size // settings.threads
         return max(1, min(settings.chunk_bytes, max(fair, settings.part_bytes_target // 8)))
 
-    def _merge_in_threads(self, job: MergeJob, ranges: Sequence[KeyRange], keep: Keep) -> Iterator[Chunk]:
+    def _merge_in_threads(self, job: MergeJob, ranges: Sequence[KeyRange], keep: Keep) -> Iterator[MergedChunk]:
         settings = replace(self._settings, read_ahead=0)  # the ranges keep the threads busy already
         local = threading.local()
         stop = threading.Event()
@@ -147,15 +147,15 @@ class LocalEngine:
             if stop.is_set():
                 raise InterruptedError("the merge was given up")
 
-        def work(key_range: KeyRange) -> Chunk:
+        def work(key_range: KeyRange) -> MergedChunk:
             if not hasattr(local, "merger"):  # one for each thread: it keeps the footers that it read
                 local.merger = RangeMerger(job, self._blob, self._ids, settings)
-            found: Chunk = local.merger.merged(key_range, check)
+            found: MergedChunk = local.merger.merged(key_range, check)
             return found
 
         pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="persist-merge")
         waiting = deque(ranges)
-        running: deque[Future[Chunk]] = deque()
+        running: deque[Future[MergedChunk]] = deque()
         try:
             while waiting or running:
                 while waiting and len(running) < 2 * settings.threads:
@@ -195,11 +195,11 @@ class RangeMerger:
         # Empty splits (equal boundaries) are left out. The range after them begins where the one before them ended.
         return [found for found in (split.meet(rest) for split in planned) if not found.is_empty]
 
-    def merged(self, key_range: KeyRange, keep: Keep) -> Chunk:
+    def merged(self, key_range: KeyRange, keep: Keep) -> MergedChunk:
         """Merge one key range to its end. Keys that are not unique, though they should be, do not hold it up."""
         crowds = Crowds(self._sink.schema, self._job.drops) if self._sink.schema.details.unique else None
         parts = tuple(self._merge(key_range, keep, crowds))
-        return Chunk(parts, key_range.upper, 0 if crowds is None else crowds.finish().count)
+        return MergedChunk(parts, key_range.upper, 0 if crowds is None else crowds.finish().count)
 
     def _merge(self, key_range: KeyRange, keep: Keep, crowds: Crowds | None) -> Iterator[Part]:
         """The parts written, each as soon as it is durable."""
@@ -214,7 +214,7 @@ class RangeMerger:
         yield from writer.finish()
 
 
-def _wait(future: Future[Chunk]) -> None:
+def _wait(future: Future[MergedChunk]) -> None:
     try:
         future.exception(timeout=HEARTBEAT_POLL_S)
     except TimeoutError:

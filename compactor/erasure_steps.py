@@ -9,7 +9,6 @@ the end both stores are scanned, and what was found is the receipt.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 
 from compactor.loop import Ending, Task, never
 from compactor.orphans import Sweeper, SweepSettings
@@ -32,34 +31,29 @@ LOOK_AGAIN_S = 5.0
 SWEEP_AGAIN_S = 3_600.0
 
 
-@dataclass(frozen=True, slots=True)
-class EraserSettings:
-    """`sweep`: by which age blobs that nothing names are deleted.
-
-    `published_within_s`: so long after a commit a process may yet publish its log entry, with rows. A receipt waits for
-    that, counted from when no part shows the rows. 0: nobody publishes.
-    """
-
-    sweep: SweepSettings = field(default_factory=SweepSettings)
-    published_within_s: float = 0.0
-
-
 class Eraser:
-    """Takes erasures of shards of a location to their ends. Stateless between runs; any number may work at once."""
+    """Takes erasures of shards of a location to their ends. Stateless between runs; any number may work at once.
+
+    `sweep` says by which age blobs that nothing names are deleted. So long as `published_within_s` after a commit a
+    process may yet publish its log entry, with rows: a receipt waits for that, counted from when no part shows the
+    rows. 0: no process publishes.
+    """
 
     def __init__(
         self,
         location: Location,
         collector: Collector,
-        settings: EraserSettings | None = None,
         *,
+        sweep: SweepSettings | None = None,
+        published_within_s: float = 0.0,
         committer_of: CommitterOf | None = None,
         ending: Ending = never,
     ) -> None:
         self._ending = ending
         self._location = location
         self._collector = collector
-        self._settings = settings or EraserSettings()
+        self._sweep = sweep or SweepSettings()
+        self._published_within_s = published_within_s
         self._committer_of = committer_of or location.machine
 
     def run(self, name: str) -> float | None:
@@ -106,7 +100,7 @@ class Eraser:
             self._roll_up(machine)
             self._collector.run(machine.name)
             found = self._scanned(machine, erasure)
-        due_s = (erasure.rewritten_ms - self._location.clock.now_ms()) / 1000 + self._settings.published_within_s
+        due_s = (erasure.rewritten_ms - self._location.clock.now_ms()) / 1000 + self._published_within_s
         if due_s > 0:
             return max(LOOK_AGAIN_S, due_s)
         if found.older_count:
@@ -115,10 +109,10 @@ class Eraser:
         if lent_before(machine.refresh(), erasure):
             return SWEEP_AGAIN_S
         if found.unnamed_ms is not None:
-            due_ms = found.unnamed_ms + self._settings.sweep.age_ms - self._location.clock.now_ms()
+            due_ms = found.unnamed_ms + self._sweep.age_ms - self._location.clock.now_ms()
             if due_ms >= 0:
                 return min(SWEEP_AGAIN_S, max(LOOK_AGAIN_S, due_ms / 1000 + 1))
-            Sweeper(self._location, self._settings.sweep).sweep(machine.name)
+            Sweeper(self._location, self._sweep).sweep(machine.name)
             found = self._scanned(machine, erasure)
         if not found.is_clean or found.horizon < erasure.rewritten:
             return LOOK_AGAIN_S
@@ -151,8 +145,10 @@ def erasure_task(
     location: Location,
     collector: Collector,
     committer_of: CommitterOf | None = None,
-    settings: EraserSettings | None = None,
+    published_within_s: float = 0.0,
     ending: Ending = never,
 ) -> Task:
     """Take erasures a step further, and look again while one is under way."""
-    return Eraser(location, collector, settings, committer_of=committer_of, ending=ending).run
+    return Eraser(
+        location, collector, published_within_s=published_within_s, committer_of=committer_of, ending=ending
+    ).run

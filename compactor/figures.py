@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import persist
 from compactor.loop import Loop
-from compactor.metering import Metrics, ShardFigures
+from compactor.metering import MaintenanceMetrics, ShardFigures
 from persist.client.transport import Transport
 from persist.commit.figures import newest, of_location, of_process, of_shards, own_pools, pools
 from persist.commit.location import Location
@@ -47,7 +47,7 @@ VERIFIED = {
 
 
 def of_maintenance(
-    location: Location, loop: Loop, metrics: Metrics, transport: Transport | None = None
+    location: Location, loop: Loop, metrics: MaintenanceMetrics, transport: Transport | None = None
 ) -> Iterator[Family]:
     """All of one process. `transport`: by which it commits through a server, if it does."""
     yield from of_location(location)

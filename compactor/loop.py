@@ -87,7 +87,7 @@ class Schedule:
             heapq.heapify(self._heap)
 
 
-class Turns:
+class LookTurns:
     """All names of a location in turn, page by page: the first time as fast as they are asked for.
 
     After that a round begins every `period_s`, or when the one before has ended, if that takes longer. Then there are
@@ -176,20 +176,13 @@ def never() -> bool:
 RESCAN_S = 600.0  # how often all shards are looked at in any case, with a push channel
 RESCAN_PER_S = 5.0  # it takes longer where there are more shards than this for each second of it
 RESCAN_WITHOUT_PUSH_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """`patterns` are shell patterns of shard names. `concurrency`: how many shards are worked on at once."""
-
-    patterns: tuple[str, ...] = ("*",)
-    concurrency: int = 2
-    interval_s: float = 0.05
+INTERVAL_S = 0.05  # least pause between two rounds
 
 
 class Loop:
     """Keeps `task` running over the shards of a location until it is told to stop.
 
+    `patterns` are shell patterns of shard names. `concurrency`: how many shards are worked on at once.
     `per_shard` threads may be at one shard at a time, so that small merges go on while a large one runs.
     """
 
@@ -197,15 +190,17 @@ class Loop:
         self,
         location: Location,
         task: Task,
-        settings: LoopSettings | None = None,
         *,
+        patterns: tuple[str, ...] = ("*",),
+        concurrency: int = 2,
         per_shard: int = 1,
         stop: threading.Event | None = None,
     ) -> None:
         """`stop`: set by `stop`; tasks may ask it too."""
         self._location = location
         self._task = task
-        self._settings = settings or LoopSettings()
+        self.concurrency = concurrency
+        self._patterns = patterns
         self._per_shard = per_shard
         self._schedule = Schedule()
         self._is_owed = False  # the others have left those in turn no room
@@ -215,10 +210,6 @@ class Loop:
         self.running = 0
         self.looks = Durations()  # by what came of them
         self.round_ms = 0  # when the shards were listed last, by the wall clock
-
-    @property
-    def concurrency(self) -> int:
-        return self._settings.concurrency
 
     @property
     def waiting(self) -> int:
@@ -241,7 +232,7 @@ class Loop:
     def once(self) -> int:
         """Look at every shard once; how many could not be maintained."""
         before = self.failures
-        with ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="persist-maintain") as pool:
+        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="persist-maintain") as pool:
             for _ in pool.map(lambda name: None if self.stopping else self._attempt(name), self.names()):
                 if self.stopping:
                     break
@@ -252,7 +243,7 @@ class Loop:
         clock = self._location.clock
         unsubscribe = self._location.consensus.subscribe(self._moved)
         turns = self._turns(pushed=unsubscribe is not None)
-        pool = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="persist-maintain")
+        pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="persist-maintain")
         running: set[Future[None]] = set()
         try:
             while not self.stopping:
@@ -260,12 +251,12 @@ class Loop:
                 now = clock.monotonic()
                 running = {future for future in running if not future.done()}
                 self.running = len(running)
-                for name in self._due(turns, now, self._settings.concurrency - len(running)):
+                for name in self._due(turns, now, self.concurrency - len(running)):
                     future = pool.submit(self._look, name)
                     future.add_done_callback(lambda _: self._wake.set())
                     running.add(future)
                     self.running = len(running)
-                self._pause(now, turns.next_s, len(running) < self._settings.concurrency)
+                self._pause(now, turns.next_s, len(running) < self.concurrency)
         finally:
             if unsubscribe is not None:
                 unsubscribe()
@@ -278,23 +269,23 @@ class Loop:
             due = self._schedule.idle_s(now_s)
             wait = max(0.0, turn_at_s - now_s)
             if due is not None:
-                wait = min(wait, max(due, self._settings.interval_s))
+                wait = min(wait, max(due, INTERVAL_S))
         self._wake.wait(wait)
         if not self.stopping:
-            self._stop.wait(self._settings.interval_s)  # moves come in bursts: let them gather
+            self._stop.wait(INTERVAL_S)  # moves come in bursts: let them gather
 
-    def _turns(self, pushed: bool) -> Turns:
+    def _turns(self, pushed: bool) -> LookTurns:
         """All shards, by which those are found that moved without a word."""
         if pushed:
-            return Turns(self._listed, self._matches, RESCAN_S, RESCAN_PER_S)
-        return Turns(self._listed, self._matches, RESCAN_WITHOUT_PUSH_S, None)
+            return LookTurns(self._listed, self._matches, RESCAN_S, RESCAN_PER_S)
+        return LookTurns(self._listed, self._matches, RESCAN_WITHOUT_PUSH_S, None)
 
     def _listed(self, after: str, limit: int) -> list[str]:
         page = self._location.names("", after, limit, with_dropped=True)
         self.round_ms = self._location.clock.now_ms()
         return page
 
-    def _due(self, turns: Turns, now_s: float, room: int) -> list[str]:
+    def _due(self, turns: LookTurns, now_s: float, room: int) -> list[str]:
         """At most so many shards to look at now.
 
         Those in turn come where the others leave room. Where they leave none, one of them comes every other time: so
@@ -322,7 +313,7 @@ class Loop:
             self._wake.set()
 
     def _matches(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._settings.patterns)
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def _look(self, name: str) -> None:
         try:

@@ -67,7 +67,7 @@ class Counters:
 
 
 @dataclass
-class Metrics:
+class MaintenanceMetrics:
     """Counters of one process. Thread-safe."""
 
     counters: Counters = field(default_factory=Counters)
@@ -143,7 +143,7 @@ class Throttle:
 class MeteredBlobs:
     """The blob store as merges see it: counted and throttled. Not more than the three operations that they need."""
 
-    def __init__(self, inner: Blob, metrics: Metrics, throttle: Throttle) -> None:
+    def __init__(self, inner: Blob, metrics: MaintenanceMetrics, throttle: Throttle) -> None:
         self._inner = inner
         self._metrics = metrics
         self._throttle = throttle

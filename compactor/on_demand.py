@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compactor.metering import Metrics
+from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker, WorkerSettings
 from persist.client.idempotency import send
 from persist.client.transport import Transport
@@ -43,7 +43,7 @@ def optimize(location: Location, name: str) -> dict[str, Any]:
 def vacuum(location: Location, name: str) -> dict[str, Any]:
     """Some epochs of the collector. It may be repeated. Raises UnknownShard, ReadOnly, and what the stores do."""
     _there(location, name)
-    metrics = Metrics()
+    metrics = MaintenanceMetrics()
     collector = Collector(location, metrics=metrics)
     is_done = False
     for _ in range(EPOCHS_AT_ONCE):

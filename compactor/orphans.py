@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from blob import BlobNotFound, BlobStat, Unfinished
-from compactor.metering import Metrics
+from compactor.metering import MaintenanceMetrics
 from persist.commit.blob_tasks import keys_in
 from persist.commit.clone_refs import LoanLists
 from persist.commit.expiry import Silence
@@ -99,11 +99,11 @@ class Sweeper:
     """Sweeps shards of a location. Any number may work at once."""
 
     def __init__(
-        self, location: Location, settings: SweepSettings | None = None, *, metrics: Metrics | None = None
+        self, location: Location, settings: SweepSettings | None = None, *, metrics: MaintenanceMetrics | None = None
     ) -> None:
         self._location = location
         self._settings = settings or SweepSettings()
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or MaintenanceMetrics()
         self._store_clock = StoreClock(location.blob, location.clock, location.ids)
         self._silence = Silence(location, self._store_clock)
         self._loans = LoanLists(location.blob)

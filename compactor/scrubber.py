@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from blob import Blob
 from blob.metrics import ForwardingBlob
-from compactor.metering import Metrics
+from compactor.metering import MaintenanceMetrics
 from persist.commit.location import Location
 from persist.copies.throttled_blob import EndingBlob, EndingClock, PacedBlob, check_rate
 from persist.copies.verify import SAMPLES_MAX, How, Sample, samples_of, verified
@@ -24,27 +23,12 @@ log = logging.getLogger("persist.verify")
 
 DAY_S = 86_400.0
 DAY_MS = 86_400_000
-MIB = 1024 * 1024
 RETRY_S = 600.0  # after a run in which the shards could not be listed
 POLL_S = 5.0  # how often the thread checks whether a run is due
+FIRST_AFTER_S = 600.0  # a process begins so long after its start
+PAUSE_S = 0.1  # after each shard
+SAMPLES = 100  # that together are everything
 STOP_S = 5.0  # how long the end of a process waits for a read under way
-
-
-@dataclass(frozen=True, slots=True)
-class ScrubSettings:
-    """`of`: samples that together are everything. `rate`: bytes a second. A process begins after `first_after_s`."""
-
-    of: int = 100
-    rate: int = 8 * MIB
-    every_s: float = DAY_S
-    first_after_s: float = 600.0
-    pause_s: float = 0.1  # after each shard
-
-    def check(self) -> None:
-        """Raises InvalidUsage where a number makes no sense."""
-        check_rate(self.rate)
-        if not 1 <= self.of <= SAMPLES_MAX:
-            raise InvalidUsage(f"a sample is one of {self.of}; it must be one of 1 to {SAMPLES_MAX}")
 
 
 def samples_per_day(text: str) -> int | None:
@@ -52,22 +36,39 @@ def samples_per_day(text: str) -> int | None:
     return None if text.strip() == "0" else samples_of(text)
 
 
+def check_sample(of: int, rate: int) -> None:
+    """Raises InvalidUsage where a number makes no sense."""
+    check_rate(rate)
+    if not 1 <= of <= SAMPLES_MAX:
+        raise InvalidUsage(f"a sample is one of {of}; it must be one of 1 to {SAMPLES_MAX}")
+
+
 class Scrubber:
-    """A thread that checks a sample once a day. `names` lists the shards that it checks."""
+    """A thread that checks a sample once a day. `names` lists the shards that it checks.
+
+    `of` samples together are everything. `rate`: bytes a second. Raises InvalidUsage where a number makes no sense.
+    """
 
     def __init__(
-        self, location: Location, settings: ScrubSettings, metrics: Metrics, names: Callable[[], Iterable[str]]
+        self,
+        location: Location,
+        metrics: MaintenanceMetrics,
+        names: Callable[[], Iterable[str]],
+        *,
+        of: int,
+        rate: int,
+        first_after_s: float = FIRST_AFTER_S,
     ) -> None:
-        settings.check()
+        check_sample(of, rate)
         self._location = location
-        self._settings = settings
+        self._of = of
         self._metrics = metrics
         self._names = names
         self._stop = threading.Event()
-        self._due_s = location.clock.monotonic() + settings.first_after_s
+        self._due_s = location.clock.monotonic() + first_after_s
         self._thread = threading.Thread(target=self._run, name="persist-verify", daemon=True)
         read = EndingBlob(_Counted(location.blob, metrics), self._stop)
-        self._blob = PacedBlob(read, settings.rate, EndingClock(location.clock, self._stop))
+        self._blob = PacedBlob(read, rate, EndingClock(location.clock, self._stop))
 
     def start(self) -> None:
         self._thread.start()
@@ -83,13 +84,13 @@ class Scrubber:
         now_s = self._location.clock.monotonic()
         if now_s < self._due_s:
             return False
-        self._due_s = now_s + self._settings.every_s
-        sample = Sample(self._location.clock.now_ms() // DAY_MS, self._settings.of)
+        self._due_s = now_s + DAY_S
+        sample = Sample(self._location.clock.now_ms() // DAY_MS, self._of)
         checked = {True: 0, False: 0}
         try:
             for name in self._names():
                 checked[self._check(name, How(sample=sample, threads=1))] += 1
-                if self._stop.wait(self._settings.pause_s):
+                if self._stop.wait(PAUSE_S):
                     return True
         except PersistError as error:
             self._due_s = now_s + RETRY_S
@@ -130,7 +131,7 @@ class Scrubber:
 class _Counted(ForwardingBlob):
     """The blob store, with the bytes that samples read counted."""
 
-    def __init__(self, inner: Blob, metrics: Metrics) -> None:
+    def __init__(self, inner: Blob, metrics: MaintenanceMetrics) -> None:
         super().__init__(inner)
         self._metrics = metrics
 

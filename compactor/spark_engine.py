@@ -14,7 +14,7 @@ from threading import Event, Thread
 from typing import Any
 
 from blob import Blob, open_blob
-from compactor.engine import Chunk, EngineSettings, Keep, MergeJob, RangeMerger
+from compactor.engine import EngineSettings, Keep, MergedChunk, MergeJob, RangeMerger
 from persist.commit.system import SystemIds
 from persist.parts import KeyRange
 from persist.parts.read_plan import expanded
@@ -31,7 +31,7 @@ class SparkEngine:
     blob: Blob
     settings: EngineSettings
 
-    def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
+    def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
         job = replace(job, runs=tuple(expanded(job.runs, self.blob)))  # once for all ranges
         ranges = RangeMerger(job, self.blob, SystemIds(), self.settings).ranges(self.settings.chunk_bytes)
         context = self.session.sparkContext
@@ -48,11 +48,11 @@ class SparkEngine:
             shared.destroy()
 
 
-def _number(result: tuple[int, Chunk]) -> int:
+def _number(result: tuple[int, MergedChunk]) -> int:
     return result[0]
 
 
-def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, Chunk]:
+def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, MergedChunk]:
     """On an executor: merge one key range."""
     number, key_range = numbered
     job, url, settings = shared.value

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from compactor.loop import Ending, Task, never
-from compactor.metering import Metrics
+from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker, idle_for_ms
 from persist.client.row_retention import Keeper, RetentionRun
 from persist.client.transport import Transport
@@ -74,9 +74,9 @@ def history_task(location: Location, committer_of: CommitterOf) -> Task:
     return forget
 
 
-def retention_task(location: Location, transport: Transport, metrics: Metrics | None = None) -> Task:
+def retention_task(location: Location, transport: Transport, metrics: MaintenanceMetrics | None = None) -> Task:
     """Take the cuts that policies of rows need, and take rows away by them; look again when something may be due."""
-    counted = metrics or Metrics()
+    counted = metrics or MaintenanceMetrics()
     keeper = Keeper(location, transport)
 
     def retain(name: str) -> float | None:
@@ -92,7 +92,7 @@ def retention_task(location: Location, transport: Transport, metrics: Metrics | 
     return retain
 
 
-def _count(metrics: Metrics, run: RetentionRun) -> None:
+def _count(metrics: MaintenanceMetrics, run: RetentionRun) -> None:
     runs = int(run.truncated is not None and (run.truncated.changed or run.truncated.pending))
     removed = (run.truncated.removed or 0) if run.truncated is not None else 0
     if run.by_column is not None:

@@ -17,7 +17,7 @@ from typing import Protocol
 from blob import BlobError, BlobNotFound
 from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.loop import Ending, never
-from compactor.metering import MeteredBlobs, Metrics, Throttle
+from compactor.metering import MaintenanceMetrics, MeteredBlobs, Throttle
 from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf
 from persist.core import commands as c
@@ -51,13 +51,13 @@ class WorkerSettings:
     bytes_per_s: int | None = None
 
 
-def local_engine(location: Location, settings: WorkerSettings, metrics: Metrics) -> Engine:
+def local_engine(location: Location, settings: WorkerSettings, metrics: MaintenanceMetrics) -> Engine:
     """Merges in this process. Workers that share it share its limit of bytes a second."""
     blobs = MeteredBlobs(location.blob, metrics, Throttle(settings.bytes_per_s, location.clock))
     return LocalEngine(blobs, location.ids, settings.engine)
 
 
-class Outcome(Enum):
+class MergeOutcome(Enum):
     APPLIED = "applied"
     REFUSED = "refused"  # an input or the claim is gone: another was faster
     BUSY = "busy"  # another holds the claim
@@ -76,12 +76,12 @@ class Worker:
         settings: WorkerSettings | None = None,
         *,
         engine: Engine | None = None,
-        metrics: Metrics | None = None,
+        metrics: MaintenanceMetrics | None = None,
         progress: ProgressReport | None = None,
         committer_of: CommitterOf | None = None,
     ) -> None:
         self.settings = settings or WorkerSettings()
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or MaintenanceMetrics()
         self.owner = f"compactor-{location.ids.uuid7()}"
         self._location = location
         self._committer_of = committer_of or location.machine
@@ -114,22 +114,22 @@ class Worker:
                     break
                 outcomes.append(self.merge(name, spec))
                 tried += 1
-                if outcomes[-1] is Outcome.APPLIED:
+                if outcomes[-1] is MergeOutcome.APPLIED:
                     break  # the trace has changed: what is due may be something better now
-            applied += outcomes.count(Outcome.APPLIED)
-            if Outcome.APPLIED not in outcomes:
+            applied += outcomes.count(MergeOutcome.APPLIED)
+            if MergeOutcome.APPLIED not in outcomes:
                 break  # nothing is due, or others are at it
             state = machine.state()
         return applied
 
-    def merge(self, name: str, spec: c.MergeSpec) -> Outcome:
+    def merge(self, name: str, spec: c.MergeSpec) -> MergeOutcome:
         """Claim one merge, do it, and apply its result. Errors of the stores leave the claim to lapse."""
         machine = self._committer_of(name)
         claim = _Claim(machine, spec, self.owner, self.settings.lease_ms, self._location)
         taken = claim.take()
         if not taken.granted:
             self.metrics.add(claims_refused=1)
-            return Outcome.BUSY
+            return MergeOutcome.BUSY
         try:
             outcome = self._merge(machine, spec, claim, taken)
         except (ClaimLost, BlobNotFound) as error:
@@ -140,10 +140,10 @@ class Worker:
         except PersistError:
             self.metrics.add(merges_failed=1)
             raise
-        if outcome is Outcome.REFUSED:
+        if outcome is MergeOutcome.REFUSED:
             with suppress(PersistError):  # else it lapses; until then nobody could merge what is left of its inputs
                 claim.release()
-        self.metrics.add(**{"merges_applied" if outcome is Outcome.APPLIED else "merges_refused": 1})
+        self.metrics.add(**{"merges_applied" if outcome is MergeOutcome.APPLIED else "merges_refused": 1})
         log.info(
             "merge %s", outcome.value,
             extra={"shard": name, "rows": spec.rows, "bytes": spec.size, "since": str(spec.since)},
@@ -162,12 +162,12 @@ class Worker:
         now_ms = self._location.machine(state.name).lease_now_ms(state)
         return plan(state, self.settings.policy, now_ms=now_ms, idle=idle)
 
-    def _merge(self, machine: Committer, spec: c.MergeSpec, claim: _Claim, taken: c.Claimed) -> Outcome:
+    def _merge(self, machine: Committer, spec: c.MergeSpec, claim: _Claim, taken: c.Claimed) -> MergeOutcome:
         state = machine.state()
         found = state.trace.covering(frozenset(spec.inputs))
         since = taken.since if taken.done else spec.since
         if found is None or since.element is None:
-            return Outcome.REFUSED
+            return MergeOutcome.REFUSED
         if taken.done:
             self.metrics.add(merges_resumed=1)
         runs = _runs_of(state.trace.batches[found[0] : found[0] + found[1]], spec.inputs)
@@ -195,7 +195,7 @@ class Worker:
             self._tell_crowded(machine.name, crowded)
         if result.applied:
             self.metrics.merged(machine.name, sum(p.size for run in runs for p in run.parts if _is_new(p)), written)
-        return Outcome.APPLIED if result.applied else Outcome.REFUSED
+        return MergeOutcome.APPLIED if result.applied else MergeOutcome.REFUSED
 
     def _tell_crowded(self, name: str, keys: int) -> None:
         """No keys: logs are kept, and rows may have to be erased."""
@@ -205,13 +205,13 @@ class Worker:
             extra={"shard": name, "keys": keys},
         )
 
-    def _lost(self, machine: Committer, claim: _Claim, error: Exception) -> Outcome:
+    def _lost(self, machine: Committer, claim: _Claim, error: Exception) -> MergeOutcome:
         """An input is gone, or the claim. If every input is still named, a blob that must be there is missing."""
         state = machine.refresh()
         if isinstance(error, BlobNotFound) and state.trace.covering(frozenset(claim.spec.inputs)) is not None:
             self.metrics.add(merges_failed=1)
             raise Corruption(f"shard {machine.name!r} names a part that is missing: {error}") from error
-        return Outcome.REFUSED
+        return MergeOutcome.REFUSED
 
     def _report(self, shard: str, job: MergeJob, resume_key: bytes | None) -> None:
         if self._progress is None:

@@ -33,15 +33,15 @@ from persist.regions.region_index import region_of
 from rpc.audit import BODY, BODY_BYTES_MAX, Audit
 from rpc.auth import Principal, Tokens
 from rpc.change_streams import Listeners
-from rpc.concurrency_limits import Slots, Turns, Work, share
-from rpc.connection_limits import Bounds
-from rpc.metrics import Metrics
+from rpc.concurrency_limits import CommandTurns, Slots, Work, share
+from rpc.connection_limits import ConnectionBounds
+from rpc.metrics import ServerMetrics
 from rpc.prefix_usage import Tally
 from rpc.quota_file import quota_file_of
 from rpc.quotas import Quotas
 from rpc.request_body import Body, check_declared
 from rpc.settings import ServerSettings
-from rpc.shard_watcher import WAITS_MAX, Watcher
+from rpc.shard_watcher import WAITS_MAX, ShardWatcher
 from rpc.token_leases import TokenLeases
 
 # Whether both stores answer, asked for by strangers: each look writes to the stores, so one look answers many.
@@ -112,15 +112,15 @@ class Service:
         self.transport = EmbeddedTransport(location, maintain)
         self.work = Work(settings.limits, settings.linger_ms / 1000)
         self.readiness = Readiness(partial(self.work.run, location.check), location.clock.monotonic)
-        self.watcher = Watcher(location, self.work)
+        self.watcher = ShardWatcher(location, self.work)
         self.tokens: Tokens | None = None
         self.leases: TokenLeases | None = None
         self.index = settings.open_index(location.clock)
-        self.bounds = Bounds(settings.limits)
+        self.bounds = ConnectionBounds(settings.limits)
         self.tally = Tally(location)
         self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.tally)
         self.audit = Audit(settings.tokens_file is not None)
-        self.metrics = Metrics(location, self._pools, METRIC_SHARDS_MAX, self._families)
+        self.metrics = ServerMetrics(location, self._pools, METRIC_SHARDS_MAX, self._families)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(
@@ -145,7 +145,7 @@ class Service:
     def _pools(self) -> dict[str, tuple[int, int]]:
         """What is in use at this moment of all that has a limit, and the limits, for /metrics."""
         limits, work = self.limits, self.work
-        slots: dict[str, Slots | Turns] = {
+        slots: dict[str, Slots | CommandTurns] = {
             "commands": work.commands,
             "io_queue": work.io_queued,
             "decoded_bytes": work.decoded,

@@ -25,7 +25,7 @@ _log = logging.getLogger("persist.audit")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """What one request did. `status` is that of its answer; None: the caller left before there was one."""
 
     token: str
@@ -45,7 +45,7 @@ class Audit:
         self.is_on = is_on
         self._written = self._failed = 0
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: AuditEntry) -> None:
         """Write the line of a request. One that fails is counted, and changes no answer."""
         line: dict[str, Any] = {
             "token": entry.token,

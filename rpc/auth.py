@@ -105,7 +105,7 @@ def maintenance_token() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownToken:
     """An entry of the file: whose it is, and the hash of the token, or the name of the certificate, that shows it."""
 
     principal: Principal
@@ -126,8 +126,8 @@ class Tokens:
         self._lock = threading.Lock()
         self._file = ChangedFiles([path], now_s)
         self._is_broken = False
-        self._by_id: dict[str, Known] = {}
-        self._by_certificate: dict[str, Known] = {}
+        self._by_id: dict[str, KnownToken] = {}
+        self._by_certificate: dict[str, KnownToken] = {}
         self._take(_read(path))
 
     def ending(self) -> list[Principal]:
@@ -199,7 +199,7 @@ class Tokens:
             self._is_broken = False
         self._take(found)
 
-    def _take(self, found: dict[str, Known]) -> None:
+    def _take(self, found: dict[str, KnownToken]) -> None:
         self._by_certificate = {one.certificate: one for one in found.values() if one.certificate is not None}
         self._by_id = found
 
@@ -209,11 +209,11 @@ def read_ending(path: str) -> list[Principal]:
     return _ending(_read(path))
 
 
-def _ending(known: dict[str, Known]) -> list[Principal]:
+def _ending(known: dict[str, KnownToken]) -> list[Principal]:
     return [one.principal for one in known.values() if one.principal.expires_s is not None]
 
 
-def _read(path: str) -> dict[str, Known]:
+def _read(path: str) -> dict[str, KnownToken]:
     try:
         data = tokens_read(path)
     except FileNotFoundError as error:
@@ -240,7 +240,7 @@ def tokens_read(path: str) -> bytes:
     return data
 
 
-def known_of(data: bytes, path: str) -> dict[str, Known]:
+def known_of(data: bytes, path: str) -> dict[str, KnownToken]:
     """The tokens in the content of a file, by their ids. Raises InvalidUsage."""
     try:
         if len(data) > FILE_BYTES_MAX:
@@ -259,7 +259,7 @@ def known_of(data: bytes, path: str) -> dict[str, Known]:
     return read
 
 
-def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, Known]:
+def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, KnownToken]:
     place = f"token {number} of {path}"
     try:
         name, certificate = str(entry["id"]), entry.get("certificate")
@@ -278,7 +278,7 @@ def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, Known]:
         raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and prefixes that are not empty")
     expires_s = None if until is None else until.timestamp()
     included: frozenset[str] = frozenset().union(*(INCLUDED[one] for one in scopes))
-    return name, Known(Principal(name, included, prefixes, expires_s), digest, certificate)
+    return name, KnownToken(Principal(name, included, prefixes, expires_s), digest, certificate)
 
 
 def expiry_of(text: str) -> datetime:

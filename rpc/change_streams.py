@@ -26,10 +26,10 @@ from persist.core.phases import dropped, outlived
 from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.parts import EVERYTHING, Selection, current_schema
-from rpc.concurrency_limits import Turns, Work
-from rpc.listen_frames import EVENTS, HEARTBEAT_S, Source, frame, heartbeat, sse
-from rpc.shard_watcher import Watcher, is_past
-from rpc.stream_leases import LEASE_MS, Hold, Leases
+from rpc.concurrency_limits import CommandTurns, Work
+from rpc.listen_frames import EVENTS, HEARTBEAT_S, FrameSource, frame, heartbeat, sse
+from rpc.shard_watcher import ShardWatcher, is_past
+from rpc.stream_leases import LEASE_MS, StreamHold, StreamLeases
 
 # Listen streams: what is sent, and when. Each is one task on the event loop; none has a thread.
 #
@@ -54,7 +54,7 @@ _Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the form, and t
 class Listeners:
     """All listen streams of one server."""
 
-    def __init__(self, transport: Transport, location: Location, work: Work, watcher: Watcher) -> None:
+    def __init__(self, transport: Transport, location: Location, work: Work, watcher: ShardWatcher) -> None:
         self._transport = transport
         self._location = location
         self._work = work
@@ -66,11 +66,17 @@ class Listeners:
         )
         self._shared: OrderedDict[_Key, asyncio.Future[_Step | None]] = OrderedDict()
         self._shared_bytes = 0
-        self._large = Turns(LARGE_STEPS_MAX, LARGE_STEPS_OF_ONE)
-        self.leases = Leases(location, work)
+        self._large = CommandTurns(LARGE_STEPS_MAX, LARGE_STEPS_OF_ONE)
+        self.leases = StreamLeases(location, work)
 
     async def stream(
-        self, name: str, hold: Hold, start: Antichain, until: Antichain, form: str, selection: Selection = EVERYTHING
+        self,
+        name: str,
+        hold: StreamHold,
+        start: Antichain,
+        until: Antichain,
+        form: str,
+        selection: Selection = EVERYTHING,
     ) -> AsyncGenerator[bytes]:
         """The frames of what is selected, from the frontier `start` on, until `until`, or the end of shard or server.
 
@@ -173,8 +179,8 @@ class _HeldElsewhere(ReadLease):
         return c.SinceDowngraded(self.since, self.since)
 
 
-def _source(state: State) -> Source:
-    return Source(SeenVersion(state.seqno, state.commit_id), state.shard_id)
+def _source(state: State) -> FrameSource:
+    return FrameSource(SeenVersion(state.seqno, state.commit_id), state.shard_id)
 
 
 def _bounded(events: Iterator[tuple[Antichain, bytes]]) -> _Step | None:

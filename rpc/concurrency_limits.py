@@ -93,7 +93,7 @@ class SharedSlots(Slots):
             super().give_back(count)
 
 
-class Turns:
+class CommandTurns:
     """As Slots, but who finds no room waits: callers are served in turn, what one asks for in order.
 
     More than `most`, or than a share, gets its turn when nothing else is held: of all, or by that caller.
@@ -214,16 +214,16 @@ class Work:
         self.limits = limits
         self.io_queued = Slots(IO_QUEUE_MAX, "much work queued", share(IO_QUEUE_MAX))
         # What all may have of the threads, the queue bounds.
-        self._io_turns = Turns(IO_QUEUE_MAX, share(limits.io_threads, IO_SHARE_PERCENT))
+        self._io_turns = CommandTurns(IO_QUEUE_MAX, share(limits.io_threads, IO_SHARE_PERCENT))
         self.commands = Slots(limits.commands_max, "many commands queued", share(limits.commands_max))
         self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies", share(limits.bodies_bytes_max))
         self.spooled = Slots(limits.spool_bytes_max, "many large request bodies", share(limits.spool_bytes_max))
-        self.worked = Turns(WORKED_BYTES_MAX, share(WORKED_BYTES_MAX))
+        self.worked = CommandTurns(WORKED_BYTES_MAX, share(WORKED_BYTES_MAX))
         # Each has room for one whole body: its rows are counted bit by bit, and would never fit else.
         decoding = limits.decoded_bytes_max * DECODING_PERCENT // 100
         most = max(share(decoding), limits.decoded_bytes_max)
         self.decoded = SharedSlots(decoding, "many rows to work on", most)
-        self.downloads = Turns(DOWNLOADS_BYTES_MAX, share(DOWNLOADS_BYTES_MAX))
+        self.downloads = CommandTurns(DOWNLOADS_BYTES_MAX, share(DOWNLOADS_BYTES_MAX))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work on another thread, as a part of this request. Overloaded when too much is queued.

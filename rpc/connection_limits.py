@@ -60,7 +60,7 @@ class Pace:
         return self.behind_s > grace_s
 
 
-class Bounds:
+class ConnectionBounds:
     """All connections of a server. Used from the event loop's thread."""
 
     def __init__(self, limits: Limits) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from persist.core.errors import InvalidUsage, Overloaded, PersistError, Unavailable
-from rpc.connection_limits import Bounds, Pace
+from rpc.connection_limits import ConnectionBounds, Pace
 from rpc.errors import TOLD, problem
 from rpc.request_errors import HeadersTooLarge, RequestLineTooLong, TooSlow
 from rpc.settings import Limits
@@ -58,14 +58,14 @@ class JoiningProtocol(HttpToolsProtocol):
     def __init__(
         self,
         *arguments: Any,
-        bounds: Bounds | None = None,
+        bounds: ConnectionBounds | None = None,
         **named: Any,
     ) -> None:
         super().__init__(*arguments, **named)
         self.limit_concurrency = None  # uvicorn would answer 503 as plain text: no client knew that nothing happened
         self.owner: str | None = None
         self.peer: Peer | None = None
-        self._bounds = bounds or Bounds(Limits())
+        self._bounds = bounds or ConnectionBounds(Limits())
         self._limits = self._bounds.limits
         self._refused: PersistError | None = None  # what all requests of this connection are answered
         self._refusal: PersistError | None = None  # what a callback of the parser has found

@@ -39,7 +39,7 @@ READINGS_MAX = 10  # of one body, where the shard gets other columns each time
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InsertKind:
     """What is to become of the rows: the time of those without one, and the command."""
 
     default_time: int | None
@@ -52,7 +52,7 @@ class Posted:
 
     name: str
     form: str
-    kind: Kind
+    kind: InsertKind
     token: Token | None
     caller: Caller
     principal: Principal

@@ -37,7 +37,7 @@ ID_LENGTH_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FrameSource:
     """What an event was made from: the version that was read, and which shard of its name that is."""
 
     seen: SeenVersion
@@ -57,7 +57,7 @@ class Frame:
     id: str | None
 
 
-def frame(event: ListenEvent, source: Source) -> bytes:
+def frame(event: ListenEvent, source: FrameSource) -> bytes:
     """Four bytes (big-endian) that give the length of a JSON header, the header, then `bytes` bytes of Arrow IPC.
 
     A heartbeat has no bytes; progress without rows has the columns.
@@ -71,7 +71,7 @@ def frame(event: ListenEvent, source: Source) -> bytes:
     return b"".join((header, data))
 
 
-def sse(event: ListenEvent, source: Source) -> bytes:
+def sse(event: ListenEvent, source: FrameSource) -> bytes:
     """A server-sent event: progress and the rows as JSON, and the id by which a browser resumes by itself."""
     data = encode({**_progress(event.lower, event.upper), "rows": plain_rows(event.updates)}).decode()
     return f"event: updates\nid: {source.id_at(event.upper)}\ndata: {data}\n\n".encode()
@@ -82,7 +82,7 @@ def sse_error(error: PersistError, status: int) -> bytes:
     return f"event: error\ndata: {json.dumps(error_to_json(error, status))}\n\n".encode()
 
 
-def heartbeat(frontier: Antichain, form: str, source: Source) -> bytes:
+def heartbeat(frontier: Antichain, form: str, source: FrameSource) -> bytes:
     """What is sent when nothing happens, so that both sides notice when the other is gone.
 
     It has an id too: who has been given nothing yet must not go on in another shard of the name either.

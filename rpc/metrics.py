@@ -12,12 +12,12 @@ from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Lab
 from persist.regions.replica import Replica
 from rpc.auth import ANYBODY, Principal, TokenFigures, label_of
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "ServerMetrics"]
 
 Pools = Callable[[], Mapping[str, tuple[int, int]]]  # by name: what is in use at this moment, and how much there is
 
 
-class Metrics:
+class ServerMetrics:
     """The counters of one server. `observe` is called once a request, on the event loop's thread."""
 
     def __init__(

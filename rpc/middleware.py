@@ -20,7 +20,7 @@ from persist.commit.tracing import TRACEPARENT, TraceSpan, begin_request
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unauthorized
 from rpc import csrf
 from rpc.app_state import Service
-from rpc.audit import MANY, Entry, did
+from rpc.audit import MANY, AuditEntry, did
 from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal, has_token, label_of
 from rpc.concurrency_limits import CALLER
 from rpc.connection_limits import network_of
@@ -184,7 +184,7 @@ class Edge:
         address = scope["client"][0] if scope.get("client") else None
         name = None if shard is None else shard[0]
         audit.note(
-            Entry(label_of(principal), what, name, status, address, request_id, detail, tuple(scope.get(MANY, ())))
+            AuditEntry(label_of(principal), what, name, status, address, request_id, detail, tuple(scope.get(MANY, ())))
         )
 
     def _principal(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:

@@ -27,7 +27,7 @@ BURST_S = 5.0  # what was not used for so long may be used at once
 DEBT_S_MAX = 3_600.0  # a single request of any size is paid off in an hour
 
 
-class Bucket:
+class RateBucket:
     """Fills by `rate` a second. It lets everything through while it is not empty, and may so be overdrawn.
 
     So a request that is larger than a burst is possible, and those after it wait for longer.
@@ -89,23 +89,23 @@ class TokenRates:
     """The rates of one token."""
 
     def __init__(self, most: Mapping[str, int], now_s: float) -> None:
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, RateBucket] = {}
         self.change(most, now_s)
 
     def change(self, most: Mapping[str, int], now_s: float) -> None:
         """Other rates from now on. What was used counts on."""
         self.most = most
-        buckets = {quota: self._buckets.get(quota) or Bucket(rate, now_s) for quota, rate in most.items()}
+        buckets = {quota: self._buckets.get(quota) or RateBucket(rate, now_s) for quota, rate in most.items()}
         for quota, bucket in buckets.items():
             bucket.change(most[quota])
         self._buckets = buckets
 
-    def bucket(self, quota: str) -> Bucket | None:
+    def bucket(self, quota: str) -> RateBucket | None:
         """What counts a rate; None: there is no limit."""
         return self._buckets.get(quota)
 
 
-class Staged:
+class StagedBytes:
     """Bytes of parts that came through this server and that nobody has committed yet, by key. Not thread-safe.
 
     What was never committed the orphan sweep takes away. Of more than STAGED_MAX the oldest count on without their
@@ -151,7 +151,7 @@ class PrefixRoom:
     def __init__(self, name: str, most: Mapping[str, int]) -> None:
         self.name = name
         self.most = most
-        self.staged = Staged()
+        self.staged = StagedBytes()
         self._freed = self._freed_from = 0  # bytes beyond the quota that took rows away, and what was there before
 
     def may_free(self, used: int, count: int) -> bool:
@@ -333,7 +333,7 @@ class Quotas:
         staged = room.staged.bytes(self._clock.monotonic(), but) if quota == "bytes" else 0
         return self._tally.used(room.name, quota) + staged
 
-    def _take(self, principal: Principal, **counts: int) -> list[Bucket]:
+    def _take(self, principal: Principal, **counts: int) -> list[RateBucket]:
         """Count so much by each rate, or nothing at all; what counted it. Raises QuotaFull."""
         rates = self._rates_of(principal)
         if rates is None:
@@ -360,7 +360,7 @@ class Quotas:
             for room in rooms:
                 room.staged.forget(keys)
 
-    def _give_back(self, taken: list[Bucket], count: int) -> None:
+    def _give_back(self, taken: list[RateBucket], count: int) -> None:
         with self._lock:
             for bucket in taken:
                 bucket.take(-count)

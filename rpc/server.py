@@ -21,7 +21,7 @@ from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
 from rpc.app import create_app
 from rpc.app_state import Service
-from rpc.connection_limits import Bounds
+from rpc.connection_limits import ConnectionBounds
 from rpc.http_protocol import JoiningProtocol
 from rpc.settings import ServerSettings
 from rpc.tls import TlsContext
@@ -86,7 +86,7 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
 
 
-def _fit_files(bounds: Bounds) -> None:
+def _fit_files(bounds: ConnectionBounds) -> None:
     """Let this process open as many files as it may, and take no more connections than that.
 
     Where it had no file left for a new connection, clients would only see it reset.

@@ -29,7 +29,7 @@ ACTIVITY_MAX = 32  # commits that wrote, the newest
 NAME_CHARS_MAX = 200
 
 
-class Hold(NamedTuple):
+class ShardHold(NamedTuple):
     """What keeps `since` where it is, or one time readable. `lapses_in_s` None: it does not lapse."""
 
     kind: str
@@ -135,29 +135,29 @@ def _merge_json(state: State, claim: Claim) -> dict[str, Any]:
 # --- who holds since
 
 
-def _holds(state: State) -> Iterator[Hold]:
+def _holds(state: State) -> Iterator[ShardHold]:
     if not state.history_hold.is_empty:
-        yield Hold("history", state.history_hold, "")
+        yield ShardHold("history", state.history_hold, "")
     for cursor in state.critical_readers.values():
-        yield Hold("cursor", cursor.since, cursor.purpose)
+        yield ShardHold("cursor", cursor.since, cursor.purpose)
     for reader in state.leased_readers.values():
         if not reader.since.is_empty:
             left_s = (reader.lapses_ms - state.lease_now_ms) / 1000
-            yield Hold("point" if reader.point else "reader", reader.since, reader.purpose, left_s)
+            yield ShardHold("point" if reader.point else "reader", reader.since, reader.purpose, left_s)
     for name, tag in state.tags.items():
-        yield Hold("tag", Antichain(tag.time), name)
+        yield ShardHold("tag", Antichain(tag.time), name)
 
 
 def _holds_json(state: State, tells_names: bool) -> list[dict[str, Any]]:
     """Those that hold the same time in the same way are told together, the earliest times first."""
-    found: dict[tuple[str, Antichain], list[Hold]] = defaultdict(list)
+    found: dict[tuple[str, Antichain], list[ShardHold]] = defaultdict(list)
     for hold in _holds(state):
         found[hold.kind, hold.since].append(hold)
     ordered = sorted(found.items(), key=lambda item: (item[0][1].is_empty, item[0][1].element or 0, item[0][0]))
     return [_hold_json(kind, since, holds, tells_names) for (kind, since), holds in ordered[:HOLDS_MAX]]
 
 
-def _hold_json(kind: str, since: Antichain, holds: list[Hold], tells_names: bool) -> dict[str, Any]:
+def _hold_json(kind: str, since: Antichain, holds: list[ShardHold], tells_names: bool) -> dict[str, Any]:
     lapsing = [hold.lapses_in_s for hold in holds if hold.lapses_in_s is not None]
     is_told = tells_names or kind == "tag"
     names = sorted({hold.name[:NAME_CHARS_MAX] for hold in holds if hold.name})[:NAMES_MAX] if is_told else []

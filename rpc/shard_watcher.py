@@ -34,7 +34,7 @@ class _Watched:
         self.woken = False  # a wake-up is on its way to the loop
 
 
-class Watcher:
+class ShardWatcher:
     """Waits for shards of one location. All methods belong to the event loop's thread."""
 
     def __init__(self, location: Location, work: Work) -> None:
@@ -141,7 +141,7 @@ class Watcher:
 class Watch:
     """A shard being watched."""
 
-    def __init__(self, watcher: Watcher, name: str) -> None:
+    def __init__(self, watcher: ShardWatcher, name: str) -> None:
         self._watcher = watcher
         self._name = name
 

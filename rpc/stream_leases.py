@@ -41,7 +41,7 @@ class _Lease:
     lost: PersistError | None = None
 
 
-class Hold:
+class StreamHold:
     """A listener's share of a lease: what lies at or beyond its frontier stays, whatever maintenance does."""
 
     def __init__(self, number: int, lease: _Lease) -> None:
@@ -69,7 +69,7 @@ class Hold:
         self._lease.frontiers[self._number] = frontier
 
 
-class Leases:
+class StreamLeases:
     """The leases of all listen streams of one server. Used from the event loop's thread."""
 
     def __init__(self, location: Location, work: Work) -> None:
@@ -81,7 +81,7 @@ class Leases:
         self._keeper: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
-    async def hold(self, name: str, frontier: Antichain, moves_since: bool = False) -> AsyncIterator[Hold]:
+    async def hold(self, name: str, frontier: Antichain, moves_since: bool = False) -> AsyncIterator[StreamHold]:
         """Hold what a listener at `frontier` needs. `moves_since`: the shard's since follows it, if nothing else holds.
 
         Raises NotReadable when it is gone already, UnknownShard.
@@ -89,7 +89,7 @@ class Leases:
         number = next(self._numbers)
         lease = await self._lease_for(name, frontier, number, moves_since)
         try:
-            yield Hold(number, lease)
+            yield StreamHold(number, lease)
         finally:
             del lease.frontiers[number]
             if not lease.frontiers:

@@ -18,14 +18,14 @@ from functools import partial
 
 from blob import optional
 from compactor.engine import Engine, EngineSettings, use_system_allocator
-from compactor.erasure_steps import EraserSettings, erasure_task
+from compactor.erasure_steps import erasure_task
 from compactor.figures import of_maintenance
-from compactor.loop import Loop, LoopSettings, in_turn
-from compactor.metering import Metrics
+from compactor.loop import Loop, in_turn
+from compactor.metering import MaintenanceMetrics
 from compactor.monitor import Monitor
 from compactor.on_demand import through_server
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
-from compactor.scrubber import Scrubber, ScrubSettings, samples_per_day
+from compactor.scrubber import SAMPLES, Scrubber, check_sample, samples_per_day
 from compactor.tasks import Rounds, gc_task, history_task, merge_task, publish_task, retention_task
 from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import connection_args
@@ -94,7 +94,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _add_loop(parser: argparse.ArgumentParser, concurrency: int) -> None:
     parser.add_argument("--once", action="store_true", help="do what is due now, then end")
-    parser.add_argument("--interval", default="50ms", metavar="AGE", help="least pause between two rounds (50ms)")
     parser.add_argument(
         "--concurrency", type=int, default=concurrency, metavar="N", help=f"shards at a time (default {concurrency})"
     )
@@ -140,8 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
     memory = read_size("--memory", arguments.memory)
     part_size = read_size("--part-size", arguments.part_size)
     rate = read_rate(arguments.rate)
-    loop_settings = _loop_settings(arguments)
-    scrub, publish = _scrub_settings(arguments), _publish_settings(arguments)
+    scrub, publish = _sample(arguments), _publish_settings(arguments)
     _prepare(arguments)
     use_system_allocator()
     settings = WorkerSettings(
@@ -161,7 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if transport is not None:
             opened.callback(transport.close)
         committer_of: CommitterOf = location.machine if transport is None else through_server(location, transport)
-        metrics, stop = Metrics(), threading.Event()
+        metrics, stop = MaintenanceMetrics(), threading.Event()
         engine = _engine(arguments, location, settings) or local_engine(location, settings, metrics)
         progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
 
@@ -175,8 +173,8 @@ def _run(arguments: argparse.Namespace) -> int:
         tasks = [merging, history_task(location, committer_of), keeping]
         if arguments.gc:
             collector = Collector(location, metrics=metrics, committer_of=committer_of)
-            erasing = EraserSettings(published_within_s=0.0 if publish is None else publish.within_s)
-            tasks.append(erasure_task(location, collector, committer_of, erasing, stop.is_set))
+            within_s = 0.0 if publish is None else publish.within_s
+            tasks.append(erasure_task(location, collector, committer_of, within_s, stop.is_set))
             tasks.append(gc_task(location, collector, ending=stop.is_set))
         rounds: Rounds | None = None
         if publish is not None:
@@ -185,30 +183,36 @@ def _run(arguments: argparse.Namespace) -> int:
             rounds = Rounds(location, published)
             opened.callback(rounds.stop)
             tasks.append(publish_task(location, published))
-        loop = Loop(location, in_turn(tasks, stop.is_set), loop_settings, per_shard=arguments.concurrency, stop=stop)
+        loop = Loop(
+            location,
+            in_turn(tasks, stop.is_set),
+            patterns=_patterns(arguments),
+            concurrency=arguments.concurrency,
+            per_shard=arguments.concurrency,
+            stop=stop,
+        )
         if rounds is not None:
             rounds.once() if arguments.once else rounds.start()
         if scrub is not None:
-            scrubber = Scrubber(location, scrub, metrics, loop.names)
+            scrubber = Scrubber(location, metrics, loop.names, of=scrub[0], rate=scrub[1])
             opened.callback(scrubber.stop)
             scrubber.start()
         return _work(loop, arguments, metrics, partial(of_maintenance, location, loop, metrics, transport))
 
 
-def _scrub_settings(arguments: argparse.Namespace) -> ScrubSettings | None:
+def _sample(arguments: argparse.Namespace) -> tuple[int, int] | None:
     """The argument, else PERSIST_VERIFY_SAMPLE, which a server gives to its own maintenance, else the default.
 
     None: samples are switched off, or the process does only what is due now.
     """
     given: str | None = arguments.verify_sample
     text = os.environ.get(VERIFY_SAMPLE) if given is None else given
-    of = ScrubSettings().of if text is None else samples_per_day(text)
+    of = SAMPLES if text is None else samples_per_day(text)
     rate = read_rate(arguments.verify_rate, "--verify-rate")
     if of is None or rate is None:
         return None
-    settings = ScrubSettings(of=of, rate=rate)
-    settings.check()
-    return None if arguments.once else settings
+    check_sample(of, rate)
+    return None if arguments.once else (of, rate)
 
 
 def _publish_settings(arguments: argparse.Namespace) -> PublishSettings | None:
@@ -252,13 +256,14 @@ def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerS
 
 def _gc(arguments: argparse.Namespace) -> int:
     _check_positive(arguments, "concurrency", "delete_threads")
-    settings = _loop_settings(arguments)
     _prepare(arguments)
     with closing(_open_location(arguments)) as location:
         _check_stores(location)
-        metrics = Metrics()
+        metrics = MaintenanceMetrics()
         collector = Collector(location, GcSettings(delete_threads=arguments.delete_threads), metrics=metrics)
-        loop = Loop(location, gc_task(location, collector), settings)
+        loop = Loop(
+            location, gc_task(location, collector), patterns=_patterns(arguments), concurrency=arguments.concurrency
+        )
         return _work(loop, arguments, metrics, partial(of_maintenance, location, loop, metrics))
 
 
@@ -270,13 +275,13 @@ def _sweep(arguments: argparse.Namespace) -> int:
     _prepare(arguments)
     with closing(_open_location(arguments)) as location:
         _check_stores(location)
-        metrics, patterns = Metrics(), _patterns(arguments)
+        metrics, patterns = MaintenanceMetrics(), _patterns(arguments)
         sweeper = Sweeper(location, settings, metrics=metrics)
 
         def task(name: str) -> None:
             _show(name, sweeper.sweep(name))
 
-        loop = Loop(location, task, LoopSettings(patterns, arguments.concurrency))
+        loop = Loop(location, task, patterns=patterns, concurrency=arguments.concurrency)
         on_signals(loop.stop)
         with _monitored(arguments, partial(of_maintenance, location, loop, metrics)):
             failures = loop.once()
@@ -351,7 +356,9 @@ def _monitored(arguments: argparse.Namespace, families: Callable[[], Iterator[Fa
         monitor.close()
 
 
-def _work(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, families: Callable[[], Iterator[Family]]) -> int:
+def _work(
+    loop: Loop, arguments: argparse.Namespace, metrics: MaintenanceMetrics, families: Callable[[], Iterator[Family]]
+) -> int:
     """Work until a signal, or through every shard once; print what was done. The exit code."""
     on_signals(loop.stop)
     with _monitored(arguments, families):
@@ -363,13 +370,6 @@ def _work(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, families:
         failures = loop.once()
         print(json.dumps(metrics.to_json()))
         return 1 if failures else 0
-
-
-def _loop_settings(arguments: argparse.Namespace) -> LoopSettings:
-    interval_ms = read_age_ms("--interval", arguments.interval)
-    if not interval_ms:
-        raise InvalidUsage("--interval is 0; it must be more")
-    return LoopSettings(_patterns(arguments), arguments.concurrency, interval_ms / 1000)
 
 
 def _patterns(arguments: argparse.Namespace) -> tuple[str, ...]:

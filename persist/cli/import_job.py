@@ -17,7 +17,7 @@ import pyarrow as pa
 from persist.cli import row_files
 from persist.cli.connection_args import add_client_arguments, check_given, client_of
 from persist.cli.long_running import ended_by_sigterm
-from persist.cli.row_files import Piece, Source, first_bad
+from persist.cli.row_files import RowPiece, RowSource, first_bad
 from persist.cli.schema_argument import schema_of
 from persist.cli.terminal import ProgressBar, Screen, plain
 from persist.client.arguments import columns_of
@@ -201,14 +201,14 @@ def _check(arguments: argparse.Namespace) -> None:
 def _import(
     client: Client,
     arguments: argparse.Namespace,
-    sources: Sequence[Source],
+    sources: Sequence[RowSource],
     fresh: ShardSchema | None,
     bar: ProgressBar | None,
 ) -> None:
     verb = UPSERT if arguments.upsert else OVERWRITE if arguments.overwrite else INSERT
     asked = columns_of(arguments.columns)
     shard, schema = _opened(client, arguments.name, fresh)
-    reads = [Reading(source, schema, Taken.of(source, schema, asked, verb, bar), bar) for source in sources]
+    reads = [FileReading(source, schema, Taken.of(source, schema, asked, verb, bar), bar) for source in sources]
     if shard is None:
         checked = 1 if sources[0].is_inferred_by_all else 0
         for one in reads[checked:]:  # a shard is not made for rows that it cannot take
@@ -230,7 +230,7 @@ def _import(
         _tell(told)
 
 
-def _check_alike(reads: Sequence[Reading]) -> None:
+def _check_alike(reads: Sequence[FileReading]) -> None:
     """Raise InvalidUsage where files whose rows are upserted by one commit differ in their columns."""
     names = reads[0].taken.given.arrow.names
     for one in reads[1:]:
@@ -267,7 +267,7 @@ class Taken:
 
     @classmethod
     def of(
-        cls, source: Source, schema: ShardSchema, asked: list[str] | None, verb: str, bar: ProgressBar | None
+        cls, source: RowSource, schema: ShardSchema, asked: list[str] | None, verb: str, bar: ProgressBar | None
     ) -> Taken:
         """Raises InvalidUsage where the columns of the file are not those of the shard."""
         if asked is not None:
@@ -307,10 +307,10 @@ _HAS_TIME = f"it has a column {TIME}, but an import takes the next time: leave i
 
 
 @dataclass(frozen=True)
-class Reading:
+class FileReading:
     """A file whose rows are read for a shard with this schema."""
 
-    source: Source
+    source: RowSource
     schema: ShardSchema
     taken: Taken
     bar: ProgressBar | None
@@ -320,7 +320,7 @@ class Reading:
         for piece in self.source.pieces(self.schema, self.taken.names, _progress(self.bar, self.source)):
             yield self._conformed(piece)
 
-    def _conformed(self, piece: Piece) -> pa.Table:
+    def _conformed(self, piece: RowPiece) -> pa.Table:
         given, table = self.taken.given, piece.table
         if TIME in table.column_names:
             raise self.source.refused(_HAS_TIME)
@@ -339,7 +339,7 @@ class Reading:
         return found.drop_columns([TIME] if DIFF in table.column_names else [TIME, DIFF])
 
 
-def _progress(bar: ProgressBar | None, source: Source) -> Callable[[int], None]:
+def _progress(bar: ProgressBar | None, source: RowSource) -> Callable[[int], None]:
     """Is told how many bytes of a file were read."""
 
     def told(done: int) -> None:
@@ -361,7 +361,7 @@ def _token(
     arguments: argparse.Namespace,
     verb: str,
     columns: list[str] | None,
-    reads: Sequence[Reading],
+    reads: Sequence[FileReading],
     *,
     is_given: bool = True,
 ) -> Token:
@@ -392,7 +392,7 @@ class Import:
     transport: Transport
     shard: Shard
     verb: str
-    reads: Sequence[Reading]
+    reads: Sequence[FileReading]
     token: Token
     digest: str
     by_overwrite: Token | None
@@ -431,14 +431,14 @@ class Import:
             return self._told(found, "nothing to do" if found.is_empty else "imported")
         return self._told(found, ALREADY)
 
-    def _overwritten(self) -> Written | None:
+    def _overwritten(self) -> ImportedRows | None:
         """What an overwrite by the same files has written, where that alone has loaded them."""
         if self.by_overwrite is None:
             return None
         interval = self._landed(self.by_overwrite)
         if interval is None or self._landed(self.token) is not None:
             return None
-        return Written(interval, sum(len(table) for one in self.reads for table in one.tables()))
+        return ImportedRows(interval, sum(len(table) for one in self.reads for table in one.tables()))
 
     def _is_as_of(self, time: int) -> bool:
         """Whether the contents are those of a time at which the import was whole, so that its rows are all there.
@@ -454,7 +454,7 @@ class Import:
         done = landed(one, self.shard.name, token, WriteSettings().retry_s)
         return None if done is None else (done.lower, done.upper)
 
-    def _written(self, token: Token) -> Written:
+    def _written(self, token: Token) -> ImportedRows:
         """Write the rows by one commit, or find that its token has landed."""
         count = 0
 
@@ -471,13 +471,13 @@ class Import:
             info[DIGEST] = self.digest
         if self.verb == INSERT:
             done = self.shard.insert(tables(), token=token, info=info)
-            return Written((done.lower, done.upper), count)
+            return ImportedRows((done.lower, done.upper), count)
         held = _held(tables(), self.reads)
         write = self.shard.upsert if self.verb == UPSERT else self.shard.overwrite
         edited = write(held, token=token, info=info)
-        return Written((edited.lower, edited.upper), count, {"added": edited.added, "removed": edited.removed})
+        return ImportedRows((edited.lower, edited.upper), count, {"added": edited.added, "removed": edited.removed})
 
-    def _told(self, found: Written, done: str) -> dict[str, Any]:
+    def _told(self, found: ImportedRows, done: str) -> dict[str, Any]:
         names = [one.source.given for one in self.reads]
         which = {"file": names[0]} if len(names) == 1 else {"files": names}
         time = None if found.is_empty else found.interval[0].element
@@ -485,7 +485,7 @@ class Import:
 
 
 @dataclass(frozen=True)
-class Written:
+class ImportedRows:
     """The interval that a commit took, how many rows the files have, and what a verb added and removed."""
 
     interval: tuple[Antichain, Antichain]
@@ -502,7 +502,7 @@ class Written:
         return (self.interval[0].element or 0) - self.is_empty
 
 
-def _name_of(fate: Fate, found: Written) -> str:
+def _name_of(fate: Fate, found: ImportedRows) -> str:
     """What the token of the next try names: the commit that undid the import, or the first one that removed rows."""
     if fate.undone_by is not None:
         return f"undone at {fate.undone_by.lower}"
@@ -516,7 +516,7 @@ def _removed_by(fate: Fate) -> list[dict[str, Any]] | None:
     return [{"time": one.lower, "operation": one.operation} for one in fate.removed_by[:NAMES_TOLD]]
 
 
-def _held(tables: Iterator[pa.Table], reads: Sequence[Reading]) -> pa.Table:
+def _held(tables: Iterator[pa.Table], reads: Sequence[FileReading]) -> pa.Table:
     """The rows in memory. Raises InvalidUsage where they are too many."""
     found, size = [], 0
     for table in tables:

@@ -221,7 +221,7 @@ class Truths:
         return pa.bool_()
 
 
-class Dates:
+class DateForms:
     """Days as ISO 8601 has them."""
 
     def take(self, cells: pa.Array) -> bool:
@@ -269,12 +269,12 @@ class Texts:
     @classmethod
     def of_cells(cls) -> Texts:
         """Of CSV, where everything is written as text."""
-        return cls(Numbers(is_text=True), Truths(), Dates(), Moments(None), Moments("UTC"))
+        return cls(Numbers(is_text=True), Truths(), DateForms(), Moments(None), Moments("UTC"))
 
     @classmethod
     def of_strings(cls) -> Texts:
         """Of JSON, which has numbers and truths of its own."""
-        return cls(Dates(), Moments(None), Moments("UTC"))
+        return cls(DateForms(), Moments(None), Moments("UTC"))
 
     def add(self, cells: pa.Array) -> None:
         if self._left and len(cells := pc.drop_null(one_chunk(cells))):

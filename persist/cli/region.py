@@ -282,7 +282,7 @@ def _show_round(done: Replicated) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
+class NewHomeIndex:
     """The index that a new home is to be set in. `path` None: none is."""
 
     path: str | None
@@ -290,7 +290,7 @@ class Indexed:
     servers: tuple[str, ...]
 
     @classmethod
-    def of_arguments(cls, arguments: argparse.Namespace) -> Indexed:
+    def of_arguments(cls, arguments: argparse.Namespace) -> NewHomeIndex:
         """Raises InvalidUsage, Corruption: it cannot be read, or no servers are given for it."""
         check_given(arguments, "index", "write")
         check_region(arguments.region)
@@ -318,7 +318,7 @@ def _switch(arguments: argparse.Namespace) -> int:
     configure_logs(arguments.log_level)
     if not (arguments.home_dir or arguments.home_blob):
         raise InvalidUsage("say which home ends: --home-dir, or --home-blob and --home-consensus")
-    indexed = Indexed.of_arguments(arguments)
+    indexed = NewHomeIndex.of_arguments(arguments)
     with ExitStack() as opened:
         where = Where(arguments.home_dir, arguments.home_blob, arguments.home_consensus)
         home = opened.enter_context(closing(where.open(must_exist=True)))
@@ -341,7 +341,7 @@ def _say(step: str) -> None:
 def _promote(arguments: argparse.Namespace) -> int:
     """0: done. 1: `--dry-run` has found shards whose newest version would not continue."""
     check_given(arguments, "home", "home_blob")
-    indexed = Indexed.of_arguments(arguments)
+    indexed = NewHomeIndex.of_arguments(arguments)
     least = indexed.entry().epoch
     how = How(arguments.accept_loss, arguments.gap, least=least)
     how.check()
@@ -359,7 +359,7 @@ def _promote(arguments: argparse.Namespace) -> int:
     return EXIT_LOST if arguments.dry_run and found.lacking else 0
 
 
-def _old_home(arguments: argparse.Namespace, indexed: Indexed, opened: ExitStack) -> OldHome:
+def _old_home(arguments: argparse.Namespace, indexed: NewHomeIndex, opened: ExitStack) -> OldHome:
     urls = urls_of(arguments.home or "") or tuple(url for url in indexed.entry().write if url not in indexed.servers)
     Entry(urls).check()
     blob = opened.enter_context(blob_at(arguments.home_blob)) if arguments.home_blob else None

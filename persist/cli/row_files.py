@@ -97,7 +97,7 @@ def form_of(name: str, given: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowPiece:
     """Some rows of a file. `place` tells where the row of that index is: `line 7`, or `row 7` where there are none."""
 
     table: pa.Table
@@ -112,7 +112,7 @@ class BadRow(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """A file of rows. `given` is what the caller calls it, `name` what it is called in sentences.
 
     `digest` is the SHA-256 of its bytes, `path` where they are.
@@ -129,7 +129,7 @@ class Source:
     scan: Scan = field(default_factory=Scan, repr=False)  # what its bytes tell, where it is CSV
     stamp: tuple[int, int, int] | None = None  # of the bytes that have the digest
 
-    def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+    def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
         """The rows, with values as the shard's columns of that name take them; `wanted` None: all columns.
 
         Memory stays bounded whatever the size. Raises InvalidUsage, which tells the file and the line.
@@ -177,7 +177,7 @@ class Source:
 
 
 @contextmanager
-def opened(names: Sequence[str], form: str | None, nulls: Sequence[str] = ()) -> Iterator[list[Source]]:
+def opened(names: Sequence[str], form: str | None, nulls: Sequence[str] = ()) -> Iterator[list[RowSource]]:
     """The files, each of which is looked at before any is read. What comes by a pipe is kept on disk meanwhile.
 
     `nulls` are cells of CSV that are null, if they are not quoted.
@@ -195,7 +195,7 @@ def opened(names: Sequence[str], form: str | None, nulls: Sequence[str] = ()) ->
         yield [_opened(name, form, tuple(nulls), kept) for name, form in zip(names, forms, strict=True)]
 
 
-def _opened(name: str, form: str, nulls: tuple[str, ...], kept: ExitStack) -> Source:
+def _opened(name: str, form: str, nulls: tuple[str, ...], kept: ExitStack) -> RowSource:
     shown = "standard input" if name == STDIN else name
     try:
         path = name
@@ -210,7 +210,7 @@ def _opened(name: str, form: str, nulls: tuple[str, ...], kept: ExitStack) -> So
         size, digest, scan = _looked_at(path, form)
     except OSError as error:
         raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    source = Source(name, shown, path, form, size, digest, None, nulls, scan, stamp)
+    source = RowSource(name, shown, path, form, size, digest, None, nulls, scan, stamp)
     try:
         names = _names(source)
     except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
@@ -247,7 +247,7 @@ def _untold(_done: int) -> None:
     """Nobody watches how far it is."""
 
 
-def _names(source: Source) -> tuple[str, ...] | None:
+def _names(source: RowSource) -> tuple[str, ...] | None:
     if source.form == "ndjson":
         return None
     if source.form == "csv":
@@ -288,7 +288,7 @@ def _cannot(act: Callable[[], object]) -> bool:
 # --- CSV
 
 
-def _csv_schema(source: Source, told: Told) -> pa.Schema:
+def _csv_schema(source: RowSource, told: Told) -> pa.Schema:
     """Columns whose types lose nothing of any cell."""
     fields = [pa.field(name, pa.string()) for name in source.names or ()]
     types = {field.name: Texts.of_cells() for field in fields}
@@ -298,16 +298,16 @@ def _csv_schema(source: Source, told: Told) -> pa.Schema:
     return pa.schema([(name, column.kind()) for name, column in types.items()])
 
 
-def _csv(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+def _csv(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
     names = (source.names or ()) if wanted is None else wanted
     fields = [one for one in schema.updates_schema if one.name in names]
     for done, batch in _csv_batches(source, fields, told):
         columns = [_values(source, batch.column(one.name), one, done) for one in fields]
         table = pa.Table.from_arrays(columns, names=[one.name for one in fields])
-        yield Piece(table, partial(_csv_place, source, done))
+        yield RowPiece(table, partial(_csv_place, source, done))
 
 
-def _csv_batches(source: Source, fields: Sequence[pa.Field], told: Told) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _csv_batches(source: RowSource, fields: Sequence[pa.Field], told: Told) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The cells of these columns for `values_of_cells`, and how many rows came before."""
     parse, convert = csv_options(source.names or (), fields, source.scan.has_hex, source.nulls)
     read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)  # so that errors tell the row
@@ -330,11 +330,11 @@ def _csv_batches(source: Source, fields: Sequence[pa.Field], told: Told) -> Iter
             done += batch.num_rows
 
 
-def _csv_place(source: Source, before: int, index: int) -> str:
+def _csv_place(source: RowSource, before: int, index: int) -> str:
     return f"line {_line_of(source, before + index + 2)}"
 
 
-def _values(source: Source, cells: pa.Array, its: pa.Field, before: int) -> pa.Array:
+def _values(source: RowSource, cells: pa.Array, its: pa.Field, before: int) -> pa.Array:
     cells = one_chunk(cells)
     try:
         return values_of_cells(cells, its)
@@ -343,7 +343,7 @@ def _values(source: Source, cells: pa.Array, its: pa.Field, before: int) -> pa.A
         raise BadRow(f"line {_line_of(source, before + bad + 2)}", _said(error)) from error
 
 
-def _csv_refused(source: Source, fields: Sequence[pa.Field], error: pa.ArrowException) -> BadRow | InvalidUsage:
+def _csv_refused(source: RowSource, fields: Sequence[pa.Field], error: pa.ArrowException) -> BadRow | InvalidUsage:
     """What Arrow says of the CSV, with the line and the name of the column."""
     text = _said(error)
     if "straddl" in text:
@@ -360,12 +360,12 @@ def _csv_refused(source: Source, fields: Sequence[pa.Field], error: pa.ArrowExce
     return BadRow(f"line {_line_of(source, int(found['row']))}", said)
 
 
-def _column(source: Source, fields: Sequence[pa.Field], number: int) -> str:
+def _column(source: RowSource, fields: Sequence[pa.Field], number: int) -> str:
     names = source.names or ()
     return names[number] if number < len(names) else fields[-1].name
 
 
-def _check_quotes(source: Source) -> None:
+def _check_quotes(source: RowSource) -> None:
     """Raise BadRow where a quote is not closed, or text follows a closing one."""
     if source.scan.is_regular:
         return
@@ -376,7 +376,7 @@ def _check_quotes(source: Source) -> None:
             raise BadRow(f"line {error.line}", error.said) from error
 
 
-def _line_of(source: Source, record: int) -> int:
+def _line_of(source: RowSource, record: int) -> int:
     """The line on which the record of this number begins; the first one has the names of the columns."""
     is_skipping, found, line = len(source.names or ()) > 1, 0, 1
     with open(source.path, encoding="utf-8", errors="replace", newline="") as file, suppress(csv.Error):
@@ -392,7 +392,7 @@ def _line_of(source: Source, record: int) -> int:
 # --- NDJSON
 
 
-def _ndjson_schema(source: Source, told: Told) -> pa.Schema:
+def _ndjson_schema(source: RowSource, told: Told) -> pa.Schema:
     """Columns whose types lose nothing of any value."""
     values, line, done = JsonValues(), 1, 0
     for block in _line_blocks(source):
@@ -418,7 +418,7 @@ def _cannot_add(before: JsonValues, lines: Sequence[bytes], count: int) -> bool:
     return _cannot(lambda: deepcopy(before).add_lines(b"".join(lines[:count])))
 
 
-def _same_names(source: Source, told: Told) -> tuple[str, ...]:
+def _same_names(source: RowSource, told: Told) -> tuple[str, ...]:
     first: frozenset[str] | None = None
     line, done = 1, 0
     for block in _line_blocks(source):
@@ -440,7 +440,7 @@ def _same_names(source: Source, told: Told) -> tuple[str, ...]:
     return tuple(first or ())
 
 
-def _ndjson(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+def _ndjson(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
     line, done = 1, 0
     for block in _line_blocks(source):
         table = _lines(block, schema, line)
@@ -448,11 +448,11 @@ def _ndjson(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, t
             table = table.select([name for name in table.column_names if name in wanted or name == DIFF])
         done += len(block)
         told(done)
-        yield Piece(table, partial(_line_place, block, line))
+        yield RowPiece(table, partial(_line_place, block, line))
         line += block.count(b"\n")
 
 
-def _line_blocks(source: Source) -> Iterator[bytes]:
+def _line_blocks(source: RowSource) -> Iterator[bytes]:
     """Whole lines, about CHUNK_BYTES at a time."""
     with open(source.path, "rb") as file:
         if file.read(len(BOM)) != BOM:
@@ -503,26 +503,26 @@ def _line_place(block: bytes, first: int, index: int) -> str:
 # --- Parquet and Arrow
 
 
-def _parquet_schema(source: Source, _told: Told) -> pa.Schema:
+def _parquet_schema(source: RowSource, _told: Told) -> pa.Schema:
     with open_parquet(source.path) as file:
         return file.schema_arrow
 
 
-def _parquet(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+def _parquet(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
     with open_parquet(source.path) as file:
         chosen = None if wanted is None or any("." in name for name in wanted) else list(wanted)
         batches = file.iter_batches(BATCH_ROWS, columns=chosen)
         yield from _numbered(source, batches, wanted, told, file.metadata.num_rows)
 
 
-def _arrow_schema(source: Source, _told: Told) -> pa.Schema:
+def _arrow_schema(source: RowSource, _told: Told) -> pa.Schema:
     with open(source.path, "rb") as file:
         is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
     with pa.OSFile(source.path) as data, (pa.ipc.open_file if is_file else pa.ipc.open_stream)(data) as reader:
         return reader.schema
 
 
-def _arrow(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
     with open(source.path, "rb") as file:
         start = file.read(len(_FILE_MARK))
         is_file = start == _FILE_MARK
@@ -585,15 +585,15 @@ def _row_place(before: int, index: int) -> str:
 
 
 def _numbered(
-    source: Source, batches: Iterator[pa.RecordBatch], wanted: Sequence[str] | None, told: Told, rows_all: int
-) -> Iterator[Piece]:
+    source: RowSource, batches: Iterator[pa.RecordBatch], wanted: Sequence[str] | None, told: Told, rows_all: int
+) -> Iterator[RowPiece]:
     """The batches with their rows counted; how far it is goes by rows, where it is known how many there are."""
     done = 0
     for batch in batches:
         table = pa.table(batch)
         if wanted is not None:
             table = table.select([name for name in table.column_names if name in wanted])
-        yield Piece(table, partial(_row_place, done))
+        yield RowPiece(table, partial(_row_place, done))
         done += len(table)
         if rows_all:
             told(source.size * done // rows_all)

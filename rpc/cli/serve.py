@@ -42,7 +42,7 @@ STOP_EXTRA_S = 5.0  # that a process may take to end, beyond the server's own sh
 Children = list[subprocess.Popen[bytes]]
 
 
-class Keeper:
+class ChildKeeper:
     """Keeps the processes that `start` gives; `children` are those of now."""
 
     def __init__(self, start: Callable[[], Children], pause_s: float = PAUSE_FIRST_S) -> None:
@@ -192,7 +192,7 @@ def _serve(settings: ServerSettings, listener: socket.socket) -> int:
     for path in open_places(location.blob.url, location.consensus.url):
         _log.warning("every user of this machine may read %s, whatever tokens say: run chmod -R o-rwx on it", path)
     watch = _watch(location, settings)
-    keeper = Keeper(lambda: _maintenance(settings, listener))
+    keeper = ChildKeeper(lambda: _maintenance(settings, listener))
 
     def ready() -> None:
         if watch is not None:

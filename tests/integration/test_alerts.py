@@ -20,9 +20,9 @@ from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
 from compactor.figures import of_maintenance
-from compactor.loop import Loop, LoopSettings
-from compactor.metering import Metrics
-from compactor.scrubber import Scrubber, ScrubSettings
+from compactor.loop import Loop
+from compactor.metering import MaintenanceMetrics
+from compactor.scrubber import Scrubber
 from compactor.tasks import gc_task
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
@@ -37,9 +37,9 @@ from persist.formats.exposition import exposition
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.app import create_app
-from rpc.audit import Audit, Entry
+from rpc.audit import Audit, AuditEntry
 from rpc.auth import ANYBODY
-from rpc.metrics import Metrics as ServerMetrics
+from rpc.metrics import MaintenanceMetrics as ServerMetrics
 from rpc.prefix_usage import Tally
 from rpc.quota_file import QuotaFile
 from rpc.quotas import Quotas
@@ -209,12 +209,12 @@ def test_something_damaged(tmp_path: Path) -> None:
     check(tmp_path, before, after, "PersistCorruption")
 
 
-def test_a_sample_of_maintenance_that_finds_damage(tmp_path: Path) -> None:
+def test_a_sample_of_maintenance_that_finds_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compactor.scrubber.DAY_S", 0.0)  # the clock stands
     place = Damaged(healthy(tmp_path / "data"))
     with closing(opened(place.root)) as location:
-        metrics = Metrics()
-        settings = ScrubSettings(of=1, rate=1 << 40, first_after_s=0.0, every_s=0.0, pause_s=0.0)  # the clock stands
-        scrubber = Scrubber(location, settings, metrics, location.all_names)
+        metrics = MaintenanceMetrics()
+        scrubber = Scrubber(location, metrics, location.all_names, of=1, rate=1 << 40, first_after_s=0.0)
         read = series_of(location, Loop(location, lambda name: None), metrics)
         assert scrubber.once()
         before = read()
@@ -294,11 +294,13 @@ def test_a_reader_that_holds_the_log_back() -> None:
         assert server.scrape()[name] < begun + 50
 
 
-def _maintained(work: Callable[[Location, Metrics, FaultPlan], Loop], rounds: int) -> tuple[Figures, Figures]:
+def _maintained(
+    work: Callable[[Location, MaintenanceMetrics, FaultPlan], Loop], rounds: int
+) -> tuple[Figures, Figures]:
     """The figures of a loop before and after so many rounds over stores that fail."""
     with troubled() as server:
         server.insert()
-        metrics = Metrics()
+        metrics = MaintenanceMetrics()
         loop = work(server.location, metrics, server.plan)
         read = series_of(server.location, loop, metrics)
         before = read()
@@ -311,13 +313,13 @@ def _maintained(work: Callable[[Location, Metrics, FaultPlan], Loop], rounds: in
         return before, read()
 
 
-def series_of(location: Location, loop: Loop, metrics: Metrics) -> Callable[[], Figures]:
+def series_of(location: Location, loop: Loop, metrics: MaintenanceMetrics) -> Callable[[], Figures]:
     return lambda: series(exposition(of_maintenance(location, loop, metrics)).decode())
 
 
 def test_collections_that_fail_and_a_loop_that_cannot_list_the_shards(tmp_path: Path) -> None:
-    def collecting(location: Location, metrics: Metrics, _: FaultPlan) -> Loop:
-        return Loop(location, gc_task(location, Collector(location, metrics=metrics), every_s=0.0), LoopSettings())
+    def collecting(location: Location, metrics: MaintenanceMetrics, _: FaultPlan) -> Loop:
+        return Loop(location, gc_task(location, Collector(location, metrics=metrics), every_s=0.0))
 
     before, after = _maintained(collecting, 10)
     check(tmp_path, before, after, "PersistGcFailing", "PersistMaintenanceFailing")
@@ -362,11 +364,11 @@ def test_an_audit_that_cannot_be_written(tmp_path: Path) -> None:
             raise OSError("no space left on device")
 
     audit, full, log = Audit(is_on=True), Full(), logging.getLogger("persist.audit")
-    audit.note(Entry("etl", "drop", "eu/a", 200, None, "1"))
+    audit.note(AuditEntry("etl", "drop", "eu/a", 200, None, "1"))
     before = told(audit)
     log.addHandler(full)
     try:
-        audit.note(Entry("etl", "drop", "eu/b", 200, None, "2"))
+        audit.note(AuditEntry("etl", "drop", "eu/b", 200, None, "2"))
     finally:
         log.removeHandler(full)
     check(tmp_path, before, told(audit), "PersistAuditFails")

@@ -12,7 +12,6 @@ from rpc.cli.program import main
 
 HUGE = "9" * 30
 WRONG = [
-    (["maintain", "run", "--no-gc", "--interval", "nan"], "--interval is 'nan'"),
     (["maintain", "run", "--no-gc", "--nice", HUGE], f"--nice {HUGE} is not possible"),
     (["maintain", "run", "--no-gc", "--rate", "nan"], "--rate is 'nan'"),
     (["maintain", "run", "--no-gc", "--engine", "spark", "--rate", "10MiB", "--once"], "--rate"),

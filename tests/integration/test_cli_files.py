@@ -257,7 +257,7 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
     real = row_files.opened
 
     @contextmanager
-    def growing(names: list[str], form: str | None, *more: Any) -> Iterator[list[row_files.Source]]:
+    def growing(names: list[str], form: str | None, *more: Any) -> Iterator[list[row_files.RowSource]]:
         with real(names, form, *more) as found:
             with open("b.csv", "a") as file:
                 file.write("21,late\n")

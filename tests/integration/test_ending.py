@@ -169,7 +169,7 @@ def test_impatient_signals_do_not_leave_maintenance_behind(tmp_path: Path) -> No
 INTERRUPTED = """
 import signal, sys, threading, faulthandler
 import compactor.loop
-from compactor.loop import Loop, LoopSettings
+from compactor.loop import Loop
 from persist.cli.long_running import on_signals
 from persist.commit.location import open_stores
 
@@ -190,7 +190,8 @@ def interrupted(at):
             signal.raise_signal(signal.SIGTERM)
         return trace
 
-    loop = Loop(location, lambda name: None, LoopSettings(interval_s=0.0001))
+    compactor.loop.INTERVAL_S = 0.0001
+    loop = Loop(location, lambda name: None)
     on_signals(loop.stop)
     sys.settrace(trace)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from compactor.erasure_steps import Eraser, EraserSettings
+from compactor.erasure_steps import Eraser
 from compactor.worker import Worker
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
@@ -45,11 +45,11 @@ def queued(machine: Machine) -> Publisher:
     return publisher
 
 
-def maintained(machine: Machine, settings: EraserSettings) -> float | None:
+def maintained(machine: Machine, published_within_s: float = 0.0) -> float | None:
     """One step of maintenance; in how many seconds to look again."""
     collector = Collector(machine.location)
     Worker(machine.location).run(NAME)
-    wait = Eraser(machine.location, collector, settings).run(NAME)
+    wait = Eraser(machine.location, collector, published_within_s=published_within_s).run(NAME)
     collector.run(NAME)
     return wait
 
@@ -69,10 +69,9 @@ def test_a_receipt_waits_for_what_is_yet_to_be_published(machine: Machine, shard
     shard.insert([{"id": secret, "v": "1"}, {"id": "kept", "v": "2"}])
     publisher = queued(machine)
     told = shard.erase(keys=[secret], deadline="30d", reason="dsr-1")
-    settings = EraserSettings(published_within_s=SETTINGS.within_s)
     late_ms = machine.location.clock.now_ms() + int((failed + 1) * SETTINGS.every_s * 1000) - 1
     for _ in range(STEPS_MAX):
-        wait = maintained(machine, settings)
+        wait = maintained(machine, SETTINGS.within_s)
         if machine.location.clock.now_ms() >= late_ms and not publisher.is_idle:
             assert shard.erased(told.id).phase != "erased"
             publisher.publish(now=True)
@@ -90,7 +89,7 @@ def test_where_nobody_publishes_no_receipt_waits(machine: Machine, shard: Shard)
     secret = marker()
     shard.insert([{"id": secret, "v": "1"}, {"id": "kept", "v": "2"}])
     told = shard.erase(keys=[secret], deadline="30d", reason="dsr-1")
-    while maintained(machine, EraserSettings()) is not None:
+    while maintained(machine) is not None:
         machine.world.pass_ms(1)
         assert machine.location.clock.now_ms() - told.requested_ms < 1_000
     assert shard.erased(told.id).phase == "erased"

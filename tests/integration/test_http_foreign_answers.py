@@ -24,7 +24,7 @@ from persist.core.errors import Indeterminate, Unavailable
 from persist.core.ids import Token, mint
 from rpc import connection_limits
 from rpc.app import create_app
-from rpc.connection_limits import Bounds
+from rpc.connection_limits import ConnectionBounds
 from rpc.http_protocol import JoiningProtocol
 from rpc.server import bind
 from rpc.settings import Limits
@@ -116,7 +116,7 @@ def test_beyond_the_most_connections_the_answer_is_persists_own(monkeypatch: pyt
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with closing(memory_location()) as location:
-        protocol: Any = partial(JoiningProtocol, bounds=Bounds(Limits(connections_max=2)))
+        protocol: Any = partial(JoiningProtocol, bounds=ConnectionBounds(Limits(connections_max=2)))
         config = uvicorn.Config(create_app(location), http=protocol, log_config=None)
         server = uvicorn.Server(config)
         running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import persist
 from compactor.figures import COUNTED, VERIFIED, of_maintenance
 from compactor.loop import Loop
-from compactor.metering import Counters, Metrics
+from compactor.metering import Counters, MaintenanceMetrics
 from compactor.monitor import Monitor
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import InvalidUsage
@@ -68,7 +68,7 @@ def test_the_page_has_exactly_the_metrics_of_each_place(tmp_path: Path) -> None:
             found = {
                 "S": served(location),
                 "R": served(copy),
-                "M": of_maintenance(location, Loop(location, lambda _: None), Metrics(), far.transport),
+                "M": of_maintenance(location, Loop(location, lambda _: None), MaintenanceMetrics(), far.transport),
                 "E": client.transport.families(),
                 "C": far.transport.families(),
             }
@@ -223,4 +223,4 @@ def test_clients_need_no_library_of_prometheus(tmp_path: Path) -> None:
 
 def test_loops_of_tests_need_no_metrics() -> None:
     with closing(memory_location()) as location:
-        assert partial(of_maintenance, location, Loop(location, lambda _: None), Metrics())
+        assert partial(of_maintenance, location, Loop(location, lambda _: None), MaintenanceMetrics())

@@ -16,7 +16,7 @@ import pytest
 import persist
 from blob import open_blob
 from compactor.embedded import maintain
-from persist.cli.region import Indexed
+from persist.cli.region import NewHomeIndex
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
@@ -549,7 +549,7 @@ def test_who_is_killed_before_the_index_is_set_sets_it_by_the_same_command(
         return place.switch(*indexed) if verb == "switch" else place.promote(*indexed, "--home-is-lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Indexed, "set", dies)
+        patch.setattr(NewHomeIndex, "set", dies)
         with suppress(SystemExit):
             command()
     capsys.readouterr()

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from compactor.metering import Metrics
+from compactor.metering import MaintenanceMetrics
 from compactor.tasks import retention_task
 from compactor.worker import Worker
 from persist.client.embedded import EmbeddedTransport
@@ -48,7 +48,7 @@ def ids(shard: Shard) -> list[int]:
     return found
 
 
-def keeper(machine: Machine, metrics: Metrics | None = None) -> Any:
+def keeper(machine: Machine, metrics: MaintenanceMetrics | None = None) -> Any:
     task = retention_task(machine.location, EmbeddedTransport(machine.location), metrics)
 
     def keep(name: str) -> float | None:
@@ -139,7 +139,7 @@ def test_a_worker_that_was_away_catches_up_with_one_truncation(world: World, mac
     shard.retain({"age": "3d", "cut_every": "1d"})
     days(world, machine, shard, 0, 3)
     world.pass_ms(30 * DAY_MS)
-    before, metrics = shard.upper().element, Metrics()
+    before, metrics = shard.upper().element, MaintenanceMetrics()
     keeper(machine, metrics)(NAME)
     assert (ids(shard), shard.upper()) == ([], Antichain((before or 0) + 1))
     assert (metrics.counters.retention_runs, metrics.counters.retention_rows) == (1, 3)
@@ -548,7 +548,7 @@ def test_others_that_take_rows_away_each_time_make_it_come_again_later(
             shard.insert([{"id": 9, "__diff": -1}])
         return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
-    metrics = Metrics()
+    metrics = MaintenanceMetrics()
     with monkeypatch.context() as patched:
         patched.setattr(WriteHandle, "commit_truncation", commit)
         with pytest.raises(PersistError):

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from compactor.metering import Metrics
+from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker
 from persist.client import retention_kinds
 from persist.client.shard import Shard
@@ -87,7 +87,7 @@ def test_a_value_far_away_never_comes_of_age(world: World, machine: Machine, kin
 def test_rows_go_by_their_value_whenever_they_came(world: World, machine: Machine, shard: Shard) -> None:
     shard.retain(POLICY)
     shard.insert(rows(world, r1=2, r2=9.5, r3=30, r4=None, r5=-400))
-    task, metrics = keeper(machine, counted := Metrics()), counted
+    task, metrics = keeper(machine, counted := MaintenanceMetrics()), counted
     task(NAME)
     assert ids(shard) == [1, 2, 4, 5], "nulls stay, and what lies ahead"
     assert (metrics.counters.retention_runs, metrics.counters.retention_rows) == (1, 1)

@@ -6,15 +6,16 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compactor.figures import of_maintenance
-from compactor.loop import Loop, LoopSettings
-from compactor.metering import Metrics
-from compactor.scrubber import DAY_S, RETRY_S, Scrubber, ScrubSettings, samples_per_day
+from compactor.loop import Loop
+from compactor.metering import MaintenanceMetrics
+from compactor.scrubber import DAY_S, RETRY_S, Scrubber, samples_per_day
 from persist.commit.location import Location
 from persist.copies.verify import Sample, samples_of
 from persist.core.errors import InvalidUsage, Unavailable
@@ -27,7 +28,12 @@ from tests.support.location import TestClock
 from tests.support.monitored import maintenance, series
 from tests.support.waiting import WAIT_S
 
-FAST = ScrubSettings(of=1, rate=1 << 30, first_after_s=0.0, pause_s=0.0)
+FAST = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compactor.scrubber.PAUSE_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +53,11 @@ def location(place: Damaged) -> Iterator[Location]:
         yield found
 
 
-def scrubber(location: Location, metrics: Metrics, settings: ScrubSettings = FAST) -> Scrubber:
-    return Scrubber(location, settings, metrics, lambda: location.all_names(with_dropped=False))
+def scrubber(
+    location: Location, metrics: MaintenanceMetrics, *, of: int = 1, rate: int = FAST, after_s: float = 0.0
+) -> Scrubber:
+    names = partial(location.all_names, with_dropped=False)
+    return Scrubber(location, metrics, names, of=of, rate=rate, first_after_s=after_s)
 
 
 def clock_of(location: Location) -> TestClock:
@@ -57,8 +66,8 @@ def clock_of(location: Location) -> TestClock:
 
 
 def test_a_sound_location_has_no_findings_and_its_figures_tell_that_it_was_looked_at(location: Location) -> None:
-    metrics = Metrics()
-    loop = Loop(location, lambda name: None, LoopSettings())
+    metrics = MaintenanceMetrics()
+    loop = Loop(location, lambda name: None)
 
     def figures() -> dict[str, float]:
         return series(exposition(of_maintenance(location, loop, metrics)).decode())
@@ -77,7 +86,7 @@ def test_each_finding_is_counted_and_has_a_line_of_the_log(
     flipped = place.flip(place.keys("other", ".parquet")[0])
     missing = place.write(place.keys("bundled", ".parquet")[-1], None)
     before = {path: path.read_bytes() for path in place.root.rglob("*") if path.is_file() and "blob" in path.parts}
-    metrics = Metrics()
+    metrics = MaintenanceMetrics()
     with caplog.at_level(logging.WARNING, "persist.verify"):
         scrubber(location, metrics).once()
     told: list[Any] = [record for record in caplog.records if record.name == "persist.verify"]
@@ -93,8 +102,8 @@ def test_each_finding_is_counted_and_has_a_line_of_the_log(
 def test_a_sample_comes_once_a_day_and_each_day_is_another_one(place: Damaged, location: Location) -> None:
     """The damage of each part is found in one of four days, and on the fifth day as on the first."""
     keys = {place.flip(key) for key in place.keys("other", ".parquet")}
-    metrics = Metrics()
-    four = scrubber(location, metrics, ScrubSettings(of=4, rate=1 << 30, first_after_s=600.0, pause_s=0.0))
+    metrics = MaintenanceMetrics()
+    four = scrubber(location, metrics, of=4, after_s=600.0)
     assert not four.once()
     clock_of(location).advance_ms(600_000)
     found = []
@@ -121,14 +130,14 @@ def test_it_keeps_to_its_rate_and_one_that_is_to_end_does_not_wait_for_it(locati
             clock_of(location).advance_ms(int(seconds * 1000))
             return False
 
-    metrics, waits = Metrics(), Waits()
-    slow = scrubber(location, metrics, ScrubSettings(of=1, rate=4_096, first_after_s=0.0, pause_s=0.0))
+    metrics, waits = MaintenanceMetrics(), Waits()
+    slow = scrubber(location, metrics, rate=4_096)
     slow._stop = slow._blob._clock._stop = waits  # type: ignore[attr-defined, assignment]
     before_ms = location.clock.now_ms()
     slow.once()
     took_s = (location.clock.now_ms() - before_ms) / 1000
     assert took_s >= metrics.counters.verify_bytes / 4_096 - 2, "bytes that a rest of a second had saved up"
-    ended = scrubber(location, Metrics(), ScrubSettings(of=1, rate=4_096, first_after_s=0.0, pause_s=0.0))
+    ended = scrubber(location, MaintenanceMetrics(), rate=4_096)
     ended.stop()
     ended.once()
     assert not ended._metrics.counters.verify_runs
@@ -139,7 +148,7 @@ def test_shards_that_cannot_be_listed_are_looked_at_again_soon(location: Locatio
         raise Unavailable("no answer")
         yield ""
 
-    tried = Scrubber(location, FAST, Metrics(), names)
+    tried = Scrubber(location, MaintenanceMetrics(), names, of=1, rate=FAST, first_after_s=0.0)
     assert tried.once()
     clock_of(location).advance_ms(int(RETRY_S * 1000))
     assert tried.once()
@@ -156,7 +165,7 @@ def test_one_shard_that_cannot_be_read_now_does_not_keep_the_others(
         return real(name)
 
     monkeypatch.setattr(location.versions, "load", load)
-    metrics = Metrics()
+    metrics = MaintenanceMetrics()
     scrubber(location, metrics).once()
     assert [record.message for record in caplog.records] == ["a shard could not be verified"]
     assert metrics.counters.verify_runs == 1

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import compactor.erasure_steps
 import persist.client.erasure_api
 import persist.core.erasure_progress
-from compactor.erasure_steps import Eraser, EraserSettings
+from compactor.erasure_steps import Eraser
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from persist.client.erasure_api import Picked
@@ -200,7 +200,7 @@ class Watched(Eraser):
     """Tells the oracle when each scan began, so that it knows what a scan cannot have seen."""
 
     def __init__(self, host: Host) -> None:
-        super().__init__(host.location, Collector(host.location, GC), EraserSettings(SWEEP))
+        super().__init__(host.location, Collector(host.location, GC), sweep=SWEEP)
         self._host = host
 
     def _scanned(self, machine: Committer, erasure: Erasure) -> Scanned:

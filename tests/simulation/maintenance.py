@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from compactor.engine import EngineSettings
-from compactor.metering import Metrics
+from compactor.metering import MaintenanceMetrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.tasks import history_task
 from compactor.worker import Worker, WorkerSettings
@@ -71,7 +71,7 @@ def collector(host: Host) -> None:
     """A garbage collector."""
     for name in (MAIN, COPIES):
         host.open(name)
-    gc = Collector(host.location, GC, metrics=Metrics())
+    gc = Collector(host.location, GC, metrics=MaintenanceMetrics())
     while not host.run.over:
         with maintaining(host):
             gc.run(some_shard(host))
@@ -117,7 +117,7 @@ def maintaining(host: Host) -> Iterator[None]:
         host.run.path("maintenance of a dropped shard")
 
 
-def counted(host: Host, metrics: Metrics) -> None:
+def counted(host: Host, metrics: MaintenanceMetrics) -> None:
     """Add what a worker or collector did to the paths that were walked."""
     figures = metrics.to_json()
     for name, count in figures.items():

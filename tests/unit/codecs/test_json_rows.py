@@ -19,7 +19,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, ShardId
 from persist.core.shard_view import SeenVersion
 from persist.parts import ShardSchema
-from rpc.listen_frames import Source, sse
+from rpc.listen_frames import FrameSource, sse
 from tests.unit.parts.strategies import ALL, array_of, arrays, canonical
 
 KEYED = pa.schema([pa.field("n", pa.int64())])
@@ -107,7 +107,7 @@ def test_events_and_lines_have_one_form() -> None:
     columns = {f"c{n}": array_of(kind, [None]) for n, kind in enumerate(ALL)}
     columns |= {"f": pa.array([float("nan")]), "b": pa.array([[b"\x00\xff"]]), "t": pa.array([0], pa.timestamp("s"))}
     table = pa.table(columns)
-    source = Source(SeenVersion(SeqNo(5), "0" * 32), ShardId("s" + "1" * 32))
+    source = FrameSource(SeenVersion(SeqNo(5), "0" * 32), ShardId("s" + "1" * 32))
     event = sse(ListenEvent(Antichain(7), Antichain(8), table), source).decode().splitlines()
     assert event[:2] == ["event: updates", f"id: 8.5.{'0' * 32}.s{'1' * 32}"]
     told = strictly(event[2].removeprefix("data: "))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from compactor.embedded import maintain
-from compactor.worker import Outcome, Worker
+from compactor.worker import MergeOutcome, Worker
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
@@ -22,5 +22,5 @@ def test_a_refused_merge_leaves_no_claim_behind() -> None:
         slow, quick = Worker(location), Worker(location)
         [late, *_] = slow.due("orders", idle=True)
         assert quick.run("orders", idle=True) == 1
-        assert slow.merge("orders", late) is Outcome.REFUSED
+        assert slow.merge("orders", late) is MergeOutcome.REFUSED
         assert location.machine("orders").refresh().claims == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.loop import FAILED_AGAIN_S, NAMES_PAGE, STALE_MIN, Loop, LoopSettings, Schedule, Turns
+from compactor.loop import FAILED_AGAIN_S, NAMES_PAGE, STALE_MIN, LookTurns, Loop, Schedule
 from persist.core.errors import Unavailable
 from tests.support.location import memory_location
 
@@ -63,7 +63,7 @@ def test_an_earlier_time_replaces_a_later_one_and_the_heap_stays_small() -> None
 
 
 def test_the_first_round_is_as_fast_as_it_is_asked_for() -> None:
-    turns = Turns(Names(names_of(2_500)), lambda _: True, 600.0, 5.0)
+    turns = LookTurns(Names(names_of(2_500)), lambda _: True, 600.0, 5.0)
     found: list[str] = []
     while len(found) < 2_500:
         found += turns.draw(0.0, 400)
@@ -73,7 +73,7 @@ def test_the_first_round_is_as_fast_as_it_is_asked_for() -> None:
 
 def test_a_later_round_gives_so_many_a_second_and_goes_on_for_longer_than_its_period() -> None:
     names = Names(names_of(100))
-    turns = Turns(names, lambda _: True, 10.0, 5.0)
+    turns = LookTurns(names, lambda _: True, 10.0, 5.0)
     assert len(turns.draw(0.0, 1_000)) == 100
     found, seconds = [], 0
     while len(found) < 100:
@@ -87,20 +87,20 @@ def test_a_later_round_gives_so_many_a_second_and_goes_on_for_longer_than_its_pe
 
 
 def test_a_round_without_a_pace_begins_when_its_time_has_come() -> None:
-    turns = Turns(Names(names_of(3)), lambda _: True, 5.0, None)
+    turns = LookTurns(Names(names_of(3)), lambda _: True, 5.0, None)
     assert (turns.draw(0.0, 9), turns.draw(4.9, 9), turns.draw(5.0, 9)) == (names_of(3), [], names_of(3))
 
 
 def test_names_that_are_not_wanted_cost_a_page_at_a_time() -> None:
     names = Names(names_of(3 * NAMES_PAGE))
-    turns = Turns(names, lambda name: name == "s02999", 600.0, 5.0)
+    turns = LookTurns(names, lambda name: name == "s02999", 600.0, 5.0)
     found = [turns.draw(0.0, 2) for _ in range(4)]
     assert (found, names.pages) == ([[], [], ["s02999"], []], 4)
 
 
 def test_a_round_goes_on_where_the_names_could_not_be_read() -> None:
     names = Names(names_of(2 * NAMES_PAGE))
-    turns = Turns(names, lambda _: True, 600.0, None)
+    turns = LookTurns(names, lambda _: True, 600.0, None)
     assert len(turns.draw(0.0, NAMES_PAGE)) == NAMES_PAGE
     names.fails = True
     with pytest.raises(Unavailable):
@@ -114,8 +114,8 @@ def test_a_round_goes_on_where_the_names_could_not_be_read() -> None:
 def test_shards_that_move_all_the_time_keep_none_at_rest_from_being_looked_at(room: int) -> None:
     """There are more of them than can be looked at, and all of them are due again at once."""
     location = memory_location()
-    loop = Loop(location, lambda _: None, LoopSettings(concurrency=room))
-    turns = Turns(Names(names_of(20)), lambda _: True, 600.0, 5.0)
+    loop = Loop(location, lambda _: None, concurrency=room)
+    turns = LookTurns(Names(names_of(20)), lambda _: True, 600.0, 5.0)
     found: list[str] = []
     for now in range(200):
         for busy in range(room + 3):

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from blob import BlobUnavailable
-from compactor.engine import Chunk, EngineSettings, Keep, LocalEngine, MergeJob
-from compactor.metering import Metrics, Throttle
-from compactor.worker import Outcome, Worker
+from compactor.engine import EngineSettings, Keep, LocalEngine, MergedChunk, MergeJob
+from compactor.metering import MaintenanceMetrics, Throttle
+from compactor.worker import MergeOutcome, Worker
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import Corruption, Unavailable
@@ -28,7 +28,7 @@ class Pausing:
         self._meanwhile = meanwhile
         self.chunks = 0
 
-    def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
+    def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
         for chunk in self._inner.merge(job, keep):
             self.chunks += 1
             self._meanwhile(self.chunks)  # type: ignore[operator]
@@ -88,11 +88,11 @@ def test_two_workers_do_not_do_the_same_merge() -> None:
     other = world.worker()
 
     def meanwhile(chunk: int) -> None:
-        assert other.merge(NAME, spec) is Outcome.BUSY
+        assert other.merge(NAME, spec) is MergeOutcome.BUSY
         assert other.due(NAME, idle=True) == []
 
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert worker.merge(NAME, spec) is Outcome.APPLIED
+    assert worker.merge(NAME, spec) is MergeOutcome.APPLIED
     world.check_reads()
 
 
@@ -105,13 +105,13 @@ def test_a_zombie_whose_claim_was_taken_over_changes_nothing() -> None:
 
     def meanwhile(chunk: int) -> None:
         if chunk == 3:
-            assert successor.merge(NAME, spec) is Outcome.BUSY
+            assert successor.merge(NAME, spec) is MergeOutcome.BUSY
             world.clock.advance_ms(2 * WORKER.lease_ms)
             outcomes.append(successor.merge(NAME, spec))
 
     zombie = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert zombie.merge(NAME, spec) is Outcome.REFUSED
-    assert outcomes == [Outcome.APPLIED]
+    assert zombie.merge(NAME, spec) is MergeOutcome.REFUSED
+    assert outcomes == [MergeOutcome.APPLIED]
     assert successor.metrics.counters.merges_resumed == 1
     world.check_stores()
     world.check_reads()
@@ -134,7 +134,7 @@ def test_a_zombie_cannot_bring_back_parts_that_were_let_go() -> None:
                 pass
 
     zombie = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert zombie.merge(NAME, spec) is Outcome.REFUSED
+    assert zombie.merge(NAME, spec) is MergeOutcome.REFUSED
     world.check_stores()
     world.check_reads()
 
@@ -154,10 +154,10 @@ def test_a_crash_loses_at_most_one_chunk() -> None:
     saved = len(claim.done)
     assert claim.resume_key > b""
     successor = Worker(world.process(), WORKER, engine=(engine := Pausing(world, lambda chunk: None)))
-    assert successor.merge(NAME, spec) is Outcome.BUSY
+    assert successor.merge(NAME, spec) is MergeOutcome.BUSY
     world.clock.advance_ms(2 * WORKER.lease_ms)
     assert successor.due(NAME, idle=True)[0].claim_key == spec.claim_key
-    assert successor.merge(NAME, spec) is Outcome.APPLIED
+    assert successor.merge(NAME, spec) is MergeOutcome.APPLIED
     held = [part.id for batch in world.state().trace.batches for part in batch.parts()]
     assert [part.id for part in claim.done] == held[:saved], "what was saved was not written again"
     assert engine.chunks >= 1
@@ -172,10 +172,10 @@ def test_a_long_merge_renews_its_claim() -> None:
 
     def meanwhile(chunk: int) -> None:
         world.clock.advance_ms(WORKER.lease_ms // 2)
-        assert other.merge(NAME, spec) is Outcome.BUSY
+        assert other.merge(NAME, spec) is MergeOutcome.BUSY
 
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert worker.merge(NAME, spec) is Outcome.APPLIED
+    assert worker.merge(NAME, spec) is MergeOutcome.APPLIED
 
 
 def test_inputs_that_others_merged_and_collected_meanwhile_make_a_merge_fail_quietly() -> None:
@@ -192,7 +192,7 @@ def test_inputs_that_others_merged_and_collected_meanwhile_make_a_merge_fail_qui
                 pass
 
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert worker.merge(NAME, spec) is Outcome.REFUSED
+    assert worker.merge(NAME, spec) is MergeOutcome.REFUSED
     world.check_reads()
 
 
@@ -226,9 +226,9 @@ def test_a_store_that_does_not_answer_leaves_the_claim_to_lapse() -> None:
     with pytest.raises(Unavailable):
         worker.merge(NAME, spec)
     other = world.worker()
-    assert other.merge(NAME, spec) is Outcome.BUSY
+    assert other.merge(NAME, spec) is MergeOutcome.BUSY
     world.clock.advance_ms(2 * WORKER.lease_ms)
-    assert other.merge(NAME, spec) is Outcome.APPLIED
+    assert other.merge(NAME, spec) is MergeOutcome.APPLIED
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -267,7 +267,7 @@ def test_what_is_moved_stays_below_the_rate() -> None:
 def test_figures_tell_what_a_shard_costs() -> None:
     world = World()
     world.append_many(8, 20)
-    metrics = Metrics()
+    metrics = MaintenanceMetrics()
     Worker(world.process(), WORKER, metrics=metrics).run(NAME, idle=True)
     figures = metrics.to_json()
     assert figures["merges_applied"] >= 1

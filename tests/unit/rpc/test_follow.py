@@ -18,7 +18,7 @@ from persist.core.shard_view import SeenVersion
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from persist.http_client.http_calls import HttpCalls, Servers, rendezvous
 from rpc.client.http_transport import follow
-from rpc.listen_frames import FRAMES, HEADER_BYTES_MAX, Source, frame, frames, heartbeat
+from rpc.listen_frames import FRAMES, HEADER_BYTES_MAX, FrameSource, frame, frames, heartbeat
 from tests.support.answering import CLOSE, Answering, answer, chunked
 from tests.support.location import TestClock
 
@@ -30,7 +30,7 @@ def event(lower: int, upper: int, *ids: str) -> ListenEvent:
     return ListenEvent(Antichain(lower), Antichain(upper), pa.Table.from_pylist(rows, schema=COLUMNS))
 
 
-SOURCE = Source(SeenVersion(SeqNo(7), "c" * 32), shard_id_of("eu/orders"))
+SOURCE = FrameSource(SeenVersion(SeqNo(7), "c" * 32), shard_id_of("eu/orders"))
 FIRST, SECOND, THIRD = (frame(event(n, n + 1, name), SOURCE) for n, name in enumerate("abc"))
 QUIET = heartbeat(Antichain(1), FRAMES, SOURCE)
 

@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from rpc.connection_limits import Bounds
+from rpc.connection_limits import ConnectionBounds
 from rpc.http_protocol import JoiningProtocol
 from rpc.settings import Limits
 from tests.support.waiting import WAIT_S
@@ -189,7 +189,7 @@ def test_time_in_which_the_server_stood_still_counts_for_nobody(why: str) -> Non
         assert isinstance(loop, Skewed)
         config = uvicorn.Config(waiting, log_config=None, lifespan="off")
         config.load()
-        bounds = Bounds(Limits())
+        bounds = ConnectionBounds(Limits())
         connection = JoiningProtocol(config=config, server_state=ServerState(), app_state={}, bounds=bounds)
         transport = kind()
         connection.connection_made(transport)

@@ -21,7 +21,7 @@ from persist.core.state import State
 from rpc import stream_leases as module
 from rpc.concurrency_limits import Work
 from rpc.settings import Limits
-from rpc.stream_leases import Hold, Leases
+from rpc.stream_leases import StreamHold, StreamLeases
 from tests.support.location import TestClock, memory_location
 from tests.support.waiting import WAIT_S
 
@@ -49,7 +49,7 @@ class Scene:
         self.clock = clock
         self.consensus = consensus
         self.work = Work(Limits())
-        self.leases = Leases(location, self.work)
+        self.leases = StreamLeases(location, self.work)
 
     @property
     def state(self) -> State:
@@ -212,7 +212,7 @@ def test_a_lease_that_is_gone_tells_its_listeners_and_is_not_joined_again(stage:
     stage(act)
 
 
-def is_lost(hold: Hold, state: State) -> bool:
+def is_lost(hold: StreamHold, state: State) -> bool:
     try:
         with hold.reading(state.seqno):
             return False

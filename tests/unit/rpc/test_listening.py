@@ -29,7 +29,7 @@ from rpc.change_streams import Listeners
 from rpc.concurrency_limits import Work
 from rpc.listen_frames import EVENTS, FRAMES, frames
 from rpc.settings import Limits
-from rpc.shard_watcher import Watcher
+from rpc.shard_watcher import ShardWatcher
 from tests.support.location import InlineBackground, memory_location
 from tests.support.waiting import WAIT_S
 
@@ -39,10 +39,12 @@ Event = tuple[list[int | None], list[str]]
 
 
 @asynccontextmanager
-async def listeners(location: Location, limits: Limits | None = None) -> AsyncIterator[tuple[Listeners, Work, Watcher]]:
+async def listeners(
+    location: Location, limits: Limits | None = None
+) -> AsyncIterator[tuple[Listeners, Work, ShardWatcher]]:
     limits = limits or Limits()
     work = Work(limits)
-    watcher = Watcher(location, work)
+    watcher = ShardWatcher(location, work)
     found = Listeners(EmbeddedTransport(location), location, work, watcher)
     try:
         yield found, work, watcher

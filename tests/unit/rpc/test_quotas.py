@@ -23,7 +23,7 @@ from rpc import quotas as quotas_module
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
 from rpc.prefix_usage import Tally
 from rpc.quota_file import COUNTS, RATES, QuotaFile
-from rpc.quotas import BURST_S, CHARGED, FREED_BYTES, SHOWN_MAX, STAGED_S, Bucket, QuotaFull, Quotas, admit
+from rpc.quotas import BURST_S, CHARGED, FREED_BYTES, SHOWN_MAX, STAGED_S, QuotaFull, Quotas, RateBucket, admit
 from tests.support.location import TestClock, memory_location
 from tests.support.shard import make_part
 
@@ -211,7 +211,7 @@ def test_without_a_file_nothing_is_counted() -> None:
 
 
 def test_a_request_larger_than_a_burst_is_possible_and_paid_off() -> None:
-    bucket = Bucket(10, 0.0)
+    bucket = RateBucket(10, 0.0)
     assert bucket.wait_s(0.0) == 0
     bucket.take(150)
     assert bucket.wait_s(0.0) == pytest.approx(10.1)

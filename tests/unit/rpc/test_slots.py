@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from persist.core.errors import Overloaded
-from rpc.concurrency_limits import CALLER, Slots, Turns
+from rpc.concurrency_limits import CALLER, CommandTurns, Slots
 
 
 def test_one_caller_has_a_share_and_the_server_itself_the_whole() -> None:
@@ -38,7 +38,9 @@ def test_something_larger_than_a_share_is_taken_by_who_has_nothing() -> None:
         slots.take()
 
 
-def scene(turns: Turns, act: Callable[[Callable[[str, int], asyncio.Task[None]], list[str]], Awaitable[None]]) -> None:
+def scene(
+    turns: CommandTurns, act: Callable[[Callable[[str, int], asyncio.Task[None]], list[str]], Awaitable[None]]
+) -> None:
     async def play() -> None:
         went: list[str] = []
 
@@ -61,7 +63,7 @@ async def settle() -> None:
 
 
 def test_callers_go_in_turn_and_none_beyond_its_share() -> None:
-    turns = Turns(4, share=2)
+    turns = CommandTurns(4, share=2)
 
     async def act(ask: Callable[[str, int], asyncio.Task[None]], went: list[str]) -> None:
         for caller in "aaaabb":
@@ -77,7 +79,7 @@ def test_callers_go_in_turn_and_none_beyond_its_share() -> None:
 
 
 def test_who_needs_more_than_there_is_goes_alone_and_is_not_passed_for_ever() -> None:
-    turns = Turns(4, share=4)
+    turns = CommandTurns(4, share=4)
 
     async def act(ask: Callable[[str, int], asyncio.Task[None]], went: list[str]) -> None:
         ask("a", 2)
@@ -99,7 +101,7 @@ def test_who_needs_more_than_there_is_goes_alone_and_is_not_passed_for_ever() ->
 
 
 def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
-    turns = Turns(1, share=1)
+    turns = CommandTurns(1, share=1)
 
     async def act(ask: Callable[[str, int], asyncio.Task[None]], went: list[str]) -> None:
         ask("a", 1)

@@ -18,7 +18,7 @@ from persist.core.shard_view import ViewRequest
 from rpc import concurrency_limits as work_module
 from rpc.concurrency_limits import Work, _Answers
 from rpc.settings import Limits
-from rpc.shard_watcher import Watcher
+from rpc.shard_watcher import ShardWatcher
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.string())])
@@ -67,7 +67,7 @@ def test_a_thousand_waits_need_no_thread_each_and_all_end_with_the_commit() -> N
 
     async def scene() -> set[int | None]:
         work = Work(Limits(io_threads=2))
-        watcher = Watcher(location, work)
+        watcher = ShardWatcher(location, work)
         request = ViewRequest(past=0, timeout_s=60, min_seqno=1)
         waits = [asyncio.ensure_future(watcher.state("orders", request)) for _ in range(1_000)]
         while watcher.waiting < 1_000:
@@ -89,7 +89,7 @@ def test_stopping_ends_waits_with_what_there_is() -> None:
 
     async def scene() -> None:
         work = Work(Limits())
-        watcher = Watcher(location, work)
+        watcher = ShardWatcher(location, work)
         wait = asyncio.ensure_future(watcher.state("orders", ViewRequest(past=0, timeout_s=3600, min_seqno=1)))
         while watcher.waiting < 1:
             await asyncio.sleep(0)
