@@ -30,11 +30,11 @@ from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client, connect
 from persist.commit.system import SystemIds
 from persist.core.attribute import KEY_BYTES, NO_INDEX, AttributeKey, AttributeUpdate, attribute_key
+from persist.core.batch import EMPTY_TRACE
 from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, shard_id_of
 from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State
-from persist.core.trace import EMPTY_TRACE
 from persist.core.transitions import Context, step
 
 PAPER = {  # MB: (sorted insert none, progressive, random update none, progressive)

@@ -22,13 +22,12 @@ from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.batch import FORMAT_BUNDLE, FORMAT_PARQUET, Bundle, Description, HollowBatch, Part, Run
+from persist.core.batch import FORMAT_BUNDLE, FORMAT_PARQUET, Bundle, Description, HollowBatch, Part, Run, trace_of
 from persist.core.blob_keys import bundle_key, part_key
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, ShardId, Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.state import CriticalReader, LeasedReader, State, WriterState, initial_state
-from persist.core.trace import trace_of
 
 NAME = "grown"
 ROWS = pa.table({"k": [f"{n:016d}" for n in range(10)], "v": list(range(10))})

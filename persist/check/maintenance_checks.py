@@ -28,7 +28,7 @@ from persist.core.blob_keys import belongs_to, born_ms, shard_of
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.record import replace
 from persist.core.retention_plan import Facts, facts_of, next_look_ms, plan, waiting, wanted_cuts
-from persist.core.retention_policy import RowPolicy
+from persist.core.shard_settings import RowPolicy
 from persist.core.state import Claim, Policy, State, held_since, latest_time
 from persist.inspect.part_listing import noted_parts
 

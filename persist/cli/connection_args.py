@@ -17,8 +17,7 @@ from persist.client.server_address import Trust, checked_token
 from persist.commit.location import Location, LocationSettings, open_location, open_stores, url_path
 from persist.commit.location import check_there as check_there
 from persist.core.errors import InvalidUsage
-from persist.core.retention_policy import bytes_of
-from persist.core.shard_settings import DEFAULT_HISTORY, history_ms
+from persist.core.shard_settings import DEFAULT_HISTORY, bytes_of, history_ms
 
 DEFAULT_DIRECTORY = "persist-data"
 SIZE_MAX = 1 << 50

@@ -36,7 +36,7 @@ from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import Token, mint
 from persist.core.retention_plan import Due, Facts, behind, blocked_by_column, has_to_look, of_age_ms, passed, waiting
-from persist.core.retention_policy import Looked, RowPolicy
+from persist.core.shard_settings import Looked, RowPolicy
 from persist.core.shard_view import ViewRequest
 from persist.core.state import State
 from persist.core.transitions.part_admission import DIFF_MAX

@@ -49,8 +49,7 @@ from persist.core.retention_plan import (
     step_ms,
     wanted_cuts,
 )
-from persist.core.retention_policy import DROP, RETRACT, Ladder, RowPolicy, Rung, bytes_of, cut_every_of
-from persist.core.shard_settings import history_text
+from persist.core.shard_settings import DROP, RETRACT, Ladder, RowPolicy, Rung, bytes_of, cut_every_of, history_text
 from persist.core.shard_view import ViewRequest
 
 # A ladder of tags: the last so many hours, days and months, in UTC. Pure.

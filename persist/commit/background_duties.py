@@ -24,12 +24,11 @@ from persist.commit.commit_plan import (
     Retain,
     RollUp,
 )
-from persist.core.batch import HollowBatch
+from persist.core.batch import EMPTY_TRACE, HollowBatch
 from persist.core.ids import SeqNo
 from persist.core.manifests import to_bundle
 from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
 from persist.core.state import Policy, State
-from persist.core.trace import EMPTY_TRACE
 from persist.core.transitions import audit_recording
 from persist.core.transitions.audit_recording import outcome_flush_is_due
 

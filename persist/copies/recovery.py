@@ -32,7 +32,7 @@ from persist.commit.state_loader import Versions
 from persist.copies.blob_store_scan import Bucket, Found
 from persist.copies.epoch_marker import begin_marked, hold_epoch, is_bound, mark_of, set_mark
 from persist.copies.state_rewrite import carried, relent
-from persist.core.batch import Description, Run, batch_of
+from persist.core.batch import Description, Run, batch_of, trace_of
 from persist.core.blob_keys import BEATS, is_beat_key
 from persist.core.erasure import Erasure
 from persist.core.errors import Conflict, Corruption, InvalidUsage
@@ -41,7 +41,6 @@ from persist.core.ids import LocationBinding, SeqNo
 from persist.core.record import replace
 from persist.core.shard_view import digest_of
 from persist.core.state import State
-from persist.core.trace import trace_of
 from persist.core.transitions.writers import with_times
 from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated, translated_but_missing

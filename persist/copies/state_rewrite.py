@@ -14,7 +14,7 @@ from persist.commit.location import Location
 from persist.commit.state_loader import Versions
 from persist.copies.backup_store import Sums
 from persist.copies.shard_facts import all_parts
-from persist.core.batch import HollowBatch, Listing, Part
+from persist.core.batch import HollowBatch, Listing, Part, trace_of
 from persist.core.blob_keys import is_bundle_key, shard_of
 from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
@@ -23,7 +23,6 @@ from persist.core.manifests import Listed
 from persist.core.named_holds import Loan, is_foreign
 from persist.core.record import replace
 from persist.core.state import State, auxiliary_blob_keys
-from persist.core.trace import trace_of
 from persist.core.transitions.audit_recording import retired
 from persist.core.transitions.lifecycle import fence_of
 from persist.formats.state_frames import encode_listing

@@ -8,7 +8,7 @@ from blob import Blob
 from blob.metrics import ForwardingBlob
 from persist.commit.system import Clock
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.core.retention_policy import bytes_of
+from persist.core.shard_settings import bytes_of
 
 RATE_MIN = 1_024  # bytes a second
 BURST_S = 1.0  # so much of the rate may be read at once after a rest

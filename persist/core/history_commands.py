@@ -28,8 +28,7 @@ from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX
 from persist.core.record import Meta
 from persist.core.results import Result
 from persist.core.retention_plan import Facts
-from persist.core.retention_policy import Looked, RowPolicy, Rung
-from persist.core.shard_settings import MARK_EVERY_MS
+from persist.core.shard_settings import MARK_EVERY_MS, Looked, RowPolicy, Rung
 from persist.core.state import SchemaRecord
 
 # Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` has all of their names.

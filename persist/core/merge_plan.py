@@ -31,12 +31,11 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
-from persist.core.batch import HollowBatch, Part, diff_sum_of
+from persist.core.batch import HollowBatch, Part, Trace, diff_sum_of
 from persist.core.commands import MergeSpec
 from persist.core.erasure_progress import MERGE_CLAIM, stretch, to_rewrite
 from persist.core.frontier import Antichain
 from persist.core.state import Policy, State, cut_times, kept_below, named_times
-from persist.core.trace import Trace
 
 FAN_IN = 4
 

@@ -10,7 +10,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import critical_reader_id_of
 from persist.core.named_holds import Tag
 from persist.core.record import Record
-from persist.core.retention_policy import DROP, KeptCut, Retention, RowPolicy
+from persist.core.shard_settings import DROP, KeptCut, Retention, RowPolicy
 from persist.core.state import State
 from persist.core.truncation import Truncation
 

@@ -1,12 +1,224 @@
-"""Settings of a shard, which its State keeps: how much history is kept, and how finely wall clocks are told."""
+"""Settings of a shard, which its State keeps: its history, the grid of its wall clocks, and which rows it keeps."""
 
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 from persist.core.errors import InvalidUsage, shown
-from persist.core.record import Record
-from persist.core.retention_policy import Ladder, RowPolicy
+from persist.core.record import Meta, Record
+
+# Row policies: which rows a shard keeps, and what its State remembers of that.
+#
+# A policy goes by cuts that maintenance takes as time passes: at an instant of a grid, the upper that the shard had by
+# then. A cut is truncated by once the policy says so. Until then the time before it stays readable, as that of a tag.
+
+
+CUTS_MAX = 1_000  # of a shard; beyond that every other one goes
+CUTS_OF_AN_AGE_MAX = 900  # so that a policy by age finds one that is old enough
+CUTS_OF_AN_AGE = 100  # unless the policy says otherwise
+CUT_EVERY_MS_MIN = 1_000
+CUT_EVERY_MS_MAX = 366 * 24 * 3600 * 1000
+CUT_EVERY_MS = 3_600_000  # of a policy without an age
+DAY_MS = 24 * 3600 * 1000
+AGE_MS_MAX = CUTS_OF_AN_AGE * CUT_EVERY_MS_MAX  # a hundred years
+NUMBER_MAX = 2**62
+CONSUMERS_MAX = 100
+RUNG_MAX = 200  # tags of one kind in a ladder
+CURSOR_CHARS_MAX = 256
+COLUMN_CHARS_MAX = 1_000
+RETRACT, DROP = "retract", "drop"  # how a cut takes rows away
+UNITS = ("s", "ms", "us", "ns")  # of a column of whole numbers: since 1970, UTC
+_BYTES = re.compile(r"([0-9]{1,18})(B|[KMGTP]iB|[kMGTP]B)?")
+_BYTE_UNITS: dict[str, int] = {unit + "iB": 1024**power for power, unit in enumerate("KMGTP", 1)}
+_BYTE_UNITS |= {unit + "B": 1000**power for power, unit in enumerate("kMGTP", 1)} | {"B": 1}
+
+
+class Ladder(Record, frozen=True):
+    """How many tags of hours, days and months are kept."""
+
+    hourly: int = 0
+    daily: int = 0
+    monthly: int = 0
+
+    def check(self) -> None:
+        """Raises InvalidUsage where a number makes no sense."""
+        for rung in ("hourly", "daily", "monthly"):
+            count = getattr(self, rung)
+            if not 0 <= count <= RUNG_MAX:
+                raise InvalidUsage(f"{rung} is {count}; it must be in [0, {RUNG_MAX}]")
+
+
+class Rung(Record, frozen=True):
+    """A tag of a ladder: its name, and the instant by which it shows what was there."""
+
+    tag: str
+    at_ms: Annotated[int, Meta(ge=0, le=2**48 - 1)]
+
+
+NO_LADDER = Ladder()
+
+
+class RowPolicy(Record, frozen=True):
+    """Rows older than `age_ms` go, and the oldest ones beyond `bytes_max` or `rows_max`; None: no such limit.
+
+    `cut_every_ms` is how finely: what goes was there before an instant of that grid. Nothing goes that one of the
+    critical readers `consumers` has not passed, unless it is older than `consumers_max_age_ms` (None: in any case).
+    `tags` is the ladder of tags that maintenance sets and takes away. Rows of which `column` tells a wall clock that is
+    older than `column_age_ms` go too, whenever they came; `column_unit` is that of whole numbers ("": it has a type of
+    its own for wall clocks). `mode` tells whether cuts take rows away by retractions or by a drop.
+    """
+
+    age_ms: int | None = None
+    bytes_max: int | None = None
+    rows_max: int | None = None
+    cut_every_ms: int = CUT_EVERY_MS
+    consumers: tuple[str, ...] = ()
+    consumers_max_age_ms: int | None = None
+    tags: Ladder = NO_LADDER
+    column: str | None = None
+    column_age_ms: int | None = None
+    column_unit: str = ""
+    mode: str = RETRACT
+
+    @property
+    def cuts(self) -> bool:
+        """Whether rows go by when they came, so that cuts are taken for it."""
+        return self.age_ms is not None or self.bytes_max is not None or self.rows_max is not None
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether rows go by it: else it only sets tags."""
+        return self.cuts or self.column is not None
+
+    def check(self) -> None:
+        """Raises InvalidUsage where a limit makes no sense."""
+        self.tags.check()
+        self._check_column()
+        self._check_mode()
+        if not self.takes_rows and self.tags == NO_LADDER:
+            raise InvalidUsage(
+                "a policy needs an age, bytes, rows, a column or tags; to keep all rows take the policy away"
+            )
+        if not self.takes_rows and self.consumers:
+            raise InvalidUsage("consumers are for a policy with an age, bytes, rows or a column")
+        for what, value in (("bytes", self.bytes_max), ("rows", self.rows_max)):
+            if value is not None and not 0 < value <= NUMBER_MAX:
+                raise InvalidUsage(f"{what} is {value}; it must be in [1, {NUMBER_MAX}]")
+        for what, age_ms in (
+            ("age", self.age_ms),
+            ("consumers_max_age", self.consumers_max_age_ms),
+            ("column_age", self.column_age_ms),
+        ):
+            if age_ms is not None and not 0 < age_ms <= AGE_MS_MAX:
+                raise InvalidUsage(f"{what} is {age_ms} ms; it must be positive, at most {AGE_MS_MAX // DAY_MS} days")
+        if not CUT_EVERY_MS_MIN <= self.cut_every_ms <= CUT_EVERY_MS_MAX:
+            raise InvalidUsage(
+                f"cut_every is {self.cut_every_ms} ms; it must be in [{CUT_EVERY_MS_MIN}, {CUT_EVERY_MS_MAX}]"
+            )
+        longest = max(self.age_ms or 0, self.consumers_max_age_ms or 0) if self.cuts else 0
+        if longest > CUTS_OF_AN_AGE_MAX * self.cut_every_ms:
+            raise InvalidUsage(
+                f"cut_every is {self.cut_every_ms} ms; for an age (or consumers_max_age) of {longest} ms it must be "
+                f"at least {-(-longest // CUTS_OF_AN_AGE_MAX)} ms"
+            )
+        if self.consumers_max_age_ms is not None and not self.consumers:
+            raise InvalidUsage("consumers_max_age is given without consumers")
+        if len(self.consumers) > CONSUMERS_MAX or len(set(self.consumers)) < len(self.consumers):
+            raise InvalidUsage(f"a policy has at most {CONSUMERS_MAX} consumers, each of them once")
+        for consumer in self.consumers:
+            if not 1 <= len(consumer) <= CURSOR_CHARS_MAX:
+                raise InvalidUsage(
+                    f"a consumer is a cursor of 1 to {CURSOR_CHARS_MAX} characters, not {consumer!r:.300}"
+                )
+
+    def _check_mode(self) -> None:
+        if self.mode not in (RETRACT, DROP):
+            raise InvalidUsage(f"mode is {self.mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
+        if self.mode == DROP and self.column is not None:
+            raise InvalidUsage("a drop goes by when rows came, not by a column; take mode 'retract'")
+        if self.mode == DROP and not self.cuts:
+            raise InvalidUsage("mode is for a policy with an age, bytes or rows")
+
+    def _check_column(self) -> None:
+        if (self.column is None) != (self.column_age_ms is None):
+            raise InvalidUsage("column and column_age belong together: the column, and from which age on its rows go")
+        if self.column is None and self.column_unit:
+            raise InvalidUsage("column_unit is given without column")
+        if self.column is not None and not 1 <= len(self.column) <= COLUMN_CHARS_MAX:
+            raise InvalidUsage(
+                f"column is {self.column!r:.300}; it must be a name of 1 to {COLUMN_CHARS_MAX} characters"
+            )
+        if self.column_unit and self.column_unit not in UNITS:
+            raise InvalidUsage(f"column_unit is {self.column_unit!r:.100}; it must be one of {', '.join(UNITS)}")
+
+
+def cut_every_of(age_ms: int | None, consumers_max_age_ms: int | None = None) -> int:
+    """How finely rows of that age go, unless the policy says otherwise; so coarse that it has the cuts for both."""
+    fine_ms = CUT_EVERY_MS if age_ms is None else max(CUT_EVERY_MS_MIN, age_ms // CUTS_OF_AN_AGE)
+    return min(CUT_EVERY_MS_MAX, max(fine_ms, -(-(consumers_max_age_ms or 0) // CUTS_OF_AN_AGE_MAX)))
+
+
+def bytes_of(given: object) -> int:
+    """The bytes that a number or a text means, such as `500GiB` or `20MB`. Raises InvalidUsage."""
+    if type(given) is int:
+        return given
+    if isinstance(given, str) and (found := _BYTES.fullmatch(given)):
+        return int(found[1]) * _BYTE_UNITS[found[2] or "B"]
+    raise InvalidUsage(f"bytes is {shown(given)}; it must be a number, or a text such as '500GiB'")
+
+
+class KeptCut(Record, frozen=True):
+    """An upper that the shard had by an instant. `rows` had come by then, without what was taken away by others.
+
+    None: that is not known. Rows that truncations took away count as if they were there still.
+    """
+
+    upper: int
+    rows: int | None = None
+
+
+class Looked(Record, frozen=True):
+    """What the policy found when it looked for rows by its column, as the settings of `version` say; 0: never yet.
+
+    It looked at all that was there before the time `upper`, at `at_ms`, by a checked clock, and took `removed` rows
+    away. Of what is left nothing is old enough before `next_ms` (None: nothing will be), but for rows that wait for
+    consumers: `held` is the time that all of these had passed (None: none waits).
+    """
+
+    version: int = 0
+    upper: int = 0
+    at_ms: int = 0
+    removed: int = 0
+    next_ms: int | None = None
+    held: int | None = None
+
+
+NOT_LOOKED = Looked()
+
+
+class Retention(Record, frozen=True):
+    """How far the policy has come: everything before the time `upper`, which is the cut of the instant `cut_ms`.
+
+    That was at `at_ms`, by a checked clock, and took `removed` rows away (None: not known). `overran` counts the
+    truncations that passed a consumer. `appended`: the last rows came by `append`, whose writer owns the times.
+    `looked` is how far it has come by its column.
+    """
+
+    cut_ms: int = 0
+    upper: int = 0
+    at_ms: int = 0
+    removed: int | None = None
+    overran: int = 0
+    appended: bool = False
+    looked: Looked = NOT_LOOKED
+
+
+NO_RETENTION = Retention()
+
+
+# All settings, and how texts say them.
+
 
 MARK_EVERY_MS = 1_000
 MARK_EVERY_MS_MAX = 24 * 3600 * 1000

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.audit_log import NOBODY, Caller, CommandEntry, Committed, EntryFile
-from persist.core.batch import Part
+from persist.core.batch import EMPTY_TRACE, Part, Trace
 from persist.core.clock_index import NEWBORN, UNSEALED, Seal
 from persist.core.dedup import OutcomeFile, TokenOutcome
 from persist.core.erasure import Erasure
@@ -19,9 +19,7 @@ from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, ShardId,
 from persist.core.named_holds import Loan, Tag
 from persist.core.persistent_map import Entries, watched
 from persist.core.record import Record, replace
-from persist.core.retention_policy import DROP, NO_RETENTION, KeptCut, Retention
-from persist.core.shard_settings import NO_SETTINGS, ShardSettings
-from persist.core.trace import EMPTY_TRACE, Trace
+from persist.core.shard_settings import DROP, NO_RETENTION, NO_SETTINGS, KeptCut, Retention, ShardSettings
 from persist.core.truncation import NOT_TRUNCATED, RowDrop, Truncation, Truncations
 
 SERVICE_TIMES_MAX = 64

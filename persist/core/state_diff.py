@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.audit_log import Committed, EntryFile
-from persist.core.batch import HollowBatch
+from persist.core.batch import HollowBatch, Trace
 from persist.core.clock_index import Seal
 from persist.core.dedup import OutcomeFile, TokenOutcome
 from persist.core.erasure import Erasure
@@ -22,8 +22,7 @@ from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, WriterId
 from persist.core.named_holds import Loan, Tag
 from persist.core.persistent_map import difference, with_changes
 from persist.core.record import Record, replace
-from persist.core.retention_policy import KeptCut, Retention
-from persist.core.shard_settings import ShardSettings
+from persist.core.shard_settings import KeptCut, Retention, ShardSettings
 from persist.core.state import (
     Claim,
     CriticalReader,
@@ -34,7 +33,6 @@ from persist.core.state import (
     WriterState,
     auxiliary_blob_keys,
 )
-from persist.core.trace import Trace
 from persist.core.truncation import RowDrop, Truncations
 
 _K = TypeVar("_K")

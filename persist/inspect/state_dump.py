@@ -9,7 +9,7 @@ from typing import Any
 
 from persist.copies.shard_facts import at_version, newest
 from persist.core import state_diff
-from persist.core.batch import Batches, HollowBatch, Part, Run
+from persist.core.batch import Batches, HollowBatch, Part, Run, Trace
 from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX, Antichain
@@ -17,7 +17,6 @@ from persist.core.phases import phase_of
 from persist.core.record import Record, replace
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.state import State
-from persist.core.trace import Trace
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
 from persist.inspect.readonly_location import Look
 from persist.parts import newest as newest_schema

@@ -42,8 +42,7 @@ from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.ids import check_shard_name
 from persist.core.named_holds import Tag, check_tag_name
-from persist.core.retention_policy import RowPolicy
-from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
+from persist.core.shard_settings import MARK_EVERY_MS, RowPolicy, ShardSettings, history_ms, history_text
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of

@@ -21,7 +21,7 @@ from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
-from persist.core.retention_policy import RowPolicy
+from persist.core.shard_settings import RowPolicy
 from persist.core.state import SchemaRecord
 from persist.formats.records import encoded
 from rpc.app import create_app

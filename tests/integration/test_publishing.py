@@ -10,11 +10,11 @@ from persist.commit.publication_writer import FAILED_TRIES_MAX, Publisher, Publi
 from persist.commit.state_loader import rolled_up
 from persist.copies.blob_store_scan import Bucket
 from persist.core import commands as c
+from persist.core.batch import trace_of
 from persist.core.blob_keys import BEATS, CATALOGUES, JOURNALS, is_journal_key, is_rollup_key
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, ReadOnly
 from persist.core.ids import SeqNo
 from persist.core.record import replace
-from persist.core.trace import trace_of
 from persist.formats.state_frames import decode_catalogue, decode_diff, decode_journal
 from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned

@@ -22,7 +22,7 @@ from persist.core.blob_keys import entries_key, loan_key, rollup_key
 from persist.core.erasure import Doomed, Proof
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, Token, WriterId
-from persist.core.retention_policy import Looked, Rung
+from persist.core.shard_settings import Looked, Rung
 from persist.core.state import SchemaRecord, State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded

@@ -20,7 +20,7 @@ from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
 from persist.core.frontier import Antichain
-from persist.core.retention_policy import RowPolicy
+from persist.core.shard_settings import RowPolicy
 from persist.parts.row_age import Sieve
 from rpc.cli.program import main
 from tests.integration.test_retention import keeper

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from persist.core import commands as c
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
-from persist.core.batch import Description, HollowBatch, Part, Run
+from persist.core.batch import Description, HollowBatch, Part, Run, trace_of
 from persist.core.clock_index import MARKS_PAGE_MAX, Mark
 from persist.core.dedup import OutcomeFile, born_ms
 from persist.core.erasure import Doomed, Erasure, Proof, Wait
@@ -36,9 +36,8 @@ from persist.core.ids import (
 from persist.core.named_holds import Tag
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
-from persist.core.retention_policy import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
+from persist.core.shard_settings import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
 from persist.core.state import Policy, SchemaRecord, State, initial_state
-from persist.core.trace import trace_of
 from persist.core.transitions import attribute_updates, audit_recording, history_control, lifecycle
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, SCHEMA, Shard, make_part, numbered

@@ -18,7 +18,7 @@ import yaml
 
 import persist
 from persist.core.errors import Unauthorized
-from persist.core.retention_policy import bytes_of
+from persist.core.shard_settings import bytes_of
 from rpc.auth import mint
 from rpc.cli.program import main, parser_for
 from rpc.cli.serve import STOP_EXTRA_S

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from persist.core.retention_policy import bytes_of
+from persist.core.shard_settings import bytes_of
 from rpc.cli.program import main, parser_for
 from rpc.cli.serve import STOP_EXTRA_S
 from rpc.settings import ServerSettings

@@ -36,6 +36,7 @@ from persist.commit.machine import Machine
 from persist.commit.spill_files import OutcomeFiles
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
+from persist.core.batch import Trace
 from persist.core.blob_keys import is_bundle_key, is_part_key
 from persist.core.errors import Conflict, Indeterminate, Unavailable
 from persist.core.frontier import Antichain, meet
@@ -44,7 +45,6 @@ from persist.core.manifests import Moves
 from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Claim, State, latest_time
-from persist.core.trace import Trace
 from persist.core.transitions import Context, part_maintenance, writers
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times

@@ -20,13 +20,12 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.core.attribute import KEY_BYTES, AttributeUpdate
-from persist.core.batch import HollowBatch, Part, Run
+from persist.core.batch import HollowBatch, Part, Run, trace_of
 from persist.core.ids import PartId, SeqNo, token_of_key
 from persist.core.merge_plan import MergePolicy
 from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.state_diff import diff
-from persist.core.trace import trace_of
 from persist.formats.state_frames import decode_state, encode_diff, encode_state
 from persist.parts import DIFF, ShardSchema, encode_parquet, sound_schemas
 from tests.support.location import AscendingIds, InlineBackground, TestClock

@@ -13,8 +13,7 @@ from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain
 from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import Entries, with_changes
 from persist.core.record import replace
-from persist.core.retention_policy import DROP
-from persist.core.shard_settings import ShardSettings
+from persist.core.shard_settings import DROP, ShardSettings
 from persist.core.state import Leased, Policy, State, held_since, is_kept, latest_time
 from persist.core.transitions.audit_recording import retired, without_outlived
 from persist.core.transitions.context import Context

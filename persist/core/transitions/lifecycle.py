@@ -8,7 +8,7 @@ from typing import Any
 from persist.core import commands as c
 from persist.core.attribute import NO_INDEX
 from persist.core.audit_log import CLONE, NOBODY, Caller, CommandEntry, Committed
-from persist.core.batch import Description, HollowBatch
+from persist.core.batch import Description, HollowBatch, trace_of
 from persist.core.blob_keys import belongs_to, is_loan_key, shard_of
 from persist.core.dedup import births
 from persist.core.errors import Conflict, Expired, InvalidUsage, Overloaded, ReadOnly, SchemaMismatch
@@ -17,10 +17,8 @@ from persist.core.ids import INCARNATION_MAX, LoanId, SeqNo, check_shard_name, f
 from persist.core.named_holds import LOANS_MAX, Loan, is_foreign
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
-from persist.core.retention_policy import NO_RETENTION
-from persist.core.shard_settings import ShardSettings
+from persist.core.shard_settings import NO_RETENTION, ShardSettings
 from persist.core.state import SchemaRecord, State, initial_state
-from persist.core.trace import trace_of
 from persist.core.transitions.audit_recording import of_ended_life, retired
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.history_control import without_lapsed_readers

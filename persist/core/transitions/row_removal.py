@@ -22,7 +22,7 @@ from persist.core.named_holds import TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.retention_plan import facts_of, rows_before
-from persist.core.retention_policy import CUTS_MAX, KeptCut, RowPolicy
+from persist.core.shard_settings import CUTS_MAX, KeptCut, RowPolicy
 from persist.core.state import State, is_kept
 from persist.core.transitions.context import Context
 from persist.core.transitions.history_control import checked, upper_at

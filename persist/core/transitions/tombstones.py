@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from persist.core import commands as c
-from persist.core.batch import HollowBatch, Part, Run, batch_of
+from persist.core.batch import HollowBatch, Part, Run, batch_of, trace_of
 from persist.core.erasure_progress import pending_erasures, pending_runs
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
-from persist.core.retention_policy import KeptCut
+from persist.core.shard_settings import KeptCut
 from persist.core.state import State, cut_times, earliest_readable, is_kept
-from persist.core.trace import trace_of
 from persist.core.transitions.context import Context
 from persist.core.truncation import (
     begins,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from persist.core import commands as c
-from persist.core.batch import Description, Part, Run, batch_of, diff_sum_of
+from persist.core.batch import Description, Part, Run, Trace, batch_of, diff_sum_of
 from persist.core.erasure import Erasure
 from persist.core.erasure_progress import erased_at, pending_erasures, pending_runs
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
@@ -14,7 +14,6 @@ from persist.core.ids import Token, WriterId
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
-from persist.core.trace import Trace
 from persist.core.transitions.attribute_updates import with_updates
 from persist.core.transitions.audit_recording import Written, answered, is_alone, is_retired, retired, with_outcome
 from persist.core.transitions.context import RETRY_LATER_S, Context

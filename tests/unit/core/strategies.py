@@ -10,7 +10,17 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
-from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Description, HollowBatch, Part, Run, batch_of
+from persist.core.batch import (
+    FORMAT_IPC,
+    FORMAT_PARQUET,
+    Description,
+    HollowBatch,
+    Part,
+    Run,
+    Trace,
+    batch_of,
+    trace_of,
+)
 from persist.core.blob_keys import part_key
 from persist.core.clock_index import Mark, Seal
 from persist.core.frontier import EMPTY, TIME_MAX, Antichain
@@ -26,7 +36,6 @@ from persist.core.state import (
     State,
     WriterState,
 )
-from persist.core.trace import Trace, trace_of
 
 T = TypeVar("T", bound=str)
 K = TypeVar("K")

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.batch import BLOCK_MAX, Batches, Description, HollowBatch, batches_of, common_end, common_start
+from persist.core.batch import BLOCK_MAX, Batches, Description, HollowBatch, Trace, batches_of, common_end, common_start
 from persist.core.frontier import Antichain
-from persist.core.trace import Trace
 
 CHANGES = st.lists(
     st.tuples(st.sampled_from(["more", "last", "splice"]), st.randoms(use_true_random=False)), max_size=12

@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from persist.core.batch import Description, HollowBatch, batch_of
+from persist.core.batch import Description, HollowBatch, Trace, batch_of, trace_of
 from persist.core.errors import Corruption
 from persist.core.frontier import Antichain
 from persist.core.invariants import check_batches_replaced, check_state
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.trace import Trace, trace_of
 from tests.support.shard import Shard, make_part, make_run
 
 COUNT = 6

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core import commands as c
-from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
+from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, trace_of
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.merge_plan import LEFT_BATCHES_MAX, LOOKED_AT_MAX, SMALL_ROWS, MergePolicy, garbage_due, plan
 from persist.core.named_holds import Tag
 from persist.core.record import replace
 from persist.core.state import Claim, State
-from persist.core.trace import trace_of
 from tests.support.examples import examples, thinned
 from tests.support.shard import Shard, make_part
 

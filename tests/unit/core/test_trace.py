@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.core.batch import Description, HollowBatch, batch_of
+from persist.core.batch import EMPTY_TRACE, Description, HollowBatch, Trace, batch_of, trace_of
 from persist.core.frontier import EMPTY, Antichain
-from persist.core.trace import EMPTY_TRACE, Trace, trace_of
 from tests.support.shard import make_part, make_run
 from tests.unit.core.strategies import traces
 

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core.audit_log import CommandEntry, Committed
-from persist.core.batch import Description, HollowBatch, Run, batch_of
+from persist.core.batch import Description, HollowBatch, Run, batch_of, trace_of
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.named_holds import Tag
 from persist.core.record import replace
 from persist.core.state import Claim, CriticalReader, LeasedReader, State, initial_state
-from persist.core.trace import trace_of
 from rpc.shard_stats import BATCHES_MAX, HOLDS_MAX, NAMES_MAX, RECENT_MAX, activity_json, level_of, trace_json
 from tests.support.shard import NAME, SCHEMA, make_part, numbered
 
