@@ -39,7 +39,7 @@ from persist.regions.replica import Home
 from rpc.app import create_app
 from rpc.audit import Audit, AuditEntry
 from rpc.auth import ANYBODY
-from rpc.metrics import MaintenanceMetrics as ServerMetrics
+from rpc.metrics import ServerMetrics
 from rpc.prefix_usage import Tally
 from rpc.quota_file import QuotaFile
 from rpc.quotas import Quotas
