@@ -36,10 +36,10 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.commit.machine import MachineSettings
-from persist.copies.backup_creation import UPPER, Wanted, back_up
+from persist.copies.backup_creation import UPPER, BackupRequest, back_up
 from persist.copies.backup_restore import Choice, chosen, restore
 from persist.copies.backup_store import BackupStore
-from persist.copies.verify import How, verified
+from persist.copies.verify import Depth, verified
 from persist.core.state import Policy
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -76,7 +76,7 @@ def verifying(directory: str, args: argparse.Namespace) -> None:
     assert len(list(location.blob.list(""))) >= args.shards * args.parts
 
     def verify() -> None:
-        found = list(verified(location, location.all_names("", with_dropped=False), How()))
+        found = list(verified(location, location.all_names("", with_dropped=False), Depth()))
         assert len(found) == args.shards
         assert all(shard.is_sound for shard in found)
 
@@ -107,7 +107,7 @@ def copying(directory: str, args: argparse.Namespace) -> None:
     places = map(str, itertools.count())
     kept = [f"file://{directory}/backups-{next(places)}" for _ in range(args.rounds)]
     fresh, targets = iter(kept), iter(kept)
-    wanted = Wanted(consistent=UPPER, at_once=AT_ONCE)
+    wanted = BackupRequest(consistent=UPPER, at_once=AT_ONCE)
 
     def backup() -> None:
         made = back_up(location, stored(location, next(fresh)), wanted)
@@ -189,7 +189,7 @@ def backing_up(directory: str, turn: int) -> Iterator[None]:
 
 def back_up_slowly(directory: str, turn: int, sending: Event) -> None:
     location = open_location(f"persist://{directory}/data")
-    wanted = Wanted(consistent=UPPER, rate=RATE, at_once=1)
+    wanted = BackupRequest(consistent=UPPER, rate=RATE, at_once=1)
     back_up(location, stored(location, f"file://{directory}/backups-{turn}"), wanted, lambda progress: sending.set())
 
 

@@ -32,11 +32,10 @@ from persist.commit.location import Location, LocationSettings, open_location, o
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import PublishSettings
 from persist.commit.system import SystemClock
-from persist.copies.recovery import How
+from persist.copies.recovery import RecoveryRequest
 from persist.core.state import Policy
 from persist.regions.failover import OldHome, promote
-from persist.regions.opening import open_replica
-from persist.regions.replica import Replica
+from persist.regions.replica import ReplicaLocation, open_replica
 from persist.regions.replication import ReplicateSettings, Replicator
 from persist.regions.switchover import Switch
 
@@ -78,7 +77,7 @@ def replicator_of(root: Path) -> Replicator:
     return Replicator(home, copy, SystemClock(), ReplicateSettings(every_s=0.2, whole_s=3600.0))
 
 
-def region_at(root: Path, settings: LocationSettings | None = None) -> tuple[Replica, Client]:
+def region_at(root: Path, settings: LocationSettings | None = None) -> tuple[ReplicaLocation, Client]:
     replica = open_replica(f"file://{root}/copy", settings=settings)
     return replica, Client(EmbeddedTransport(replica))
 
@@ -200,7 +199,7 @@ def moving(root: Path, args: argparse.Namespace) -> None:
         small_shards(root / name, args.moved)
     copy = open_stores(f"file://{root}/lost/copy", f"sqlite:///{root}/lost.db")
     begun_s = time.perf_counter()
-    promote(copy, "us", "eu", OldHome(is_lost=True), How())
+    promote(copy, "us", "eu", OldHome(is_lost=True), RecoveryRequest())
     promoted_s = time.perf_counter() - begun_s
     copy.close()
 

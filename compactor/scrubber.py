@@ -15,8 +15,8 @@ from blob import Blob
 from blob.metrics import ForwardingBlob
 from compactor.metering import MaintenanceMetrics
 from persist.commit.location import Location
-from persist.copies.throttled_blob import EndingBlob, EndingClock, PacedBlob, check_rate
-from persist.copies.verify import SAMPLES_MAX, How, Sample, samples_of, verified
+from persist.copies.throttled_blob import PacedBlob, check_rate
+from persist.copies.verify import SAMPLES_MAX, Depth, Sample, samples_of, verified
 from persist.core.errors import InvalidUsage, PersistError
 
 log = logging.getLogger("persist.verify")
@@ -67,8 +67,7 @@ class Scrubber:
         self._stop = threading.Event()
         self._due_s = location.clock.monotonic() + first_after_s
         self._thread = threading.Thread(target=self._run, name="persist-verify", daemon=True)
-        read = EndingBlob(_Counted(location.blob, metrics), self._stop)
-        self._blob = PacedBlob(read, rate, EndingClock(location.clock, self._stop))
+        self._blob = PacedBlob(_Counted(location.blob, metrics), rate, location.clock, self._stop)
 
     def start(self) -> None:
         self._thread.start()
@@ -89,7 +88,7 @@ class Scrubber:
         checked = {True: 0, False: 0}
         try:
             for name in self._names():
-                checked[self._check(name, How(sample=sample, threads=1))] += 1
+                checked[self._check(name, Depth(sample=sample, threads=1))] += 1
                 if self._stop.wait(PAUSE_S):
                     return True
         except PersistError as error:
@@ -104,7 +103,7 @@ class Scrubber:
             self._metrics.verified_ms = self._location.clock.now_ms()
         return True
 
-    def _check(self, name: str, how: How) -> bool:
+    def _check(self, name: str, how: Depth) -> bool:
         """Check one shard. An error is logged, and the other shards are checked all the same. Whether it succeeded."""
         try:
             for found in verified(self._location, [name], how, self._blob):

@@ -9,7 +9,7 @@ from persist.commit.figures import newest, of_location, of_process, of_shards, o
 from persist.commit.location import Location
 from persist.commit.sight import Durations
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
-from persist.regions.replica import Replica
+from persist.regions.replica import ReplicaLocation
 from rpc.auth import ANYBODY, Principal, TokenFigures, label_of
 
 __all__ = ["CONTENT_TYPE", "ServerMetrics"]
@@ -68,12 +68,12 @@ class ServerMetrics:
         yield from of_process(persist.__version__)
         machines = newest([one for one in location.machines() if principal.sees(one.name)], self._shards_max)
         yield from of_shards(location, machines)
-        if isinstance(location, Replica):
+        if isinstance(location, ReplicaLocation):
             yield from _region(location)
             yield from _copied([machine.name for machine in machines], location)
 
 
-def _copied(names: list[str], replica: Replica) -> Iterator[Family]:
+def _copied(names: list[str], replica: ReplicaLocation) -> Iterator[Family]:
     """How far a copy is, of each shard that somebody reads here."""
     lag: list[Labelled] = []
     lacking: list[Labelled] = []
@@ -90,7 +90,7 @@ def _copied(names: list[str], replica: Replica) -> Iterator[Family]:
     yield Family("persist_region_accepted_seqno", GAUGE, "The version that is shown", ("shard",), version)
 
 
-def _region(replica: Replica) -> Iterator[Family]:
+def _region(replica: ReplicaLocation) -> Iterator[Family]:
     """How far a copy is, as a whole."""
     follower = replica.follower
     age_s = max(0.0, (replica.clock.now_ms() - follower.published_ms) / 1000)

@@ -15,9 +15,8 @@ from persist.core import record
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
-from persist.regions.fencing import FENCE_S_MAX, check_fence
-from persist.regions.opening import check_region
-from persist.regions.region_index import IndexFile, IndexUrl, open_index
+from persist.regions.failover import FENCE_S_MAX, check_fence
+from persist.regions.region_index import IndexFile, IndexUrl, check_region, open_index
 from rpc.tls import TlsFiles, context_of
 
 DEFAULT_DIRECTORY = "persist-data"

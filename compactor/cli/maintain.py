@@ -44,9 +44,8 @@ from persist.copies.throttled_blob import read_rate
 from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy
 from persist.formats.exposition import Family, exposition
-from persist.regions.fencing import HomeWatch
-from persist.regions.opening import check_region
-from persist.regions.region_index import open_index
+from persist.regions.failover import HomeWatch
+from persist.regions.region_index import check_region, open_index
 
 PUBLISH_EVERY = "PERSIST_PUBLISH_EVERY"
 VERIFY_SAMPLE = "PERSIST_VERIFY_SAMPLE"

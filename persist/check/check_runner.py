@@ -18,15 +18,22 @@ from persist.check import (
     maintenance_checks,
 )
 from persist.check.checked_shard import CheckedShard
-from persist.check.findings import Diagnosis, Limits, ranked
+from persist.check.findings import CheckThresholds, Diagnosis, ranked
 from persist.check.lease_checks import ClocksSeen
 from persist.check.location_checks import NOTHING_BESIDE, Beside
-from persist.copies.epoch_marker import lost_logs
+from persist.copies.blob_store_scan import lost_logs
 from persist.copies.shard_facts import Faults
-from persist.copies.verify import QUICK, How, check_shard
+from persist.copies.verify import QUICK, Depth, check_shard
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.inspect.documents import JsonRecord, instant
-from persist.inspect.readonly_location import LocationSummary, Look, check_named, location_summary, matching, prefix_of
+from persist.inspect.readonly_location import (
+    LocationSummary,
+    ReadOnlyLocation,
+    check_named,
+    location_summary,
+    matching,
+    prefix_of,
+)
 from persist.parts.prefetch import in_order
 
 VERSION: Literal[1] = 1  # of what `--json` prints
@@ -90,11 +97,11 @@ class _Looked:
 
 
 def examined(
-    look: Look,
+    look: ReadOnlyLocation,
     pattern: str | None = None,
-    limits: Limits | None = None,
+    limits: CheckThresholds | None = None,
     around: Beside = NOTHING_BESIDE,
-    how: How = QUICK,
+    how: Depth = QUICK,
     blob: Blob | None = None,
 ) -> Report:
     """Examine the shards whose names match (None: all), and the location. Nothing is written.
@@ -104,7 +111,7 @@ def examined(
     Raises InvalidUsage (UnknownShard: no such shard, where one was named), Unavailable, Corruption (a store is damaged
     as a whole).
     """
-    limits = limits or Limits()
+    limits = limits or CheckThresholds()
     is_name = pattern is not None and _NAME.fullmatch(pattern) is not None
     if pattern is not None:
         prefix_of(pattern)
@@ -144,7 +151,9 @@ def report(
     return Report("check", VERSION, instant(now_ms), pattern, told, shards, best[:TOLD_MAX], left_out + more)
 
 
-def _examined(look: Look, name: str, now_ms: int, limits: Limits, how: How, blob: Blob) -> _Looked | None:
+def _examined(
+    look: ReadOnlyLocation, name: str, now_ms: int, limits: CheckThresholds, how: Depth, blob: Blob
+) -> _Looked | None:
     """None: the shard was dropped meanwhile."""
     checked = check_shard(look, name, how, blob)
     if checked is None or (checked[0].state is not None and checked[0].state.tombstone):
@@ -167,7 +176,7 @@ def _found(check: Check, shard: CheckedShard) -> list[Diagnosis]:
 
 
 def _beside(
-    around: Beside, told: LocationSummary, looked: list[_Looked], now_ms: int, limits: Limits
+    around: Beside, told: LocationSummary, looked: list[_Looked], now_ms: int, limits: CheckThresholds
 ) -> Iterator[Diagnosis]:
     names = frozenset(one.name for one in looked)
     if around.backups is not None:

@@ -7,25 +7,25 @@ from dataclasses import dataclass, field
 
 from persist.attributes.attribute_index import Marks
 from persist.attributes.node_store import ChunkReader, StaleIndex
-from persist.check.findings import Limits
+from persist.check.findings import CheckThresholds
 from persist.copies.shard_facts import ShardFacts
 from persist.core.clock_index import Mark
 from persist.core.errors import Corruption
 from persist.core.frontier import Antichain
 from persist.core.state import Leased, State
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 
 
 @dataclass
 class CheckedShard(ShardFacts):
     """A shard, the location that it was read from, and the limits of the check. Ages are counted by `now_ms`."""
 
-    look: Look = field(kw_only=True)
+    look: ReadOnlyLocation = field(kw_only=True)
     now_ms: int = field(kw_only=True)
-    limits: Limits = field(kw_only=True)
+    limits: CheckThresholds = field(kw_only=True)
 
     @classmethod
-    def of(cls, facts: ShardFacts, look: Look, now_ms: int, limits: Limits) -> CheckedShard:
+    def of(cls, facts: ShardFacts, look: ReadOnlyLocation, now_ms: int, limits: CheckThresholds) -> CheckedShard:
         """The facts, which are not read again."""
         made = cls(look, facts.name, facts.head, facts.state, facts.faults, look=look, now_ms=now_ms, limits=limits)
         made.log, made.listed = facts.log, facts.listed
@@ -64,8 +64,7 @@ class CheckedShard(ShardFacts):
         return max([*by_log[-1:], *([] if by_mark is None else [by_mark.upper])], default=None)
 
 
-def _mark_beyond(look: Look, state: State, time: int) -> Mark | None:
-    """The first mark whose upper is beyond the time."""
+def _mark_beyond(look: ReadOnlyLocation, state: State, time: int) -> Mark | None:
     last = state.seal.last
     marks = [Mark(at_ms, upper) for at_ms, upper in sorted(state.marks.items())]
     marks += [last] if last is not None else []
@@ -75,8 +74,7 @@ def _mark_beyond(look: Look, state: State, time: int) -> Mark | None:
     return _indexed(look, state, lambda indexed: indexed.first_beyond(time)) or shown
 
 
-def _mark_by(look: Look, state: State, at_ms: int) -> Mark | None:
-    """The newest mark at or before the instant."""
+def _mark_by(look: ReadOnlyLocation, state: State, at_ms: int) -> Mark | None:
     last = state.seal.last
     if last is not None and last.at_ms <= at_ms:
         return last
@@ -86,7 +84,7 @@ def _mark_by(look: Look, state: State, at_ms: int) -> Mark | None:
     return _indexed(look, state, lambda marks: marks.newest_at(at_ms))
 
 
-def _indexed(look: Look, state: State, ask: Callable[[Marks], Mark | None]) -> Mark | None:
+def _indexed(look: ReadOnlyLocation, state: State, ask: Callable[[Marks], Mark | None]) -> Mark | None:
     """What the index of attributes tells of marks. One that is damaged, or has moved on, tells nothing."""
     if not state.attribute_root.height:
         return None

@@ -127,7 +127,7 @@ _PERCENT = re.compile(r"[0-9]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CheckThresholds:
     """What the caller may choose.
 
     `held_ms`: who holds history or blobs for longer is told. `behind_ms`: so late may maintenance be. `backup_ms`: so
@@ -152,10 +152,12 @@ AGES = {
 FREE = "with less of a disk free it is nearly full (10)"
 
 
-def read_limits(held: str = "", behind: str = "", backup_age: str = "", token_age: str = "", free: str = "") -> Limits:
+def read_limits(
+    held: str = "", behind: str = "", backup_age: str = "", token_age: str = "", free: str = ""
+) -> CheckThresholds:
     """The limits that texts such as `12h` and `10` tell; "": the default. Raises InvalidUsage."""
-    known = Limits()
-    return Limits(
+    known = CheckThresholds()
+    return CheckThresholds(
         _age("held", held, known.held_ms),
         _age("behind", behind, known.behind_ms),
         _age("backup-age", backup_age, known.backup_ms),

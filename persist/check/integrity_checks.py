@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from persist.check.checked_shard import CheckedShard
 from persist.check.findings import Diagnosis, diagnosis, is_or_are, many, some
-from persist.copies.shard_facts import Fault, Faults, Kind
+from persist.copies.shard_facts import Fault, FaultKind, Faults
 from persist.core.errors import PersistError
 
 RESTORES = "bring it back from a copy of the blob store, or from a backup: a blob never changes"
@@ -39,19 +39,19 @@ ADVICE: Mapping[str, tuple[str, str, str]] = {
         "persist inspect holds {}",
     ),
 }
-OF_KIND: Mapping[Kind, str] = {
-    Kind.LOG: "log-damaged",
-    Kind.ROLLUP: "blob-damaged",
-    Kind.STEP: "state-damaged",
-    Kind.STATE: "state-damaged",
-    Kind.LOAN: "loan-broken",
-    Kind.MISSING: "blob-missing",
-    Kind.SIZE: "blob-damaged",
-    Kind.BUNDLE: "blob-damaged",
-    Kind.PART: "blob-damaged",
-    Kind.ORDER: "blob-damaged",
-    Kind.INDEX: "blob-damaged",
-    Kind.BLOB: "blob-damaged",
+OF_KIND: Mapping[FaultKind, str] = {
+    FaultKind.LOG: "log-damaged",
+    FaultKind.ROLLUP: "blob-damaged",
+    FaultKind.STEP: "state-damaged",
+    FaultKind.STATE: "state-damaged",
+    FaultKind.LOAN: "loan-broken",
+    FaultKind.MISSING: "blob-missing",
+    FaultKind.SIZE: "blob-damaged",
+    FaultKind.BUNDLE: "blob-damaged",
+    FaultKind.PART: "blob-damaged",
+    FaultKind.ORDER: "blob-damaged",
+    FaultKind.INDEX: "blob-damaged",
+    FaultKind.BLOB: "blob-damaged",
 }
 
 
@@ -65,7 +65,7 @@ def damage(found: str, shard: str, what: str, key: str = "") -> Diagnosis:
 def of_fault(fault: Fault) -> Diagnosis:
     """The finding that a fault is. A rollup without a key is of the log."""
     found = OF_KIND[fault.kind]
-    if fault.kind is Kind.ROLLUP and not fault.key:
+    if fault.kind is FaultKind.ROLLUP and not fault.key:
         found = "log-damaged"
     return damage(found, fault.shard or "", fault.what, fault.key)
 
@@ -110,7 +110,7 @@ def counted(faults: Faults) -> Iterator[Diagnosis]:
         if not fault.key:
             log.append(fault.what)
         else:
-            (missing if fault.kind is Kind.MISSING else damaged).setdefault(fault.key, fault.what)
+            (missing if fault.kind is FaultKind.MISSING else damaged).setdefault(fault.key, fault.what)
     damaged = {key: what for key, what in damaged.items() if key not in missing}
     name = faults.shard or ""
     if log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -18,8 +18,8 @@ from persist.check.findings import (
     HOUR_MS,
     RACES_MANY,
     RACES_PERCENT_MAX,
+    CheckThresholds,
     Diagnosis,
-    Limits,
     age,
     at,
     diagnosis,
@@ -35,7 +35,7 @@ from persist.copies.shard_facts import Fault
 from persist.core.blob_keys import BEATS, is_beat_key
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.store_errors import translated
-from persist.inspect.readonly_location import Look, LookedBlob
+from persist.inspect.readonly_location import ReadOnlyLocation, read_only
 
 SQLITE = "sqlite:///"
 BEAT_MS = 60_000  # a beat tells the minute
@@ -71,7 +71,7 @@ def mispaired(found: list[Fault]) -> Iterator[Diagnosis]:
             )
 
 
-def maintenance_away(look: Look, newest_commit_ms: int) -> Iterator[Diagnosis]:
+def maintenance_away(look: ReadOnlyLocation, newest_commit_ms: int) -> Iterator[Diagnosis]:
     """Maintenance says each minute that it is at work. Commits that came long after that had none."""
     with translated():
         beats = [stat.key for stat in look.blob.list(BEATS) if is_beat_key(stat.key)]
@@ -90,7 +90,7 @@ def maintenance_away(look: Look, newest_commit_ms: int) -> Iterator[Diagnosis]:
         )
 
 
-def disk_full(look: Look, limits: Limits) -> Iterator[Diagnosis]:
+def disk_full(look: ReadOnlyLocation, limits: CheckThresholds) -> Iterator[Diagnosis]:
     """The disks of stores that are files here. Of other stores nobody can ask."""
     places = [("the blob store", look.blob.url), ("the consensus store", look.consensus.url)]
     found: dict[int, tuple[str, Path]] = {}
@@ -124,7 +124,7 @@ def open_places(*urls: str) -> list[Path]:
     return [path for path in map(path_of, urls) if path is not None and is_open(path)]
 
 
-def files_open(look: Look) -> Iterator[Diagnosis]:
+def files_open(look: ReadOnlyLocation) -> Iterator[Diagnosis]:
     """What lies in files is read by whoever may read the files, and no token is asked for."""
     for path in open_places(look.blob.url, look.consensus.url):
         yield diagnosis(
@@ -175,22 +175,13 @@ class BackupsSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardCounted:
-    """What a server has counted of a shard that it has in memory."""
-
-    name: str
-    commits: int
-    races_lost: int
-
-
-@dataclass(frozen=True, slots=True)
 class Served:
-    """What a server knows by itself. `calls` are (store, verb, outcome) -> how often.
+    """What a server has counted: of shards in memory by name, and calls, (store, verb, outcome) -> how often.
 
     `clock_agrees`: whether its clock and the blob store's agreed when they were compared last. None: they were not.
     """
 
-    shards: tuple[ShardCounted, ...]
+    shards: Mapping[str, MachineMetrics]
     calls: dict[tuple[str, str, str], int]
     clock_agrees: bool | None
 
@@ -220,7 +211,7 @@ def look_at_backups(url: str, clock: Clock) -> BackupsSeen:
                 raise Unavailable(str(error)) from error
             raise
         try:
-            store = BackupStore(LookedBlob(blob), clock, SystemIds())
+            store = BackupStore(read_only(blob), clock, SystemIds())
             store.open(None)
             return BackupsSeen(without_secrets(url), store.listed())
         finally:
@@ -234,7 +225,7 @@ def check_location(seen: BackupsSeen, location: str | None) -> None:
         raise InvalidUsage(f"{seen.url} has backups of location {min(others)}, and this is {location}")
 
 
-def backups(seen: BackupsSeen, now_ms: int, limits: Limits) -> Iterator[Diagnosis]:
+def backups(seen: BackupsSeen, now_ms: int, limits: CheckThresholds) -> Iterator[Diagnosis]:
     """Backups that cannot be read, and a newest one that is too old."""
     command = f"persist backup create --to {seen.url}"
     for unread in seen.listed.unread:
@@ -283,7 +274,7 @@ def lacking(seen: BackupsSeen, shards: Sequence[tuple[str, int]]) -> Iterator[Di
 # --- tokens
 
 
-def tokens(found: Sequence[TokenSeen], now_ms: int, limits: Limits) -> Iterator[Diagnosis]:
+def tokens(found: Sequence[TokenSeen], now_ms: int, limits: CheckThresholds) -> Iterator[Diagnosis]:
     """Tokens that end soon, or have ended: who still uses one is refused."""
     for token in found:
         left_ms = token.expires_ms - now_ms
@@ -311,30 +302,25 @@ def tokens(found: Sequence[TokenSeen], now_ms: int, limits: Limits) -> Iterator[
 
 def served_by(location: Location) -> Served:
     """What a server's location has counted."""
-    machines = location.machines()
-    shards = tuple(_counted(machine.name, machine.metrics) for machine in machines)
+    shards = {machine.name: machine.metrics for machine in location.machines()}
     calls = {(key[0], key[1], key[2]): count for key, (count, _, _) in location.store_calls.totals().items()}
     return Served(shards, calls, location.clock_agrees)
 
 
-def _counted(name: str, metrics: MachineMetrics) -> ShardCounted:
-    return ShardCounted(name, metrics.commits, metrics.races_lost)
-
-
 def races_lost(served: Served, names: frozenset[str]) -> Iterator[Diagnosis]:
     """Shards to which others commit as well, so that this server often has to begin anew."""
-    for one in served.shards:
+    for name, one in served.shards.items():
         tried = one.commits + one.races_lost
-        if one.name not in names or one.races_lost < RACES_MANY or one.races_lost * 100 < tried * RACES_PERCENT_MAX:
+        if name not in names or one.races_lost < RACES_MANY or one.races_lost * 100 < tried * RACES_PERCENT_MAX:
             continue
         yield diagnosis(
             "races-lost",
-            one.name,
+            name,
             f"this server has lost {one.races_lost:,} of {tried:,} races to commit since it began: each costs a commit "
             "the time of another one",
             cause="another server, or a program that opens the stores itself, commits to the same shard",
             remedy="give all clients the same list of servers: each shard then has one server",
-            command=f"persist history {one.name} --commits 20",
+            command=f"persist history {name} --commits 20",
         )
 
 

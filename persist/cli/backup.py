@@ -21,14 +21,13 @@ from persist.cli.connection_args import add_subcommand, check_there, where_of
 from persist.cli.output_files import replacing
 from persist.client.timestamps import instant_text, kept_ms, read_instant
 from persist.commit.system import SystemClock, SystemIds
-from persist.copies.backup_creation import TIMESTAMP, UPPER, Progress, Wanted, back_up
-from persist.copies.backup_pruning import Kept, prune
+from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
 from persist.copies.backup_restore import Choice, checked_backup, chosen, restore
-from persist.copies.backup_store import Backup, BackupStore
+from persist.copies.backup_store import Backup, BackupStore, KeepRule, prune
 from persist.copies.recovery import GAP, Recovered, plan, recover
 from persist.copies.state_file import FILE_BYTES_MAX, exported, imported, read_file
 from persist.copies.throttled_blob import read_rate
-from persist.copies.verify import How
+from persist.copies.verify import Depth
 from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
 
@@ -115,7 +114,7 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    wanted = Wanted(
+    wanted = BackupRequest(
         tuple(arguments.names), arguments.prefix, arguments.consistent, read_rate(arguments.rate), arguments.at_once
     )
     wanted.check()
@@ -152,7 +151,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     """1: there are faults; each has a line."""
-    how = How(arguments.deep, read_rate(arguments.rate))
+    how = Depth(arguments.deep, read_rate(arguments.rate))
     how.check()
     faults = 0
     with backups_at(arguments.source) as store:
@@ -194,7 +193,7 @@ def _restore(arguments: argparse.Namespace) -> int:
 
 def _prune(arguments: argparse.Namespace) -> int:
     within = None if arguments.within is None else kept_ms(arguments.within, "--within", takes_none=False)
-    kept = Kept(arguments.last, within, arguments.damaged)
+    kept = KeepRule(arguments.last, within, arguments.damaged)
     kept.check()
     with backups_at(arguments.source) as store:
         found = prune(store, kept, dry_run=arguments.dry_run)

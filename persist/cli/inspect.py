@@ -34,7 +34,7 @@ from persist.core.errors import (
 from persist.inspect.documents import Document, Finding
 from persist.inspect.log_listing import POLL_S
 from persist.inspect.queries import Query, answer, span_of
-from persist.inspect.readonly_location import Look, look_at_directory, look_at_stores
+from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory, look_at_stores
 
 HEALTHY, FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
 Parser = argparse.ArgumentParser
@@ -185,7 +185,7 @@ def _query_of(arguments: argparse.Namespace) -> Query:
     return replace(Query(arguments.what, arguments.name, **texts), rows=rows, **flags)
 
 
-def look_of(arguments: argparse.Namespace) -> Look:
+def look_of(arguments: argparse.Namespace) -> ReadOnlyLocation:
     """The stores that the arguments of `where` name, opened to be looked at. Raises InvalidUsage, Unavailable."""
     where = where_of(arguments)
     if where.blob or where.consensus:

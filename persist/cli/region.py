@@ -23,15 +23,22 @@ from persist.cli.connection_args import Where, add_subcommand, check_given, read
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.long_running import LEVELS, configure_logs, on_signals
 from persist.commit.system import SystemClock
-from persist.copies.recovery import GAP, How, plan
+from persist.copies.recovery import GAP, RecoveryRequest, plan
 from persist.copies.throttled_blob import read_rate
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, Unavailable
-from persist.regions.asking import ANSWER_S, RegionServer
 from persist.regions.divergence import Diverged, diverged, salvage
-from persist.regions.failover import OldHome, check_copy, moved_home, promote
-from persist.regions.failover_record import Promotion, last_promotion
-from persist.regions.opening import check_region
-from persist.regions.region_index import FETCH_S, Entry, Index, change_index, read_index, urls_of
+from persist.regions.failover import OldHome, Promotion, check_copy, last_promotion, moved_home, promote
+from persist.regions.region_index import (
+    ANSWER_S,
+    FETCH_S,
+    RegionEntry,
+    RegionIndex,
+    RegionServer,
+    change_index,
+    check_region,
+    read_index,
+    urls_of,
+)
 from persist.regions.remote_holds import held_by_regions, let_go
 from persist.regions.replication import Replicated, ReplicateSettings, Replicator
 from persist.regions.switchover import Switch, demote
@@ -155,23 +162,23 @@ def _set(arguments: argparse.Namespace) -> int:
     if not given and arguments.epoch is None:
         raise InvalidUsage(f"say by --write or --read how region {name!r} is reached")
 
-    Entry(epoch=arguments.epoch or 0).check()
+    RegionEntry(epoch=arguments.epoch or 0).check()
 
-    def with_it(index: Index) -> Index:
-        before = index.regions.get(name, Entry())
+    def with_it(index: RegionIndex) -> RegionIndex:
+        before = index.regions.get(name, RegionEntry())
         epoch = max(arguments.epoch or 0, before.epoch)  # a fence is not taken away by the way
         entry = replace(before, **given, epoch=epoch)
         if not entry.write and not entry.read:
             raise InvalidUsage(f"say by --write or --read how region {name!r} is reached: it would have no server")
         _check_home(name, entry, arguments)
-        return Index({**index.regions, name: entry})
+        return RegionIndex({**index.regions, name: entry})
 
     entry = change_index(arguments.index, with_it, makes=True).regions[name]
     print(json.dumps(_line(name, entry)))
     return 0
 
 
-def _check_home(name: str, entry: Entry, arguments: argparse.Namespace) -> None:
+def _check_home(name: str, entry: RegionEntry, arguments: argparse.Namespace) -> None:
     """Raises Conflict where a home that the entry names answers, and is of an earlier epoch: it would only read."""
     for url in entry.write if entry.epoch else ():
         told, _ = _asked(url, arguments, FETCH_S)
@@ -185,11 +192,11 @@ def _check_home(name: str, entry: Entry, arguments: argparse.Namespace) -> None:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    def without(index: Index) -> Index:
+    def without(index: RegionIndex) -> RegionIndex:
         known = dict(index.regions)
         if known.pop(arguments.region, None) is None:
             raise InvalidUsage(f"the index has no region {arguments.region!r:.60}; it has {', '.join(sorted(known))}")
-        return Index(known)
+        return RegionIndex(known)
 
     change_index(arguments.index, without)
     return 0
@@ -222,7 +229,7 @@ def _asked(url: str, arguments: argparse.Namespace, timeout_s: float = ANSWER_S)
         return {}, error.message
 
 
-def _line(name: str, entry: Entry) -> dict[str, Any]:
+def _line(name: str, entry: RegionEntry) -> dict[str, Any]:
     told = {"region": name, "write": list(entry.write), "read": list(entry.read)}
     blobs = {"home_blob": entry.home_blob or None, "copy_blob": entry.copy_blob or None}
     return {**told, **blobs, "epoch": entry.epoch or None}
@@ -295,7 +302,7 @@ class NewHomeIndex:
         check_given(arguments, "index", "write")
         check_region(arguments.region)
         servers = urls_of(arguments.write or "")
-        Entry(servers).check()
+        RegionEntry(servers).check()
         if arguments.index and not servers:
             raise InvalidUsage("--index needs --write: the servers by which the new home is reached")
         if servers and not arguments.index:
@@ -304,9 +311,9 @@ class NewHomeIndex:
         found.entry()
         return found
 
-    def entry(self) -> Entry:
+    def entry(self) -> RegionEntry:
         """What the index says of the region now."""
-        return Entry() if self.path is None else read_index(self.path).regions.get(self.of, Entry())
+        return RegionEntry() if self.path is None else read_index(self.path).regions.get(self.of, RegionEntry())
 
     def set(self, epoch: int) -> None:
         """Say where the region is at home from now on."""
@@ -343,7 +350,7 @@ def _promote(arguments: argparse.Namespace) -> int:
     check_given(arguments, "home", "home_blob")
     indexed = NewHomeIndex.of_arguments(arguments)
     least = indexed.entry().epoch
-    how = How(arguments.accept_loss, arguments.gap, least=least)
+    how = RecoveryRequest(arguments.accept_loss, arguments.gap, least=least)
     how.check()
     with ExitStack() as opened:
         home = _old_home(arguments, indexed, opened)
@@ -361,7 +368,7 @@ def _promote(arguments: argparse.Namespace) -> int:
 
 def _old_home(arguments: argparse.Namespace, indexed: NewHomeIndex, opened: ExitStack) -> OldHome:
     urls = urls_of(arguments.home or "") or tuple(url for url in indexed.entry().write if url not in indexed.servers)
-    Entry(urls).check()
+    RegionEntry(urls).check()
     blob = opened.enter_context(blob_at(arguments.home_blob)) if arguments.home_blob else None
     return OldHome(urls, blob, arguments.home_is_lost)
 

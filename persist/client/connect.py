@@ -159,7 +159,7 @@ _TRANSPORTS = {
     EMBEDDED: "compactor.embedded",
     "http": "rpc.client.http_transport",
     "https": "rpc.client.http_transport",
-    COPY: "persist.regions.opening",
+    COPY: "persist.regions.replica",
 }
 _SERVERS = ("http", "https")
 REQUEST_S = 60.0  # a request to servers that have answered: one of them may be starting again

@@ -290,13 +290,13 @@ class Versions:
         self._identity.check_writable()
         with translated():
             if self.consensus.head(state.name) is not None:
-                begun = self._is_begun(state)
+                begun = self.is_begun(state)
             else:
                 key = key or rollup_key(state.shard_id, state.seqno, self._ids)
                 named = replace(state, rollups={state.seqno: Rollup(key, 0)})
                 self.blob.put(key, encode_state(named, self.format_version))
                 data = self._beginning(named)
-                begun = self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
+                begun = self.consensus.begin(state.name, int(state.seqno), data) or self.is_begun(state)
         if begun:
             self.check_begun(state.name)
         return begun
@@ -336,8 +336,8 @@ class Versions:
         )
         return self.encode(entry, ends)
 
-    def _is_begun(self, state: State) -> bool:
-        """Whether an earlier try with this State has landed."""
+    def is_begun(self, state: State) -> bool:
+        """Whether an earlier try to begin the log at this State has landed."""
         first = self.diffs(state.name, state.seqno, 1)
         return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
 

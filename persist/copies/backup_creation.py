@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 
-from blob import Blob, BlobNotFound
+from blob import BlobNotFound
 from persist.client.arguments import checked
 from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadLease, ReadSettings
@@ -28,9 +28,9 @@ from persist.copies.backup_store import (
     RUNNING,
     Backup,
     BackupStore,
-    Run,
     ShardBackup,
     Stored,
+    StoreRun,
     Sums,
     list_key,
     state_key,
@@ -69,7 +69,7 @@ Told = Callable[[Progress], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BackupRequest:
     """Which backup: of the shards `names`, or of all whose names begin with `prefix`.
 
     `consistent`: `timestamp`, all show one wall clock; `upper`, each shows its own latest version. `rate`: read at most
@@ -95,7 +95,9 @@ class Wanted:
         check_at_once(self.at_once)
 
 
-def back_up(location: Location, store: BackupStore, wanted: Wanted, told: Told = lambda progress: None) -> Backup:
+def back_up(
+    location: Location, store: BackupStore, wanted: BackupRequest, told: Told = lambda progress: None
+) -> Backup:
     """Make a backup of shards of the location. The store has it once this returns, and not before.
 
     Repeating it after an error is safe: what was sent is not sent again. Raises InvalidUsage, UnknownShard (a name is
@@ -104,17 +106,8 @@ def back_up(location: Location, store: BackupStore, wanted: Wanted, told: Told =
     wanted.check()
     binding = location.identity.check()
     store.open(binding.location_id)
-    with ending(store.run(RUNNING)) as run:
+    with store.run(RUNNING) as run:
         return _Making(location, store, wanted, told, run).made(binding.location_id, binding.epoch)
-
-
-@contextmanager
-def ending(run: Run) -> Iterator[Run]:
-    """The run, which ends however this ends."""
-    try:
-        yield run
-    finally:
-        run.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +126,9 @@ class _Hold:
 class _Making:
     location: Location
     store: BackupStore
-    wanted: Wanted
+    wanted: BackupRequest
     told: Told
-    run: Run
+    run: StoreRun
     holds: dict[str, _Hold] = field(default_factory=dict)
     earlier: Backup | None = None
     progress: Progress = field(default_factory=lambda: Progress(0))
@@ -143,8 +136,7 @@ class _Making:
 
     def __post_init__(self) -> None:
         self.transport = EmbeddedTransport(self.location)
-        rate, blob = self.wanted.rate, self.location.blob
-        self.blob: Blob = blob if rate is None else PacedBlob(blob, rate, self.location.clock)
+        self.blob = PacedBlob(self.location.blob, self.wanted.rate, self.location.clock)
         # Two pools: a shard that waits for its blobs must not take their place.
         self.of_shards, self.of_blobs = (
             ThreadPoolExecutor(self.wanted.at_once, thread_name_prefix=f"persist-backup-{what}")
@@ -238,7 +230,6 @@ class _Making:
         return not self.wanted.names and (state is None or state.is_closed or state.incarnation != hold.incarnation)
 
     def _state(self, hold: _Hold, at_ms: int | None) -> State:
-        """The version of the shard that is copied."""
         name, upper = hold.name, hold.upper
         if at_ms is not None:
             upper = resolved(self.transport, name, shown_instant(at_ms), SETTLES_S, LEASE.retry_s).upper

@@ -28,10 +28,10 @@ from persist.client.transport import OneShard
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backup_creation import Progress, Told
 from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup
-from persist.copies.shard_facts import NOT_THERE, Fault, Kind
-from persist.copies.state_rewrite import Copying, Renaming
+from persist.copies.shard_facts import NOT_THERE, Fault, FaultKind
+from persist.copies.state_rewrite import Renaming, copy_blobs
 from persist.copies.throttled_blob import PacedBlob, check_rate
-from persist.copies.verify import How, verified
+from persist.copies.verify import Depth, verified
 from persist.core.errors import (
     Conflict,
     ConstraintViolated,
@@ -170,8 +170,7 @@ class _Restoring:
         shown = choice.at is None or instant_ms("at", choice.at) == backup.at_ms
         self._at = None if shown else choice.at
         self._told = told
-        rate = choice.rate
-        self._blob: Blob = store.blob if rate is None else PacedBlob(store.blob, rate, location.clock)
+        self._blob = PacedBlob(store.blob, choice.rate, location.clock)
         self.progress = Progress(0)
 
     def check_free(self, wanted: Sequence[ShardBackup]) -> None:
@@ -181,7 +180,7 @@ class _Restoring:
             name = self._choice.as_name or shard.name
             with translated():
                 head = self._location.consensus.head(name)
-            if head is not None and not self._is_back(replace(self._state(shard), name=name)):
+            if head is not None and not self._location.versions.is_begun(replace(self._state(shard), name=name)):
                 taken.append(name)
         if taken:
             raise Conflict(
@@ -189,11 +188,6 @@ class _Restoring:
                 f"{', '.join(taken[:NAMED_MAX])}{', …' if len(taken) > NAMED_MAX else ''}. Restore them into another "
                 "location, or leave them out"
             )
-
-    def _is_back(self, state: State) -> bool:
-        """Whether an earlier run has brought it back."""
-        first = self._location.versions.diffs(state.name, state.seqno, 1)
-        return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
 
     def check_at(self, wanted: Sequence[ShardBackup]) -> None:
         """Raises NotReadable, UpperMismatch or ConstraintViolated where a shard of the backup cannot go back so far."""
@@ -248,7 +242,7 @@ class _Restoring:
             version = self._location.versions.format_version
             renaming = Renaming(self._choice.as_name, version, lambda key: self._read(key, *sums[key]))
             state = renaming.state(state)
-        sent = Copying(self._location, self._read, self._put).copied(sums, renaming, pool)
+        sent = copy_blobs(self._location, self._read, sums, renaming, pool, self._put)
         if self._choice.ahead:
             self._tell(shards_done=1)
             return ShardRestored(state.name, None, sent, False, (), False)
@@ -356,7 +350,7 @@ def opened(store: BackupStore, backup: Backup, names: Sequence[str]) -> Iterator
 # Whether a backup can be restored: it is opened as a location of its own, and checked as `persist check` does.
 
 
-def checked_backup(store: BackupStore, backup: Backup, how: How) -> Iterator[tuple[ShardBackup, tuple[Fault, ...]]]:
+def checked_backup(store: BackupStore, backup: Backup, how: Depth) -> Iterator[tuple[ShardBackup, tuple[Fault, ...]]]:
     """Each shard of the backup, and what is wrong with it. Writes nothing.
 
     Its State can be read, its batches tile, every blob that it names is there with its size. With `deep` every byte is
@@ -375,13 +369,15 @@ def checked_backup(store: BackupStore, backup: Backup, how: How) -> Iterator[tup
             if how.deep:
                 found.extend(fault for fault in _byte_faults(store, shard, sums, how) if fault.key not in known)
         except Corruption as error:
-            found.append(Fault(shard.name, Kind.LOG, error.message))
+            found.append(Fault(shard.name, FaultKind.LOG, error.message))
         yield shard, tuple(dict.fromkeys(found))
 
 
-def _byte_faults(store: BackupStore, shard: ShardBackup, sums: dict[str, tuple[int, int]], how: How) -> Iterator[Fault]:
+def _byte_faults(
+    store: BackupStore, shard: ShardBackup, sums: dict[str, tuple[int, int]], how: Depth
+) -> Iterator[Fault]:
     """The blobs that are not parts, whose bytes nothing else has read."""
-    blob = store.blob if how.rate is None else PacedBlob(store.blob, how.rate, store.clock)
+    blob = PacedBlob(store.blob, how.rate, store.clock)
     for key, (size, crc) in sums.items():
         if key.endswith(".parquet"):
             continue
@@ -389,7 +385,7 @@ def _byte_faults(store: BackupStore, shard: ShardBackup, sums: dict[str, tuple[i
             with translated_but_missing():
                 data = blob.get(BLOBS + key)
         except BlobNotFound:
-            yield Fault(shard.name, Kind.MISSING, f"the blob {key} {NOT_THERE}", key)
+            yield Fault(shard.name, FaultKind.MISSING, f"the blob {key} {NOT_THERE}", key)
             continue
         if (len(data), zlib.crc32(data)) != (size, crc):
-            yield Fault(shard.name, Kind.BLOB, f"the blob {key} is damaged: its checksum differs", key)
+            yield Fault(shard.name, FaultKind.BLOB, f"the blob {key} is damaged: its checksum differs", key)

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+
+from msgspec import Struct, ValidationError, convert, to_builtins
 
 from blob import Blob, BlobExists, BlobNotFound
 from persist.commit.system import Clock
@@ -36,10 +39,10 @@ SILENT_MS = 30 * 60_000  # who has not said so for this long was killed
 BACKUPS_MAX = 100_000  # that one store can list
 
 Sums = dict[str, tuple[int, int]]  # key -> size, CRC-32
+Times = list[int]  # a frontier
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """A blob of the backup's own."""
 
     key: str
@@ -47,8 +50,7 @@ class Stored:
     crc: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardBackup:
+class ShardBackup(Struct, frozen=True):
     """One shard of a backup, as of its version `seqno`: times in `[since, upper)` can be read.
 
     It names `blobs` blobs of `size` bytes; of these `sent` bytes were sent for this backup.
@@ -57,8 +59,8 @@ class ShardBackup:
     name: str
     shard_id: str
     seqno: int
-    since: list[int]
-    upper: list[int]
+    since: Times
+    upper: Times
     state: Stored
     list: Stored
     blobs: int
@@ -66,8 +68,7 @@ class ShardBackup:
     sent: int
 
 
-@dataclass(frozen=True, slots=True)
-class Backup:
+class Backup(Struct, frozen=True):
     """A backup. `at_ms`: the one wall clock that its shards show; None: each shows its own latest version.
 
     `taken_ms` is when it began, by the clock of who made it. `format_version` is what a location needs to take it.
@@ -102,7 +103,7 @@ class Backup:
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest says, without its checksum."""
-        return {"v": VERSION, **asdict(self), "shards": [asdict(shard) for shard in self.shards]}
+        return {"v": VERSION, **to_builtins(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +251,9 @@ class BackupStore:
         with translated():
             self.blob.delete(keys)
 
-    def run(self, kind: str) -> Run:
+    def run(self, kind: str) -> StoreRun:
         """Say that a run of this kind goes on. Raises Conflict: one of the other kind does."""
-        run = Run(self, kind, self._ids.uuid7())
+        run = StoreRun(self, kind, self._ids.uuid7())
         run.beat()
         other = PRUNING if kind == RUNNING else RUNNING
         for found, silent_ms in self.runs(other, run).items():
@@ -265,7 +266,7 @@ class BackupStore:
                 )
         return run
 
-    def runs(self, kind: str, of: Run) -> dict[str, int]:
+    def runs(self, kind: str, of: StoreRun) -> dict[str, int]:
         """The runs of a kind, and for how many milliseconds each has been silent, by the store's clock."""
         found: dict[str, int] = {}
         with translated():
@@ -285,8 +286,8 @@ class BackupStore:
         return found
 
 
-class Run:
-    """That a backup, or a pruning, goes on. `beat` says so again; `end` takes it away."""
+class StoreRun:
+    """That a backup, or a pruning, goes on. `beat` says so again; `end`, or leaving its context, takes it away."""
 
     def __init__(self, store: BackupStore, kind: str, name: str) -> None:
         self._store = store
@@ -294,6 +295,12 @@ class Run:
         self._count = 0
         self._beaten_s = 0.0
         self.beaten_ms = 0  # by the store's clock
+
+    def __enter__(self) -> StoreRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
     def beat(self) -> None:
         """Say that it goes on, if a minute has passed. Raises Conflict: it was silent so long that others went on."""
@@ -347,28 +354,125 @@ def _backup(found: Mapping[str, Any], key: str) -> Backup:
     if zlib.crc32(_text(body)) != found.get("crc"):
         raise Corruption(f"{key} is damaged: its checksum differs")
     try:
-        fields = {name: body[name] for name in ("id", "location", "epoch", "format_version", "taken_ms", "at_ms")}
-        backup = Backup(**fields, shards=tuple(_shard(shard) for shard in body["shards"]))
+        backup = convert(body, Backup)
         if _manifest_key(backup.id) != key or not all(_is_own(shard, backup.id) for shard in backup.shards):
             raise InvalidUsage("it names what is not its own")
         return backup
-    except (KeyError, TypeError, AttributeError, InvalidUsage) as error:
-        told = error.message if isinstance(error, InvalidUsage) else error
-        raise Corruption(f"{key} is damaged: {told}") from error
+    except (ValidationError, InvalidUsage) as error:
+        raise Corruption(f"{key} is damaged: {error}") from error
 
 
 def _is_own(shard: ShardBackup, backup_id: str) -> bool:
     """Whether these are the files of this shard in this backup: a pruning deletes what a manifest names."""
     keys = state_key(backup_id, shard.shard_id), list_key(backup_id, shard.shard_id)
-    is_of_name = family_of(shard.shard_id) == family_of(shard_id_of(shard.name))
+    is_of_name = family_of(shard.shard_id) == family_of(shard_id_of(check_shard_name(shard.name)))
     return is_of_name and (shard.state.key, shard.list.key) == keys
-
-
-def _shard(found: Mapping[str, Any]) -> ShardBackup:
-    shard = ShardBackup(**found)
-    check_shard_name(shard.name)
-    return replace(shard, state=Stored(**found["state"]), list=Stored(**found["list"]))
 
 
 def _text(body: object) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
+
+
+# Pruning: backups that are too many or too old go, then the blobs that no other backup names.
+
+
+DELETED_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRule:
+    """Which backups stay: the newest `last`, those that are younger than `within_ms`, and the newest one always.
+
+    `damaged`: those go of which the manifest is damaged; where nothing else is said all others stay.
+    """
+
+    last: int | None = None
+    within_ms: int | None = None
+    damaged: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidUsage where it says nothing."""
+        if self.last is None and self.within_ms is None and not self.damaged:
+            raise InvalidUsage("say which backups stay: how many of the newest, or of which age")
+        if self.last is not None and self.last < 1:
+            raise InvalidUsage(f"last is {self.last}; it must be at least 1")
+
+    def of(self, backups: Sequence[Backup], now_ms: int) -> list[Backup]:
+        """Those that stay, of all backups, the oldest first."""
+        if self.last is None and self.within_ms is None:
+            return list(backups)
+        newest = {backup.id for backup in backups[-max(1, self.last or 0) :]}
+        within_ms = self.within_ms
+        return [
+            backup
+            for backup in backups
+            if backup.id in newest or (within_ms is not None and now_ms - backup.taken_ms < within_ms)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What a pruning came to: `backups` went, and `blobs` of `size` bytes that no other one names."""
+
+    backups: tuple[str, ...]
+    blobs: int
+    size: int
+
+
+def prune(store: BackupStore, kept: KeepRule, *, dry_run: bool = False) -> Pruned:
+    """Delete backups, and what only they need. `dry_run`: tell what would go.
+
+    What killed runs have left goes too. Nothing is deleted that a backup names that stays: where one of these cannot be
+    read, nothing is deleted at all (Corruption). Repeating it is safe. Raises Conflict: a backup is under way.
+    """
+    kept.check()
+    store.open(None)
+    if dry_run:
+        return _pruned(store, kept, None)
+    with store.run(PRUNING) as run:
+        return _pruned(store, kept, run)
+
+
+def _pruned(store: BackupStore, kept: KeepRule, run: StoreRun | None) -> Pruned:
+    """Without a run nothing is deleted."""
+    listed = store.listed()
+    damaged = _let_go(listed.unread, kept)
+    stay = kept.of(listed.backups, store.clock.now_ms())
+    going = [backup for backup in listed.backups if backup not in stay]
+    named: set[str] = set()
+    for backup in stay:
+        for shard in backup.shards:
+            named.update(store.sums(shard))
+            if run is not None:
+                run.beat()
+    if run is not None:
+        for backup in going:  # its manifest first: what is left without one is no backup, and goes below
+            for key in own_keys(backup):
+                store.delete([key])
+    blobs = size = 0
+    unnamed = (stat for stat in store.blob.list(BLOBS) if stat.key.removeprefix(BLOBS) not in named)
+    own = {key for backup in stay for key in own_keys(backup)}
+    left = (stat for stat in store.blob.list("backups/") if stat.key not in own)
+    with translated():
+        while some := list(islice(unnamed, DELETED_AT_ONCE)):
+            blobs, size = blobs + len(some), size + sum(stat.size for stat in some)
+            if run is not None:
+                run.beat()
+                store.blob.delete([stat.key for stat in some])
+        while run is not None and (some := list(islice(left, DELETED_AT_ONCE))):
+            run.beat()
+            store.blob.delete([stat.key for stat in some])
+    return Pruned((*damaged, *(backup.id for backup in going)), blobs, size)
+
+
+def _let_go(unread: Sequence[Unread], kept: KeepRule) -> list[str]:
+    """The damaged ones, whose files go with all that no backup has. Raises Corruption, UpgradeNeeded: they stay."""
+    for one in unread:
+        if isinstance(one.why, UpgradeNeeded):
+            raise one.why
+        if not kept.damaged:
+            raise Corruption(
+                f"{one.why.message}: nothing is deleted, since nobody can say what it names. `persist backup prune "
+                "--damaged` lets such backups go"
+            )
+    return [one.id for one in unread]

@@ -7,12 +7,14 @@ commit before it. What cannot be shown to be so is told as incomplete. Only read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blob import Blob, BlobNotFound
 from consensus import Consensus, Entry
-from persist.copies.shard_facts import all_parts
+from persist.commit.location import all_names
+from persist.commit.state_loader import FIRST
+from persist.copies.shard_facts import Readable, all_parts, entries_of, needed_blobs
 from persist.core import state_diff
 from persist.core.blob_keys import (
     belongs_to,
@@ -40,7 +42,6 @@ from persist.formats.store_errors import translated, translated_but_missing
 
 MISSING_TOLD_MAX = 20  # keys that are told of one shard
 VERSIONS_MAX = 100_000  # that are made from one rollup, or read of one log
-SCAN_LIMIT = 1_000  # keys, or log entries, that are read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,6 @@ class Found:
     why: tuple[str, ...] = ()
     dropped: bool = False  # the catalogue tells so, or the State
     unborn: bool = False  # blobs are there, and nothing tells that a log was begun; the catalogue does not name it
-
-    @property
-    def is_newest(self) -> bool:
-        """Whether nothing in the copy tells of a later version than the one that is there."""
-        return self.state is not None and self.state.seqno >= self.known
 
 
 @dataclass
@@ -113,7 +109,7 @@ def _begins(change: StateDiff) -> bool:
     return change.rollup_seqno == change.seqno
 
 
-class Bucket:
+class BlobStoreScan:
     """A copy of a blob store. What it lists is read once; reads of single blobs may raise Unavailable.
 
     `older`: an older copy of the consensus store that was lost. What its logs hold counts as published. `sizes`: what
@@ -165,7 +161,9 @@ class Bucket:
         return found
 
     def _read_logs(self, older: Consensus, of: Callable[[str], Evidence]) -> None:
-        for name in _names(older):
+        with translated():
+            names = list(all_names(older.keys, ""))
+        for name in names:
             evidence = of(family_of(shard_id_of(name)))
             evidence.name = name
             for entry in _log(older, name):
@@ -306,7 +304,7 @@ class Bucket:
             size = part.blob_size
             if self.sizes.get(part.key) != size or named.failed is not None:
                 found.append(part.key)
-        return found + [key for key in needed_blobs(state) if key not in self.sizes]
+        return found + [key for key, size in needed_blobs(state).items() if self.sizes.get(key) != size]
 
     def _get(self, key: str) -> bytes | None:
         try:
@@ -321,32 +319,46 @@ def _listed(blob: Blob) -> dict[str, int]:
         return {stat.key: stat.size for stat in blob.list("")}
 
 
-def needed_blobs(state: State) -> list[str]:
-    """What a State needs besides parts: its attribute index, outcomes of tokens, the commit history."""
-    chunks = [chunk.key for chunk in state.attribute_chunks.values()]
-    return [*chunks, *(file.key for file in state.outcome_files), *(file.key for file in state.entry_files)]
-
-
-def _names(older: Consensus) -> Iterator[str]:
-    after = ""
-    while True:
-        with translated():
-            names = older.keys("", after, SCAN_LIMIT)
-        yield from names
-        if len(names) < SCAN_LIMIT:
-            return
-        after = names[-1]
-
-
 def _log(older: Consensus, name: str) -> Iterator[Entry]:
     """The newest entries of a log, ascending."""
     with translated():
         head = older.head(name)
-    following = 1 if head is None else max(1, head.seqno - VERSIONS_MAX + 1)
-    while head is not None and following <= head.seqno:
-        with translated():
-            page = older.scan(name, following, SCAN_LIMIT)
-        if not page:
-            return
-        yield from page
-        following = page[-1].seqno + 1
+    return iter(()) if head is None else entries_of(older, name, max(1, head.seqno - VERSIONS_MAX + 1), head.seqno)
+
+
+# Shards of which the blob store knows, and the consensus store nothing: their logs are lost, and no listing of names
+# shows them.
+
+
+FAMILIES_MAX = 10_000  # that are looked into: each takes one blob
+
+
+def lost_logs(place: Readable, known: Collection[str], prefix: str = "") -> Iterator[str]:
+    """Names of shards that begin so, that are not `known` to the log, and of which a rollup tells a later version.
+
+    `known` are all names in the log, those of dropped shards too. A rollup of the first version alone is that of a
+    shard that was never begun. Who looks may find that such a shard is there by now. One listing of the blob store, and
+    one blob for each. Raises Unavailable.
+    """
+    families = {family_of(shard_id_of(name)) for name in known}
+    newest: dict[str, str] = {}
+    with translated():
+        for stat in place.blob.list(""):
+            key = stat.key
+            if not is_rollup_key(key) or not belongs_to(key, shard_of(key)):
+                continue
+            family = family_of(shard_of(key))
+            if family in families or rollup_seqno(key) <= FIRST:
+                continue
+            if family not in newest and len(newest) == FAMILIES_MAX:
+                break
+            newest[family] = max(newest.get(family, key), key, key=rollup_seqno)
+    names = set()
+    for family, key in newest.items():
+        try:
+            state = place.versions.read_rollup(key)
+        except Corruption:
+            continue  # nobody can tell whose it is
+        if state is not None and family_of(state.shard_id) == family and state.name.startswith(prefix):
+            names.add(state.name)
+    yield from sorted(names)

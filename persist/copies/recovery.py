@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blob import Blob, BlobNotFound
-from consensus import Consensus
+from blob import Blob, BlobExists, BlobNotFound
+from consensus import HIDDEN, Consensus
 from persist.client.timestamps import instant_text
 from persist.commit.location import Location
 from persist.commit.location_identity import (
@@ -29,8 +29,7 @@ from persist.commit.location_identity import (
 )
 from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.commit.state_loader import Versions
-from persist.copies.blob_store_scan import Bucket, Found
-from persist.copies.epoch_marker import begin_marked, hold_epoch, is_bound, mark_of, set_mark
+from persist.copies.blob_store_scan import BlobStoreScan, Found
 from persist.copies.state_rewrite import carried, relent
 from persist.core.batch import Description, Run, batch_of, trace_of
 from persist.core.blob_keys import BEATS, is_beat_key
@@ -50,12 +49,13 @@ SEQNO_GAP = 1_000_000  # commits that may have been made after what is known, or
 GAP_MAX = 2**48
 NAMED_MAX = 5  # shards that one message names
 MINUTE_MS = 60_000
+PUBLISHED_AT_ONCE = 1_000  # shards of which one publication tells
 
 Told = Callable[[int, int], object]  # shards that are done, of so many
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class RecoveryRequest:
     """`accept_loss`: also where the newest version that was published is not whole.
 
     `gap`: times that are left out after the last known one. `older`: an older copy of the lost consensus store; what it
@@ -141,12 +141,6 @@ class Recovered:
         return [one.name or one.family for one in self.shards if not one.is_whole]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    told: ShardRecovered
-    state: State | None
-
-
 class _Unbound(Identity):
     """That of stores which are not bound yet. Only a recovery may write there."""
 
@@ -166,7 +160,7 @@ class _Unbound(Identity):
 def plan(
     location: Location, gap: int = GAP, older: Consensus | None = None, fenced: Sequence[Blob] = (), least: int = 0
 ) -> Recovered:
-    """What a recovery would bring back. Writes nothing. `fenced` and `least` are as for `How`. Raises as `recover`."""
+    """What a recovery would bring back; see `RecoveryRequest`. Writes nothing. Raises what `recover` raises."""
     blob, consensus = location.blob, location.consensus
     mark, after = _look(blob, consensus, location.settings.build)
     if mark is not None and mark.epoch < least:
@@ -176,13 +170,13 @@ def plan(
         )
     if older is not None:
         _check_older(blob, older, location.settings.build)
-    bucket = Bucket(blob, location.settings.build, older)
-    planned = _planned(bucket, How(gap=gap, older=older), LocationBinding("", 0, "0" * 32))
+    bucket = BlobStoreScan(blob, location.settings.build, older)
+    planned = _planned(bucket, RecoveryRequest(gap=gap, older=older), LocationBinding("", 0, "0" * 32))
     with translated():  # a copy may lack an epoch of which something else tells
         told = [epoch for other in (blob, *fenced) for epoch in epochs_in(other)]
     last = max(FIRST_EPOCH, least, bucket.epoch, after, *told)
     epoch = last + 1 if mark is None else mark.epoch
-    return Recovered(epoch, tuple(one.told for one in planned), _beat_ms(blob))
+    return Recovered(epoch, tuple(told for told, _ in planned), _beat_ms(blob))
 
 
 def recover(
@@ -201,10 +195,10 @@ def recover(
     Conflict (another recovery has taken over), Corruption (without `accept_loss`: something of a shard is missing;
     nothing was written).
     """
-    return begin_anew(location, How(accept_loss, gap, older), told)
+    return begin_anew(location, RecoveryRequest(accept_loss, gap, older), told)
 
 
-def begin_anew(location: Location, how: How, told: Told = lambda done, of: None) -> Recovered:
+def begin_anew(location: Location, how: RecoveryRequest, told: Told = lambda done, of: None) -> Recovered:
     """As `recover`. Raises Conflict also where a shard was not handed over, though all are to be."""
     how.check()
     before = plan(location, how.gap, how.older, how.fenced, how.least)
@@ -213,13 +207,13 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     binding = how.handed_over or marked(location, before.epoch)
     for blob in (*how.fenced, location.blob):
         fence(blob, binding)
-    bucket = Bucket(location.blob, location.settings.build, how.older)
+    bucket = BlobStoreScan(location.blob, location.settings.build, how.older)
     planned = _planned(bucket, how, binding)  # what was published until the fence
-    found = Recovered(binding.epoch, tuple(one.told for one in planned), before.beat_ms)
+    found = Recovered(binding.epoch, tuple(told for told, _ in planned), before.beat_ms)
     if not how.accept_loss:
         _check_whole(found)
     versions = _versions(location, bucket.format_version)
-    goes = {one.state.name: one.state for one in planned if one.state is not None}
+    goes = {state.name: state for _, state in planned if state is not None}
     fenced_at = SeqNo(max((state.seqno for state in goes.values()), default=0) + SEQNO_GAP)
     states = relent(goes, versions, location.clock.now_ms(), fenced_at)
     begin_marked(location.consensus, binding, location.settings.build)
@@ -235,7 +229,7 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
             raise Conflict(f"another recovery brings shard {state.name!r} back as well; look, then retry")
         told(number + 1, len(states))
     _bind(location, binding)
-    _publish(location, list(states))
+    publish_heads(location, list(states))
     return found
 
 
@@ -253,7 +247,7 @@ def ended(location: Location) -> Recovered | None:
         raise Conflict(f"another consensus store has taken over {location.blob.url} at epoch {last} since")
     with translated():
         location.blob.delete([COPY_KEY])
-    _publish(location, list(location.all_names(with_dropped=True)))
+    publish_heads(location, list(location.all_names(with_dropped=True)))
     return Recovered(mark.binding.epoch, (), _beat_ms(location.blob), had_ended=True)
 
 
@@ -287,7 +281,6 @@ def _look(blob: Blob, consensus: Consensus, build: Build) -> tuple[LocationBindi
 
 
 def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
-    """Check that this consensus store was of this location."""
     with translated():
         entry = older.head(LOG_KEY)
         binding = None if entry is None else decode_binding(entry.data, build)
@@ -297,7 +290,9 @@ def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
             )
 
 
-def _planned(bucket: Bucket, how: How, binding: LocationBinding) -> list[_Plan]:
+def _planned(
+    bucket: BlobStoreScan, how: RecoveryRequest, binding: LocationBinding
+) -> list[tuple[ShardRecovered, State | None]]:
     planned = []
     for found in bucket.found():
         if how.handed_over and not found.unborn and (found.state is None or found.state.handed_over != binding.epoch):
@@ -306,7 +301,7 @@ def _planned(bucket: Bucket, how: How, binding: LocationBinding) -> list[_Plan]:
     return planned
 
 
-def _plan(found: Found, gap: int, pair: str) -> _Plan:
+def _plan(found: Found, gap: int, pair: str) -> tuple[ShardRecovered, State | None]:
     state, lost = found.state, 0
     if state is not None and found.name:
         lost = max(0, found.known - state.seqno)
@@ -316,13 +311,13 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
             goes.upper.to_json(), state.walltime_ms, lost, found.missing, found.why, found.dropped,
             handed_over=state.handed_over, shard_id=state.shard_id, acknowledged=digest_of(state),
         )  # fmt: skip
-        return _Plan(told, goes)
+        return told, goes
     lost = int(found.known)
     told = ShardRecovered(
         found.name, found.family, None, lost, None, None, None, lost, found.missing, found.why, found.dropped,
         found.unborn,
     )  # fmt: skip
-    return _Plan(told, None)
+    return told, None
 
 
 def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
@@ -435,13 +430,101 @@ def _bind(location: Location, binding: LocationBinding) -> None:
     location.identity.check()
 
 
-def _publish(location: Location, names: list[str]) -> None:
-    """Publish how the logs begin, so that the blob store tells it, should this consensus store be lost as well."""
+def publish_heads(location: Location, names: list[str]) -> None:
+    """Publish the newest commit of each shard, so that the blob store tells it, should the logs be lost."""
     publisher = Publisher(location.blob, location.identity, location.clock, location.ids, PublishSettings())
-    for name in names:
+    for start in range(0, len(names), PUBLISHED_AT_ONCE):
+        for name in names[start : start + PUBLISHED_AT_ONCE]:
+            with translated():
+                head = location.consensus.head(name)
+            if head is not None:
+                publisher.add(name, head.data)
         with translated():
-            head = location.consensus.head(name)
-        if head is not None:
-            publisher.add(name, head.data)
+            publisher.publish(now=True)
+
+
+# The mark in a consensus store that is to be a location's: the binding that is to be, and what became of it.
+#
+# Its log has a mark at each odd seqno: the binding. The even one after it decides: the same binding once more, when
+# the logs of shards begin, or one without a pair, where it was taken back. So of who goes on and who takes it back
+# one wins, whenever either is killed; and what was taken back never becomes a home under that epoch.
+
+
+MARK_KEY = HIDDEN + "recovery"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryMark:
+    """The newest entry of the mark's log. `binding.pair` is "" where it was taken back."""
+
+    seqno: int
+    binding: LocationBinding
+
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether nothing becomes of it. Another one may follow, of a later epoch."""
+        return not self.binding.pair
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether logs of shards have begun, or are about to: it cannot be taken back any more."""
+        return self.seqno % 2 == 0 and not self.is_taken_back
+
+
+def mark_of(consensus: Consensus, build: Build) -> RecoveryMark | None:
+    """The mark that is there. Raises Unavailable, Corruption."""
     with translated():
-        publisher.publish(now=True)
+        entry = consensus.head(MARK_KEY)
+    return None if entry is None else RecoveryMark(entry.seqno, decode_binding(entry.data, build))
+
+
+def is_bound(consensus: Consensus, mark: RecoveryMark) -> bool:
+    """Whether the consensus store is bound as the mark says: that home is there. Raises Unavailable."""
+    with translated():
+        entry = consensus.head(LOG_KEY)
+    return entry is not None and entry.data == encode_binding(mark.binding)
+
+
+def set_mark(consensus: Consensus, binding: LocationBinding, build: Build) -> None:
+    """Mark the store, in which no mark is, or one that was taken back. Raises Conflict: another one was quicker."""
+    before = mark_of(consensus, build)
+    with translated():
+        consensus.compare_and_set(MARK_KEY, 1 if before is None else before.seqno + 1, encode_binding(binding))
+    found = mark_of(consensus, build)
+    if found is None or found.binding != binding:
+        raise Conflict(f"another recovery into {consensus.url} was begun; look, then retry")
+
+
+def begin_marked(consensus: Consensus, binding: LocationBinding, build: Build) -> None:
+    """Decide that logs begin under this binding. Repeating it is safe. Raises Conflict: it was taken back meanwhile."""
+    found = mark_of(consensus, build)
+    if found is not None and found.binding == binding and not found.has_begun:
+        with translated():
+            consensus.compare_and_set(MARK_KEY, found.seqno + 1, encode_binding(binding))
+        found = mark_of(consensus, build)
+    if found is None or found.binding != binding:
+        raise Conflict(f"what was begun at {consensus.url} was taken back meanwhile; look, then retry")
+
+
+def take_back(consensus: Consensus, mark: RecoveryMark, build: Build) -> None:
+    """Decide that nothing becomes of the mark. Repeating it is safe. Raises Conflict: it has begun as home."""
+    if mark.is_taken_back:
+        return
+    gone = LocationBinding(mark.binding.location_id, mark.binding.epoch, "")
+    with translated():
+        is_in_use = consensus.head(LOG_KEY) is not None or bool(consensus.keys("", "", 1))
+        if not mark.has_begun and not is_in_use:
+            consensus.compare_and_set(MARK_KEY, mark.seqno + 1, encode_binding(gone))
+    found = mark_of(consensus, build)
+    if found is None or found.binding != gone:
+        raise Conflict(f"{consensus.url} has begun as home: repeat the switch; it cannot be undone")
+
+
+def hold_epoch(blob: Blob, binding: LocationBinding) -> None:
+    """Write the epoch, once. Repeating it is safe. Raises Conflict: it is of another consensus store."""
+    with translated():
+        try:
+            blob.put(epoch_key(binding.epoch), encode_binding(binding))
+        except BlobExists:
+            if blob.get(epoch_key(binding.epoch)) != encode_binding(binding):
+                raise Conflict(f"another consensus store has taken over {blob.url} at epoch {binding.epoch}") from None

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice, pairwise
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from persist.commit.state_loader import Versions
 from persist.copies.shard_facts import (
     NOT_THERE,
     Fault,
-    Kind,
+    FaultKind,
     LoggedDiff,
     NamedPart,
     Readable,
@@ -144,7 +145,7 @@ def _claims(state: State) -> Iterator[Said]:
 # the State in the live log.
 
 
-Note = Callable[[Kind, str, str], None]  # what is wrong, and the key of the blob
+Note = Callable[[FaultKind, str, str], None]  # what is wrong, and the key of the blob
 
 
 class Replay:
@@ -171,7 +172,7 @@ class Replay:
             return  # the shard has moved on meanwhile
         if self._last is None and self._state is not None and logged.seqno not in self._state.rollups:
             what = f"the log begins at v{logged.seqno}, of which the shard names no rollup"
-            self._note(Kind.ROLLUP, what, "")
+            self._note(FaultKind.ROLLUP, what, "")
         self._is_over = not self._follow(logged)
 
     def end(self) -> None:
@@ -180,36 +181,36 @@ class Replay:
             return
         seqno = self._state.seqno
         if self._made is None:
-            self._note(Kind.ROLLUP, "no rollup can be read from which its log goes on", "")
+            self._note(FaultKind.ROLLUP, "no rollup can be read from which its log goes on", "")
         elif self._made.seqno < seqno:
-            self._note(Kind.LOG, f"the log ends at v{self._made.seqno}, before v{seqno}", "")
+            self._note(FaultKind.LOG, f"the log ends at v{self._made.seqno}, before v{seqno}", "")
         elif self._made != self._state:
             differing = _differing(self._made, self._state)
-            self._note(Kind.LOG, f"the log makes another v{seqno} than the newest rollup: {differing}", "")
+            self._note(FaultKind.LOG, f"the log makes another v{seqno} than the newest rollup: {differing}", "")
 
     def _follow(self, logged: LoggedDiff) -> bool:
         """Whether something can be said of what comes after this entry."""
         seqno, change = logged.seqno, logged.change
         if self._last is not None and seqno != self._last + 1:
-            self._note(Kind.LOG, f"the log goes from v{self._last} to v{seqno}: entries are not there", "")
+            self._note(FaultKind.LOG, f"the log goes from v{self._last} to v{seqno}: entries are not there", "")
             return False
         self._last = seqno
         if logged.cut is not None:
             raise logged.cut
         if change is None:
-            self._note(Kind.LOG, logged.wrong, "")
+            self._note(FaultKind.LOG, logged.wrong, "")
             return False
         try:
             made = None if self._made is None else state_diff.apply(change, self._made)
         except (Corruption, HistoryLost) as error:
-            self._note(Kind.LOG, f"the log entry v{seqno} cannot be followed: {error.message}", "")
+            self._note(FaultKind.LOG, f"the log entry v{seqno} cannot be followed: {error.message}", "")
             return False
         self._step(change, made)
         self._gone.update(change.gone)
         held = self._rollups.get(SeqNo(seqno))
         if made is not None and held is not None and made != held:
             what = f"the rollup v{seqno} holds another State than the log: {_differing(made, held)}"
-            self._note(Kind.ROLLUP, what, self._keys[seqno])
+            self._note(FaultKind.ROLLUP, what, self._keys[seqno])
         self._made = held if made is None else made
         return True
 
@@ -221,13 +222,13 @@ class Replay:
         added = () if change.trace is None else [key for batch in change.trace.batches for key in batch.blob_keys()]
         for key in added:
             if key in self._gone and not is_foreign(key, shard_id_of(self._name)):
-                self._note(Kind.STEP, f"the commit v{change.seqno} names a blob that had left the shard", key)
+                self._note(FaultKind.STEP, f"the commit v{change.seqno} names a blob that had left the shard", key)
         if made is None or self._made is None:
             return
         try:
             invariants.check_step(self._made, made)
         except Corruption as error:
-            self._note(Kind.STEP, f"the commit v{change.seqno} breaks a promise: {error.message}", "")
+            self._note(FaultKind.STEP, f"the commit v{change.seqno} breaks a promise: {error.message}", "")
 
     def _read_rollups(self, state: State) -> dict[SeqNo, State]:
         """The rollups that the State names, as far as they can be read. One that is missing is found by the listing."""
@@ -236,20 +237,19 @@ class Replay:
             try:
                 held = self._versions.read_rollup(rollup.key)
             except Corruption as error:
-                self._note(Kind.ROLLUP, f"the rollup v{seqno} cannot be read: {error.message}", rollup.key)
+                self._note(FaultKind.ROLLUP, f"the rollup v{seqno} cannot be read: {error.message}", rollup.key)
                 continue
             if held is None:
                 continue
             if (held.name, held.seqno) != (state.name, seqno):
                 what = f"the rollup v{seqno} holds v{held.seqno} of shard {held.name!r}"
-                self._note(Kind.ROLLUP, what, rollup.key)
+                self._note(FaultKind.ROLLUP, what, rollup.key)
                 continue
             readable[seqno], self._keys[seqno] = held, rollup.key
         return readable
 
 
 def _differing(one: State, other: State) -> str:
-    """The fields in which two States differ."""
     names = [name for name in type(one).__struct_fields__ if getattr(one, name) != getattr(other, name)]
     return ", ".join(names)
 
@@ -271,10 +271,10 @@ def check_borrowed(location: Readable, state: State, named: Iterable[str], note:
         try:
             lender = location.versions.load(owner)
         except Corruption as error:
-            note(Kind.LOAN, f"shard {owner!r}, of which it borrows, cannot be read: {error.message}", "")
+            note(FaultKind.LOAN, f"shard {owner!r}, of which it borrows, cannot be read: {error.message}", "")
             continue
         if lender is None:
-            note(Kind.LOAN, f"shard {owner!r}, of which it borrows, is not there", "")
+            note(FaultKind.LOAN, f"shard {owner!r}, of which it borrows, is not there", "")
             continue
         unknown = []
         for loan_id, name in state.borrowed.items():
@@ -286,17 +286,17 @@ def check_borrowed(location: Readable, state: State, named: Iterable[str], note:
             try:
                 left.difference_update(lists.keys(loan.list_key))
             except BlobNotFound:
-                note(Kind.MISSING, f"the list {loan.list_key} of loan {loan_id} is not there", loan.list_key)
+                note(FaultKind.MISSING, f"the list {loan.list_key} of loan {loan_id} is not there", loan.list_key)
                 left.clear()  # nobody can tell what it held
             except Corruption as error:
-                note(Kind.LOAN, error.message, loan.list_key)
+                note(FaultKind.LOAN, error.message, loan.list_key)
                 left.clear()
         for key in sorted(left):
             why = f"shard {owner!r} knows nothing of loan {', '.join(unknown)}" if unknown else "no loan has it"
-            note(Kind.LOAN, f"the blob {key} belongs to shard {owner!r}, which has not lent it: {why}", key)
+            note(FaultKind.LOAN, f"the blob {key} belongs to shard {owner!r}, which has not lent it: {why}", key)
     for family, keys in foreign.items():
         for key in sorted(keys) if state.borrowed else ():  # else the State tells it of each part
-            note(Kind.LOAN, f"the blob {key} belongs to a shard {family} of which nothing is borrowed", key)
+            note(FaultKind.LOAN, f"the blob {key} belongs to a shard {family} of which nothing is borrowed", key)
 
 
 # Whether the tree of a shard's attributes is one: keys ascend, and each lies in the node that looking it up leads to.
@@ -308,26 +308,13 @@ def check_borrowed(location: Readable, state: State, named: Iterable[str], note:
 CACHE_BYTES = 1024 * 1024  # a node is read once, so that more is of no use
 
 
-class TreeCheck:
-    """Walks one version of the index. Raises Corruption, StaleIndex (it was collected meanwhile), Unavailable."""
+def check_tree(state: State, blob: Blob) -> None:
+    """Walk one version of the index. Raises Corruption, StaleIndex (it was collected meanwhile), Unavailable."""
+    root, reader = state.attribute_root, ChunkReader(blob, state.attribute_chunks, NodeCache(CACHE_BYTES))
 
-    def __init__(self, state: State, blob: Blob) -> None:
-        self._root = state.attribute_root
-        self._reader = ChunkReader(blob, state.attribute_chunks, NodeCache(CACHE_BYTES))
-        self._count = 0
-
-    def run(self) -> None:
-        """The whole tree."""
-        root = self._root
-        if not root.height:
-            return
-        self._walk(root.offset, root.length, root.height, None, None)
-        if self._count != root.count:
-            raise Corruption(f"the index of attributes has {self._count} of them, not {root.count}")
-
-    def _walk(self, offset: int, length: int, height: int, lower: bytes | None, upper: bytes | None) -> None:
-        """A node whose keys are to lie in `[lower, upper)`. None: without end."""
-        node = self._reader.read(offset, length)
+    def count(offset: int, length: int, height: int, lower: bytes | None, upper: bytes | None) -> int:
+        """The attributes below a node whose keys are to lie in `[lower, upper)`. None: without end."""
+        node = reader.read(offset, length)
         keys = [node.keys[at : at + KEY_BYTES] for at in range(0, len(node.keys), KEY_BYTES)]
         where = f"the node of the index of attributes at offset {offset}"
         if isinstance(node, Leaf) != (height == 1) or not keys:
@@ -337,12 +324,17 @@ class TreeCheck:
         if (lower is not None and keys[0] < lower) or (upper is not None and keys[-1] >= upper):
             raise Corruption(f"{where} has keys that belong to another node")
         if isinstance(node, Leaf):
-            self._count += len(keys)
-            return
+            return len(keys)
+        below = 0
         for at in range(len(node)):
             key, child, _, size = node.child(at)
             ends = keys[at + 1] if at + 1 < len(keys) else upper
-            self._walk(child, size, height - 1, lower if at == 0 else key, ends)
+            below += count(child, size, height - 1, lower if at == 0 else key, ends)
+        return below
+
+    counted = count(root.offset, root.length, root.height, None, None) if root.height else root.count
+    if counted != root.count:
+        raise Corruption(f"the index of attributes has {counted} of them, not {root.count}")
 
 
 # The bytes and rows of parts: each is looked at alone, so that one that is bad hides no other.
@@ -377,7 +369,7 @@ def byte_faults(
     schemas = sound_schemas(state.schemas)
     checks = {number: PartCheck(schema) for number, schema in schemas.items()}
 
-    def look(named: NamedPart) -> tuple[Kind, str] | None:
+    def look(named: NamedPart) -> tuple[FaultKind, str] | None:
         part = named.part
         try:
             if named.failed is not None:
@@ -395,16 +387,16 @@ def byte_faults(
                 _check_of(checks, part).blob(part, blob, whole=True)
                 return _disorder(part, blob, schemas)
         except BlobNotFound:
-            return Kind.PART, f"the blob of {'part' if part.bundle is None else 'bundle'} {part.id} {NOT_THERE}"
+            return FaultKind.PART, f"the blob of {'part' if part.bundle is None else 'bundle'} {part.id} {NOT_THERE}"
         except BlobError as error:
             raise translate(error) from error
         except PersistError as error:
-            return Kind.PART, error.message.partition("; write its rows again")[0]
+            return FaultKind.PART, error.message.partition("; write its rows again")[0]
         return None
 
     parts = (named for named in all_parts(state, blob) if named.failed is not None or takes(str(named.part.id)))
     with ExitStack() as stack:
-        look_at: Callable[..., Iterator[tuple[Kind, str] | None]] = map
+        look_at: Callable[..., Iterator[tuple[FaultKind, str] | None]] = map
         if threads > 1:
             look_at = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="persist-examine")).map
         while window := list(islice(parts, WINDOW)):
@@ -429,7 +421,7 @@ def _check_bytes(part: Part, blob: Blob) -> None:
         raise Corruption(f"part {part.id} does not match its checksum")
 
 
-def _disorder(part: Part, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> tuple[Kind, str] | None:
+def _disorder(part: Part, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> tuple[FaultKind, str] | None:
     """Whether rows are not in order, come twice, or lie outside the bounds that every reader relies on.
 
     `persist.parts.part_validation` compares a part with its bytes before a commit believes it; this is what only a
@@ -445,16 +437,16 @@ def _disorder(part: Part, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -
             keys = SortedKeys(rows, schema.key)
             ends = keys[0], keys[len(keys) - 1]  # of rows that are in order, or are found not to be
             if min(ends) < group.key_lower or (group.key_upper is not None and max(ends) > group.key_upper):
-                return Kind.ORDER, f"part {part.id} has keys outside the bounds that it tells of them"
+                return FaultKind.ORDER, f"part {part.id} has keys outside the bounds that it tells of them"
             joined = rows if last is None else pa.concat_tables([last, rows])
             order, firsts = sort_groups(joined, schema)
             if order is not None:
-                return Kind.ORDER, f"the rows of part {part.id} are not in order, in row group {number}"
+                return FaultKind.ORDER, f"the rows of part {part.id} are not in order, in row group {number}"
             if not firsts.all():
-                return Kind.ORDER, f"part {part.id} has an update twice, in row group {number}"
+                return FaultKind.ORDER, f"part {part.id} has an update twice, in row group {number}"
             last = rows.slice(rows.num_rows - 1)
     except Corruption as error:
-        return Kind.ORDER, error.message
+        return FaultKind.ORDER, error.message
     return None
 
 
@@ -486,49 +478,39 @@ def _auxiliary_faults(state: State, blob: Blob, build: Build, takes: Callable[[s
             yield Fault(state.name, _kind_of(key), f"the blob {key} {NOT_THERE}", key)
 
 
-def _kind_of(key: str) -> Kind:
-    """The kind of a fault of a blob that is no part."""
+def _kind_of(key: str) -> FaultKind:
     if is_rollup_key(key):
-        return Kind.ROLLUP
-    return Kind.INDEX if key.endswith(".nodes") else Kind.BLOB
+        return FaultKind.ROLLUP
+    return FaultKind.INDEX if key.endswith(".nodes") else FaultKind.BLOB
 
 
 def _checks(state: State, build: Build) -> Iterator[tuple[str, Check]]:
     for first, chunk in state.attribute_chunks.items():
-        yield chunk.key, _chunk_check(chunk, first)
+        yield chunk.key, partial(_check_chunk, chunk, first)
     for outcomes in state.outcome_files:
-        yield outcomes.key, _outcomes_check(outcomes)
+        yield outcomes.key, partial(_check_outcomes, outcomes)
     for entries in state.entry_files:
-        yield entries.key, _entries_check(entries)
+        yield entries.key, partial(_check_entries, entries)
     for rollup in state.rollups.values():
-        yield rollup.key, lambda data: decode_state(data, build)
+        yield rollup.key, partial(decode_state, build=build)
 
 
-def _chunk_check(chunk: IndexChunk, first: int) -> Check:
-    def check(data: bytes) -> None:
-        _check_size(data, chunk.length)
-        check_nodes(data, first)
-
-    return check
+def _check_chunk(chunk: IndexChunk, first: int, data: bytes) -> None:
+    _check_size(data, chunk.length)
+    check_nodes(data, first)
 
 
-def _outcomes_check(file: OutcomeFile) -> Check:
-    def check(data: bytes) -> None:
-        _check_size(data, file.size)
-        read_prefixes(data)
-        if sum(1 for _ in decode(data[HEADER_BYTES + PREFIX_BYTES * file.count :])) != file.count:
-            raise Corruption(f"it does not have {file.count} outcomes")
-
-    return check
+def _check_outcomes(file: OutcomeFile, data: bytes) -> None:
+    _check_size(data, file.size)
+    read_prefixes(data)
+    if sum(1 for _ in decode(data[HEADER_BYTES + PREFIX_BYTES * file.count :])) != file.count:
+        raise Corruption(f"it does not have {file.count} outcomes")
 
 
-def _entries_check(file: EntryFile) -> Check:
-    def check(data: bytes) -> None:
-        _check_size(data, file.size)
-        for at in read_index(data[file.index_at :]).blocks:
-            read_block(data[at.offset : at.offset + at.length], at)
-
-    return check
+def _check_entries(file: EntryFile, data: bytes) -> None:
+    _check_size(data, file.size)
+    for at in read_index(data[file.index_at :]).blocks:
+        read_block(data[at.offset : at.offset + at.length], at)
 
 
 def _check_size(data: bytes, size: int) -> None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Protocol
 
 from blob import Blob, BlobNotFound, BlobStat
-from consensus import Consensus
+from consensus import Consensus, Entry
 from persist.commit.blob_tasks import keys_in
 from persist.commit.clone_refs import LoanLists
 from persist.commit.state_loader import FIRST, LogCut, Versions
@@ -61,7 +61,7 @@ class Readable(Protocol):
 # Faults: what is wrong with a shard, by kind.
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What a fault is of. docs/check.md has the table of what each kind finds, and at which depth."""
 
     LOG = "log"  # an entry cannot be read, is not there, or follows another one than it says
@@ -102,7 +102,7 @@ class Fault:
     """
 
     shard: str | None
-    kind: Kind
+    kind: FaultKind
     what: str
     key: str = ""
     named: NamedPart | None = field(default=None, compare=False)
@@ -126,7 +126,7 @@ class Faults(list[Fault]):
         self._known: set[Fault] = set()
         self.beyond = 0  # how many more there are
 
-    def note(self, kind: Kind, what: str, key: str | None = None) -> None:
+    def note(self, kind: FaultKind, what: str, key: str | None = None) -> None:
         self.take([Fault(self.shard, kind, what, key or "")])
 
     def take(self, faults: Iterable[Fault]) -> None:
@@ -142,7 +142,7 @@ class Faults(list[Fault]):
 
     def listed(self) -> list[Fault]:
         """All of them, and one that counts the others."""
-        more = [Fault(self.shard, Kind.BLOB, f"and {self.beyond} more")] if self.beyond else []
+        more = [Fault(self.shard, FaultKind.BLOB, f"and {self.beyond} more")] if self.beyond else []
         return [*self, *more]
 
 
@@ -179,18 +179,24 @@ def first_live(location: Readable, name: str) -> SeqNo:
     return SeqNo(entries[0].seqno if entries else 0)
 
 
-def walk_log(location: Readable, name: str, first: int = 1, last: int | None = None) -> Iterator[LoggedDiff]:
-    """The live entries of `[first, last]`, ascending; long diffs are read from their blobs."""
+def entries_of(consensus: Consensus, name: str, first: int = 1, last: int | None = None) -> Iterator[Entry]:
+    """The live entries of `[first, last]`, ascending. Raises Unavailable."""
     while last is None or first <= last:
         with translated():
-            page = location.consensus.scan(name, first, PAGE if last is None else min(PAGE, last - first + 1))
+            page = consensus.scan(name, first, PAGE if last is None else min(PAGE, last - first + 1))
         for entry in page:
             if last is not None and entry.seqno > last:
                 return
-            yield _read_entry(location.versions, name, entry.seqno, entry.data)
+            yield entry
         if not page:
             return
         first = page[-1].seqno + 1
+
+
+def walk_log(location: Readable, name: str, first: int = 1, last: int | None = None) -> Iterator[LoggedDiff]:
+    """The state diffs of these entries; long ones are read from their blobs."""
+    for entry in entries_of(location.consensus, name, first, last):
+        yield _read_entry(location.versions, name, entry.seqno, entry.data)
 
 
 def _read_entry(versions: Versions, name: str, seqno: int, data: bytes) -> LoggedDiff:
@@ -313,10 +319,15 @@ def auxiliary_sizes(state: State) -> dict[str, int | None]:
     """The blobs that are no parts, with their sizes as far as the State tells them."""
     sizes: dict[str, int | None] = dict.fromkeys(auxiliary_blob_keys(state))
     sizes.update({rollup.key: rollup.size or None for rollup in state.rollups.values()})
-    sizes.update({chunk.key: chunk.length for chunk in state.attribute_chunks.values()})
-    sizes.update({outcomes.key: outcomes.size for outcomes in state.outcome_files})
-    sizes.update({entries.key: entries.size for entries in state.entry_files})
+    sizes.update(needed_blobs(state))
     return sizes
+
+
+def needed_blobs(state: State) -> dict[str, int]:
+    """What a State needs besides parts, with sizes: its attribute index, outcomes of tokens, the commit history."""
+    sizes = {chunk.key: chunk.length for chunk in state.attribute_chunks.values()}
+    sizes |= {outcomes.key: outcomes.size for outcomes in state.outcome_files}
+    return sizes | {entries.key: entries.size for entries in state.entry_files}
 
 
 # A shard.
@@ -402,7 +413,7 @@ class ShardFacts:
                 with translated_but_missing():
                     listed = keys_in(self.location.blob, bundle)
             except (BlobNotFound, PersistError) as error:
-                faults.note(Kind.BUNDLE, str(error), bundle)
+                faults.note(FaultKind.BUNDLE, str(error), bundle)
                 continue
             for key in listed:
                 left.setdefault(key, left[bundle])
@@ -420,14 +431,14 @@ class ShardFacts:
                 found[loan_id] = keys = lists.keys(loan.list_key)
                 if len(keys) != loan.keys:
                     what = f"list {loan.list_key} has {len(keys)} blobs, not {loan.keys}"
-                    faults.note(Kind.LOAN, what, loan.list_key)
+                    faults.note(FaultKind.LOAN, what, loan.list_key)
             except BlobNotFound:
                 if self.is_named(loan.list_key):
-                    faults.note(Kind.MISSING, f"the blob {loan.list_key} {NOT_THERE}", loan.list_key)
+                    faults.note(FaultKind.MISSING, f"the blob {loan.list_key} {NOT_THERE}", loan.list_key)
                 else:
                     del found[loan_id]
             except (Corruption, UpgradeNeeded) as error:
-                faults.note(Kind.LOAN, error.message, loan.list_key)
+                faults.note(FaultKind.LOAN, error.message, loan.list_key)
         return found
 
     # Whether something that is not there is missing: a shard moves on, and what it named is collected. A key never
@@ -462,13 +473,13 @@ def newest(location: Readable, name: str) -> ShardFacts:
             if moved == head or not left:
                 key, failed = error.details.get("blob"), error  # of a rollup: the blob is damaged, not the log
                 what = f"the rollup cannot be read: {error.message}" if key else error.message
-                faults.note(Kind.ROLLUP if key else Kind.LOG, what, key)
+                faults.note(FaultKind.ROLLUP if key else FaultKind.LOG, what, key)
                 break
             head = moved
     made = _made(location, name, head, faults)
     if made is not None and made.seqno < head:
         what = f"v{made.seqno} is shown: no later State can be made, and the log ends at v{head}"
-        faults.note(Kind.LOG, what)
+        faults.note(FaultKind.LOG, what)
     return ShardFacts(location, name, head, made, faults, failed)
 
 
@@ -515,12 +526,12 @@ def _bases(location: Readable, name: str, target: int, faults: Faults) -> Iterat
         try:
             state = location.versions.read_rollup(key)
         except (Corruption, UpgradeNeeded) as error:
-            faults.note(Kind.ROLLUP, f"rollup v{seqno} cannot be read: {error.message}", key)
+            faults.note(FaultKind.ROLLUP, f"rollup v{seqno} cannot be read: {error.message}", key)
             continue
         if state is None or state.name != name:
             continue
         if state.seqno != seqno:
-            faults.note(Kind.ROLLUP, f"rollup v{seqno} holds the State v{state.seqno}", key)
+            faults.note(FaultKind.ROLLUP, f"rollup v{seqno} holds the State v{state.seqno}", key)
             continue
         yield state
     begins = next(walk_log(location, name, 1, 1), None)
@@ -537,7 +548,7 @@ def _replayed(location: Readable, base: State, target: int, faults: Faults) -> S
     for logged in walk_log(location, base.name, int(base.seqno), target):
         change = logged.change
         if change is None:
-            faults.note(Kind.LOG, logged.wrong)
+            faults.note(FaultKind.LOG, logged.wrong)
             return state if is_known else None
         if change.seqno == base.seqno:
             if base.commit_id and change.commit_id != base.commit_id:
@@ -549,7 +560,7 @@ def _replayed(location: Readable, base: State, target: int, faults: Faults) -> S
         try:
             state = state_diff.apply(change, state)
         except PersistError as error:
-            faults.note(Kind.LOG, error.message)
+            faults.note(FaultKind.LOG, error.message)
             return state if is_known else None
         is_known = True
     return state if is_known else None

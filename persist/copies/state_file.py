@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,9 @@ from blob import Blob, BlobNotFound
 from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.commit.location import Location
+from persist.copies.backup_restore import ShardRestored
 from persist.copies.backup_store import Sums
-from persist.copies.state_rewrite import UNKNOWN, Copying, Renaming, blobs_of, carried
+from persist.copies.state_rewrite import UNKNOWN, Renaming, blobs_of, carried, copy_blobs
 from persist.core.batch import Batches
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.frontier import Antichain
@@ -38,20 +39,6 @@ LEASE = ReadSettings(lease_ms=900_000)
 FILE_BYTES_MAX = 1024 * 1024 * 1024
 _FIELDS = ("persist", "version", "format_version", "location", "epoch", "name", "seqno", "since", "upper", "blobs",
            "state", "bytes", "crc32")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """A shard that was made of a file, and its upper. `sent` bytes were copied.
-
-    `policy`: it had a policy of rows, which was taken away. `readers`: critical ones, which hold its history.
-    """
-
-    name: str
-    upper: list[int]
-    sent: int
-    policy: bool
-    readers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +116,9 @@ def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
     return StateFile(state, told["format_version"], {key: (size, crc) for key, size, crc in told["blobs"]})
 
 
-def imported(location: Location, file: StateFile, name: str, source: Blob, *, keeps_policies: bool = False) -> Imported:
+def imported(
+    location: Location, file: StateFile, name: str, source: Blob, *, keeps_policies: bool = False
+) -> ShardRestored:
     """Make the shard `name` of a file, with copies of the blobs, which `source` has.
 
     Repeating it after an error goes on. Raises InvalidUsage, Conflict (the name is, or was, another shard's),
@@ -158,17 +147,18 @@ def imported(location: Location, file: StateFile, name: str, source: Blob, *, ke
     with translated():
         head = location.consensus.head(name)
     state = replace(kept, name=name)
-    if head is not None and not _is_back(location, state):
+    if head is not None and not location.versions.is_begun(state):
         raise Conflict(f"shard {name!r} is, or was, there already; give the import another name")
     state = renaming.state(kept)
     if lacking := [key for key in kept.blob_keys() if key not in file.sums]:
         raise Corruption(f"the file does not tell of {lacking[0]}, which its State names")
     with ThreadPoolExecutor(4, thread_name_prefix="persist-import") as pool:
-        sent = Copying(location, read, lambda size: None).copied(file.sums, renaming, pool)
+        sent = copy_blobs(location, read, file.sums, renaming, pool)
     if not location.versions.begin(state):
         raise Conflict(f"shard {name!r} was made in this location meanwhile; it was left as it is")
     readers = tuple(reader.purpose or key for key, reader in state.critical_readers.items())
-    return Imported(name, location.machine(name).refresh().upper.to_json(), sent, kept is not file.state, readers)
+    upper = location.machine(name).refresh().upper.to_json()
+    return ShardRestored(name, upper, sent, kept is not file.state, readers, False)
 
 
 def _are_sums(blobs: object) -> bool:
@@ -178,22 +168,21 @@ def _are_sums(blobs: object) -> bool:
     )
 
 
-def shown(value: Any) -> Any:
-    """A record as JSON: its fields by name. Bytes are base64; keys of mappings are text, and frontiers are lists."""
+def shown(value: Any, field: Callable[[str, Any], Any] | None = None) -> Any:
+    """A record as JSON: its fields by name. Bytes are base64; keys of mappings are text, and frontiers are lists.
+
+    `field` shows the fields of records, by name (None: they are shown in the same way).
+    """
     if isinstance(value, Antichain):
         return value.to_json()
     if isinstance(value, Record):
-        return {name: shown(getattr(value, name)) for name in value.__struct_fields__}
+        held = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return {name: shown(item) if field is None else field(name, item) for name, item in held}
     if isinstance(value, Mapping):
-        return {str(shown(key)): shown(value[key]) for key in value}
+        return {str(shown(key, field)): shown(value[key], field) for key in value}
     if isinstance(value, (tuple, list, frozenset, Batches)):
-        return [shown(item) for item in value]
+        return [shown(item, field) for item in value]
     return b64encode(value).decode() if isinstance(value, (bytes, memoryview)) else value
-
-
-def _is_back(location: Location, state: State) -> bool:
-    first = location.versions.diffs(state.name, state.seqno, 1)
-    return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
 
 
 def _sums(state: State, blob: Blob) -> Sums:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 
 from blob import Blob, BlobNotFound
 from persist.commit.blob_tasks import keys_in
@@ -143,30 +142,33 @@ class Renaming:
 Read = Callable[[str, int, int], bytes]  # a blob by its key, which must have this size and CRC-32
 
 
-@dataclass(frozen=True, slots=True)
-class Copying:
-    """Brings blobs to `location`. `read` gives them; `told` hears how many bytes each put has written."""
+def copy_blobs(
+    location: Location,
+    read: Read,
+    sums: Sums,
+    renaming: Renaming | None,
+    pool: Executor,
+    told: Callable[[int], object] = lambda size: None,
+) -> int:
+    """Bring the blobs that are not there yet to the location, and the bundles as they are renamed; how many bytes.
 
-    location: Location
-    read: Read
-    told: Callable[[int], object]
+    `read` gives them; `told` hears how many bytes each put has written.
+    """
 
-    def copied(self, sums: Sums, renaming: Renaming | None, pool: Executor) -> int:
-        """Copy the blobs that are not there yet, and the bundles as they are renamed; how many bytes."""
-        shard = renaming.shard_id if renaming is not None else next(map(shard_of, sums), None)
+    def put(key: str, data: bytes) -> int:
         with translated():
-            there = {stat.key: stat.size for stat in self.location.blob.list(f"{shard}/")} if sums else {}
-        goes = {key: key if renaming is None else renaming.key(key) for key in sums}
-        bundles = {} if renaming is None else renaming.bundles
-        lacking = [k for k, key in goes.items() if key not in bundles and there.get(key) != sums[k][0]]
-        sent = sum(pool.map(lambda key: self._put(goes[key], self.read(key, *sums[key])), lacking))
-        return sent + sum(self._put(key, data) for key, data in bundles.items() if key not in there)
-
-    def _put(self, key: str, data: bytes) -> int:
-        with translated():
-            self.location.blob.put(key, data)
-        self.told(len(data))
+            location.blob.put(key, data)
+        told(len(data))
         return len(data)
+
+    shard = renaming.shard_id if renaming is not None else next(map(shard_of, sums), None)
+    with translated():
+        there = {stat.key: stat.size for stat in location.blob.list(f"{shard}/")} if sums else {}
+    goes = {key: key if renaming is None else renaming.key(key) for key in sums}
+    bundles = {} if renaming is None else renaming.bundles
+    lacking = [k for k, key in goes.items() if key not in bundles and there.get(key) != sums[k][0]]
+    sent = sum(pool.map(lambda key: put(goes[key], read(key, *sums[key])), lacking))
+    return sent + sum(put(key, data) for key, data in bundles.items() if key not in there)
 
 
 # Loans of shards that are recovered: each owner lends what its clones name, whatever it knew of that.
@@ -207,7 +209,6 @@ def _borrowed(state: State, owner: str, blob: Blob) -> set[str]:
 
 
 def _holds(owner: State, loan_id: LoanId, keys: set[str], lists: LoanLists) -> bool:
-    """Whether the owner's loan has all of these keys."""
     loan = owner.loans.get(loan_id)
     try:
         return loan is not None and keys.issubset(lists.keys(loan.list_key))

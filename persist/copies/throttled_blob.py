@@ -32,69 +32,40 @@ def read_rate(text: str | None, option: str = "--rate") -> int | None:
 
 
 class PacedBlob(ForwardingBlob):
-    """`inner`, of which all threads together read at most `rate` bytes a second. Writes are not held up."""
+    """`inner`, of which all threads together read at most `rate` bytes a second (None: as fast as it goes).
 
-    def __init__(self, inner: Blob, rate: int, clock: Clock) -> None:
+    Writes are not held up. Once `stop` is set nothing is read any more, and waits for the rate end.
+    """
+
+    def __init__(self, inner: Blob, rate: int | None, clock: Clock, stop: threading.Event | None = None) -> None:
         super().__init__(inner)
         self._rate = rate
         self._clock = clock
+        self._stop = stop
         self._lock = threading.Lock()
         self._free_s = clock.monotonic()  # when all that was read so far is paid for
 
     def get(self, key: str) -> bytes:
+        self._check()
         data = super().get(key)
         self._pay(len(data))
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         self._pay(length)
+        self._check()
         return super().get_range(key, start, length)
 
+    def _check(self) -> None:
+        if self._stop is not None and self._stop.is_set():
+            raise Unavailable("this process ends")
+
     def _pay(self, size: int) -> None:
-        """Wait until reading this much keeps to the rate."""
+        if self._rate is None:
+            return
         with self._lock:
             now_s = self._clock.monotonic()
             self._free_s = max(self._free_s, now_s - BURST_S) + size / self._rate
             wait_s = self._free_s - now_s
         if wait_s > 0:
-            self._clock.sleep(wait_s)
-
-
-class EndingBlob(ForwardingBlob):
-    """A blob store as somebody reads it who may be told to end: from then on it gives no answer."""
-
-    def __init__(self, inner: Blob, stop: threading.Event) -> None:
-        super().__init__(inner)
-        self._stop = stop
-
-    def get(self, key: str) -> bytes:
-        self._check()
-        return super().get(key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._check()
-        return super().get_range(key, start, length)
-
-    def _check(self) -> None:
-        if self._stop.is_set():
-            raise Unavailable("this process ends")
-
-
-class EndingClock:
-    """A clock whose sleep ends with the process."""
-
-    def __init__(self, inner: Clock, stop: threading.Event) -> None:
-        self._inner = inner
-        self._stop = stop
-
-    def now_ms(self) -> int:
-        return self._inner.now_ms()
-
-    def monotonic(self) -> float:
-        return self._inner.monotonic()
-
-    def uptime(self) -> float:
-        return self._inner.uptime()
-
-    def sleep(self, seconds: float) -> None:
-        self._stop.wait(seconds)
+            (self._clock.sleep if self._stop is None else self._stop.wait)(wait_s)

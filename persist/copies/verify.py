@@ -21,9 +21,9 @@ from persist.attributes.node_store import StaleIndex
 from persist.copies.shard_checks import (
     THREADS,
     Replay,
-    TreeCheck,
     byte_faults,
     check_borrowed,
+    check_tree,
     contradictions,
     of_runs,
 )
@@ -32,8 +32,8 @@ from persist.copies.shard_facts import (
     NOT_THERE,
     TRIES,
     Fault,
+    FaultKind,
     Faults,
-    Kind,
     Readable,
     ShardFacts,
     all_parts,
@@ -86,7 +86,7 @@ def samples_of(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class Depth:
     """How deep to look.
 
     `deep`: read every byte, decode every row. `sample`: the same for the parts that it takes. `rate`: at most so many
@@ -119,19 +119,17 @@ class How:
         return self.sample is None or self.sample.takes(name)
 
 
-QUICK = How(quick=True)
+QUICK = Depth(quick=True)
 
 
-def verified(location: Readable, names: Iterable[str], how: How, blob: Blob | None = None) -> Iterator[Verified]:
+def verified(location: Readable, names: Iterable[str], how: Depth, blob: Blob | None = None) -> Iterator[Verified]:
     """What is found of these shards, one after the other; those that are dropped meanwhile are left out.
 
     Parts are read from `blob` (None: from the location), at the rate that is given. Raises InvalidUsage (the two stores
     do not belong together), UpgradeNeeded, Unavailable. Repeating it is safe.
     """
     how.check()
-    read = blob or location.blob
-    if how.rate is not None:
-        read = PacedBlob(read, how.rate, location.clock)
+    read = PacedBlob(blob or location.blob, how.rate, location.clock)
     for name in names:
         checked = check_shard(location, check_shard_name(name), how, read)
         if checked is None:
@@ -143,9 +141,9 @@ def verified(location: Readable, names: Iterable[str], how: How, blob: Blob | No
             yield Verified(name, tuple(faults.listed()))
 
 
-def check_shard(location: Readable, name: str, how: How, blob: Blob) -> tuple[ShardFacts, Faults] | None:
+def check_shard(location: Readable, name: str, how: Depth, blob: Blob) -> tuple[ShardFacts, Faults] | None:
     """A shard as it was read, and what is wrong with it. None: it is not there. One that is closed is not checked."""
-    before: set[tuple[Kind, str]] = set()
+    before: set[tuple[FaultKind, str]] = set()
     for left in range(TRIES, -1, -1):
         faults = Faults(name)
         try:
@@ -167,14 +165,14 @@ def check_shard(location: Readable, name: str, how: How, blob: Blob) -> tuple[Sh
     return facts, faults
 
 
-def _check(facts: ShardFacts, how: How, faults: Faults) -> None:
+def _check(facts: ShardFacts, how: Depth, faults: Faults) -> None:
     """What is wrong as far as it shows without reading parts. The log is read once."""
     if how.quick:
         facts.read_log(LOG_ENTRIES_READ_MAX)
         if facts.state is not None:
             faults.take(facts.faults)
             for what in facts.log.wrong:
-                faults.note(Kind.LOG, what)
+                faults.note(FaultKind.LOG, what)
             _compare(facts, _named(facts, faults), faults)
         return
     state = None if facts.error is not None else facts.known()
@@ -202,13 +200,13 @@ def _unloadable(facts: ShardFacts, faults: Faults) -> None:
         try:
             held = versions.read_rollup(key) if key else None
             if key and held is None:
-                faults.note(Kind.MISSING, f"the blob {key} {NOT_THERE}", key)
+                faults.note(FaultKind.MISSING, f"the blob {key} {NOT_THERE}", key)
             elif held is not None and held.name != facts.name:
-                faults.note(Kind.ROLLUP, f"the newest rollup holds v{held.seqno} of shard {held.name!r}", key)
+                faults.note(FaultKind.ROLLUP, f"the newest rollup holds v{held.seqno} of shard {held.name!r}", key)
         except Corruption as error:
-            faults.note(Kind.ROLLUP, f"the newest rollup cannot be read: {error.message}", key)
+            faults.note(FaultKind.ROLLUP, f"the newest rollup cannot be read: {error.message}", key)
     if facts.error is not None:
-        faults.note(Kind.LOG, f"the shard cannot be loaded: {facts.error.message}")
+        faults.note(FaultKind.LOG, f"the shard cannot be loaded: {facts.error.message}")
 
 
 def _check_state(state: State, faults: Faults) -> None:
@@ -216,9 +214,9 @@ def _check_state(state: State, faults: Faults) -> None:
     try:
         invariants.check_state(state)
     except Corruption as error:
-        faults.note(Kind.STATE, error.message)
+        faults.note(FaultKind.STATE, error.message)
     for what, key in contradictions(state):
-        faults.note(Kind.STATE, what, key)
+        faults.note(FaultKind.STATE, what, key)
 
 
 def _named(facts: ShardFacts, faults: Faults) -> dict[str, int | None]:
@@ -230,11 +228,11 @@ def _named(facts: ShardFacts, faults: Faults) -> dict[str, int | None]:
         if part.key is not None:
             sizes[part.key] = part.blob_size
         if isinstance(named.failed, Corruption):
-            faults.note(Kind.BUNDLE, named.failed.message, part.key)
+            faults.note(FaultKind.BUNDLE, named.failed.message, part.key)
         if named.within is not None and named.within.id not in bundles:
             bundles.add(named.within.id)
             for what, key in of_runs(named.listed):
-                faults.note(Kind.BUNDLE, what, key)
+                faults.note(FaultKind.BUNDLE, what, key)
     return sizes
 
 
@@ -243,12 +241,12 @@ def _compare(facts: ShardFacts, named: dict[str, int | None], faults: Faults) ->
     for key, size in named.items():
         stat = facts.stat(key)
         if stat is None:
-            faults.note(Kind.MISSING, f"the blob {key} {NOT_THERE}", key)
+            faults.note(FaultKind.MISSING, f"the blob {key} {NOT_THERE}", key)
         elif size not in (None, stat.size):
-            faults.note(Kind.SIZE, f"the blob {key} has {stat.size} bytes, not {size}", key)
+            faults.note(FaultKind.SIZE, f"the blob {key} has {stat.size} bytes, not {size}", key)
 
 
-def _read(facts: ShardFacts, how: How, blob: Blob, faults: Faults) -> None:
+def _read(facts: ShardFacts, how: Depth, blob: Blob, faults: Faults) -> None:
     """Read every byte, and every row, of the parts that are taken, and the tree of attributes.
 
     What was collected meanwhile is no fault: then what has come into its place is read.
@@ -277,9 +275,9 @@ def _read(facts: ShardFacts, how: How, blob: Blob, faults: Faults) -> None:
         if not is_gone:
             break
     try:
-        if how.takes(str(state.attribute_root)) and not any(fault.kind is Kind.INDEX for fault in faults):
-            TreeCheck(state, blob).run()
+        if how.takes(str(state.attribute_root)) and not any(fault.kind is FaultKind.INDEX for fault in faults):
+            check_tree(state, blob)
     except Corruption as error:
-        faults.note(Kind.INDEX, error.message)
+        faults.note(FaultKind.INDEX, error.message)
     except StaleIndex:
         pass  # it was collected meanwhile

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from persist.attributes.node_codec import Leaf
 from persist.attributes.node_store import ChunkReader, StaleIndex
-from persist.copies.shard_facts import Kind, ShardFacts, newest
+from persist.copies.shard_facts import FaultKind, ShardFacts, newest
 from persist.core.attribute import MARKS_FROM, AttributeKey, attribute_key, is_core_key
 from persist.core.errors import Corruption, InvalidUsage, Unavailable
 from persist.core.state import State
 from persist.inspect.documents import Document, JsonRecord
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 
 HEIGHT_MAX = 32  # of a tree that makes sense
 
@@ -43,7 +43,7 @@ class AttributeTree(JsonRecord, frozen=True):
     bytes: int
 
 
-def attributes_document(look: Look, name: str, lower: str | None, upper: str | None) -> Document:
+def attributes_document(look: ReadOnlyLocation, name: str, lower: str | None, upper: str | None) -> Document:
     """The attributes with keys in `[lower, upper)` (None: to the ends), ascending. Raises InvalidUsage: no such key."""
     start = attribute_key(bytes(16) if lower is None else lower)
     end = None if upper is None else attribute_key(upper)
@@ -56,7 +56,7 @@ def attributes_document(look: Look, name: str, lower: str | None, upper: str | N
 
 
 def _attributes(
-    look: Look, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
+    look: ReadOnlyLocation, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
 ) -> Iterator[AttributeRow]:
     """The recent ones cover those in the index; both ascend."""
     state = facts.known()
@@ -76,7 +76,7 @@ def _attributes(
 
 
 def _indexed(
-    look: Look, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
+    look: ReadOnlyLocation, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
 ) -> Iterator[tuple[AttributeKey, int]]:
     end = MARKS_FROM if upper is None else min(upper, MARKS_FROM)
     for leaf in _leaves(look, facts, bytes.fromhex(lower)):
@@ -88,7 +88,7 @@ def _indexed(
                 yield key, value
 
 
-def _leaves(look: Look, facts: ShardFacts, lower: bytes) -> Iterator[Leaf]:
+def _leaves(look: ReadOnlyLocation, facts: ShardFacts, lower: bytes) -> Iterator[Leaf]:
     """The leaves of the tree in order of keys. Those wholly before `lower` are left out.
 
     Raises Unavailable: the shard has moved on, and nodes went meanwhile.
@@ -109,7 +109,7 @@ def _leaves(look: Look, facts: ShardFacts, lower: bytes) -> Iterator[Leaf]:
                 raise Unavailable("the attribute index has moved on meanwhile; look again") from error
             why = str(error)
         if why:
-            faults.note(Kind.INDEX, f"the node of the attribute index at offset {offset} cannot be read: {why}")
+            faults.note(FaultKind.INDEX, f"the node of the attribute index at offset {offset} cannot be read: {why}")
         elif isinstance(node, Leaf):
             yield node
         else:
@@ -119,7 +119,7 @@ def _leaves(look: Look, facts: ShardFacts, lower: bytes) -> Iterator[Leaf]:
 
     root = state.attribute_root
     if root.height > HEIGHT_MAX:
-        faults.note(Kind.INDEX, f"the attribute index says that it is {root.height} levels high")
+        faults.note(FaultKind.INDEX, f"the attribute index says that it is {root.height} levels high")
     elif root.height:
         yield from below(root.height, root.offset, root.length)
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import pyarrow.compute as pc
 
 from blob import BlobNotFound
-from persist.copies.shard_facts import TRIES, Kind, newest
+from persist.copies.shard_facts import TRIES, FaultKind, newest
 from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable, UnknownShard
 from persist.core.phases import dropped
 from persist.core.state import State, is_kept
 from persist.core.truncation import contents
 from persist.formats.store_errors import translated_but_missing
 from persist.inspect.documents import Document, Frontier, JsonRecord
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 from persist.parts import DIFF, PartReader, sound_schemas
 from persist.parts import newest as newest_schema
 from persist.parts.row_stats import MODULUS, digest_of_rows
@@ -38,7 +38,7 @@ class ContentDigest(JsonRecord, frozen=True):
     digest: str | None
 
 
-def digest_document(look: Look, name: str, as_of: int | None) -> Document:
+def digest_document(look: ReadOnlyLocation, name: str, as_of: int | None) -> Document:
     """As of the latest complete time, or an earlier one. Raises UnknownShard, InvalidUsage, NotReadable, Unavailable.
 
     Nothing is held meanwhile: where maintenance takes a part away, the newest State is read, a few times.
@@ -54,13 +54,13 @@ def digest_document(look: Look, name: str, as_of: int | None) -> Document:
         try:
             rows, digest = _digest(look, state, at)
         except Corruption as error:
-            facts.faults.note(Kind.PART, error.message)
+            facts.faults.note(FaultKind.PART, error.message)
         except BlobNotFound as error:
             if facts.has_moved:
                 if left:
                     continue
                 raise Unavailable(f"shard {name!r} has moved on during each of {TRIES + 1} reads; ask again") from error
-            facts.faults.note(Kind.MISSING, f"a blob is not there: {error}")
+            facts.faults.note(FaultKind.MISSING, f"a blob is not there: {error}")
         break
     since, upper = state.since.to_json(), state.upper.to_json()
     about = ContentDigest(at, since, upper, rows, None if digest is None else f"{digest:016x}")
@@ -86,7 +86,7 @@ def _time(state: State, name: str, as_of: int | None) -> int:
     return as_of
 
 
-def _digest(look: Look, state: State, as_of: int) -> tuple[int, int]:
+def _digest(look: ReadOnlyLocation, state: State, as_of: int) -> tuple[int, int]:
     """Rows and digest. Raises BlobNotFound, Corruption, Unavailable. Memory: `MEMORY_BYTES`."""
     sound = sound_schemas(state.schemas)
     reader = PartReader(look.blob, sound, newest_schema(sound)[1], memory_bytes=MEMORY_BYTES)

@@ -11,10 +11,10 @@ from typing import Any
 from persist.copies.shard_facts import ShardFacts, newest
 from persist.core.state import Leased, State
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 
 
-class Hold(JsonRecord, frozen=True, kw_only=True):
+class HolderRow(JsonRecord, frozen=True, kw_only=True):
     """One holder. `kind` is `reader`, `cursor` (a critical reader), `writer`, `claim`, `tag`, `lent` or `borrowed`.
 
     `holder` is the purpose of a reader, the owner of a claim, the other shard of a loan. `since` is the frontier that
@@ -46,7 +46,7 @@ class Hold(JsonRecord, frozen=True, kw_only=True):
     key: str | None = None
 
 
-def holds_document(look: Look, name: str, keys: KeyShower) -> Document:
+def holds_document(look: ReadOnlyLocation, name: str, keys: KeyShower) -> Document:
     """Every holder of a shard. The list of each loan is read."""
     facts = newest(look, name)
     state = facts.known()
@@ -54,9 +54,9 @@ def holds_document(look: Look, name: str, keys: KeyShower) -> Document:
     return Document("holds", facts.faults, name, int(state.seqno), rows=rows)
 
 
-def _leases(state: State, keys: KeyShower) -> Iterator[Hold]:
+def _leases(state: State, keys: KeyShower) -> Iterator[HolderRow]:
     for reader_id, reader in sorted(state.leased_readers.items()):
-        yield Hold(
+        yield HolderRow(
             kind="reader",
             id=str(reader_id),
             holder=reader.purpose,
@@ -67,14 +67,14 @@ def _leases(state: State, keys: KeyShower) -> Iterator[Hold]:
         )
     for cursor_id, cursor in sorted(state.critical_readers.items()):
         since, registered = cursor.since.to_json(), int(cursor.registered)
-        yield Hold(kind="cursor", id=str(cursor_id), holder=cursor.purpose, since=since, seqno=registered)
+        yield HolderRow(kind="cursor", id=str(cursor_id), holder=cursor.purpose, since=since, seqno=registered)
     for writer_id, writer in sorted(state.writers.items()):
         interval: dict[str, Any] = {}
         if writer.token is not None:
             interval = {"lower": writer.lower.to_json(), "upper": writer.upper.to_json()}
-        yield Hold(kind="writer", id=str(writer_id), holder="", **interval, **_lease(state, writer))
+        yield HolderRow(kind="writer", id=str(writer_id), holder="", **interval, **_lease(state, writer))
     for key, claim in sorted(state.claims.items()):
-        yield Hold(
+        yield HolderRow(
             kind="claim",
             id=key,
             holder=claim.owner,
@@ -95,17 +95,17 @@ def _lease(state: State, held: Leased) -> dict[str, Any]:
     }
 
 
-def _tags(state: State) -> Iterator[Hold]:
+def _tags(state: State) -> Iterator[HolderRow]:
     for name, tag in sorted(state.tags.items()):
         until = instant(tag.until_ms)
-        yield Hold(kind="tag", id=name, holder="", since=[tag.time], until=until, by_policy=tag.laddered)
+        yield HolderRow(kind="tag", id=name, holder="", since=[tag.time], until=until, by_policy=tag.laddered)
 
 
-def _loans(look: Look, facts: ShardFacts) -> Iterator[Hold]:
+def _loans(look: ReadOnlyLocation, facts: ShardFacts) -> Iterator[HolderRow]:
     state = facts.known()
     for loan_id in facts.lent(facts.faults):
         loan = state.loans[loan_id]
-        yield Hold(
+        yield HolderRow(
             kind="lent",
             id=str(loan_id),
             holder=look.shown_name(loan.borrower),
@@ -114,4 +114,4 @@ def _loans(look: Look, facts: ShardFacts) -> Iterator[Hold]:
             key=loan.list_key,
         )
     for loan_id, owner in sorted(state.borrowed.items()):
-        yield Hold(kind="borrowed", id=str(loan_id), holder=look.shown_name(owner))
+        yield HolderRow(kind="borrowed", id=str(loan_id), holder=look.shown_name(owner))

@@ -14,7 +14,7 @@ from msgspec.json import schema_components
 from persist.inspect.attribute_listing import AttributeRow, AttributeTree
 from persist.inspect.content_digest import ContentDigest
 from persist.inspect.documents import VERSION, Finding, JsonRecord
-from persist.inspect.holds import Hold
+from persist.inspect.holds import HolderRow
 from persist.inspect.log_listing import LogEntry
 from persist.inspect.part_listing import PartFileSummary, PartRow, RowGroupSummary
 from persist.inspect.state_dump import StateChange, StateSummary
@@ -27,7 +27,7 @@ About = TypeVar("About")
 Row = TypeVar("Row")
 
 
-class Answer(JsonRecord, Generic[About, Row], frozen=True):
+class InspectDocument(JsonRecord, Generic[About, Row], frozen=True):
     """The document of one question: `about` the whole, `rows` of its parts, `findings` of what is damaged."""
 
     persist: Literal["inspect"]
@@ -43,14 +43,14 @@ class Answer(JsonRecord, Generic[About, Row], frozen=True):
 
 # The answer to each question; `log` answers with one entry a line.
 ANSWERS: dict[str, Any] = {
-    "state": Answer[StateSummary, StateChange],
+    "state": InspectDocument[StateSummary, StateChange],
     "log": LogEntry,
-    "parts": Answer[None, PartRow],
-    "part": Answer[PartFileSummary, RowGroupSummary],
-    "holds": Answer[None, Hold],
-    "attributes": Answer[AttributeTree, AttributeRow],
-    "usage": Answer[LocationUsage, ShardUsage],
-    "digest": Answer[ContentDigest, None],
+    "parts": InspectDocument[None, PartRow],
+    "part": InspectDocument[PartFileSummary, RowGroupSummary],
+    "holds": InspectDocument[None, HolderRow],
+    "attributes": InspectDocument[AttributeTree, AttributeRow],
+    "usage": InspectDocument[LocationUsage, ShardUsage],
+    "digest": InspectDocument[ContentDigest, None],
 }
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from persist.copies.shard_facts import Faults, Kind, LoggedDiff, first_live, head_of, walk_log
+from persist.copies.shard_facts import FaultKind, Faults, LoggedDiff, first_live, head_of, walk_log
 from persist.core.batch import HollowBatch
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.state_diff import MAPPINGS, SCALARS, StateDiff
 from persist.inspect.documents import VERSION, Document, Frontier, JsonRecord, instant
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 
 POLL_S = 0.5  # how often `--follow` looks for new ones
 
@@ -56,7 +56,7 @@ class LogEntry(JsonRecord, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LogSpan:
     """Which entries are asked for: `[first, last]`, both inclusive. None: from the beginning, or to the end."""
 
     first: int | None = None
@@ -71,7 +71,7 @@ class Span:
             raise InvalidUsage(f"from is {self.first} and to is {self.last}: from must not be later")
 
 
-def version_at(look: Look, name: str, at_ms: int) -> int:
+def version_at(look: ReadOnlyLocation, name: str, at_ms: int) -> int:
     """The last version that was committed by that instant, by its committer's clock. Raises NotReadable."""
     head_of(look, name)
     found: int | None = None
@@ -87,7 +87,7 @@ def version_at(look: Look, name: str, at_ms: int) -> int:
     return found
 
 
-def log_document(look: Look, name: str, span: Span, *, waits: bool = False) -> Document:
+def log_document(look: ReadOnlyLocation, name: str, span: LogSpan, *, waits: bool = False) -> Document:
     """The entries of the log, a line each. `waits`: none of them may be there yet.
 
     Raises UnknownShard, InvalidUsage (the span begins after the log), NotReadable (it ends before the log).
@@ -108,7 +108,7 @@ def log_document(look: Look, name: str, span: Span, *, waits: bool = False) -> D
             told = _told(name, logged, wrong)
             before = logged.seqno
             if told.finding is not None:
-                findings.note(Kind.LOG, told.finding)
+                findings.note(FaultKind.LOG, told.finding)
             yield told
 
     return Document("log", findings, name, head, rows=rows(), lines=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from blob import BlobNotFound
-from persist.copies.shard_facts import NOT_THERE, Faults, Kind, NamedPart, ShardFacts, newest
+from persist.copies.shard_facts import NOT_THERE, FaultKind, Faults, NamedPart, ShardFacts, newest
 from persist.core.batch import Part
 from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, is_part_key, shard_of
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
@@ -20,7 +20,7 @@ from persist.core.ids import family_of, shard_id_of
 from persist.core.state import State
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 from persist.parts import DIFF, TIME, sound_schemas
 from persist.parts.part_files import Files, PartFile
 
@@ -65,14 +65,14 @@ def noted_parts(facts: ShardFacts, faults: Faults) -> Iterator[NamedPart]:
     for named in facts.parts():
         part, error = named.part, named.failed
         if isinstance(error, Corruption):
-            faults.note(Kind.BUNDLE, f"nobody knows what the bundle {part.id} lists: {error.message}", part.key)
+            faults.note(FaultKind.BUNDLE, f"nobody knows what the bundle {part.id} lists: {error.message}", part.key)
         elif error is not None and facts.is_named(part.key or ""):
             what = f"the bundle {part.id} {NOT_THERE}, so nobody knows what it lists"
-            faults.note(Kind.MISSING, what, part.key)
+            faults.note(FaultKind.MISSING, what, part.key)
         yield named
 
 
-def parts_document(look: Look, name: str, keys: KeyShower) -> Document:
+def parts_document(look: ReadOnlyLocation, name: str, keys: KeyShower) -> Document:
     """The parts of a shard, also those that bundles list. Each is compared with a listing of the blob store."""
     facts = newest(look, name)
     rows = (_part(one, _is_there(facts, one), keys) for one in noted_parts(facts, facts.faults))
@@ -87,11 +87,11 @@ def _is_there(facts: ShardFacts, named: NamedPart) -> bool | None:
     if stat is None and not facts.is_named((named.within or part).key or ""):
         return False
     if stat is None:
-        facts.faults.note(Kind.MISSING, f"the blob {part.key} {NOT_THERE}", part.key)
+        facts.faults.note(FaultKind.MISSING, f"the blob {part.key} {NOT_THERE}", part.key)
         return False
     if stat.size != part.blob_size:
         what = f"the blob {part.key} has {stat.size} bytes, not {part.blob_size}"
-        facts.faults.note(Kind.SIZE, what, part.key)
+        facts.faults.note(FaultKind.SIZE, what, part.key)
     return stat.size == part.blob_size
 
 
@@ -176,7 +176,7 @@ class RowGroupSummary(JsonRecord, frozen=True):
     statistics: list[ColumnStatistics]
 
 
-def part_document(look: Look, key: str, keys: KeyShower, rows: int = 0) -> Document:
+def part_document(look: ReadOnlyLocation, key: str, keys: KeyShower, rows: int = 0) -> Document:
     """The blob of a part by its key, with so many of its updates.
 
     Raises InvalidUsage: it is none, or nothing names it and it is not there, or its updates are asked for.
@@ -205,20 +205,19 @@ def part_document(look: Look, key: str, keys: KeyShower, rows: int = 0) -> Docum
             raise InvalidUsage(f"nothing names {key}, so that its updates cannot be shown")
         return _unnamed(look, key, stat.size, name, faults, keys)
     if stat is None:
-        faults.note(Kind.MISSING, f"the blob {key} {NOT_THERE}", key)
+        faults.note(FaultKind.MISSING, f"the blob {key} {NOT_THERE}", key)
         part, state = found
         return Document("part", faults, name, int(state.seqno), _summary(key, 0, None, part))
     return _as_named(look, found, stat.size, faults, keys, rows)
 
 
-def _shard_of(look: Look, key: str) -> str | None:
+def _shard_of(look: ReadOnlyLocation, key: str) -> str | None:
     """The name of the shard to which a well-formed blob key belongs, in whichever life. None: no log has it."""
     family = family_of(shard_of(key))
     return next((name for name in look.names() if family_of(shard_id_of(name)) == family), None)
 
 
 def _named(facts: ShardFacts, key: str, faults: Faults) -> tuple[Part, State] | None:
-    """The part that the State has under this key."""
     state = facts.known()
     for one in noted_parts(facts, faults):
         if one.part.key == key:
@@ -227,7 +226,7 @@ def _named(facts: ShardFacts, key: str, faults: Faults) -> tuple[Part, State] | 
     return next(((part, state) for part in done if part.key == key), None)
 
 
-def _borrowed(look: Look, owner: State, key: str) -> tuple[Part, State] | None:
+def _borrowed(look: ReadOnlyLocation, owner: State, key: str) -> tuple[Part, State] | None:
     """The part as a clone has it that borrowed it, where it left the State of its owner."""
     for borrower in sorted({loan.borrower for loan in owner.loans.values()}):
         with suppress(UnknownShard):
@@ -262,23 +261,23 @@ def _summary(
 
 
 def _as_named(
-    look: Look, found: tuple[Part, State], size: int, faults: Faults, keys: KeyShower, shown: int
+    look: ReadOnlyLocation, found: tuple[Part, State], size: int, faults: Faults, keys: KeyShower, shown: int
 ) -> Document:
     part, state = found
     key = part.key or ""
     if size != part.size:
-        faults.note(Kind.SIZE, f"the blob {key} has {size} bytes, not {part.size}", key)
+        faults.note(FaultKind.SIZE, f"the blob {key} has {size} bytes, not {part.size}", key)
     whole = _holds_whole(look, part, size)
     if not whole:
-        faults.note(Kind.PART, f"the bytes of part {part.id} do not match its checksum", key)
+        faults.note(FaultKind.PART, f"the bytes of part {part.id} do not match its checksum", key)
     file: PartFile | None = None
     try:
         with translated_but_missing():
             file = _Ranged(look.blob, sound_schemas(state.schemas)).open(part)
     except BlobNotFound:
-        faults.note(Kind.MISSING, f"the blob {key} is not there any more", key)
+        faults.note(FaultKind.MISSING, f"the blob {key} is not there any more", key)
     except (Corruption, UpgradeNeeded) as error:
-        faults.note(Kind.PART, error.message, key)
+        faults.note(FaultKind.PART, error.message, key)
     if file is None:
         about, groups = _summary(key, size, None, part, whole), []
     else:
@@ -288,7 +287,6 @@ def _as_named(
 
 
 def _shown(file: PartFile, rows: int, faults: Faults) -> list[dict[str, Any]]:
-    """The first updates of a part."""
     groups, before = [], 0
     for number, group in enumerate(file.groups):
         if before < rows:
@@ -299,7 +297,7 @@ def _shown(file: PartFile, rows: int, faults: Faults) -> list[dict[str, Any]]:
     try:
         table = file.read(groups, [*file.schema.arrow.names, TIME, DIFF])
     except Corruption as error:
-        faults.note(Kind.PART, error.message, file.part.key)
+        faults.note(FaultKind.PART, error.message, file.part.key)
         return []
     return [
         {name: _of_scalar(column[row]) for name, column in zip(table.column_names, table.columns, strict=True)}
@@ -325,7 +323,6 @@ def _of_scalar(scalar: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of Python as JSON."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -342,7 +339,7 @@ class _Ranged(Files):
         return False
 
 
-def _holds_whole(look: Look, part: Part, size: int) -> bool:
+def _holds_whole(look: ReadOnlyLocation, part: Part, size: int) -> bool:
     checksum = 0
     for start in range(0, size, PIECE_BYTES):
         with translated():
@@ -350,7 +347,7 @@ def _holds_whole(look: Look, part: Part, size: int) -> bool:
     return checksum == part.checksum and size == part.size
 
 
-def _groups(look: Look, file: PartFile, faults: Faults, keys: KeyShower) -> Iterator[RowGroupSummary]:
+def _groups(look: ReadOnlyLocation, file: PartFile, faults: Faults, keys: KeyShower) -> Iterator[RowGroupSummary]:
     part = file.part
     for number, group in enumerate(file.groups):
         chunks = [*group.chunks, *(() if group.twins is None else (group.twins,))]
@@ -364,7 +361,7 @@ def _groups(look: Look, file: PartFile, faults: Faults, keys: KeyShower) -> Iter
             if len(data) != chunk.size or zlib.crc32(data) != chunk.checksum:
                 ends = chunk.start + chunk.size
                 what = f"bytes {chunk.start} to {ends} of part {part.id} do not match their checksum"
-                faults.note(Kind.PART, what, part.key)
+                faults.note(FaultKind.PART, what, part.key)
                 sound = False
         yield RowGroupSummary(
             row_group=number,
@@ -398,7 +395,9 @@ def _bounds(held: Any) -> tuple[Any, Any]:
         return f"@{held.min_raw}", f"@{held.max_raw}"
 
 
-def _unnamed(look: Look, key: str, size: int, name: str | None, faults: Faults, keys: KeyShower) -> Document:
+def _unnamed(
+    look: ReadOnlyLocation, key: str, size: int, name: str | None, faults: Faults, keys: KeyShower
+) -> Document:
     """A blob that the newest State does not name: an orphan, or one that left the State. Its own footer is read."""
     if size > UNNAMED_BYTES_MAX:
         raise InvalidUsage(f"{key} has {size} bytes and nothing names it; at most {UNNAMED_BYTES_MAX} are read of such")
@@ -407,7 +406,7 @@ def _unnamed(look: Look, key: str, size: int, name: str | None, faults: Faults, 
         with translated():
             metadata = pq.read_metadata(pa.BufferReader(look.blob.get(key)))
     except (pa.ArrowException, OSError, ValueError) as error:
-        faults.note(Kind.PART, f"the blob {key} is no Parquet file: {error}", key)
+        faults.note(FaultKind.PART, f"the blob {key} is no Parquet file: {error}", key)
     about = _summary(key, size, metadata, None)
     rows = []
     for number in range(0 if metadata is None else metadata.num_row_groups):

@@ -12,9 +12,9 @@ from persist.inspect.attribute_listing import attributes_document
 from persist.inspect.content_digest import digest_document
 from persist.inspect.documents import Document, KeyShower
 from persist.inspect.holds import holds_document
-from persist.inspect.log_listing import Span, log_document, seqno_of, version_at
+from persist.inspect.log_listing import LogSpan, log_document, seqno_of, version_at
 from persist.inspect.part_listing import SHOWN_MAX, part_document, parts_document
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 from persist.inspect.state_dump import state_document
 from persist.inspect.usage import usage_document
 
@@ -42,7 +42,7 @@ class Query:
     follow: bool = False
 
 
-def answer(look: Look, query: Query) -> Document:
+def answer(look: ReadOnlyLocation, query: Query) -> Document:
     """Answer a question. Raises InvalidUsage (UnknownShard among them), NotReadable, Unavailable, Corruption.
 
     Corruption: nothing can be shown at all. All else that is wrong is a finding.
@@ -58,7 +58,7 @@ def answer(look: Look, query: Query) -> Document:
     return ANSWERS[query.what](look, query)
 
 
-def _state(look: Look, query: Query) -> Document:
+def _state(look: ReadOnlyLocation, query: Query) -> Document:
     at, since = (seqno_of(text) if text else None for text in (query.at, query.first))
     if query.timestamp:
         if at is not None:
@@ -67,9 +67,9 @@ def _state(look: Look, query: Query) -> Document:
     return state_document(look, query.name, at, since, KeyShower(query.keys), whole=query.whole)
 
 
-def span_of(query: Query) -> Span:
+def span_of(query: Query) -> LogSpan:
     """The versions that are asked for. Raises InvalidUsage."""
-    span = Span(*(seqno_of(text) if text else None for text in (query.first, query.last)))
+    span = LogSpan(*(seqno_of(text) if text else None for text in (query.first, query.last)))
     span.check()
     return span
 
@@ -82,7 +82,7 @@ def _time(text: str) -> int | None:
     return int(text)
 
 
-ANSWERS: Mapping[str, Callable[[Look, Query], Document]] = {
+ANSWERS: Mapping[str, Callable[[ReadOnlyLocation, Query], Document]] = {
     "state": _state,
     "log": lambda look, query: log_document(look, query.name, span_of(query), waits=query.follow),
     "parts": lambda look, query: parts_document(look, query.name, KeyShower(query.keys)),

@@ -21,7 +21,7 @@ from persist.commit.location import MARKER, MARKER_VERSION, Location, all_names,
 from persist.commit.location_identity import COPY_KEY, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in, read_format
 from persist.commit.state_loader import Versions
 from persist.commit.system import Clock, SystemClock, SystemIds
-from persist.copies.shard_facts import Faults, Kind
+from persist.copies.shard_facts import FaultKind, Faults
 from persist.core.errors import (
     Corruption,
     InvalidUsage,
@@ -48,17 +48,21 @@ _NOTHING = LocationBinding("", 0, "")
 T = TypeVar("T")
 
 
-class LookedBlob(ForwardingBlob):
-    """A blob store to which nothing is written, whoever tries."""
+class ReadOnlyBlob(ForwardingBlob):
+    """A blob store to which nothing is written, whoever tries. `refusal` makes the error, by what was asked for."""
+
+    def __init__(self, inner: Blob, refusal: Callable[[str], Exception]) -> None:
+        super().__init__(inner)
+        self._refusal = refusal
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        self._refuse()
+        raise self._refusal("writing a blob")
 
     def delete(self, keys: Sequence[str]) -> None:
-        self._refuse()
+        raise self._refusal("deleting blobs")
 
     def abandon(self, found: Sequence[Unfinished]) -> None:
-        self._refuse()
+        raise self._refusal("deleting blobs")
 
     def check(self) -> None:
         """Whether it can be listed. No probe is written."""
@@ -67,8 +71,10 @@ class LookedBlob(ForwardingBlob):
     def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
         return None
 
-    def _refuse(self) -> NoReturn:
-        raise BlobNotWritable(f"{self.url} was opened to be looked at: nothing is written")
+
+def read_only(blob: Blob) -> ReadOnlyBlob:
+    """The store, to be looked at: a write raises BlobNotWritable."""
+    return ReadOnlyBlob(blob, lambda what: BlobNotWritable(f"{blob.url} was opened to be looked at: no {what}"))
 
 
 class LookedConsensus(ForwardingConsensus):
@@ -121,7 +127,7 @@ class LookedVersions(Versions):
         return read_format(self.blob, self.build)
 
 
-class Look:
+class ReadOnlyLocation:
     """Both stores of a location, to be looked at. Thread-safe. Closing it closes what `opened` for it.
 
     `problems` are findings of the location as a whole, such as a marker that is missing. Who looks may see shards whose
@@ -138,7 +144,7 @@ class Look:
         owns: bool = True,
         prefixes: Sequence[str] = (),
     ) -> None:
-        self.blob = LookedBlob(blob)
+        self.blob = read_only(blob)
         self.consensus = LookedConsensus(consensus)
         self.clock = clock or SystemClock()
         self.build = build
@@ -168,7 +174,7 @@ class Look:
             self.consensus.close()
 
 
-def look_at_stores(blob_url: str, consensus_url: str) -> Look:
+def look_at_stores(blob_url: str, consensus_url: str) -> ReadOnlyLocation:
     """Open the two stores to look at them. Raises InvalidUsage: a URL is wrong; Unavailable: a store is not there."""
     with ExitStack() as opened, translated():
         blob = _there(blob_url, lambda: open_blob(blob_url, makes=False))
@@ -176,10 +182,10 @@ def look_at_stores(blob_url: str, consensus_url: str) -> Look:
         consensus = _there(consensus_url, lambda: open_consensus(consensus_url, reads_only=True))
         opened.callback(consensus.close)
         opened.pop_all()
-    return Look(blob, consensus)
+    return ReadOnlyLocation(blob, consensus)
 
 
-def look_at_directory(path: Path) -> Look:
+def look_at_directory(path: Path) -> ReadOnlyLocation:
     """As `look_at_stores`, of the location in a directory. Raises InvalidUsage where there is none."""
     at = url_path(path)
     if not path.is_dir():
@@ -189,11 +195,11 @@ def look_at_directory(path: Path) -> Look:
         raise InvalidUsage(f"{path} is not a persist location: it has neither {MARKER}, nor blobs, nor a log")
     look = look_at_stores(f"file://{at}/blob", f"sqlite:///{at}/consensus.db")
     if (wrong := _wrong_marker(marker)) is not None:
-        look.problems.note(Kind.BLOB, wrong)
+        look.problems.note(FaultKind.BLOB, wrong)
     return look
 
 
-def look_into(location: Location, prefixes: Sequence[str] = ()) -> Look:
+def look_into(location: Location, prefixes: Sequence[str] = ()) -> ReadOnlyLocation:
     """The stores of a location that a server has open, for who may see names with these prefixes (none: all).
 
     Raises InvalidUsage: it shows a copy, which has no logs.
@@ -201,7 +207,7 @@ def look_into(location: Location, prefixes: Sequence[str] = ()) -> Look:
     if location.is_copy:
         raise InvalidUsage("this server shows a copy of a blob store, which has no logs: ask a server at home")
     clock, build = location.clock, location.settings.build
-    return Look(location.blob, location.consensus, clock=clock, build=build, owns=False, prefixes=prefixes)
+    return ReadOnlyLocation(location.blob, location.consensus, clock=clock, build=build, owns=False, prefixes=prefixes)
 
 
 def _there(url: str, opens: Callable[[], T]) -> T:
@@ -244,10 +250,10 @@ class LocationSummary(JsonRecord, frozen=True):
     format_version: int | None
 
 
-def location_summary(look: Look, faults: Faults) -> LocationSummary:
+def location_summary(look: ReadOnlyLocation, faults: Faults) -> LocationSummary:
     """What both stores tell of the location. What does not fit together is noted. Raises Unavailable."""
     faults.take(look.problems)
-    note = partial(faults.note, Kind.BLOB)
+    note = partial(faults.note, FaultKind.BLOB)
     version: int | None = None
     try:
         version = look.versions.format_version
@@ -276,7 +282,7 @@ def location_summary(look: Look, faults: Faults) -> LocationSummary:
     return LocationSummary(location_id, epoch, version)
 
 
-def _compare(look: Look, binding: LocationBinding, epochs: list[int], note: Callable[..., None]) -> None:
+def _compare(look: ReadOnlyLocation, binding: LocationBinding, epochs: list[int], note: Callable[..., None]) -> None:
     key = epoch_key(binding.epoch)
     with translated():
         held = _read(look, key)
@@ -291,7 +297,7 @@ def _compare(look: Look, binding: LocationBinding, epochs: list[int], note: Call
         note(f"the blob store has epoch {epochs[-1]}, and the log {binding.epoch}: another home has taken over")
 
 
-def _read(look: Look, key: str) -> bytes | None:
+def _read(look: ReadOnlyLocation, key: str) -> bytes | None:
     try:
         return look.blob.get(key)
     except BlobNotFound:
@@ -318,7 +324,7 @@ def prefix_of(pattern: str) -> str:
     return "" if found is None else found[0]
 
 
-def matching(look: Look, pattern: str | None, *, with_dropped: bool = True) -> Iterator[str]:
+def matching(look: ReadOnlyLocation, pattern: str | None, *, with_dropped: bool = True) -> Iterator[str]:
     """The names that a pattern matches (None: all that who looks may see), ascending. Raises InvalidUsage."""
     if pattern is None:
         found = dict.fromkeys(n for p in look.prefixes for n in look.names(p, with_dropped=with_dropped))
@@ -328,7 +334,7 @@ def matching(look: Look, pattern: str | None, *, with_dropped: bool = True) -> I
     yield from (name for name in look.names(prefix_of(pattern), with_dropped=with_dropped) if matches(name))
 
 
-def check_named(look: Look, name: str) -> None:
+def check_named(look: ReadOnlyLocation, name: str) -> None:
     """Raises UnknownShard."""
     if not any(found == name for found in look.names(name)):
         raise UnknownShard(f"there is no shard {name!r} here; `persist shards` lists them")

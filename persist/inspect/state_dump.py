@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from persist.copies.shard_facts import at_version, newest
+from persist.copies.state_file import shown
 from persist.core import state_diff
 from persist.core.batch import Batches, HollowBatch, Part, Run, Trace
 from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.phases import phase_of
-from persist.core.record import Record, replace
+from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.state import State
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 from persist.parts import newest as newest_schema
 from persist.parts import sound_schemas
 
@@ -41,7 +41,6 @@ def state_changes(old: State, new: State) -> list[StateChange]:
 
 
 def _changes(old: State, new: State) -> Iterator[tuple[str, str]]:
-    """Each change as the field of the State and a sentence."""
     if phase_of(old) != phase_of(new):
         yield "phase", f"the shard was {phase_of(old).value} and is {phase_of(new).value}"
     if old.shard_id != new.shard_id:
@@ -208,7 +207,7 @@ SECRETS = frozenset({"opaque"})  # who knows it moves a hold
 _LARGE = (State, Trace, HollowBatch, Run)  # told piece by piece
 
 
-class Column(JsonRecord, frozen=True):
+class ColumnSummary(JsonRecord, frozen=True):
     """A column of the current schema; `is_key`: rows are told apart by it."""
 
     name: str
@@ -227,7 +226,7 @@ class StateSummary(JsonRecord, frozen=True):
     since: Frontier
     upper: Frontier
     history: str | None
-    columns: list[Column]
+    columns: list[ColumnSummary]
     schemas: int
     batches: int
     runs: int
@@ -292,16 +291,16 @@ def summary_of(state: State) -> StateSummary:
     )
 
 
-def _columns(state: State) -> list[Column]:
+def _columns(state: State) -> list[ColumnSummary]:
     sound = sound_schemas(state.schemas)
     if not sound:
         return []
     _, schema = newest_schema(sound)
-    return [Column(one.name, str(one.type), one.name in schema.key) for one in schema.arrow]
+    return [ColumnSummary(one.name, str(one.type), one.name in schema.key) for one in schema.arrow]
 
 
 def state_document(
-    look: Look, name: str, at: int | None, since: int | None, keys: KeyShower, *, whole: bool
+    look: ReadOnlyLocation, name: str, at: int | None, since: int | None, keys: KeyShower, *, whole: bool
 ) -> Document:
     """The State of a version, else the newest one, and what changed from the version `since` on.
 
@@ -321,7 +320,7 @@ def state_document(
     return Document("state", facts.faults, name, int(state.seqno), summary_of(state), rows, tree)
 
 
-def named(look: Look, state: State) -> State:
+def named(look: ReadOnlyLocation, state: State) -> State:
     """The State with the names of other shards as who looks may see them."""
     if not look.prefixes:
         return state
@@ -344,20 +343,11 @@ def encode_state(value: Any, keys: KeyShower) -> Iterator[str]:
             yield from encode_state(item, keys)
         yield "]"
     else:
-        yield json.dumps(shown(value, keys))
+        yield json.dumps(_small(value, keys))
 
 
-def shown(value: Any, keys: KeyShower) -> Any:
-    """A small value as JSON."""
-    if isinstance(value, Antichain):
-        return value.to_json()
-    if isinstance(value, Record):
-        return {name: _field(name, getattr(value, name), keys) for name in value.__struct_fields__}
-    if isinstance(value, Mapping):
-        return {str(shown(key, keys)): shown(value[key], keys) for key in value}
-    if isinstance(value, (tuple, list, frozenset, Batches)):
-        return [shown(item, keys) for item in value]
-    return b64encode(value).decode() if isinstance(value, (bytes, memoryview)) else value
+def _small(value: Any, keys: KeyShower) -> Any:
+    return shown(value, lambda name, item: _field(name, item, keys))
 
 
 def _field(name: str, value: Any, keys: KeyShower) -> Any:
@@ -367,4 +357,4 @@ def _field(name: str, value: Any, keys: KeyShower) -> Any:
         return KeyShower().value(value) if value else ""
     if name == "data":  # the rows of an inline part
         return None if value is None else {"bytes": len(value)}
-    return shown(value, keys)
+    return _small(value, keys)

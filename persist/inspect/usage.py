@@ -15,12 +15,12 @@ A blob of a shard is what the first of these says that fits:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
 
 from blob import BlobStat
-from persist.copies.shard_facts import NOT_THERE, Faults, Kind, ShardFacts, newest
+from persist.copies.shard_facts import NOT_THERE, FaultKind, Faults, ShardFacts, newest
 from persist.core.blob_keys import belongs_to, born_ms, shard_of
 from persist.core.frontier import TIME_MAX
 from persist.core.ids import ReaderId, family_of, shard_id_of
@@ -30,7 +30,14 @@ from persist.core.truncation import contents
 from persist.formats.store_errors import translated
 from persist.inspect.documents import Document, JsonRecord
 from persist.inspect.part_listing import noted_parts
-from persist.inspect.readonly_location import LocationSummary, Look, check_named, location_summary, matching, prefix_of
+from persist.inspect.readonly_location import (
+    LocationSummary,
+    ReadOnlyLocation,
+    check_named,
+    location_summary,
+    matching,
+    prefix_of,
+)
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 KINDS = ("live", "history", "index", "merging", "rollups", "lent", "held", "waiting", "unknown")
@@ -49,6 +56,7 @@ class Room(JsonRecord, frozen=True):
 
 
 NOTHING = Room(0, 0)
+Rooms = defaultdict[str, Room]  # by kind
 
 
 class HeldBy(JsonRecord, frozen=True):
@@ -115,18 +123,7 @@ class LocationUsage(JsonRecord, frozen=True):
     log_bytes: int
 
 
-@dataclass
-class _Sums:
-    rooms: dict[str, Room] = field(default_factory=dict)
-
-    def add(self, kind: str, size: int) -> None:
-        self.rooms[kind] = self.rooms.get(kind, NOTHING) + Room(1, size)
-
-    def of(self, kind: str) -> Room:
-        return self.rooms.get(kind, NOTHING)
-
-
-def usage_document(look: Look, pattern: str | None) -> Document:
+def usage_document(look: ReadOnlyLocation, pattern: str | None) -> Document:
     """What each shard takes whose name matches; without a pattern also what else lies there.
 
     Raises InvalidUsage, UnknownShard. Both stores are read one after the other: what is written meanwhile counts as
@@ -138,7 +135,7 @@ def usage_document(look: Look, pattern: str | None) -> Document:
         check_named(look, pattern)
     names = {family_of(shard_id_of(name)): name for name in matching(look, pattern)}
     found: dict[str, ShardUsage] = {}
-    rest = _Sums()
+    rest: Rooms = defaultdict(lambda: NOTHING)
     whole = pattern is None and not look.prefixes
     if whole:
         for family, stats in groupby(_listed(look, ""), _group):
@@ -147,7 +144,7 @@ def usage_document(look: Look, pattern: str | None) -> Document:
                 found[family] = _usage(look, name, stats, faults)
             else:
                 for stat in stats:
-                    rest.add("of_no_shard" if family else _kind(stat.key), stat.size)
+                    rest["of_no_shard" if family else _kind(stat.key)] += Room(1, stat.size)
     for family, name in names.items():
         if family not in found:
             found[family] = _usage(look, name, None, faults)
@@ -155,21 +152,28 @@ def usage_document(look: Look, pattern: str | None) -> Document:
     return Document("usage", faults, about=_location(look, location, rows, rest, whole), rows=rows)
 
 
-def _location(look: Look, location: LocationSummary, rows: list[ShardUsage], rest: _Sums, whole: bool) -> LocationUsage:
+def _location(
+    look: ReadOnlyLocation, location: LocationSummary, rows: list[ShardUsage], rest: Rooms, whole: bool
+) -> LocationUsage:
     of_shards = sum((one.total for one in rows), NOTHING)
-    beside = {kind: rest.of(kind) for kind in ("published", "bindings", "of_no_shard", "other")}
+    beside = {kind: rest[kind] for kind in ("published", "bindings", "of_no_shard", "other")}
     unfinished: Room | None = None
     if whole:
         with translated():
             unfinished = sum((Room(1, max(one.size, 0)) for one in look.blob.unfinished("")), NOTHING)
-    entries = sum(one.log_entries for one in rows), sum(one.log_bytes for one in rows)
-    shown = beside if whole else dict.fromkeys(beside)
-    listed = sum(beside.values(), of_shards)
-    told = (shown["published"], shown["bindings"], shown["of_no_shard"], shown["other"], unfinished)
-    return LocationUsage(location, len(rows), listed, of_shards, *told, *entries)
+    return LocationUsage(
+        location,
+        len(rows),
+        sum(beside.values(), of_shards),
+        of_shards,
+        **(beside if whole else dict.fromkeys(beside)),
+        unfinished=unfinished,
+        log_entries=sum(one.log_entries for one in rows),
+        log_bytes=sum(one.log_bytes for one in rows),
+    )
 
 
-def _listed(look: Look, prefix: str) -> Iterator[BlobStat]:
+def _listed(look: ReadOnlyLocation, prefix: str) -> Iterator[BlobStat]:
     with translated():
         yield from look.blob.list(prefix)
 
@@ -186,35 +190,36 @@ def _kind(key: str) -> str:
     return "bindings" if key in _LOCATION or key.startswith(("epoch/", "offer/", "format/", "receipt")) else "other"
 
 
-def _usage(look: Look, name: str, stats: Iterable[BlobStat] | None, faults: Faults) -> ShardUsage:
+def _usage(look: ReadOnlyLocation, name: str, stats: Iterable[BlobStat] | None, faults: Faults) -> ShardUsage:
     """What a shard takes. `stats`: its blobs, where they are listed already."""
     facts = newest(look, name)
     if stats is not None:
         facts.listed = {stat.key: stat for stat in stats}
     log = facts.read_log()
     for what in log.wrong:
-        facts.faults.note(Kind.LOG, what)
-    sums, left = _Sums(), facts.keys_left(Faults())
+        facts.faults.note(FaultKind.LOG, what)
+    sums: Rooms = defaultdict(lambda: NOTHING)
+    left = facts.keys_left(Faults())
     readers = {} if facts.state is None else facts.state.leased_readers
     named = {} if facts.state is None else _named(facts, facts.state)
     lent = set() if facts.state is None else set().union(*facts.lent(facts.faults).values())
     held_from = min((reader.seqno for reader in readers.values()), default=None)
-    held: dict[ReaderId, Room] = {}
+    held: defaultdict[ReaderId, Room] = defaultdict(lambda: NOTHING)
     now_ms = look.clock.now_ms()
     for key, stat in facts.listed.items():
         kind, left_at = named.get(key), left.get(key)
         if kind is None and left_at is not None:
             for reader_id, reader in readers.items():
                 if reader.seqno < left_at:
-                    held[reader_id] = held.get(reader_id, NOTHING) + Room(1, stat.size)
-        sums.add(kind or _unnamed_kind(stat, key in lent, left_at, held_from, now_ms), stat.size)
+                    held[reader_id] += Room(1, stat.size)
+        sums[kind or _unnamed_kind(stat, key in lent, left_at, held_from, now_ms)] += Room(1, stat.size)
     borrowed = NOTHING if facts.state is None else _borrowed(facts, facts.state, named)
     faults.take(facts.faults)
     return ShardUsage(
         shard=name,
-        total=sum(sums.rooms.values(), NOTHING),
-        **{kind: sums.of(kind) for kind in KINDS},
-        orphans=Orphans(sums.of("orphan-hour"), sums.of("orphan-day"), sums.of("orphan-older")),
+        total=sum(sums.values(), NOTHING),
+        **{kind: sums[kind] for kind in KINDS},
+        orphans=Orphans(sums["orphan-hour"], sums["orphan-day"], sums["orphan-older"]),
         holders=[
             HeldBy(str(key), readers[key].purpose, int(readers[key].seqno), room.blobs, room.bytes)
             for key, room in sorted(held.items())
@@ -227,7 +232,6 @@ def _usage(look: Look, name: str, stats: Iterable[BlobStat] | None, faults: Faul
 
 
 def _unnamed_kind(stat: BlobStat, lent: bool, left_at: int | None, held_from: int | None, now_ms: int) -> str:
-    """What a blob is that the State does not name."""
     if not belongs_to(stat.key, shard_of(stat.key)):
         return "unknown"
     if lent:
@@ -263,5 +267,5 @@ def _borrowed(facts: ShardFacts, state: State, named: Iterable[str]) -> Room:
         if stat is not None:
             borrowed += Room(1, stat.size) if is_foreign(key, state.shard_id) else NOTHING
         elif facts.is_named(key) if key in itself else not facts.has_moved:  # else its bundle may be gone by now
-            facts.faults.note(Kind.MISSING, f"the blob {key} {NOT_THERE}", key)
+            facts.faults.note(FaultKind.MISSING, f"the blob {key} {NOT_THERE}", key)
     return borrowed

@@ -31,7 +31,7 @@ from persist.core.shard_view import digest_of
 from persist.core.state import State
 from persist.core.transitions.audit_recording import is_maintenance
 from persist.parts import TIME
-from persist.regions.failover_record import Kept, Promotion, promotions_in
+from persist.regions.failover import KeptVersion, Promotion, promotions_in
 
 UNTOLD = frozenset({"hand_over", "take_back"})  # operations of the commit history that tell of nothing but a home
 NAME_MAX = 200  # characters of a file's name, without its ending
@@ -49,7 +49,7 @@ class Diverged:
     name: str
     version: int
     upper: Antichain
-    kept: Kept | None
+    kept: KeptVersion | None
     dropped: bool = False
     commits: int = 0
     times: int | None = None
@@ -123,7 +123,7 @@ class _Left:
     def is_fork(self) -> bool:
         return self.own is not None
 
-    def of_shard(self, name: str) -> Kept | None:
+    def of_shard(self, name: str) -> KeptVersion | None:
         """What both have: of a fork that which the one has that went its way earlier."""
         kept = self.promotion.of_shard(name)
         if kept is None or self.own is None:
@@ -153,7 +153,7 @@ def _earlier(one: Antichain, other: Antichain) -> Antichain:
     return one if one <= other else other
 
 
-def _is_more(state: State, kept: Kept) -> bool:
+def _is_more(state: State, kept: KeptVersion) -> bool:
     """Whether more came than what maintenance and readers commit.
 
     What callers were told is compared as a whole, since a history that is not kept does not tell all of it. The history

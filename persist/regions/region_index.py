@@ -1,15 +1,19 @@
-"""The index of regions: servers at home and near readers, and changes of its file."""
+"""The index of regions: servers at home and near readers, changes of its file, and what servers say of regions."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import re
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,8 +25,7 @@ from persist.client.server_address import Trust
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.formats.records import json_crc
-from persist.regions.asking import RegionServer
-from persist.regions.opening import check_region
+from persist.http_client.http_connection import Broken, NotSent, Pool, Reply, TimedOut, tls_of
 
 # The index of regions: for each region the servers at its home, and those near here that read it.
 #
@@ -36,10 +39,11 @@ URLS_MAX = 256
 EPOCH_MAX = 2**31
 FETCH_S = 5.0  # between requests for an index, and for how long one may take
 FILE_BYTES_MAX = 4 * 1024 * 1024
+_REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegionEntry:
     """`write`: servers at the region's home. `read`: servers near here that read it; where it is home these are both.
 
     `home_blob` and `copy_blob`: URLs of its blob store at home, and of the copy near here. "": not told. `epoch`: that
@@ -67,10 +71,10 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class RegionIndex:
     """What is known of each region, by its name."""
 
-    regions: Mapping[str, Entry] = field(default_factory=dict)
+    regions: Mapping[str, RegionEntry] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raises InvalidUsage."""
@@ -79,6 +83,13 @@ class Index:
         for name, entry in self.regions.items():
             check_region(name)
             entry.check()
+
+
+def check_region(region: str) -> str:
+    """Return it unchanged. Raises InvalidUsage: no region can be called so."""
+    if not _REGION.match(region):
+        raise InvalidUsage(f"{region[:60]!r} is no name of a region: 1 to 32 of a-z 0-9 -, and not - first")
+    return region
 
 
 def check_server(url: object) -> None:
@@ -111,7 +122,7 @@ def urls_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(url.strip().rstrip("/") for url in text.split(",") if url.strip()))
 
 
-def encode_index(index: Index) -> bytes:
+def encode_index(index: RegionIndex) -> bytes:
     """The bytes of the file. Raises InvalidUsage."""
     index.check()
     body = index_json(index)
@@ -119,7 +130,7 @@ def encode_index(index: Index) -> bytes:
     return (json.dumps(told, indent=1) + "\n").encode()
 
 
-def decode_index(data: bytes, where: str) -> Index:
+def decode_index(data: bytes, where: str) -> RegionIndex:
     """Read the file. Raises Corruption (it was damaged, or changed by hand), InvalidUsage, UpgradeNeeded."""
     try:
         told = json.loads(data)
@@ -138,7 +149,7 @@ def decode_index(data: bytes, where: str) -> Index:
         raise type(error)(f"{where}: {error.message}") from error
 
 
-def read_index(path: str | Path) -> Index:
+def read_index(path: str | Path) -> RegionIndex:
     """The index in a file.
 
     Raises what `decode_index` raises, and InvalidUsage: there is no such file, or others may write it. It tells clients
@@ -149,7 +160,7 @@ def read_index(path: str | Path) -> Index:
     return decode_index(read_bounded(f"the index {path}", path, FILE_BYTES_MAX, own=True), str(path))
 
 
-def write_index(path: str | Path, index: Index) -> None:
+def write_index(path: str | Path, index: RegionIndex) -> None:
     """Put the file in its place in one step, whatever was there: `change_index` keeps what others set.
 
     Raises InvalidUsage: it cannot be written, or the index makes no sense.
@@ -176,9 +187,9 @@ def _opens_own(path: str, flags: int) -> int:
 class OlderIndex(Unavailable):
     """The index cannot be read now; this is the one that was told last."""
 
-    def __init__(self, message: str, index: Index | None = None) -> None:
+    def __init__(self, message: str, index: RegionIndex | None = None) -> None:
         super().__init__(message)
-        self.index = index or Index()
+        self.index = index or RegionIndex()
 
 
 class IndexFile:
@@ -190,7 +201,7 @@ class IndexFile:
         self.index = read_index(path)
         self.failed = ""
 
-    def now(self) -> Index:
+    def now(self) -> RegionIndex:
         """The index as the file has it now."""
         try:
             stat = os.stat(self._path)
@@ -201,7 +212,7 @@ class IndexFile:
             self.failed, self._stamp = str(error), None  # it may come back just as it was
         return self.index
 
-    def fetch(self) -> Index:
+    def fetch(self) -> RegionIndex:
         """As `now`. Raises OlderIndex: the file does not tell now."""
         index = self.now()
         if self.failed:
@@ -216,7 +227,7 @@ class IndexUrl:
     """
 
     def __init__(self, url: str, token: str | None, clock: Clock, trust: Trust | None = None) -> None:
-        self.index = Index()
+        self.index = RegionIndex()
         self.failed = "it was not fetched yet"
         self._url = url
         self._server = RegionServer(url, token, trust)
@@ -224,7 +235,7 @@ class IndexUrl:
         self._lock = threading.Lock()
         self._due_s = clock.monotonic()
 
-    def now(self) -> Index:
+    def now(self) -> RegionIndex:
         """The index that was told last. Asks nobody."""
         with self._lock:
             if self._clock.monotonic() < self._due_s:
@@ -237,7 +248,7 @@ class IndexUrl:
         with suppress(PersistError):
             self.fetch()
 
-    def fetch(self) -> Index:
+    def fetch(self) -> RegionIndex:
         """Ask now. Raises Unavailable: the server does not answer, tells no index, or cannot read it now."""
         self._due_s = self._clock.monotonic() + FETCH_S
         try:
@@ -250,7 +261,7 @@ class IndexUrl:
         self.failed = ""
         return self.index
 
-    def _asked(self) -> tuple[Index, str]:
+    def _asked(self) -> tuple[RegionIndex, str]:
         """The index that the server tells, and why that is not the one of now."""
         answer = self._server.ask(FETCH_S)
         told = answer.get("index")
@@ -268,26 +279,21 @@ def open_index(where: str, token: str | None, clock: Clock, trust: Trust | None 
     Raises what `read_index` raises, and InvalidUsage: a PEM file of `trust` cannot be used.
     """
     if where.startswith(("http://", "https://")):
-        Entry((where,)).check()
+        RegionEntry((where,)).check()
         return IndexUrl(where, token, clock, trust)
     return IndexFile(where)
 
 
-def index_json(index: Index) -> dict[str, Any]:
+def index_json(index: RegionIndex) -> dict[str, Any]:
     """As a file has it, and a server tells it."""
-    return {name: _entry_json(entry) for name, entry in sorted(index.regions.items())}
+    return {name: asdict(entry) for name, entry in sorted(index.regions.items())}
 
 
-def _entry_json(entry: Entry) -> dict[str, Any]:
-    told: dict[str, Any] = {"write": list(entry.write), "read": list(entry.read)}
-    return {**told, "home_blob": entry.home_blob, "copy_blob": entry.copy_blob, "epoch": entry.epoch}
-
-
-def index_of(told: dict[str, Any]) -> Index:
+def index_of(told: dict[str, Any]) -> RegionIndex:
     """The index of what `index_json` has made, or an earlier build. Raises Corruption, InvalidUsage."""
     try:
         regions = {
-            name: Entry(
+            name: RegionEntry(
                 tuple(one["write"]),
                 tuple(one["read"]),
                 one.get("home_blob", ""),
@@ -298,7 +304,7 @@ def index_of(told: dict[str, Any]) -> Index:
         }
     except (AttributeError, KeyError, TypeError) as error:
         raise Corruption(f"an index of regions does not make sense: {error!r}") from error
-    index = Index(regions)
+    index = RegionIndex(regions)
     index.check()
     return index
 
@@ -309,10 +315,10 @@ def index_of(told: dict[str, Any]) -> Index:
 LOCK_S = 10.0  # for so long a change waits for another one, which takes milliseconds
 LOOK_S = 0.02
 
-Change = Callable[[Index], Index]
+Change = Callable[[RegionIndex], RegionIndex]
 
 
-def change_index(path: str | Path, change: Change, *, makes: bool = False) -> Index:
+def change_index(path: str | Path, change: Change, *, makes: bool = False) -> RegionIndex:
     """Change the index in a file; as it is then. `makes`: where no file is yet, the change is of an empty index.
 
     `change` may be called twice. Raises what it raises, what `read_index` raises, InvalidUsage (the file cannot be
@@ -325,8 +331,8 @@ def change_index(path: str | Path, change: Change, *, makes: bool = False) -> In
     return changed
 
 
-def _read(path: str | Path, makes: bool) -> Index:
-    return Index() if makes and str(path) and not Path(path).exists() else read_index(path)
+def _read(path: str | Path, makes: bool) -> RegionIndex:
+    return RegionIndex() if makes and str(path) and not Path(path).exists() else read_index(path)
 
 
 @contextmanager
@@ -367,3 +373,92 @@ def _taken(held: int, lock: str) -> bool:
     except OSError as error:
         raise InvalidUsage(f"{lock} cannot be locked: {error.strerror}") from error
     return True
+
+
+# Asks a server what it tells of its region: `GET /v1/regions`; and whether anything answers there at all.
+
+
+ANSWER_S = 10.0
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+PATH = "/v1/regions"
+_UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
+
+
+class RegionServer:
+    """A server, by its URL. It is asked rarely, so no connection is kept. Raises InvalidUsage: a bad PEM file."""
+
+    def __init__(self, url: str, token: str | None = None, trust: Trust | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._tls = tls_of([url], trust)
+
+    def ask(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+        """What it tells of its region, and of the index. Raises Unavailable: it does not answer, or not this."""
+        url = self.url
+        try:
+            reply = _replied(url, self._headers, self._tls, ANSWER_S, timeout_s)
+            if 300 <= reply.status < 400:  # it is not followed: the token is for this server
+                raise Unavailable(f"{url} redirects elsewhere: name the server itself")
+            if reply.status >= 400:
+                raise Unavailable(f"{url} does not answer: HTTP error {reply.status}")
+            told = json.loads(reply.data)
+        except (NotSent, Broken, InvalidUsage, ValueError, RecursionError) as error:
+            raise Unavailable(f"{url} does not answer: {_in_a_line(error)}") from error
+        if not isinstance(told, dict):
+            raise Unavailable(f"{url} does not answer as a server of persist")
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPresence:
+    """Whether a server may be at a URL, and what tells. `is_silent`: nothing came, which is not proof."""
+
+    url: str
+    is_silent: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.url} ({self.why})"
+
+
+def presence(url: str, timeout_s: float = ANSWER_S) -> ServerPresence:
+    """Whether anything answers there, whatever it says.
+
+    Only a connection that is refused, a machine that cannot be reached, and no answer in time count as silence. A
+    server that shows a certificate that is not known here, refuses, fails, or does not speak HTTP is there. A name that
+    cannot be found tells nothing: it may be misspelt.
+    """
+    tls = tls_of([url], None)
+    try:
+        reply = _replied(url, {}, tls, timeout_s, timeout_s)
+        return ServerPresence(url, False, f"it answers with HTTP {reply.status}")
+    except InvalidUsage as error:
+        return ServerPresence(url, False, f"it answers, and TLS fails: {_in_a_line(error)}")
+    except (NotSent, Broken) as error:
+        return _presence(url, error, timeout_s)
+
+
+def _replied(
+    url: str, headers: dict[str, str], tls: ssl.SSLContext | None, connect_s: float, timeout_s: float
+) -> Reply:
+    """The answer to one request, on a connection of its own. Raises as `Pool.request` does."""
+    with closing(Pool(url, connect_s=connect_s, tls=tls, probes=False)) as pool:
+        return pool.request("GET", PATH, headers, None, timeout_s, ANSWER_BYTES_MAX)
+
+
+def _presence(url: str, error: NotSent | Broken, timeout_s: float) -> ServerPresence:
+    cause, text = error.__cause__, _in_a_line(error)
+    if isinstance(error, TimedOut) or isinstance(cause, TimeoutError):
+        return ServerPresence(url, True, f"it did not answer within {timeout_s:g} s")
+    if isinstance(cause, ssl.SSLError):
+        return ServerPresence(url, False, f"it answers, and TLS fails: {text}")
+    if isinstance(cause, socket.gaierror):
+        return ServerPresence(url, False, f"or may: its name cannot be found, which tells nothing: {text}")
+    if isinstance(cause, OSError) and cause.errno in _UNREACHABLE:
+        return ServerPresence(url, True, text)
+    return ServerPresence(url, False, f"it answers, and not as HTTP: {text}")
+
+
+def _in_a_line(error: Exception) -> str:
+    """A server may say anything."""
+    return " ".join(f"{error}".split())[:200] or type(error).__name__

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
-from blob import Blob, BlobNotFound
-from blob.interface import SignedPut, Unfinished
-from blob.metrics import ForwardingBlob
+from blob import Blob, BlobNotFound, open_blob, without_secrets
+from blob.blob_urls import is_there
+from blob.interface import Unfinished
 from consensus import Consensus, ConsensusNotWritable, Entry
 from consensus.interface import Wanted
 from consensus.notify import Notifier
+from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport
 from persist.commit.commit_plan import Outcome
-from persist.commit.location import Location, LocationSettings
+from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.commit.location_identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key, epochs_in
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.state_loader import Versions
@@ -34,8 +36,9 @@ from persist.core.state import State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.state_frames import Build, decode_binding
 from persist.formats.store_errors import translated
+from persist.inspect.readonly_location import ReadOnlyBlob
 from persist.regions.remote_holds import HomeHolds
-from persist.regions.replica_follower import Follower, FollowSettings
+from persist.regions.replica_follower import POLL_S, Follower
 
 HOLD_EVERY_S = 5.0  # between rounds of holds at home
 log = logging.getLogger("persist.regions")
@@ -57,21 +60,11 @@ class Home:
         )
 
 
-class ReadOnlyBlob(ForwardingBlob):
-    """A store to which nothing is written, whoever tries."""
+class CopyBlob(ReadOnlyBlob):
+    """The blob store of a copy: writes are for home."""
 
     def __init__(self, inner: Blob, home: Home) -> None:
-        super().__init__(inner)
-        self._home = home
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        raise self._home.refusal("writing a blob")
-
-    def delete(self, keys: Sequence[str]) -> None:
-        raise self._home.refusal("deleting blobs")
-
-    def abandon(self, found: Sequence[Unfinished]) -> None:
-        raise self._home.refusal("deleting blobs")
+        super().__init__(inner, home.refusal)
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         return iter(())
@@ -80,9 +73,6 @@ class ReadOnlyBlob(ForwardingBlob):
         """Whether it answers, and has a location. No probe is written."""
         if self.stat(ID_KEY) is None:
             raise BlobNotFound(f"{self.url} has no location")
-
-    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
-        return None
 
 
 class ReplicaConsensus(Consensus):
@@ -173,7 +163,7 @@ class ReplicaVersions(Versions):
 class ReplicaMachine(Machine):
     """Shows what is accepted. Answers questions and holds; refuses what would change the shard."""
 
-    def __init__(self, name: str, location: Replica) -> None:
+    def __init__(self, name: str, location: ReplicaLocation) -> None:
         super().__init__(
             name,
             location.versions,
@@ -278,7 +268,7 @@ class ReplicaMachine(Machine):
         return None
 
 
-class Replica(Location):
+class ReplicaLocation(Location):
     """A copy as a location. `watch` has news looked for in the background; else only who asks looks for them."""
 
     is_copy = True
@@ -288,23 +278,23 @@ class Replica(Location):
         blob: Blob,
         home: Home,
         *,
-        follow: FollowSettings | None = None,
+        poll_s: float = POLL_S,
         settings: LocationSettings | None = None,
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        shown = ReadOnlyBlob(blob, home)
+        shown = CopyBlob(blob, home)
         given = replace(settings or LocationSettings(), collects=False, compares_clock=False, publish=None)
         system = clock or SystemClock()
         self.home = home
-        self.follower = Follower(shown, system, follow, given.build)
+        self.follower = Follower(shown, system, poll_s, given.build)
         names = ReplicaConsensus(self.follower, blob.url)
         super().__init__(shown, names, settings=given, clock=system, ids=ids)
         self.follower.blob = self.blob  # which counts, where that was asked for
         self.follower.on_moved = lambda name: names.notifier.publish((name,))
         self.identity = ReplicaIdentity(self.blob, self.consensus, self.ids, self.clock, given.build, home)
         self.versions = ReplicaVersions(self.blob, self.consensus, self.ids, given.build, self.identity)
-        self.poll_s = self.follower.settings.poll_s
+        self.poll_s = self.follower.poll_s
         self.holds: HomeHolds | None = None
         self._ends = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -353,7 +343,7 @@ class Replica(Location):
                 log.exception("holding at home failed")
 
     def _watch(self) -> None:
-        while not self._ends.wait(self.follower.settings.poll_s):
+        while not self._ends.wait(self.follower.poll_s):
             try:
                 self.follower.look()
             except PersistError:
@@ -368,3 +358,38 @@ class Replica(Location):
         if self.holds is not None:
             self.holds.close()
         super().close()
+
+
+# Opening a copy by the URL of its blob store. Found by name from `persist.client.connect`, which lies below.
+
+
+def open_replica(
+    url: str,
+    home: Home | None = None,
+    settings: LocationSettings | None = None,
+) -> ReplicaLocation:
+    """Open the copy whose blob store is at `url`; `persist:///dir` is that of the directory.
+
+    Raises InvalidUsage (the URL makes no sense, or nothing has a location there), Unavailable.
+    """
+    if url.startswith("persist:"):
+        url = directory_urls(url, makes=False)[0]
+    with translated():
+        if not is_there(url):
+            raise InvalidUsage(f"{without_secrets(url)} does not exist")
+        blob = open_blob(url)
+    replica = ReplicaLocation(blob, home or Home(), settings=settings)
+    try:
+        replica.check()
+    except BaseException:
+        replica.close()
+        raise
+    return replica
+
+
+def open_transport(connection: Any) -> EmbeddedTransport:
+    """The transport of a `Connection` with `read_only`."""
+    url = connection.url or connection.blob
+    if connection.consensus is not None or not url:
+        raise InvalidUsage("read_only needs the blob store alone: give a url, or a blob location, and no consensus")
+    return EmbeddedTransport(open_replica(url, settings=connection.location))

@@ -12,7 +12,8 @@ from typing import TypeVar
 from blob import Blob, BlobNotFound
 from consensus.interface import ENDED
 from persist.commit.system import Clock
-from persist.copies.blob_store_scan import Bucket, Evidence
+from persist.copies.blob_store_scan import BlobStoreScan, Evidence
+from persist.copies.shard_facts import needed_blobs
 from persist.core.batch import Part
 from persist.core.blob_keys import (
     BEATS,
@@ -68,7 +69,7 @@ class Sizes(Mapping[str, int]):
         return len(self._listed)
 
 
-class Presence:
+class BlobPresence:
     """Which blobs of one shard have been seen. What was there once is not asked for again, nor a bundle read again."""
 
     def __init__(self, blob: Blob) -> None:
@@ -78,7 +79,7 @@ class Presence:
 
     def lacking(self, state: State) -> list[str]:
         """The first few blobs without which the version is not whole. Raises Unavailable."""
-        found = self._unseen(dict(_outside(state)))
+        found = self._unseen(needed_blobs(state))
         parts = list(state.trace.parts())
         found |= self._unseen({part.key: part.blob_size for part in parts if part.key is not None})
         lacking = self._asked(found)
@@ -91,11 +92,11 @@ class Presence:
         """Forget what this version does not name."""
         bundles = {part.key for part in state.trace.parts() if part.bundle is not None}
         self._listing = {key: listed for key, listed in self._listing.items() if key in bundles}
-        named = {part.key for part in state.trace.parts()} | {key for key, _ in _outside(state)}
+        named = {part.key for part in state.trace.parts()} | needed_blobs(state).keys()
         named |= {part.key for listed in self._listing.values() for part in listed}
         self._known = {key: size for key, size in self._known.items() if key in named}
 
-    def _unseen(self, named: dict[str, int | None]) -> dict[str, int | None]:
+    def _unseen(self, named: Mapping[str, int | None]) -> dict[str, int | None]:
         return {key: size for key, size in named.items() if key not in self._known}
 
     def _asked(self, named: dict[str, int | None]) -> set[str]:
@@ -129,16 +130,6 @@ class Presence:
         return self._asked(self._unseen(inside))
 
 
-def _outside(state: State) -> Iterator[tuple[str, int | None]]:
-    """What a version needs besides parts: its attribute index, outcomes of tokens, the commit history."""
-    for chunk in state.attribute_chunks.values():
-        yield chunk.key, chunk.length
-    for outcomes in state.outcome_files:
-        yield outcomes.key, outcomes.size
-    for entries in state.entry_files:
-        yield entries.key, entries.size
-
-
 # Following: the newest version of each shard that a copy of its blob store has whole, as the copy fills.
 #
 # A region reads publications (`persist.commit.publication_writer`) and rollups, which come in any order, late, and may
@@ -154,21 +145,10 @@ WAITING_MAX = 100_000  # published entries of one shard that wait for blobs; bey
 VERSIONS_TRIED_MAX = 64  # of one shard at a time, the newest first
 RECHECKED_AT_ONCE = 2  # shards whose rollups one round looks for, besides those of which journals tell
 MINUTE_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class FollowSettings:
-    """`poll_s`: how often new publications are looked for, and `names_s` how often names are.
-
-    `retry_s`: so long after its rollups were listed they are listed again where published entries do not lead on, and
-    no later ones have come.
-    `recheck_s`: the same where nothing was heard: publications may have come and gone while nobody looked.
-    """
-
-    poll_s: float = 1.0
-    names_s: float = 30.0
-    retry_s: float = 5.0
-    recheck_s: float = 60.0
+POLL_S = 1.0  # how often new publications are looked for
+NAMES_S = 30.0  # how often names are
+RETRY_S = 5.0  # so long after rollups were listed they are again, where published entries do not lead on, with no news
+RECHECK_S = 60.0  # the same where nothing was heard: publications may have come and gone while nobody looked
 
 
 @dataclass(eq=False)
@@ -176,7 +156,7 @@ class _Shard:
     """A shard that somebody reads here. `state`: the accepted version. `evidence` tells of later ones."""
 
     name: str
-    presence: Presence
+    presence: BlobPresence
     evidence: Evidence
     state: State | None = None
     taken: set[str] = field(default_factory=set)  # journals that were read for it
@@ -188,7 +168,7 @@ class _Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedShard:
     """How far a shard is here. `known`: the newest version that anything tells of. `lacking`: blobs of newer ones.
 
     `shown_ms`: the wall clock at home up to which all that was published is shown, by the clocks there.
@@ -209,10 +189,8 @@ class Follower:
     `on_moved(name)` is called after a newer version of it was accepted, from any thread.
     """
 
-    def __init__(
-        self, blob: Blob, clock: Clock, settings: FollowSettings | None = None, build: Build = THIS_BUILD
-    ) -> None:
-        self.settings = settings or FollowSettings()
+    def __init__(self, blob: Blob, clock: Clock, poll_s: float = POLL_S, build: Build = THIS_BUILD) -> None:
+        self.poll_s = poll_s
         self.blob = blob
         self._clock = clock
         self._build = build
@@ -264,7 +242,7 @@ class Follower:
         found = (name for name, dropped in names.items() if with_dropped or not dropped)
         return sorted(name for name in found if name.startswith(prefix) and name > after)[:limit]
 
-    def followed(self, name: str) -> Followed | None:
+    def followed(self, name: str) -> FollowedShard | None:
         """How far a shard is; None where nobody reads it here."""
         with self._lock:
             shard = self._shards.get(name)
@@ -273,7 +251,7 @@ class Follower:
             return None
         known = max(shard.evidence.known, state.seqno)
         shown_ms = max(state.walltime_ms, self.published_ms) if known == state.seqno else state.walltime_ms
-        return Followed(name, state.seqno, state.upper.to_json(), known, shard.lacking, shard.why, shown_ms)
+        return FollowedShard(name, state.seqno, state.upper.to_json(), known, shard.lacking, shard.why, shown_ms)
 
     def followed_names(self) -> list[str]:
         """The shards that somebody reads here."""
@@ -288,7 +266,7 @@ class Follower:
             return  # another thread looks just now
         try:
             now_s = self._clock.monotonic()
-            if not now and self._looked_s is not None and now_s - self._looked_s < self.settings.poll_s:
+            if not now and self._looked_s is not None and now_s - self._looked_s < self.poll_s:
                 return
             self._looked_s = now_s
             self._read_news(now_s, now)
@@ -301,7 +279,7 @@ class Follower:
 
     def _read_news(self, now_s: float, names_too: bool) -> None:
         told = self._read_journals()
-        if names_too or self._named_s is None or now_s - self._named_s >= self.settings.names_s:
+        if names_too or self._named_s is None or now_s - self._named_s >= NAMES_S:
             self._read_names()
             self._named_s = now_s
         failed: PersistError | None = None
@@ -362,7 +340,7 @@ class Follower:
 
     def _due(self, now_s: float, told: Collection[str]) -> list[_Shard]:
         """The shards in use of which journals have told, or that wait for blobs; a few that may have missed news."""
-        due = now_s - self.settings.recheck_s
+        due = now_s - RECHECK_S
         with self._lock:
             shards = list(self._shards.values())
         heard = [shard for shard in shards if shard.name in told or shard.evidence.changes]
@@ -374,7 +352,7 @@ class Follower:
         with self._lock:
             shard = self._shards.get(name)
             if shard is None:
-                shard = self._shards[name] = _Shard(name, Presence(self.blob), Evidence(name))
+                shard = self._shards[name] = _Shard(name, BlobPresence(self.blob), Evidence(name))
                 if len(self._shards) > SHARDS_MAX:
                     self._shards.popitem(last=False)
             self._shards.move_to_end(name)
@@ -389,7 +367,7 @@ class Follower:
         if before is not None and shard.evidence.changes:
             below = shard.evidence.forked_at()
             why: list[str] = []
-            chain = Bucket(self.blob, self._build, sizes={}).chain(before, shard.evidence, why)
+            chain = BlobStoreScan(self.blob, self._build, sizes={}).chain(before, shard.evidence, why)
             versions = deque((s for s in chain if below is None or s.seqno < below), maxlen=VERSIONS_TRIED_MAX)
             self._accept_newest(shard, versions)
             shard.why = tuple(why)
@@ -444,10 +422,10 @@ class Follower:
             return True
         waited_s = self._clock.monotonic() - shard.listed_s
         if shard.state is None:
-            return waited_s >= self.settings.poll_s
+            return waited_s >= self.poll_s
         if shard.evidence.known > shard.state.seqno:
-            return shard.evidence.known > shard.listed_for or waited_s >= self.settings.retry_s
-        return waited_s >= self.settings.recheck_s
+            return shard.evidence.known > shard.listed_for or waited_s >= RETRY_S
+        return waited_s >= RECHECK_S
 
     def _jump(self, shard: _Shard) -> None:
         """Go on from the rollups that are there: the entries that led to them may never come."""
@@ -459,7 +437,7 @@ class Follower:
         shard.evidence.rollups = {key: seqno for key, seqno in found.items() if seqno > seen}
         if shard.state is not None and not shard.evidence.rollups:
             return
-        newest = Bucket(self.blob, self._build, sizes=sizes).newest(family, shard.evidence)
+        newest = BlobStoreScan(self.blob, self._build, sizes=sizes).newest(family, shard.evidence)
         if newest.state is not None and self._is_beyond(shard, newest.state):
             shard.state = newest.state
         shard.lacking, shard.why = newest.missing, newest.why

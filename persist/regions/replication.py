@@ -29,7 +29,7 @@ from persist.core.errors import Conflict, Corruption, InvalidUsage
 from persist.core.ids import family_of, shard_id_of
 from persist.formats.state_frames import decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.regions.failover_record import PREFIX
+from persist.regions.failover import PREFIX
 
 AT_ONCE_MAX = 64
 DELETED_AT_ONCE = 500
@@ -74,8 +74,7 @@ class Replicator:
     def __init__(self, home: Blob, copy: Blob, clock: Clock, settings: ReplicateSettings | None = None) -> None:
         self.settings = settings or ReplicateSettings()
         self.settings.check()
-        rate = self.settings.rate
-        self._home: Blob = home if rate is None else PacedBlob(home, rate, clock)
+        self._home = PacedBlob(home, self.settings.rate, clock)
         self._copy = copy
         self._clock = clock
         self._there: set[str] | None = None  # in the copy
@@ -155,7 +154,6 @@ class Replicator:
         return found
 
     def _listed(self, prefixes: Iterable[str]) -> set[str]:
-        """Blobs of shards at home whose keys begin so."""
         with translated():
             keys = {stat.key for prefix in prefixes for stat in self._home.list(prefix or "s")}
         return {key for key in keys if belongs_to(key, shard_of(key))}

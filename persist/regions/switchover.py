@@ -12,10 +12,20 @@ from dataclasses import dataclass, replace
 from blob import Blob
 from persist.commit.location import Location
 from persist.commit.location_identity import COPY_KEY, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in
-from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.commit.state_loader import Versions
-from persist.copies.epoch_marker import hold_epoch, mark_of, take_back
-from persist.copies.recovery import How, Recovered, begin_anew, ended, fence, marked, plan
+from persist.copies.recovery import (
+    Recovered,
+    RecoveryRequest,
+    begin_anew,
+    ended,
+    fence,
+    hold_epoch,
+    mark_of,
+    marked,
+    plan,
+    publish_heads,
+    take_back,
+)
 from persist.core import commands as c
 from persist.core.blob_keys import CATALOGUES, JOURNALS, belongs_to, is_rollup_key, shard_of
 from persist.core.errors import Conflict, Corruption, InvalidUsage, Unavailable
@@ -23,9 +33,8 @@ from persist.core.ids import LocationBinding
 from persist.formats.state_frames import decode_binding, encode_binding
 from persist.formats.store_errors import translated
 from persist.regions.divergence import diverged
-from persist.regions.failover import Note, check_copy
-from persist.regions.failover_record import PREFIX, Promotion, promotion_to
-from persist.regions.replication import Replicator
+from persist.regions.failover import PREFIX, Note, Promotion, check_copy, promotion_to
+from persist.regions.replication import DELETED_AT_ONCE, Replicator
 
 # A planned switch: a copy becomes home, and nothing is lost.
 #
@@ -36,7 +45,6 @@ from persist.regions.replication import Replicator
 
 
 AT_ONCE = 8  # shards that are handed over at a time
-PUBLISHED_AT_ONCE = 1_000  # of which one publication tells
 NAMED_MAX = 5  # shards that one message names
 ARRIVES_S = 600.0  # for so long the copy may take to have all
 LOOK_S = 1.0
@@ -75,7 +83,8 @@ class Switch:
         else:
             binding = self._handed_over(told, sleep)
         return begin_anew(
-            self.copy, How(handed_over=binding, least=self.least, note=Note(self.copy, self.region, self.of))
+            self.copy,
+            RecoveryRequest(handed_over=binding, least=self.least, note=Note(self.copy, self.region, self.of)),
         )
 
     def _handed_over(self, told: Told, sleep: Callable[[float], object]) -> LocationBinding:
@@ -91,7 +100,7 @@ class Switch:
         names = list(ending.all_names())
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="persist-switch") as pool:
             list(pool.map(lambda name: _hand_over(ending, name, binding.epoch), names))
-        _publish(ending, names)
+        publish_heads(ending, names)
         told(f"{len(names)} shards are handed over; the copy gets what was written last")
         self._arrived(frozenset(names), binding.epoch, sleep)
         return binding
@@ -234,25 +243,9 @@ def _hand_over(home: Location, name: str, epoch: int) -> None:
     home.versions.write_rollup(machine.refresh())
 
 
-def _publish(home: Location, names: list[str]) -> None:
-    """Publish the last commit of each shard: it tells that the rollup of it counts."""
-    publisher = Publisher(home.blob, home.identity, home.clock, home.ids, PublishSettings())
-    for start in range(0, len(names), PUBLISHED_AT_ONCE):
-        for name in names[start : start + PUBLISHED_AT_ONCE]:
-            with translated():
-                head = home.consensus.head(name)
-            if head is not None:
-                publisher.add(name, head.data)
-        with translated():
-            publisher.publish(now=True)
-
-
 # An old home becomes a copy of the new one: it ends, what it alone has goes, and it is marked as a copy.
 #
 # Then `persist region replicate` brings what the new home has, and deletes what it does not have.
-
-
-DELETED_AT_ONCE = 500
 
 
 def demote(

@@ -15,10 +15,9 @@ from textwrap import wrap
 from types import FrameType
 from urllib.parse import urlencode
 
-from blob import Blob
 from persist.check import location_checks
 from persist.check.check_runner import Report, examined, report, report_of
-from persist.check.findings import AGES, FREE, Limits, read_limits
+from persist.check.findings import AGES, FREE, CheckThresholds, read_limits
 from persist.check.location_checks import BackupsSeen, Beside, TokenSeen
 from persist.cli import repair
 from persist.cli.connection_args import add_client_arguments, check_given
@@ -26,8 +25,8 @@ from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of, server_of
 from persist.cli.inspect_client import Server, understood
 from persist.cli.terminal import complain, plain, texts_of
 from persist.commit.system import SystemClock
-from persist.copies.throttled_blob import EndingBlob, EndingClock, PacedBlob, read_rate
-from persist.copies.verify import QUICK, How
+from persist.copies.throttled_blob import PacedBlob, read_rate
+from persist.copies.verify import QUICK, Depth
 from persist.core.errors import InvalidUsage, PersistError
 from rpc.auth import read_ending, tokens_seen
 
@@ -73,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     return FOUND if found.findings else HEALTHY
 
 
-def _checked(arguments: argparse.Namespace, given: dict[str, str], limits: Limits) -> Report:
-    how = How(arguments.deep, read_rate(arguments.rate))
+def _checked(arguments: argparse.Namespace, given: dict[str, str], limits: CheckThresholds) -> Report:
+    how = Depth(arguments.deep, read_rate(arguments.rate))
     how.check()
     clock = SystemClock()
     backups = None if arguments.backup is None else location_checks.look_at_backups(arguments.backup, clock)
@@ -85,10 +84,8 @@ def _checked(arguments: argparse.Namespace, given: dict[str, str], limits: Limit
             raise InvalidUsage("--deep reads the stores themselves: give --dir, or --blob and --consensus")
         return _with(_of_server(server, {"pattern": arguments.name, **given}), backups, tokens, clock.now_ms(), limits)
     with closing(look_of(arguments)) as look, _ending() as stop:
-        read: Blob = EndingBlob(look.blob, stop)
-        if how.rate is not None:
-            read = PacedBlob(read, how.rate, EndingClock(look.clock, stop))
-        depth = QUICK if arguments.quick else How(how.deep)
+        read = PacedBlob(look.blob, how.rate, look.clock, stop)
+        depth = QUICK if arguments.quick else Depth(how.deep)
         return examined(look, arguments.name or None, limits, Beside(backups, tokens), depth, read)
 
 
@@ -119,7 +116,7 @@ def _of_server(server: Server, asked: dict[str, str]) -> Report:
 
 
 def _with(
-    told: Report, backups: BackupsSeen | None, tokens: list[TokenSeen] | None, now_ms: int, limits: Limits
+    told: Report, backups: BackupsSeen | None, tokens: list[TokenSeen] | None, now_ms: int, limits: CheckThresholds
 ) -> Report:
     """The report of a server, with what is seen from here."""
     more = list(told.findings)

@@ -24,9 +24,8 @@ from persist.commit.location import Location, LocationSettings
 from persist.commit.publication_writer import PublishSettings
 from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage
-from persist.regions.fencing import HomeWatch
-from persist.regions.opening import open_replica
-from persist.regions.replica import Home
+from persist.regions.failover import HomeWatch
+from persist.regions.replica import Home, open_replica
 from rpc.auth import Tokens, maintenance_token
 from rpc.config_file import in_force, load, misspelt
 from rpc.quota_file import quota_file_of

@@ -46,7 +46,7 @@ from persist.formats.records import encoded
 from persist.http_client.http_calls import Call, HttpCalls, calls_of, decoded_json, error_of
 from persist.http_client.http_connection import Broken, NotSent, Reply
 from persist.regions.region_index import region_of
-from persist.regions.replica import Home, ReadOnlyBlob
+from persist.regions.replica import CopyBlob, Home
 from rpc.client.http_stores import HttpBlob, opened_here
 from rpc.listen_frames import FRAMES, HEARTBEAT_S, Frame, frames, said_headers
 
@@ -356,7 +356,7 @@ def open_transport(connection: Connection) -> HttpTransport:
         calls.close()
         raise
     if location.copy:  # this client may have opened the store itself, and must not write to it either
-        blob = ReadOnlyBlob(blob, Home(location.of, location.home))
+        blob = CopyBlob(blob, Home(location.of, location.home))
     made = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
     made.shows_copy, made.knows_regions = location.copy, location.regions
     made.leases = None if location.copy else LeasePool(clock)

@@ -13,7 +13,7 @@ from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from persist.check.check_runner import examined
-from persist.check.findings import AGES, FREE, Limits, read_limits
+from persist.check.findings import AGES, FREE, CheckThresholds, read_limits
 from persist.check.location_checks import Beside, served_by
 from persist.client.embedded import view_state
 from persist.client.shard_listing import AT_ONCE, PAGE_MAX
@@ -157,7 +157,7 @@ def _limits(
     behind: Annotated[str, Query(description=AGES["behind"], max_length=32)] = "",
     token_age: Annotated[str, Query(description=AGES["token_age"], max_length=32)] = "",
     free: Annotated[str, Query(description=FREE, max_length=32)] = "",
-) -> Limits:
+) -> CheckThresholds:
     return read_limits(held, behind, "", token_age, free)
 
 
@@ -166,7 +166,7 @@ def _limits(
 )
 async def check(
     request: Request,
-    limits: Annotated[Limits, Depends(_limits)],
+    limits: Annotated[CheckThresholds, Depends(_limits)],
     pattern: Annotated[str, Query(description="Shards whose names match, such as eu/*.", max_length=256)] = "",
 ) -> Response:
     """The document is that of `persist check --quick --json`; docs/check.md has a paragraph for each `id` of a finding.
@@ -182,7 +182,7 @@ async def check(
     return Response(text, media_type="application/json")
 
 
-def _examined(service: Service, principal: Principal, pattern: str, limits: Limits) -> str:
+def _examined(service: Service, principal: Principal, pattern: str, limits: CheckThresholds) -> str:
     if not principal.is_unlimited:
         limits = replace(limits, free_percent=0)
     look = look_into(service.location, principal.prefixes)

@@ -15,7 +15,7 @@ from persist.core.errors import Overloaded, PersistError, Unavailable
 from persist.core.record import asdict
 from persist.formats.http_messages import PROTOCOL_VERSION
 from persist.regions.region_index import index_json
-from persist.regions.replica import Replica
+from persist.regions.replica import ReplicaLocation
 from rpc.app_state import principal_of, service_of
 from rpc.auth import Principal
 from rpc.console.files import PAGE, POLICY, ConsoleFile, console_files
@@ -120,7 +120,7 @@ async def regions(request: Request) -> dict[str, Any]:
     if service.index is not None:
         told["index"] = index_json(service.index.now())
         told["index_failed"] = _failed(principal, service.index.failed or None)
-    if not isinstance(location, Replica):
+    if not isinstance(location, ReplicaLocation):
         return told
     follower = location.follower
     names = [name for name in follower.followed_names() if principal.sees(name)][:SHARDS_TOLD_MAX]
@@ -137,7 +137,7 @@ async def regions(request: Request) -> dict[str, Any]:
     }
 
 
-def _holds(location: Replica, principal: Principal) -> dict[str, Any] | None:
+def _holds(location: ReplicaLocation, principal: Principal) -> dict[str, Any] | None:
     """How many shards are held at home, and why the last try failed; None: nothing is to be held."""
     holds = location.holds
     if holds is None:
@@ -151,7 +151,7 @@ def _failed(principal: Principal, why: str | None) -> str | None:
     return why if why is None or principal.is_unlimited else "it failed; a token for all shards is told why"
 
 
-def _shard(location: Replica, name: str) -> dict[str, Any]:
+def _shard(location: ReplicaLocation, name: str) -> dict[str, Any]:
     found = location.follower.followed(name)
     if found is None:
         return {"shard": name, "version": None}

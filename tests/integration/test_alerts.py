@@ -34,8 +34,7 @@ from persist.commit.machine import MachineSettings
 from persist.core.errors import PersistError
 from persist.core.state import Policy
 from persist.formats.exposition import exposition
-from persist.regions.opening import open_replica
-from persist.regions.replica import Home
+from persist.regions.replica import Home, open_replica
 from rpc.app import create_app
 from rpc.audit import Audit, AuditEntry
 from rpc.auth import ANYBODY

@@ -25,11 +25,10 @@ from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
 from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
-from persist.copies.backup_creation import Progress, Wanted, back_up
-from persist.copies.backup_pruning import Kept, prune
+from persist.copies.backup_creation import BackupRequest, Progress, back_up
 from persist.copies.backup_restore import Choice, ShardRestored, checked_backup, chosen, restore
-from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, Backup, BackupStore
-from persist.copies.verify import How, verified
+from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, Backup, BackupStore, KeepRule, prune
+from persist.copies.verify import Depth, verified
 from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import Conflict, ConstraintViolated, Corruption, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
@@ -83,8 +82,8 @@ def store(machine: Machine, kept: Blob) -> BackupStore:
     return BackupStore(kept, machine.location.clock, machine.location.ids)
 
 
-def made(machine: Machine, kept: Blob, wanted: Wanted | None = None, **told: Any) -> Backup:
-    return back_up(machine.location, store(machine, kept), wanted or Wanted(at_once=1), **told)
+def made(machine: Machine, kept: Blob, wanted: BackupRequest | None = None, **told: Any) -> Backup:
+    return back_up(machine.location, store(machine, kept), wanted or BackupRequest(at_once=1), **told)
 
 
 def elsewhere(world: World) -> tuple[World, Machine]:
@@ -164,7 +163,7 @@ def test_what_is_restored_is_what_was_there_at_every_time(world: World, machine:
     assert state.entry_files
     assert (now.attribute_root, now.seal.last) == (state.attribute_root, state.seal.last)
     assert now.outcome_files
-    assert all(found.is_sound for found in verified(other.location, iter(["eu/a", "eu/b"]), How(deep=True)))
+    assert all(found.is_sound for found in verified(other.location, iter(["eu/a", "eu/b"]), Depth(deep=True)))
 
 
 def test_a_restored_shard_lives_on(world: World, machine: Machine, kept: Counting) -> None:
@@ -179,7 +178,7 @@ def test_a_restored_shard_lives_on(world: World, machine: Machine, kept: Countin
         found.insert([{"id": 100 + number, "v": "new"}])
         Collector(other.location).run("orders")
     assert sum(rows(found).values()) == sum(rows(shard).values()) + 40
-    assert all(one.is_sound for one in verified(other.location, iter(["orders"]), How(deep=True)))
+    assert all(one.is_sound for one in verified(other.location, iter(["orders"]), Depth(deep=True)))
     found.drop()
     again = other.client.create_shard("orders", SCHEMA, ["id"])
     assert again.upper().element == 0
@@ -335,7 +334,7 @@ def test_damage_is_found_and_nothing_of_the_shard_is_restored(
     kept.delete([key])
     if damage != "gone":
         kept.put(key, bytes(data if damage == "flip" else data[:-1]))
-    [(_, faults)] = checked_backup(store(machine, kept), backup, How(deep=True))
+    [(_, faults)] = checked_backup(store(machine, kept), backup, Depth(deep=True))
     assert faults
     _, other = elsewhere(world)
     with pytest.raises(Corruption):
@@ -348,7 +347,7 @@ def test_a_sound_backup_is_verified_without_a_write(machine: Machine, kept: Coun
     backup = made(machine, kept)
     puts = Counter(kept.puts)
     for deep in (False, True):
-        assert [faults for _, faults in checked_backup(store(machine, kept), backup, How(deep=deep))] == [()]
+        assert [faults for _, faults in checked_backup(store(machine, kept), backup, Depth(deep=deep))] == [()]
     assert kept.puts == puts
 
 
@@ -373,14 +372,14 @@ def test_pruning_keeps_what_any_backup_names(world: World, machine: Machine, kep
     maintained(machine)
     last = made(machine, kept)
     assert len(store(machine, kept).listed().backups) == 2
-    would = prune(store(machine, kept), Kept(last=1), dry_run=True)
+    would = prune(store(machine, kept), KeepRule(last=1), dry_run=True)
     assert len(would.backups) == 1
     assert len(store(machine, kept).listed().backups) == 2
-    assert prune(store(machine, kept), Kept(within_ms=2 * HOUR_MS)).backups == ()
-    assert prune(store(machine, kept), Kept(last=1)) == would
+    assert prune(store(machine, kept), KeepRule(within_ms=2 * HOUR_MS)).backups == ()
+    assert prune(store(machine, kept), KeepRule(last=1)) == would
     assert [backup.id for backup in store(machine, kept).listed().backups] == [last.id]
-    assert prune(store(machine, kept), Kept(within_ms=1)).backups == ()  # the newest one stays
-    assert [faults for _, faults in checked_backup(store(machine, kept), last, How(deep=True))] == [()]
+    assert prune(store(machine, kept), KeepRule(within_ms=1)).backups == ()  # the newest one stays
+    assert [faults for _, faults in checked_backup(store(machine, kept), last, Depth(deep=True))] == [()]
     named = set(store(machine, kept).sums(last.shards[0]))
     assert {stat.key.removeprefix(BLOBS) for stat in kept.list(BLOBS)} == named
 
@@ -390,9 +389,9 @@ def test_pruning_takes_what_a_killed_backup_left(world: World, machine: Machine,
     last = made(machine, kept)
     kept.put(BLOBS + "s" + "0" * 32 + "/a/x" + "1" * 32 + ".nodes", b"left")
     kept.put("backups/20990101T000000Z-00000000/left.state", b"left")
-    assert prune(store(machine, kept), Kept(last=5)).blobs == 1
+    assert prune(store(machine, kept), KeepRule(last=5)).blobs == 1
     assert every(kept, "left") == []
-    assert [faults for _, faults in checked_backup(store(machine, kept), last, How(deep=True))] == [()]
+    assert [faults for _, faults in checked_backup(store(machine, kept), last, Depth(deep=True))] == [()]
 
 
 def test_a_backup_that_cannot_be_read_keeps_everything(machine: Machine, kept: Counting) -> None:
@@ -403,7 +402,7 @@ def test_a_backup_that_cannot_be_read_keeps_everything(machine: Machine, kept: C
     kept.delete([key])
     before = [stat.key for stat in kept.list(BLOBS)]
     with pytest.raises(Corruption):
-        prune(store(machine, kept), Kept(last=2))
+        prune(store(machine, kept), KeepRule(last=2))
     assert [stat.key for stat in kept.list(BLOBS)] == before
     assert every(kept, PRUNING) == []
 
@@ -562,7 +561,7 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out(world: World, machine: Ma
 
     backup = made(machine, kept, told=drop)
     assert [shard.name for shard in backup.shards] == ["a"]
-    assert [faults for _, faults in checked_backup(store(machine, kept), backup, How(deep=True))] == [()]
+    assert [faults for _, faults in checked_backup(store(machine, kept), backup, Depth(deep=True))] == [()]
 
 
 def test_a_shard_comes_back_under_another_name_beside_itself(world: World, machine: Machine, kept: Counting) -> None:
@@ -586,13 +585,13 @@ def test_a_shard_comes_back_under_another_name_beside_itself(world: World, machi
     assert [entry.operation for entry in found.history()][-1] == "create"
     whole = encode_state(replace(machine.location.machine("found/again").refresh(), entries={}))
     assert str(before.shard_id).encode() not in whole  # no key of the other one is left in any field
-    [verdict] = verified(machine.location, iter(["found/again"]), How(deep=True))
+    [verdict] = verified(machine.location, iter(["found/again"]), Depth(deep=True))
     assert verdict.is_sound
     for number in range(40):
         found.insert([{"id": 9_000 + number, "v": "new"}])
         maintained(machine)
     assert sum(rows(found).values()) == sum(expected[30].values()) + 40
-    [verdict] = verified(machine.location, iter(["found/again"]), How(deep=True))
+    [verdict] = verified(machine.location, iter(["found/again"]), Depth(deep=True))
     assert verdict.is_sound
 
 
@@ -612,7 +611,7 @@ def test_blobs_that_were_brought_ahead_are_not_sent_again(world: World, machine:
     [told] = back(target, kept, backup)
     assert told.sent == 0
     assert rows(target.client.shard("orders")) == rows(shard)
-    [verdict] = verified(target.location, iter(["orders"]), How(deep=True))
+    [verdict] = verified(target.location, iter(["orders"]), Depth(deep=True))
     assert verdict.is_sound
     assert [one.left for one in back(target, kept, backup, ahead)] == [False]  # and does no harm later
 
@@ -630,7 +629,7 @@ def test_a_restore_under_another_name_is_killed(world: World, machine: Machine, 
         restore(store(machine, kept), backup, location, choice)
     back(machine, kept, backup, choice)
     assert rows(machine.client.shard("again")) == rows(shard)
-    [verdict] = verified(machine.location, iter(["again"]), How(deep=True))
+    [verdict] = verified(machine.location, iter(["again"]), Depth(deep=True))
     assert verdict.is_sound
 
 
@@ -667,7 +666,7 @@ def test_a_manifest_that_names_what_is_not_its_own_is_refused(machine: Machine, 
     [unread] = store(machine, kept).listed().unread
     assert "is damaged" in unread.why.message
     with pytest.raises(Corruption):
-        prune(store(machine, kept), Kept(last=1))
+        prune(store(machine, kept), KeepRule(last=1))
     assert every(kept, BLOBS) == others
 
 
@@ -689,18 +688,18 @@ def test_a_damaged_manifest_hides_no_other_backup(world: World, machine: Machine
         chosen(backups, None, None)
     assert chosen(backups, None, good.id) == good
     with pytest.raises(Corruption, match="--damaged"):
-        prune(backups, Kept(last=1))
+        prune(backups, KeepRule(last=1))
     assert kept.stat(manifest) is not None
     again = made(machine, kept)  # sends nothing: the blobs of the damaged one are there
     assert again.sent == 0
     assert chosen(backups, None, None) == again
-    assert prune(backups, Kept(damaged=True), dry_run=True).backups == (bad.id,)
+    assert prune(backups, KeepRule(damaged=True), dry_run=True).backups == (bad.id,)
     assert kept.stat(manifest) is not None
-    assert prune(backups, Kept(damaged=True)).backups == (bad.id,)
+    assert prune(backups, KeepRule(damaged=True)).backups == (bad.id,)
     assert {key for key in every(kept, "") if key.startswith(f"backups/{bad.id}")} == set()
     assert [one.id for one in backups.listed().backups] == [good.id, again.id]
     for one in (good, again):
-        assert [faults for _, faults in checked_backup(backups, one, How(deep=True))] == [()]
+        assert [faults for _, faults in checked_backup(backups, one, Depth(deep=True))] == [()]
 
 
 def test_a_list_that_names_blobs_of_another_shard_is_refused(world: World, machine: Machine, kept: Counting) -> None:
@@ -738,7 +737,7 @@ def test_an_erasure_that_is_pending_is_kept(machine: Machine, world: World, kept
     Sweeper(other.location, SweepSettings(age_ms=14 * HOUR_MS)).sweep(found.name)
     found.append((), 1, 2)
     assert rows(found) == {(("id", 2), ("v", "kept")): 1}
-    [verdict] = verified(other.location, iter([found.name]), How(deep=True))
+    [verdict] = verified(other.location, iter([found.name]), Depth(deep=True))
     assert verdict.is_sound, verdict.faults
 
 
@@ -778,7 +777,7 @@ def test_shards_in_every_phase_of_their_life(world: World, machine: Machine, kep
         Collector(other.location).run(name)
         assert sweeper.sweep(name).orphans == 0
     assert sweeper.sweep_unborn().orphans == 0
-    found = verified(other.location, other.location.all_names(with_dropped=False), How(deep=True))
+    found = verified(other.location, other.location.all_names(with_dropped=False), Depth(deep=True))
     assert [shard.shard for shard in found if not shard.is_sound] == []
     other.client.shard("life").drop()
     for _ in range(5):
@@ -801,7 +800,7 @@ def test_shards_are_copied_at_once(world: World, machine: Machine) -> None:
             super().put(key, data)
 
     kept = Meeting(MemoryBlob("mem:backups", now_ms=lambda: world.true_ms))
-    backup = made(machine, kept, Wanted(at_once=4))
+    backup = made(machine, kept, BackupRequest(at_once=4))
     assert [shard.name for shard in backup.shards] == ["a", "b", "c", "d"]
     _, other = elsewhere(world)
     back(other, kept)
@@ -814,7 +813,7 @@ def test_a_shard_that_cannot_be_copied_ends_a_backup_of_many(world: World, machi
         filled(machine, name, 4)
     kept = Counting(MemoryBlob("mem:backups", now_ms=lambda: world.true_ms), fails_at=5)
     with pytest.raises(PersistError) as caught:
-        made(machine, kept, Wanted(at_once=4))
+        made(machine, kept, BackupRequest(at_once=4))
     assert caught.value.kind == "unavailable"
     assert store(machine, kept).listed().backups == ()
     assert not any(machine.location.machine(name).refresh().leased_readers for name in "abcdefgh"), "no hold is left"

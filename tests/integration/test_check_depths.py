@@ -13,20 +13,20 @@ import pytest
 import persist
 from compactor.worker import Worker
 from persist.check.check_runner import examined
-from persist.check.findings import IDS, Limits
+from persist.check.findings import IDS, CheckThresholds
 from persist.check.integrity_checks import ADVICE, OF_KIND
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
 from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.commit.state_loader import SCAN_LIMIT
-from persist.copies.shard_facts import PAGE, Kind
+from persist.copies.shard_facts import PAGE, FaultKind
 from persist.copies.throttled_blob import PacedBlob
-from persist.copies.verify import QUICK, How, Verified, verified
+from persist.copies.verify import QUICK, Depth, Verified, verified
 from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import InvalidUsage
 from persist.core.state import Policy
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 from rpc.cli.program import main
 from tests.support.clocks import Machine, World
 from tests.support.waiting import wait_until
@@ -149,7 +149,7 @@ def test_what_a_bundle_lists_is_looked_at_too(
 
 
 def of(location: Location, deep: bool = True) -> list[Verified]:
-    return list(verified(location, location.all_names("", with_dropped=False), How(deep)))
+    return list(verified(location, location.all_names("", with_dropped=False), Depth(deep)))
 
 
 def test_a_shard_that_moves_on_meanwhile_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def machine_with_orders() -> Machine:
 def test_a_dropped_shard_is_left_out(machine_with_orders: Machine) -> None:
     machine_with_orders.client.create_shard("gone", SCHEMA, ["id"]).drop()
     assert [found.shard for found in of(machine_with_orders.location)] == ["orders"]
-    assert list(verified(machine_with_orders.location, iter(["gone", "nobody"]), How())) == []
+    assert list(verified(machine_with_orders.location, iter(["gone", "nobody"]), Depth())) == []
 
 
 def test_reading_keeps_to_its_rate(machine_with_orders: Machine) -> None:
@@ -216,8 +216,8 @@ def test_each_depth_reads_more(root: Path, capsys: pytest.CaptureFixture[str]) -
     assert [check(root, capsys, *depth)[0] for depth in (["--quick"], [])] == [1, 1]
 
 
-@pytest.mark.parametrize("how", [QUICK, How(), How(deep=True)], ids=["quick", "full", "deep"])
-def test_a_log_is_read_once(how: How, machine_with_orders: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [QUICK, Depth(), Depth(deep=True)], ids=["quick", "full", "deep"])
+def test_a_log_is_read_once(how: Depth, machine_with_orders: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     world, scans = machine_with_orders.world, []
     real = world.consensus.scan
 
@@ -226,16 +226,19 @@ def test_a_log_is_read_once(how: How, machine_with_orders: Machine, monkeypatch:
         return real(key, from_seqno, limit)
 
     monkeypatch.setattr(world.consensus, "scan", scan)
-    assert examined(Look(world.blob, world.consensus), None, Limits(free_percent=0), how=how).findings == []
+    assert (
+        examined(ReadOnlyLocation(world.blob, world.consensus), None, CheckThresholds(free_percent=0), how=how).findings
+        == []
+    )
     pages = [limit for key, first, limit in scans if (key, first) == ("orders", 1) and limit > 1]
     assert pages == [SCAN_LIMIT, PAGE], "the State is loaded, and the log walked"
 
 
 def test_every_kind_of_fault_is_a_finding() -> None:
-    assert set(OF_KIND) == set(Kind)
+    assert set(OF_KIND) == set(FaultKind)
     assert set(OF_KIND.values()) == set(ADVICE) <= set(IDS)
 
 
 def test_a_rate_without_deep_is_refused_in_python_too(machine_with_orders: Machine) -> None:
     with pytest.raises(InvalidUsage, match="rate is for deep"):
-        list(verified(machine_with_orders.location, iter(["orders"]), How(False, 2_000)))
+        list(verified(machine_with_orders.location, iter(["orders"]), Depth(False, 2_000)))

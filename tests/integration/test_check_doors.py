@@ -24,7 +24,7 @@ from persist.cli.inspect import FOUND, HEALTHY, UNREACHABLE
 from persist.commit.location import open_location
 from persist.copies.verify import QUICK, check_shard
 from persist.core.errors import Unavailable
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.cli.program import main
@@ -232,7 +232,7 @@ def test_backups_are_looked_at_without_writing(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_location_that_was_never_bound_is_not_bound() -> None:
     blob, consensus = MemoryBlob(), MemoryConsensus()
-    assert examined(Look(blob, consensus), None, CALM).findings == []
+    assert examined(ReadOnlyLocation(blob, consensus), None, CALM).findings == []
     assert list(blob.list("")) == []
     assert consensus.keys("", "", 10, True) == []
     assert consensus.head("\x7fbinding") is None
@@ -267,13 +267,13 @@ def test_a_store_that_goes_away_is_told_and_no_half_a_report() -> None:
     made(world.machine())
     blob = Leaving(world.blob)
     blob.most = 1_000
-    assert examined(Look(blob, world.consensus), None, CALM).shards == 1
+    assert examined(ReadOnlyLocation(blob, world.consensus), None, CALM).shards == 1
     calls = blob.calls
     for most in range(calls):
         away = Leaving(world.blob)
         away.most = most
         with pytest.raises(Unavailable, match="the store is away"):
-            examined(Look(away, world.consensus), None, CALM)
+            examined(ReadOnlyLocation(away, world.consensus), None, CALM)
 
 
 def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +288,7 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out() -> None:
     world = World()
     machine = world.machine()
     made(machine)
-    look = Look(world.blob, world.consensus)
+    look = ReadOnlyLocation(world.blob, world.consensus)
     assert check_shard(look, "nowhere", QUICK, look.blob) is None
     machine.shard(NAME).drop()
     assert examined(look, None, CALM).shards == 0
@@ -312,7 +312,7 @@ def test_beside_writers_and_collections_nothing_is_found_that_is_not_there(tmp_p
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        look = Look(location.blob, location.consensus, owns=False)
+        look = ReadOnlyLocation(location.blob, location.consensus, owns=False)
         for _ in range(25):
             assert examined(look, None, CALM).findings == []
     finally:

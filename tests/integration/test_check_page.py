@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 import persist
 from persist.check.check_runner import Report
-from persist.check.findings import AGES, IDS, Limits
+from persist.check.findings import AGES, IDS, CheckThresholds
 from persist.commit.location import open_location
 from persist.inspect import readonly_location
 from rpc.app import create_app
@@ -55,7 +55,7 @@ def test_the_page_tells_every_field_and_every_option() -> None:
     text = page(PAGE)
     assert all(f"`{name}`" in text for name in Report.__slots__)
     assert all(f"--{name.replace('_', '-')}" in text for name in (*AGES, "free", "backup", "tokens", "url", "json"))
-    assert Limits().held_ms == Limits().behind_ms == 24 * 3600 * 1000
+    assert CheckThresholds().held_ms == CheckThresholds().behind_ms == 24 * 3600 * 1000
 
 
 # --- examples, and what is printed of a frozen location

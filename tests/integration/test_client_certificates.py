@@ -17,7 +17,7 @@ import persist
 from persist.client.server_address import Trust
 from persist.commit.system import SystemClock
 from persist.core.errors import Forbidden, InvalidUsage, PersistError, Unauthorized, Unavailable
-from persist.regions.region_index import Entry, Index, open_index, write_index
+from persist.regions.region_index import RegionEntry, RegionIndex, open_index, write_index
 from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
@@ -117,7 +117,7 @@ def test_the_index_of_a_server_is_asked_for_by_our_certificate(
     with pytest.raises(InvalidUsage, match="ca_file"):
         replace(ours, ca_file=str(tmp_path / "missing.pem")).open_index(SystemClock())
     index = tmp_path / "regions.json"
-    write_index(index, Index({"eu": Entry((server.url,), (server.url,))}))
+    write_index(index, RegionIndex({"eu": RegionEntry((server.url,), (server.url,))}))
     for variables, ends in (({}, 1), ({"PERSIST_CERTIFICATE_FILE": place.etl}, 0)):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

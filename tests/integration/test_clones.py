@@ -17,10 +17,10 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.clone_refs import Cloning
 from persist.commit.expiry import forget_dropped
-from persist.copies.backup_creation import UPPER, Wanted, back_up
+from persist.copies.backup_creation import UPPER, BackupRequest, back_up
 from persist.copies.backup_restore import Choice, restore
 from persist.copies.backup_store import BackupStore
-from persist.copies.verify import How, verified
+from persist.copies.verify import Depth, verified
 from persist.core import commands as c
 from persist.core.blob_keys import is_part_key
 from persist.core.errors import (
@@ -437,7 +437,7 @@ def test_a_backup_of_a_clone_alone_comes_back_with_all_of_its_blobs(policy: Poli
     shards.write("b")
     store = BackupStore(open_blob(f"file://{tmp_path}/backup"), shards.clock, shards.here.ids)
     for _ in range(2):
-        backup = back_up(shards.here, store, Wanted(names=("b",), consistent=UPPER))
+        backup = back_up(shards.here, store, BackupRequest(names=("b",), consistent=UPPER))
         shards.clock.advance_ms(2_000)
     assert backup.shards[0].sent == 0, "the second one sends no blob again"
     location = memory_location(clock=shards.clock)
@@ -445,7 +445,7 @@ def test_a_backup_of_a_clone_alone_comes_back_with_all_of_its_blobs(policy: Poli
     found = Client(EmbeddedTransport(location, maintain)).shard("b").snapshot().to_arrow()
     assert set(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == shards.rows["b"]
     assert not location.machine("b").refresh().borrowed
-    [told] = verified(location, ["b"], How(deep=True))
+    [told] = verified(location, ["b"], Depth(deep=True))
     assert told.is_sound
 
 
@@ -453,11 +453,10 @@ def test_verify_looks_for_what_a_clone_has_borrowed(shards: Shards) -> None:
     shards.clone("a", "b")
     shards.merge("a")
     shards.settle()
-    told = {one.shard: one for one in verified(shards.here, ["a", "b"], How(deep=True))}
+    told = {one.shard: one for one in verified(shards.here, ["a", "b"], Depth(deep=True))}
     assert told["a"].is_sound
     assert told["b"].is_sound
-    assert told["a"].unnamed == 0, "what is lent is needed"
     [lost, *_] = sorted(key for key in shards.state("b").blob_keys() if is_part_key(key))
     shards.blob.delete([lost])
-    [found] = verified(shards.process(), ["b"], How())
+    [found] = verified(shards.process(), ["b"], Depth())
     assert not found.is_sound

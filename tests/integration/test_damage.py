@@ -19,8 +19,8 @@ import pytest
 
 import persist.parts.reader
 from persist.commit.blob_tasks import keys_in
-from persist.copies.shard_facts import Fault, Kind, all_parts
-from persist.copies.verify import How, Sample, verified
+from persist.copies.shard_facts import Fault, FaultKind, all_parts
+from persist.copies.verify import Depth, Sample, verified
 from persist.core.attribute import KEY_BYTES
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -37,7 +37,7 @@ from tests.support.pages import ROOT
 from tests.support.read_comparison import reader_differences
 
 FULL, DEEP = "full", "deep"
-DEPTHS = {FULL: How(), DEEP: How(deep=True)}
+DEPTHS = {FULL: Depth(), DEEP: Depth(deep=True)}
 Plant = Callable[[Damaged], str]  # the key of the blob that is at fault; "": it is of no blob
 
 
@@ -46,7 +46,7 @@ class Case:
     """What is planted, and the first depth that finds it. `says` is a pattern of the sentence."""
 
     depth: str
-    kind: Kind
+    kind: FaultKind
     plant: Plant
     says: str
     shard: str = "orders"
@@ -55,7 +55,7 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(name: str, depth: str, kind: Kind, says: str, shard: str = "orders") -> Callable[[Plant], Plant]:
+def case(name: str, depth: str, kind: FaultKind, says: str, shard: str = "orders") -> Callable[[Plant], Plant]:
     """Adds what is planted to the table, under the words that the page has for it."""
 
     def added(plant: Plant) -> Plant:
@@ -72,7 +72,7 @@ def last(place: Damaged, name: str = "orders") -> int:
     return max(place.entries(name))
 
 
-@case("a bit of a log entry is flipped", FULL, Kind.LOG, r"log entry v36 .*checksum")
+@case("a bit of a log entry is flipped", FULL, FaultKind.LOG, r"log entry v36 .*checksum")
 def _(place: Damaged) -> str:
     data = bytearray(place.entries("orders")[36])
     data[len(data) // 2] ^= 1
@@ -80,50 +80,50 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("a log entry is cut short", FULL, Kind.LOG, r"log entry v36 .*cut short")
+@case("a log entry is cut short", FULL, FaultKind.LOG, r"log entry v36 .*cut short")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, place.entries("orders")[36][:-3])
     return ""
 
 
-@case("a log entry is empty", FULL, Kind.LOG, r"log entry v36 .*only 0 bytes")
+@case("a log entry is empty", FULL, FaultKind.LOG, r"log entry v36 .*only 0 bytes")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, b"")
     return ""
 
 
-@case("a log entry is missing in the middle", FULL, Kind.LOG, r"from v35 to v37: entries are not there")
+@case("a log entry is missing in the middle", FULL, FaultKind.LOG, r"from v35 to v37: entries are not there")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, None)
     return ""
 
 
-@case("an old log entry is missing", FULL, Kind.LOG, r"from v4 to v6: entries are not there")
+@case("an old log entry is missing", FULL, FaultKind.LOG, r"from v4 to v6: entries are not there")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 5, None)
     return ""
 
 
-@case("a log entry stands twice", FULL, Kind.LOG, r"log entry v36 .*state diff v35")
+@case("a log entry stands twice", FULL, FaultKind.LOG, r"log entry v36 .*state diff v35")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, place.entries("orders")[35])
     return ""
 
 
-@case("a log entry is that of another shard", FULL, Kind.LOG, r"state diff v36 .*follows another v35")
+@case("a log entry is that of another shard", FULL, FaultKind.LOG, r"state diff v36 .*follows another v35")
 def _(place: Damaged) -> str:
     place.set_entry("orders", 36, place.entries("other")[36])
     return ""
 
 
-@case("the newest log entries are lost", FULL, Kind.LOG, r"ends at v30, but the blob store has a rollup of v33")
+@case("the newest log entries are lost", FULL, FaultKind.LOG, r"ends at v30, but the blob store has a rollup of v33")
 def _(place: Damaged) -> str:
     for seqno in range(31, last(place) + 1):
         place.set_entry("orders", seqno, None)
     return ""
 
 
-@case("the oldest log entries are lost", FULL, Kind.ROLLUP, r"begins at v3, of which the shard names no rollup")
+@case("the oldest log entries are lost", FULL, FaultKind.ROLLUP, r"begins at v3, of which the shard names no rollup")
 def _(place: Damaged) -> str:
     for seqno in (1, 2):
         place.set_entry("orders", seqno, None)
@@ -137,48 +137,52 @@ def rollup_keys(place: Damaged, name: str = "orders") -> list[str]:
     return [rollup.key for _, rollup in sorted(place.state(name).rollups.items())]
 
 
-@case("a bit of the newest rollup is flipped", FULL, Kind.ROLLUP, "newest rollup cannot be read: .*checksum")
+@case("a bit of the newest rollup is flipped", FULL, FaultKind.ROLLUP, "newest rollup cannot be read: .*checksum")
 def _(place: Damaged) -> str:
     return place.flip(rollup_keys(place)[-1])
 
 
-@case("a bit of an older rollup is flipped", FULL, Kind.ROLLUP, "rollup v17 cannot be read: .*checksum")
+@case("a bit of an older rollup is flipped", FULL, FaultKind.ROLLUP, "rollup v17 cannot be read: .*checksum")
 def _(place: Damaged) -> str:
     return place.flip(rollup_keys(place)[1])
 
 
-@case("a rollup is empty", FULL, Kind.ROLLUP, "rollup v17 cannot be read: .*only 0 bytes")
+@case("a rollup is empty", FULL, FaultKind.ROLLUP, "rollup v17 cannot be read: .*only 0 bytes")
 def _(place: Damaged) -> str:
     return place.write(rollup_keys(place)[1], b"")
 
 
-@case("a rollup is that of another shard", FULL, Kind.ROLLUP, "rollup v17 holds v17 of shard 'other'")
+@case("a rollup is that of another shard", FULL, FaultKind.ROLLUP, "rollup v17 holds v17 of shard 'other'")
 def _(place: Damaged) -> str:
     return place.write(rollup_keys(place)[1], place.read(rollup_keys(place, "other")[1]))
 
 
-@case("the newest rollup is that of another shard", FULL, Kind.ROLLUP, "newest rollup holds v33 of shard 'other'")
+@case("the newest rollup is that of another shard", FULL, FaultKind.ROLLUP, "newest rollup holds v33 of shard 'other'")
 def _(place: Damaged) -> str:
     return place.write(rollup_keys(place)[-1], place.read(rollup_keys(place, "other")[-1]))
 
 
-@case("a rollup is stale", FULL, Kind.ROLLUP, "rollup v17 holds v1 of")
+@case("a rollup is stale", FULL, FaultKind.ROLLUP, "rollup v17 holds v1 of")
 def _(place: Damaged) -> str:
     keys = rollup_keys(place)
     return place.write(keys[1], place.read(keys[0]))
 
 
-@case("an older rollup holds another State than the log", FULL, Kind.ROLLUP, "v17 holds another State .*event_count")
+@case(
+    "an older rollup holds another State than the log", FULL, FaultKind.ROLLUP, "v17 holds another State .*event_count"
+)
 def _(place: Damaged) -> str:
     return place.rollup("orders", lambda state: replace(state, event_count=state.event_count + 1), at=1)
 
 
-@case("the newest rollup holds another State than the log", FULL, Kind.ROLLUP, "v33 holds another State .*byte_count")
+@case(
+    "the newest rollup holds another State than the log", FULL, FaultKind.ROLLUP, "v33 holds another State .*byte_count"
+)
 def _(place: Damaged) -> str:
     return place.rollup("orders", lambda state: replace(state, byte_count=state.byte_count + 1))
 
 
-@case("the shard names a rollup of the future", FULL, Kind.LOG, "cannot be loaded: rollup .* holds v33, not v90")
+@case("the shard names a rollup of the future", FULL, FaultKind.LOG, "cannot be loaded: rollup .* holds v33, not v90")
 def _(place: Damaged) -> str:
     def change(state: State) -> State:
         later = type(state.seqno)(state.seqno + 50)
@@ -191,25 +195,25 @@ def _(place: Damaged) -> str:
 # --- States, with sound checksums
 
 
-@case("batches leave a hole", FULL, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[5\]")
+@case("batches leave a hole", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[5\]")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [all_[0], _until(all_[1], 5), *all_[2:]])
     return ""
 
 
-@case("batches overlap", FULL, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[7\]")
+@case("batches overlap", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[7\]")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [all_[0], _until(all_[1], 7), *all_[2:]])
     return ""
 
 
-@case("a batch is gone", FULL, Kind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[4\]")
+@case("a batch is gone", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[4\]")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [all_[0], *all_[2:]])
     return ""
 
 
-@case("upper was moved back", FULL, Kind.STEP, "upper of shard 'orders' would move back from")
+@case("upper was moved back", FULL, FaultKind.STEP, "upper of shard 'orders' would move back from")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: all_[:-1])
     return ""
@@ -219,20 +223,20 @@ def _until(batch: HollowBatch, upper: int) -> HollowBatch:
     return replace(batch, desc=replace(batch.desc, upper=Antichain(upper)))
 
 
-@case("since was moved back", FULL, Kind.STEP, "since of shard 'orders' would move back from")
+@case("since was moved back", FULL, FaultKind.STEP, "since of shard 'orders' would move back from")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, since=Antichain(3), history_hold=Antichain(3)))
     place.commit("orders", lambda state: replace(state, since=Antichain(2)))
     return ""
 
 
-@case("since lies beyond upper", FULL, Kind.STATE, "beyond what its own history holds")
+@case("since lies beyond upper", FULL, FaultKind.STATE, "beyond what its own history holds")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, since=Antichain(1_000)))
     return ""
 
 
-@case("since has passed what a reader holds", FULL, Kind.STATE, r"critical reader .* holds \[1\], which since")
+@case("since has passed what a reader holds", FULL, FaultKind.STATE, r"critical reader .* holds \[1\], which since")
 def _(place: Damaged) -> str:
     hold = CriticalReader(Antichain(1), "x", "test")
     readers: Any = {"c" + "0" * 32: hold}
@@ -241,13 +245,13 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("a batch has a wrong number of rows", FULL, Kind.STATE, "says that it has 801 rows, and its parts have 800")
+@case("a batch has a wrong number of rows", FULL, FaultKind.STATE, "says that it has 801 rows, and its parts have 800")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [replace(all_[0], rows=all_[0].rows + 1), *all_[1:]])
     return ""
 
 
-@case("a part stands in two batches", FULL, Kind.STATE, "occurs twice")
+@case("a part stands in two batches", FULL, FaultKind.STATE, "occurs twice")
 def _(place: Damaged) -> str:
     def twice(all_: list[HollowBatch]) -> list[HollowBatch]:
         more = (*all_[-1].runs, all_[0].runs[0])
@@ -257,13 +261,13 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("the parts of a run are not in order", FULL, Kind.STATE, "its keys begin before")
+@case("the parts of a run are not in order", FULL, FaultKind.STATE, "its keys begin before")
 def _(place: Damaged) -> str:
     place.edit_batches("orders", lambda all_: [all_[0], _with_run(all_[1], _swapped), *all_[2:]])
     return _middle(place).parts[1].key or ""
 
 
-@case("the parts of a run overlap", FULL, Kind.STATE, "has keys that part .*, before it, has too")
+@case("the parts of a run overlap", FULL, FaultKind.STATE, "has keys that part .*, before it, has too")
 def _(place: Damaged) -> str:
     following = _middle(place).parts[1]
     place.edit_part("orders", 1, key_upper=following.key_upper)
@@ -283,34 +287,36 @@ def _swapped(run: Run) -> Run:
     return Run((run.parts[1], run.parts[0], *run.parts[2:]))
 
 
-@case("a part names a schema that there is not", FULL, Kind.STATE, "names schema 7, which is not registered")
+@case("a part names a schema that there is not", FULL, FaultKind.STATE, "names schema 7, which is not registered")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", schema_id=7)
 
 
-@case("the keys of a part end before they begin", FULL, Kind.STATE, "has keys that end before they begin")
+@case("the keys of a part end before they begin", FULL, FaultKind.STATE, "has keys that end before they begin")
 def _(place: Damaged) -> str:
     part = place.state("orders").trace.batches[0].runs[0].parts[0]
     return place.edit_part("orders", key_lower=part.key_upper, key_upper=part.key_lower)
 
 
-@case("a part has times beyond its batch", FULL, Kind.STATE, r"has times up to 90, beyond its batch \[0\]\[4\]\[0\]")
+@case(
+    "a part has times beyond its batch", FULL, FaultKind.STATE, r"has times up to 90, beyond its batch \[0\]\[4\]\[0\]"
+)
 def _(place: Damaged) -> str:
     return place.edit_part("orders", time_max=90)
 
 
-@case("a part has times before its batch", FULL, Kind.STATE, r"has times from 0, before its batch \[4\]\[6\]\[0\]")
+@case("a part has times before its batch", FULL, FaultKind.STATE, r"has times from 0, before its batch \[4\]\[6\]\[0\]")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", 1, time_min=0)
 
 
-@case("a claim is for nothing", FULL, Kind.STATE, "the claim merge:.* is for nothing")
+@case("a claim is for nothing", FULL, FaultKind.STATE, "the claim merge:.* is for nothing")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, claims={"merge:[0]": Claim("worker", 1, 60_000)}))
     return ""
 
 
-@case("a blob comes back that had left the shard", FULL, Kind.STEP, "names a blob that had left")
+@case("a blob comes back that had left the shard", FULL, FaultKind.STEP, "names a blob that had left")
 def _(place: Damaged) -> str:
     state = place.state("orders")
     part = list(state.trace.parts())[-1]
@@ -319,14 +325,16 @@ def _(place: Damaged) -> str:
     return part.key or ""
 
 
-@case("a part is that of another shard", FULL, Kind.STATE, "belongs to another shard, of which nothing is borrowed")
+@case(
+    "a part is that of another shard", FULL, FaultKind.STATE, "belongs to another shard, of which nothing is borrowed"
+)
 def _(place: Damaged) -> str:
     foreign = next(place.state("other").trace.parts())
     place.commit("orders", lambda state: with_part(state, next(state.trace.parts()).id, foreign))
     return foreign.key or ""
 
 
-@case("chunks of the index of attributes leave a hole", FULL, Kind.STATE, "nodes outside its chunks")
+@case("chunks of the index of attributes leave a hole", FULL, FaultKind.STATE, "nodes outside its chunks")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, attribute_chunks={}))
     return ""
@@ -335,13 +343,15 @@ def _(place: Damaged) -> str:
 # --- loans
 
 
-@case("the lender does not know a loan", FULL, Kind.LOAN, "'orders', which has not lent it: .* knows nothing", "copy")
+@case(
+    "the lender does not know a loan", FULL, FaultKind.LOAN, "'orders', which has not lent it: .* knows nothing", "copy"
+)
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, loans={}))
     return place.keys("copy", ".parquet")[0]
 
 
-@case("a loan is that of another borrower", FULL, Kind.LOAN, "'orders', which has not lent it", "copy")
+@case("a loan is that of another borrower", FULL, FaultKind.LOAN, "'orders', which has not lent it", "copy")
 def _(place: Damaged) -> str:
     def change(state: State) -> State:
         return replace(state, loans={name: replace(loan, borrower="other") for name, loan in state.loans.items()})
@@ -350,7 +360,7 @@ def _(place: Damaged) -> str:
     return place.keys("copy", ".parquet")[0]
 
 
-@case("the list of a loan lacks a blob", FULL, Kind.LOAN, "which has not lent it: no loan has it", "copy")
+@case("the list of a loan lacks a blob", FULL, FaultKind.LOAN, "which has not lent it: no loan has it", "copy")
 def _(place: Damaged) -> str:
     [key] = place.keys("orders", ".loan")
     wanted = place.keys("copy", ".parquet")[0]
@@ -359,7 +369,7 @@ def _(place: Damaged) -> str:
     return wanted
 
 
-@case("a bit of the list of a loan is flipped", FULL, Kind.LOAN, "list .*checksum", "copy")
+@case("a bit of the list of a loan is flipped", FULL, FaultKind.LOAN, "list .*checksum", "copy")
 def _(place: Damaged) -> str:
     return place.flip(place.keys("orders", ".loan")[0])
 
@@ -367,67 +377,67 @@ def _(place: Damaged) -> str:
 # --- blobs
 
 
-@case("a part is missing", FULL, Kind.MISSING, "is not there")
+@case("a part is missing", FULL, FaultKind.MISSING, "is not there")
 def _(place: Damaged) -> str:
     return place.write(place.keys("orders", ".parquet")[0], None)
 
 
-@case("a part is empty", FULL, Kind.SIZE, "has 0 bytes, not")
+@case("a part is empty", FULL, FaultKind.SIZE, "has 0 bytes, not")
 def _(place: Damaged) -> str:
     return place.write(place.keys("orders", ".parquet")[0], b"")
 
 
-@case("a part is cut short", FULL, Kind.SIZE, r"has \d+ bytes, not")
+@case("a part is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, not")
 def _(place: Damaged) -> str:
     return place.cut(place.keys("orders", ".parquet")[0])
 
 
-@case("a part is extended", FULL, Kind.SIZE, r"has \d+ bytes, not")
+@case("a part is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")
 def _(place: Damaged) -> str:
     return place.extend(place.keys("orders", ".parquet")[0])
 
 
-@case("the State says a wrong size of a part", FULL, Kind.SIZE, r"has \d+ bytes, not 99")
+@case("the State says a wrong size of a part", FULL, FaultKind.SIZE, r"has \d+ bytes, not 99")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", size=99)
 
 
-@case("an older rollup is missing", FULL, Kind.MISSING, "is not there")
+@case("an older rollup is missing", FULL, FaultKind.MISSING, "is not there")
 def _(place: Damaged) -> str:
     return place.write(rollup_keys(place)[1], None)
 
 
-@case("a chunk of the index of attributes is missing", FULL, Kind.MISSING, "is not there")
+@case("a chunk of the index of attributes is missing", FULL, FaultKind.MISSING, "is not there")
 def _(place: Damaged) -> str:
     return place.write(place.keys("orders", ".nodes")[0], None)
 
 
-@case("a file of outcomes is cut short", FULL, Kind.SIZE, r"has \d+ bytes, not")
+@case("a file of outcomes is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, not")
 def _(place: Damaged) -> str:
     return place.cut(place.keys("orders", ".outcomes")[0])
 
 
-@case("a file of the commit history is extended", FULL, Kind.SIZE, r"has \d+ bytes, not")
+@case("a file of the commit history is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")
 def _(place: Damaged) -> str:
     return place.extend(place.keys("orders", ".entries")[0])
 
 
-@case("the list of a loan is missing", FULL, Kind.MISSING, "of loan .* is not there", "copy")
+@case("the list of a loan is missing", FULL, FaultKind.MISSING, "of loan .* is not there", "copy")
 def _(place: Damaged) -> str:
     return place.write(place.keys("orders", ".loan")[0], None)
 
 
-@case("a bit of a bundle is flipped", FULL, Kind.BUNDLE, "does not match its checksum", "bundled")
+@case("a bit of a bundle is flipped", FULL, FaultKind.BUNDLE, "does not match its checksum", "bundled")
 def _(place: Damaged) -> str:
     return place.flip(place.keys("bundled", ".bundle")[0])
 
 
-@case("a bundle lists a part that is missing", FULL, Kind.MISSING, "is not there", "bundled")
+@case("a bundle lists a part that is missing", FULL, FaultKind.MISSING, "is not there", "bundled")
 def _(place: Damaged) -> str:
     return place.write(listed(place)[0], None)
 
 
-@case("a bundle lists other parts than the shard says", FULL, Kind.BUNDLE, "lists other parts", "bundled")
+@case("a bundle lists other parts than the shard says", FULL, FaultKind.BUNDLE, "lists other parts", "bundled")
 def _(place: Damaged) -> str:
     key = place.keys("bundled", ".bundle")[0]
     runs = decode_listing(place.read(key)).runs
@@ -449,17 +459,17 @@ def listed(place: Damaged) -> list[str]:
 # --- bytes and rows
 
 
-@case("a bit of a part is flipped", DEEP, Kind.PART, "does not match its checksum")
+@case("a bit of a part is flipped", DEEP, FaultKind.PART, "does not match its checksum")
 def _(place: Damaged) -> str:
     return place.flip(place.keys("orders", ".parquet")[0])
 
 
-@case("a bit of the footer of a part is flipped", DEEP, Kind.PART, "does not match its checksum")
+@case("a bit of the footer of a part is flipped", DEEP, FaultKind.PART, "does not match its checksum")
 def _(place: Damaged) -> str:
     return place.flip(place.keys("orders", ".parquet")[0], at=0.99)
 
 
-@case("two parts are swapped", DEEP, Kind.PART, "does not match its checksum", "bundled")
+@case("two parts are swapped", DEEP, FaultKind.PART, "does not match its checksum", "bundled")
 def _(place: Damaged) -> str:
     by_size: dict[int, str] = {}
     for key in listed(place):
@@ -470,54 +480,60 @@ def _(place: Damaged) -> str:
     raise AssertionError("no two parts have one size")
 
 
-@case("the State says a wrong checksum of a part", DEEP, Kind.PART, "does not match its checksum")
+@case("the State says a wrong checksum of a part", DEEP, FaultKind.PART, "does not match its checksum")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", checksum=1)
 
 
-@case("the State says a wrong number of rows of a part", DEEP, Kind.PART, "799|not have the 801 rows")
+@case("the State says a wrong number of rows of a part", DEEP, FaultKind.PART, "799|not have the 801 rows")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", rows=801)
 
 
-@case("the State says a wrong sum of diffs of a part", DEEP, Kind.PART, "says diff_sum 7, but its rows have 800")
+@case("the State says a wrong sum of diffs of a part", DEEP, FaultKind.PART, "says diff_sum 7, but its rows have 800")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", diff_sum=7)
 
 
-@case("the State says a wrong greatest diff of a part", DEEP, Kind.PART, "says diff_max 9, but its rows have 1")
+@case("the State says a wrong greatest diff of a part", DEEP, FaultKind.PART, "says diff_max 9, but its rows have 1")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", diff_max=9)
 
 
-@case("the State says a wrong bound of keys of a part", DEEP, Kind.PART, "says other bounds of its keys")
+@case("the State says a wrong bound of keys of a part", DEEP, FaultKind.PART, "says other bounds of its keys")
 def _(place: Damaged) -> str:
     part = next(place.state("orders").trace.parts())
     return place.edit_part("orders", key_lower=part.key_lower + b"\x01")
 
 
-@case("the State says a wrong least time of a part", DEEP, Kind.PART, "says time_min 1, but its rows have 0")
+@case("the State says a wrong least time of a part", DEEP, FaultKind.PART, "says time_min 1, but its rows have 0")
 def _(place: Damaged) -> str:
     return place.edit_part("orders", time_min=1)
 
 
-@case("a part has a surplus update", DEEP, Kind.PART, "rows", "other")
+@case("a part has a surplus update", DEEP, FaultKind.PART, "rows", "other")
 def _(place: Damaged) -> str:
     return place.reencode("other", lambda rows: pa.concat_tables([rows, _changed(rows.slice(799), 9_999)]))
 
 
-@case("a part lacks an update", DEEP, Kind.PART, "rows", "other")
+@case("a part lacks an update", DEEP, FaultKind.PART, "rows", "other")
 def _(place: Damaged) -> str:
     return place.reencode("other", lambda rows: rows.slice(0, 799))
 
 
-@case("a part lacks an update, and only its sum of diffs says so", DEEP, Kind.PART, "diff_sum 800, but .* 799", "other")
+@case(
+    "a part lacks an update, and only its sum of diffs says so",
+    DEEP,
+    FaultKind.PART,
+    "diff_sum 800, but .* 799",
+    "other",
+)
 def _(place: Damaged) -> str:
     left = [*range(400), *range(401, 800)]  # neither the first row nor the last is lost: no bound differs
     return place.reencode("other", lambda rows: rows.take(left), rows=799)
 
 
-@case("a diff of a part is another one", DEEP, Kind.PART, "says diff_max 1, but its rows have 2", "other")
+@case("a diff of a part is another one", DEEP, FaultKind.PART, "says diff_max 1, but its rows have 2", "other")
 def _(place: Damaged) -> str:
     def edit(rows: pa.Table) -> pa.Table:
         diffs = pa.array([2, *rows.column(DIFF).to_pylist()[1:]], pa.int64())
@@ -531,18 +547,20 @@ def _changed(rows: pa.Table, key: int) -> pa.Table:
     return rows.set_column(0, rows.schema.field(0), keys)
 
 
-@case("the rows of a part are not sorted", DEEP, Kind.ORDER, "are not in order", "other")
+@case("the rows of a part are not sorted", DEEP, FaultKind.ORDER, "are not in order", "other")
 def _(place: Damaged) -> str:
     order = [0, 2, 1, *range(3, 800)]
     return place.reencode("other", lambda rows: rows.take(order))
 
 
-@case("a part has an update twice", DEEP, Kind.ORDER, "has an update twice", "other")
+@case("a part has an update twice", DEEP, FaultKind.ORDER, "has an update twice", "other")
 def _(place: Damaged) -> str:
     return place.reencode("other", lambda rows: rows.take([0, 1, 1, *range(3, 800)]))
 
 
-@case("a part has the columns of another schema", DEEP, Kind.PART, "does not have the columns of schema 1", "other")
+@case(
+    "a part has the columns of another schema", DEEP, FaultKind.PART, "does not have the columns of schema 1", "other"
+)
 def _(place: Damaged) -> str:
     def edit(rows: pa.Table) -> pa.Table:
         return rows.set_column(1, "v", pc.cast(pc.utf8_length(rows.column("v")), pa.int64()))
@@ -550,19 +568,19 @@ def _(place: Damaged) -> str:
     return place.reencode("other", edit)
 
 
-@case("a bit of inline rows is flipped", DEEP, Kind.PART, "does not match its checksum", "inline")
+@case("a bit of inline rows is flipped", DEEP, FaultKind.PART, "does not match its checksum", "inline")
 def _(place: Damaged) -> str:
     data = bytearray(_inline(place).data or b"")
     data[-1] ^= 1
     return place.edit_part("inline", data=bytes(data))
 
 
-@case("the State says a wrong sum of diffs of inline rows", DEEP, Kind.PART, "says diff_sum 7, but", "inline")
+@case("the State says a wrong sum of diffs of inline rows", DEEP, FaultKind.PART, "says diff_sum 7, but", "inline")
 def _(place: Damaged) -> str:
     return place.edit_part("inline", diff_sum=7)
 
 
-@case("the State says a wrong bound of keys of inline rows", DEEP, Kind.PART, "other bounds of its keys", "inline")
+@case("the State says a wrong bound of keys of inline rows", DEEP, FaultKind.PART, "other bounds of its keys", "inline")
 def _(place: Damaged) -> str:
     return place.edit_part("inline", key_lower=_inline(place).key_lower + b"\x01", key_upper=None)
 
@@ -571,35 +589,35 @@ def _inline(place: Damaged) -> Part:
     return next(place.state("inline").trace.parts())
 
 
-@case("a bit of a node of attributes is flipped", DEEP, Kind.INDEX, "fails its checksum")
+@case("a bit of a node of attributes is flipped", DEEP, FaultKind.INDEX, "fails its checksum")
 def _(place: Damaged) -> str:
     return place.flip(place.keys("orders", ".nodes")[0])
 
 
-@case("the index of attributes has a key twice", DEEP, Kind.INDEX, "has a key twice")
+@case("the index of attributes has a key twice", DEEP, FaultKind.INDEX, "has a key twice")
 def _(place: Damaged) -> str:
     place.leaf("orders", lambda keys: keys[:KEY_BYTES] + keys[:KEY_BYTES] + keys[2 * KEY_BYTES :])
     return ""
 
 
-@case("the index of attributes has keys out of order", DEEP, Kind.INDEX, "keys that do not ascend")
+@case("the index of attributes has keys out of order", DEEP, FaultKind.INDEX, "keys that do not ascend")
 def _(place: Damaged) -> str:
     place.leaf("orders", lambda keys: keys[KEY_BYTES : 2 * KEY_BYTES] + keys[:KEY_BYTES] + keys[2 * KEY_BYTES :])
     return ""
 
 
-@case("the State says a wrong number of attributes", DEEP, Kind.INDEX, r"attributes has \d+ of them, not 99")
+@case("the State says a wrong number of attributes", DEEP, FaultKind.INDEX, r"attributes has \d+ of them, not 99")
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, attribute_root=replace(state.attribute_root, count=99)))
     return ""
 
 
-@case("a bit of a file of outcomes is flipped", DEEP, Kind.BLOB, "is damaged")
+@case("a bit of a file of outcomes is flipped", DEEP, FaultKind.BLOB, "is damaged")
 def _(place: Damaged) -> str:
     return place.flip(place.keys("orders", ".outcomes")[0])
 
 
-@case("a bit of a file of the commit history is flipped", DEEP, Kind.BLOB, "is damaged")
+@case("a bit of a file of the commit history is flipped", DEEP, FaultKind.BLOB, "is damaged")
 def _(place: Damaged) -> str:
     return place.flip(place.keys("orders", ".entries")[0], at=0.2)
 
@@ -618,7 +636,7 @@ def place(sound: Path, tmp_path: Path) -> Damaged:
     return Damaged(tmp_path / "location")
 
 
-def found_by(place: Damaged, how: How) -> Iterator[Fault]:
+def found_by(place: Damaged, how: Depth) -> Iterator[Fault]:
     with closing(opened(place.root)) as location:
         for result in verified(location, location.all_names(with_dropped=False), how):
             yield from result.faults
@@ -641,14 +659,14 @@ def test_planted_damage_is_found_and_named(place: Damaged, name: str) -> None:
 
 
 def test_a_healthy_location_has_no_fault_at_any_depth(place: Damaged) -> None:
-    for how in (*DEPTHS.values(), *(How(sample=Sample(number, 3)) for number in range(3))):
+    for how in (*DEPTHS.values(), *(Depth(sample=Sample(number, 3)) for number in range(3))):
         assert list(found_by(place, how)) == []
     assert differences_of(place) == []
 
 
 def test_there_are_many_kinds_of_damage() -> None:
     assert len(CASES) >= 60
-    assert {planted.kind for planted in CASES.values()} == set(Kind)
+    assert {planted.kind for planted in CASES.values()} == set(FaultKind)
 
 
 def test_the_page_has_a_row_for_each() -> None:
@@ -706,10 +724,12 @@ def test_a_reader_of_ours_that_does_not_add_up_is_found(place: Damaged) -> None:
 def test_samples_of_all_numbers_find_what_deep_finds(place: Damaged) -> None:
     """Each part is in one of them, and so is its damage."""
     keys = [place.flip(key) for key in place.keys("orders", ".parquet")]
-    found = [{fault.key for fault in found_by(place, How(sample=Sample(number, 4)))} for number in range(4)]
+    found = [{fault.key for fault in found_by(place, Depth(sample=Sample(number, 4)))} for number in range(4)]
     assert set().union(*found) == set(keys)
     assert sum(map(len, found)) == len(keys), "none of them twice"
-    assert [{fault.key for fault in found_by(place, How(sample=Sample(number + 4, 4)))} for number in range(4)] == found
+    assert [
+        {fault.key for fault in found_by(place, Depth(sample=Sample(number + 4, 4)))} for number in range(4)
+    ] == found
 
 
 def test_the_naive_reader_counts_as_duckdb_does(place: Damaged) -> None:

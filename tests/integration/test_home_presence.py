@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from persist.core.errors import Conflict, Unavailable
-from persist.regions.asking import RegionServer, presence
 from persist.regions.failover import OldHome
+from persist.regions.region_index import RegionServer, presence
 from tests.integration.test_http_security import certificate
 
 LONG_S = 60.0

@@ -14,7 +14,7 @@ from persist.core.batch import Part
 from persist.core.errors import Unavailable
 from persist.inspect.part_listing import PartRow
 from persist.inspect.queries import Query, answer
-from persist.inspect.readonly_location import Look, look_at_directory
+from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
 from tests.support.clones import Shards
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -60,9 +60,9 @@ def test_a_look_beside_writers_and_collections_finds_no_damage(tmp_path: Path) -
     assert failed == []
 
 
-def looked_late(shards: Shards) -> tuple[Look, list[Part]]:
+def looked_late(shards: Shards) -> tuple[ReadOnlyLocation, list[Part]]:
     """A look, and the parts that were taken away after their State was read."""
-    look = Look(shards.blob, shards.consensus, clock=shards.clock)
+    look = ReadOnlyLocation(shards.blob, shards.consensus, clock=shards.clock)
     return look, list(newest(look, "a").known().trace.parts())
 
 
@@ -92,7 +92,7 @@ def test_parts_that_the_newest_state_names_are_missing_however_far_the_shard_has
 def test_what_is_still_named_is_told_of_the_newest_state() -> None:
     shards = Shards()
     shards.create("a", inserts=2)
-    look = Look(shards.blob, shards.consensus, clock=shards.clock)
+    look = ReadOnlyLocation(shards.blob, shards.consensus, clock=shards.clock)
     facts = newest(look, "a")
     keys = list(facts.known().blob_keys())
     assert all(facts.is_named(key) for key in keys)

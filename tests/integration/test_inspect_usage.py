@@ -18,7 +18,7 @@ from persist.core.blob_keys import FLUSHER, part_key
 from persist.core.ids import PartId, ShardId, mint
 from persist.core.state import Policy
 from persist.inspect.queries import Query, answer
-from persist.inspect.readonly_location import Look, look_at_directory
+from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
 from persist.inspect.usage import DAY_MS, HOUR_MS, NOTHING, LocationUsage, Room, ShardUsage
 from tests.support.clones import GC, ClockedIds
 from tests.support.inspected import copied
@@ -42,7 +42,7 @@ class Place:
             blob=self.blob, clock=self.clock, ids=self.ids, policy=STAGED, small_merges=False
         )
         self.client = Client(EmbeddedTransport(self.location, maintain))
-        self.look = Look(self.blob, self.location.consensus, clock=self.clock)
+        self.look = ReadOnlyLocation(self.blob, self.location.consensus, clock=self.clock)
 
     def usage(self, pattern: str = "") -> tuple[LocationUsage, dict[str, ShardUsage]]:
         """What is told, once it is found to agree with a listing."""
@@ -54,7 +54,7 @@ class Place:
             collector.run(name)
 
 
-def checked(look: Look, pattern: str = "") -> tuple[LocationUsage, dict[str, ShardUsage]]:
+def checked(look: ReadOnlyLocation, pattern: str = "") -> tuple[LocationUsage, dict[str, ShardUsage]]:
     document = answer(look, Query("usage", pattern))
     about, rows = document.about, list(document.rows)
     assert isinstance(about, LocationUsage)

@@ -19,7 +19,7 @@ from consensus import ConsensusNotWritable
 from consensus.memory_logs import MemoryConsensus
 from persist.core.errors import ReadOnly
 from persist.inspect.queries import ANSWERS, Query, answer
-from persist.inspect.readonly_location import Look
+from persist.inspect.readonly_location import ReadOnlyLocation
 from rpc.cli.program import main
 from tests.support.inspected import COMMANDS, copied, everything
 from tests.support.server import Server
@@ -111,7 +111,7 @@ def test_after_a_process_that_was_killed_nothing_is_changed(tmp_path: Path) -> N
 
 
 def test_the_stores_of_a_look_refuse_every_write() -> None:
-    look = Look(MemoryBlob(), MemoryConsensus())
+    look = ReadOnlyLocation(MemoryBlob(), MemoryConsensus())
     for write in (
         lambda: look.blob.put("a", b""),
         lambda: look.blob.delete(["a"]),
@@ -137,7 +137,7 @@ def test_the_stores_of_a_look_refuse_every_write() -> None:
 
 def test_a_location_that_was_never_bound_is_not_bound() -> None:
     blob, consensus = MemoryBlob(), MemoryConsensus()
-    look = Look(blob, consensus)
+    look = ReadOnlyLocation(blob, consensus)
     for what in ("usage",):
         assert list(answer(look, Query(what)).pieces())
     assert list(blob.list("")) == []

@@ -15,12 +15,12 @@ from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from persist import AttributeUpdate, named_key
 from persist.client.shard import Shard
-from persist.copies.backup_creation import Wanted, back_up
+from persist.copies.backup_creation import BackupRequest, back_up
 from persist.copies.backup_store import BLOBS, BackupStore
 from persist.copies.blob_repair import LEFT, PUT, REPLACED, Mended, mended
 from persist.copies.shard_checks import byte_faults
 from persist.copies.shard_facts import all_parts
-from persist.copies.verify import How, verified
+from persist.copies.verify import Depth, verified
 from persist.core.blob_keys import is_bundle_key, is_part_key
 from persist.core.errors import InvalidUsage
 from persist.core.ids import token_of_key
@@ -52,7 +52,7 @@ class Place:
         staged = [writer.stage([{"id": 5_000 + number, "v": "bundled" * 50}], None) for number in range(9)]
         writer.commit_insert(tuple(run for runs in staged for run in runs))
         self.world.pass_ms(HOUR_MS)
-        back_up(self.machine.location, self.store, Wanted(at_once=1))
+        back_up(self.machine.location, self.store, BackupRequest(at_once=1))
         self.rows = self.read()
 
     @property
@@ -117,14 +117,14 @@ def test_a_blob_of_any_kind_comes_back(place: Place, kind: str, damage: Callable
     key = place.key(kind)
     damage(place.blob, key)
     assert key in place.faults()
-    [found] = verified(place.machine.location, ["orders"], How(deep=True))
+    [found] = verified(place.machine.location, ["orders"], Depth(deep=True))
     assert key in [fault.key for fault in found.faults]
     [would] = place.mended(dry_run=True)
     assert key in place.faults()  # nothing was done
     [done] = place.mended()
     assert done.done == would.done == (REPLACED if kind in ("part", "bundle") and damage is not removed else PUT)
     assert place.faults() == []
-    [after] = verified(place.world.machine().location, ["orders"], How(deep=True))
+    [after] = verified(place.world.machine().location, ["orders"], Depth(deep=True))
     assert after.is_sound
     assert place.read() == place.rows
     assert place.mended() == []
@@ -163,13 +163,13 @@ def test_what_a_clone_has_borrowed_comes_back_from_either_backup(
     clone = place.machine.client.shard("copy")
     before = clone.snapshot().to_arrow().num_rows
     place.kept = MemoryBlob("mem:other", now_ms=lambda: place.world.true_ms)
-    back_up(location, place.store, Wanted((keep,), at_once=1))
+    back_up(location, place.store, BackupRequest((keep,), at_once=1))
     key = place.key("part")
     damage(place.blob, key)
     assert [one.done for one in mended(location, "copy", place.store)] == [PUT if damage is removed else REPLACED]
     assert list(mended(location, "copy", place.store)) == []
     assert clone.snapshot().to_arrow().num_rows == before
-    [found] = verified(location, ["copy"], How(deep=True))
+    [found] = verified(location, ["copy"], Depth(deep=True))
     assert found.is_sound
 
 

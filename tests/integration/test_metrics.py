@@ -25,8 +25,7 @@ from compactor.monitor import Monitor
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import InvalidUsage
 from persist.formats.exposition import Family
-from persist.regions.opening import open_replica
-from persist.regions.replica import Home
+from persist.regions.replica import Home, open_replica
 from rpc.app_state import Service
 from rpc.settings import ServerSettings
 from tests.support.location import memory_location

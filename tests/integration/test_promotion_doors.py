@@ -26,9 +26,7 @@ from persist.commit.publication_writer import PublishSettings
 from persist.copies.recovery import marked
 from persist.core.ids import LocationBinding
 from persist.formats.state_frames import encode_binding
-from persist.regions.failover import moved_home
-from persist.regions.failover_record import last_promotion
-from persist.regions.fencing import HomeWatch
+from persist.regions.failover import HomeWatch, last_promotion, moved_home
 from persist.regions.region_index import IndexFile, read_index
 from rpc.cli.program import main, parser_for
 from rpc.settings import ServerSettings
@@ -610,7 +608,7 @@ def test_a_switch_is_undone_and_home_goes_on(place: Place, monkeypatch: pytest.M
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(switchover, "_publish", dies)
+        patch.setattr(switchover, "publish_heads", dies)
         with suppress(SystemExit):
             place.switch()
     with pytest.raises(persist.ReadOnly):

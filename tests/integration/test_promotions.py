@@ -23,16 +23,15 @@ from persist.commit.location import Location
 from persist.commit.location_identity import COPY_KEY, EPOCHS
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import PublishSettings
-from persist.copies.recovery import How
+from persist.copies.recovery import RecoveryRequest
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
 from persist.regions import switchover
 from persist.regions.divergence import Diverged, diverged, salvage
-from persist.regions.failover import OldHome, moved_home, promote
-from persist.regions.failover_record import last_promotion
-from persist.regions.region_index import Index, write_index
+from persist.regions.failover import OldHome, last_promotion, moved_home, promote
+from persist.regions.region_index import RegionIndex, write_index
 from persist.regions.replication import ReplicateSettings, Replicator
 from persist.regions.switchover import Switch, demote
 from tests.integration import test_erasure
@@ -77,7 +76,7 @@ class Region:
         return Replicator(source or self.world.home.blob, self.blob, self.world.home.clock, ReplicateSettings())
 
     def promote(self, home: OldHome | None = None, location: Location | None = None) -> Any:
-        return promote(location or self.process(), "us", "eu", home or OldHome(is_lost=True), How())
+        return promote(location or self.process(), "us", "eu", home or OldHome(is_lost=True), RecoveryRequest())
 
     def switch(self, home: Location, replicator: Replicator | None = None, **stores: Any) -> Switch:
         return Switch(home, self.process(**stores), "us", "eu", replicator)
@@ -225,7 +224,7 @@ def test_what_was_undone_becomes_no_home(world: World, monkeypatch: pytest.Monke
     world.begin(a=3)
     whole = switchover.begin_anew
 
-    def undone_meanwhile(location: Location, how: How) -> Any:
+    def undone_meanwhile(location: Location, how: RecoveryRequest) -> Any:
         us.switch(home.process()).undo()
         return whole(location, how)
 
@@ -344,7 +343,7 @@ def test_the_same_command_goes_on_once_it_has_ended(world: World, tmp_path: Path
     with pytest.raises(Conflict, match="at epoch 3 since"):
         us.promote()
     index = str(tmp_path / "regions.json")
-    write_index(index, Index({}))
+    write_index(index, RegionIndex({}))
     moved_home(index, "eu", ("http://ap:1",), 3)
     with pytest.raises(Conflict, match="it would only read"):
         moved_home(index, "eu", ("http://us:1",), 2)
@@ -673,7 +672,7 @@ def test_a_receipt_is_given_anew_by_the_home_that_was_a_copy(monkeypatch: pytest
         mover = Replicator(old.blob, copy, machine.clock, ReplicateSettings())
         Switch(old, new, "us", "eu", mover).run(sleep=lambda seconds: world.pass_ms(int(seconds * 1000)))
     else:
-        promote(new, "us", "eu", OldHome(is_lost=True), How())
+        promote(new, "us", "eu", OldHome(is_lost=True), RecoveryRequest())
     assert where(in_memory(copy, log), secret), "or there is nothing to be seen"
     there = world.machine()
     found = there.client.shard(test_erasure.NAME)

@@ -8,7 +8,7 @@ from blob import BlobUnavailable
 from persist.commit.publication_keeper import BEATS_KEPT, CATALOGUES_KEPT, Published
 from persist.commit.publication_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
 from persist.commit.state_loader import rolled_up
-from persist.copies.blob_store_scan import Bucket
+from persist.copies.blob_store_scan import BlobStoreScan
 from persist.core import commands as c
 from persist.core.batch import trace_of
 from persist.core.blob_keys import BEATS, CATALOGUES, JOURNALS, is_journal_key, is_rollup_key
@@ -59,7 +59,7 @@ def rolled(world: World) -> None:
 
 
 def newest(world: World) -> int:
-    [found] = Bucket(world.blob).found()
+    [found] = BlobStoreScan(world.blob).found()
     assert found.state is not None, found.why
     return int(found.state.seqno)
 
@@ -279,7 +279,7 @@ def test_a_damaged_journal_is_told_and_the_rest_goes_on(world: World) -> None:
         looked(world, maintenance)
         world.clock.advance_ms(6_000)
     assert maintenance.bad_journals == 1
-    bucket = Bucket(world.blob)
+    bucket = BlobStoreScan(world.blob)
     [found] = bucket.found()
     assert found.state == world.state()
     assert len(bucket.problems) == 1

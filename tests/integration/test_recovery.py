@@ -24,7 +24,7 @@ from persist.commit.location_identity import LOG_KEY
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.copies.recovery import GAP, SEQNO_GAP, Recovered, plan, recover
-from persist.copies.verify import How, verified
+from persist.copies.verify import Depth, verified
 from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
@@ -81,7 +81,7 @@ def whole(world: World, location: Location, upper: int) -> None:
     assert since is not None
     for as_of in range(since, upper):
         assert world.contents(as_of, location) == world.expected(as_of), as_of
-    [verdict] = verified(location, iter([NAME]), How(deep=True))
+    [verdict] = verified(location, iter([NAME]), Depth(deep=True))
     assert verdict.is_sound, verdict.faults
 
 
@@ -409,7 +409,7 @@ def test_recovered_shards_live_on(world: World) -> None:
         Collector(location).run(NAME)
     assert location.machine(NAME).refresh().seqno > SEQNO_GAP
     assert sum(world.contents(shard.upper().element - 1, location).values()) == sum(expected.values()) + 80  # type: ignore[operator]
-    [verdict] = verified(location, iter([NAME]), How(deep=True))
+    [verdict] = verified(location, iter([NAME]), Depth(deep=True))
     assert verdict.is_sound
 
 
@@ -431,7 +431,7 @@ def test_an_erasure_that_is_pending_stays_so(world: World, gap: int) -> None:
     other.append((), resumes, resumes + 1)
     assert other.erased(told.id).phase == "retracted"
     assert {"gone", "kept"} & set(other.snapshot().to_arrow()["k"].to_pylist()) == {"kept"}
-    [verdict] = verified(location, iter([NAME]), How(deep=True))
+    [verdict] = verified(location, iter([NAME]), Depth(deep=True))
     assert verdict.is_sound, verdict.faults
 
 

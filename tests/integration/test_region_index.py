@@ -24,16 +24,17 @@ import persist
 from persist.client.connect import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import region_index
-from persist.regions.asking import RegionServer, presence
 from persist.regions.failover import moved_home
 from persist.regions.region_index import (
-    Entry,
-    Index,
     IndexFile,
     IndexUrl,
+    RegionEntry,
+    RegionIndex,
+    RegionServer,
     decode_index,
     encode_index,
     index_json,
+    presence,
     read_index,
     write_index,
 )
@@ -112,7 +113,7 @@ def test_a_region_that_is_not_in_the_index_is_refused_by_name(centres: TwoCentre
 def test_a_region_that_no_server_near_reads_is_refused(centres: TwoCentres) -> None:
     known = read_index(centres.indexes["dc2"])
     try:
-        write_index(centres.indexes["dc2"], Index({**known.regions, "dc3": Entry(("http://dc3:1",), ())}))
+        write_index(centres.indexes["dc2"], RegionIndex({**known.regions, "dc3": RegionEntry(("http://dc3:1",), ())}))
         with (
             persist.connect(centres.dc2.url) as client,
             pytest.raises(InvalidUsage, match="names no server near here that reads region 'dc3'"),
@@ -164,12 +165,12 @@ def test_every_verb_that_writes_goes_home() -> None:
 
 def test_an_index_that_turns_bad_is_told_and_the_last_one_stays(tmp_path: Path) -> None:
     path = tmp_path / "regions.json"
-    write_index(path, Index({"eu": Entry(("http://eu:1",), ())}))
+    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",), ())}))
     file = IndexFile(str(path))
     path.write_text(path.read_text().replace("eu:1", "eu:2"))
     assert file.now().regions["eu"].write == ("http://eu:1",)
     assert "checksum" in file.failed
-    write_index(path, Index({"us": Entry(("http://us:1",), ())}))
+    write_index(path, RegionIndex({"us": RegionEntry(("http://us:1",), ())}))
     assert list(file.now().regions) == ["us"]
     assert file.failed == ""
 
@@ -177,7 +178,7 @@ def test_an_index_that_turns_bad_is_told_and_the_last_one_stays(tmp_path: Path) 
 def test_an_index_that_was_away_for_a_moment_counts_again(tmp_path: Path) -> None:
     """It comes back as it was, with the stamps that it had."""
     path = tmp_path / "regions.json"
-    write_index(path, Index({"eu": Entry(("http://eu:1",), ())}))
+    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",), ())}))
     file = IndexFile(str(path))
     file.fetch()
     path.rename(tmp_path / "away")
@@ -190,18 +191,18 @@ def test_an_index_that_was_away_for_a_moment_counts_again(tmp_path: Path) -> Non
 
 def test_an_index_of_the_same_size_and_second_is_another_one(tmp_path: Path) -> None:
     path = tmp_path / "regions.json"
-    write_index(path, Index({"eu": Entry(("http://eu:1",), (), epoch=1)}))
+    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",), (), epoch=1)}))
     file = IndexFile(str(path))
     file.fetch()
     stat = path.stat()
-    write_index(path, Index({"eu": Entry(("http://eu:1",), (), epoch=2)}))
+    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",), (), epoch=2)}))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert file.fetch().regions["eu"].epoch == 2
 
 
 def test_an_index_that_its_server_cannot_read_now_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """That server goes on with its last good one. A home that counts on it does not know who is home now."""
-    answer = {"index": index_json(Index({"eu": Entry(("http://eu:1",))})), "index_failed": "it is gone"}
+    answer = {"index": index_json(RegionIndex({"eu": RegionEntry(("http://eu:1",))})), "index_failed": "it is gone"}
     monkeypatch.setattr(RegionServer, "ask", lambda self, timeout_s: answer)
     index = IndexUrl("http://us:1", None, TestClock())
     with pytest.raises(Unavailable, match="has only an older index of regions: it is gone"):
@@ -267,9 +268,9 @@ class Listening:
 def test_an_index_that_others_may_write_is_refused(mode: int, tmp_path: Path) -> None:
     """Who writes it tells clients where to send their tokens."""
     path = tmp_path / "regions.json"
-    write_index(path, Index({"eu": Entry(("http://eu:1",), ())}))
+    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",), ())}))
     file = IndexFile(str(path))
-    path.write_text(encode_index(Index({"eu": Entry(("http://evil:1",), ())})).decode())
+    path.write_text(encode_index(RegionIndex({"eu": RegionEntry(("http://evil:1",), ())})).decode())
     path.chmod(mode)
     for read in (
         read_index,
@@ -287,15 +288,18 @@ def test_an_index_that_others_may_write_is_refused(mode: int, tmp_path: Path) ->
 def test_an_index_is_written_so_that_others_may_not_write_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        write_index(tmp_path / "regions.json", Index({"eu": Entry(("http://eu:1",), ())}))
+        write_index(tmp_path / "regions.json", RegionIndex({"eu": RegionEntry(("http://eu:1",), ())}))
     finally:
         os.umask(before)
     assert list(read_index(tmp_path / "regions.json").regions) == ["eu"]
 
 
 def test_an_index_is_read_back_as_it_was_written() -> None:
-    index = Index(
-        {"eu": Entry(("http://eu:1", "http://eu:2"), ("http://us:3",), "s3://eu", "s3://us-eu"), "us": Entry()}
+    index = RegionIndex(
+        {
+            "eu": RegionEntry(("http://eu:1", "http://eu:2"), ("http://us:3",), "s3://eu", "s3://us-eu"),
+            "us": RegionEntry(),
+        }
     )
     assert decode_index(encode_index(index), "x") == index
 
@@ -338,7 +342,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(
 
 @pytest.mark.parametrize("url", ["http://eu", "https://eu:8787/", "http://[::1]:8787", "http://127.0.0.1:1"])
 def test_an_address_that_a_client_can_ask_is_taken(url: str) -> None:
-    Entry((url,)).check()
+    RegionEntry((url,)).check()
 
 
 @pytest.mark.parametrize(
@@ -351,7 +355,7 @@ def test_an_address_that_a_client_can_ask_is_taken(url: str) -> None:
         (b'{"persist": "regions", "version": 2}', UpgradeNeeded),
         (b'{"persist": "regions", "version": 1, "regions": {}, "crc32": 7}', Corruption),
         (b'{"persist": "regions", "version": 1, "regions": [], "crc32": 7}', Corruption),
-        (encode_index(Index({"eu": Entry(("http://eu:1",))})).replace(b"eu:1", b"eu:2"), Corruption),
+        (encode_index(RegionIndex({"eu": RegionEntry(("http://eu:1",))})).replace(b"eu:1", b"eu:2"), Corruption),
         (b"[" * 100_000, InvalidUsage),
         (b"", InvalidUsage),
         (b"\xff\xfe", InvalidUsage),
@@ -387,7 +391,7 @@ def test_what_is_wrong_with_the_command_is_a_sentence(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "regions.json"
-    write_index(path, Index({"eu": Entry(("http://eu:1",))}))
+    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",))}))
     before = path.read_bytes()
     assert main(["region", *arguments, "--index", str(path)]) == 1
     assert said in capsys.readouterr().err
@@ -397,13 +401,13 @@ def test_what_is_wrong_with_the_command_is_a_sentence(
 def test_what_is_not_given_of_a_region_stays_and_an_empty_value_takes_it_away(tmp_path: Path) -> None:
     path = str(tmp_path / "regions.json")
 
-    def entry_after(*arguments: str) -> Entry:
+    def entry_after(*arguments: str) -> RegionEntry:
         assert main(["region", "set", "eu", *arguments, "--index", path]) == 0
         return read_index(path).regions["eu"]
 
     blobs = ["--home-blob", "s3://eu", "--copy-blob", "s3://us-eu"]
     entry_after("--write", "http://eu:1", "--read", "http://us:1", *blobs, "--epoch", "3")
-    expected = Entry(("http://eu:1",), ("http://us:2",), "s3://eu", "s3://us-eu", 3)
+    expected = RegionEntry(("http://eu:1",), ("http://us:2",), "s3://eu", "s3://us-eu", 3)
     assert entry_after("--read", "http://us:2") == expected
     assert entry_after("--epoch", "4") == replace(expected, epoch=4)
     assert entry_after("--epoch", "0") == replace(expected, epoch=4), "a fence is not taken away by the way"
@@ -417,7 +421,7 @@ def test_an_index_is_not_set_ahead_of_the_home_that_it_names(centres: TwoCentres
     ahead = ["set", "dc1", "--write", f"http://127.0.0.1:9,{centres.dc1.url}", "--epoch", "2", "--index", str(index)]
     assert main(["region", *ahead]) == 1
     assert not index.exists()
-    write_index(index, Index({"dc1": Entry(("http://127.0.0.1:9",), (), epoch=2)}))
+    write_index(index, RegionIndex({"dc1": RegionEntry(("http://127.0.0.1:9",), (), epoch=2)}))
     before = index.read_bytes()
     back = ["set", "dc1", "--write", centres.dc1.url, "--index", str(index)]
     assert main(["region", *back]) == 1, "the index has another home's epoch, which would be kept"
@@ -457,7 +461,7 @@ def test_the_command(centres: TwoCentres, tmp_path: Path, capsys: pytest.Capture
 def test_commands_at_once_change_one_index_and_none_is_lost(tmp_path: Path) -> None:
     """Each reads the file, changes its region, and writes the whole. One that came between was lost."""
     path, names = tmp_path / "regions.json", [f"r{number}" for number in range(8)]
-    write_index(path, Index({"eu": Entry(("http://eu:1",)), "gone": Entry(("http://gone:1",))}))
+    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",)), "gone": RegionEntry(("http://gone:1",))}))
     begins = threading.Barrier(len(names) + 2)
 
     def change(*arguments: str) -> int:
@@ -473,7 +477,7 @@ def test_commands_at_once_change_one_index_and_none_is_lost(tmp_path: Path) -> N
         removed, moved = pool.submit(change, "remove", "gone"), pool.submit(promoted)
     assert [one.result() for one in (*set_them, removed, moved)] == [*(0 for _ in names), 0, 7]
     assert sorted(read_index(path).regions) == ["eu", *names]
-    assert read_index(path).regions["eu"] == Entry(("http://us:1",), epoch=7)
+    assert read_index(path).regions["eu"] == RegionEntry(("http://us:1",), epoch=7)
 
 
 def test_a_change_waits_for_another_one_for_so_long_and_no_longer(
@@ -495,7 +499,7 @@ def test_a_change_that_fails_leaves_nothing_beside_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "regions.json"
-    write_index(path, Index({"eu": Entry(("http://eu:1",))}))
+    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",))}))
     before = path.read_bytes()
     for arguments in (["set", "EU", "--write", "http://a:1"], ["set", "us", "--write", "a:1"], ["remove", "us"]):
         assert main(["region", *arguments, "--index", str(path)]) == 1

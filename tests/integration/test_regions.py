@@ -40,8 +40,7 @@ from persist.core.errors import (
 )
 from persist.core.shard_view import SeenVersion
 from persist.core.state import Policy
-from persist.regions.replica import Home, Replica
-from persist.regions.replica_follower import FollowSettings
+from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replication import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import thinned
@@ -113,8 +112,8 @@ class Place:
         self.publish()
         self.replicator.round(whole=True)
 
-    def server(self) -> Replica:
-        return Replica(self.copy, HOME, follow=FollowSettings(poll_s=0.001), clock=self.machine.location.clock)
+    def server(self) -> ReplicaLocation:
+        return ReplicaLocation(self.copy, HOME, poll_s=0.001, clock=self.machine.location.clock)
 
     @property
     def there(self) -> Shard:
@@ -294,7 +293,7 @@ def test_a_region_at_rest_asks_little(place: Place) -> None:
     rows(place.there)
     before = place.copy.gets, place.copy.lists
     clock = place.machine.location.clock
-    region = Replica(place.copy, HOME, clock=clock)
+    region = ReplicaLocation(place.copy, HOME, clock=clock)
     Client(EmbeddedTransport(region, maintain)).shards()
     before = place.copy.gets + place.copy.lists
     for _ in range(60):

@@ -16,7 +16,7 @@ import pytest
 import persist
 from persist.client.shard import Shard
 from persist.copies.state_file import exported, imported, read_file, shown
-from persist.copies.verify import How, verified
+from persist.copies.verify import Depth, verified
 from persist.core import errors
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.record import replace
@@ -91,7 +91,7 @@ def test_a_round_trip_is_the_identity(machine: Machine, seed: int) -> None:
     assert plain(after) == plain(file.state)
     assert str(before.shard_id) not in json.dumps(shown(replace(after, entries={})))
     shard.drop(force=True)
-    [verdict] = verified(machine.location, iter(["copy/of"]), How(deep=True))
+    [verdict] = verified(machine.location, iter(["copy/of"]), Depth(deep=True))
     assert verdict.is_sound
     again = read_file(text_of(machine, "copy/of"))
     assert plain(again.state) == plain(replace(file.state, entries=again.state.entries))

@@ -15,7 +15,7 @@ from blob.memory_blobs import MemoryBlob
 from persist.attributes.btree import LEAVES_A_MOVE
 from persist.attributes.node_codec import Shape
 from persist.attributes.node_store import ChunkReader
-from persist.copies.shard_checks import TreeCheck
+from persist.copies.shard_checks import check_tree
 from persist.core.errors import Unavailable
 from tests.conftest import SeededIds
 from tests.support.examples import examples
@@ -108,7 +108,7 @@ def test_the_index_is_a_dict_whatever_happens(history: list[tuple[str, object]])
         else:
             indexed.collect()
         assert indexed.contents() == model
-        TreeCheck(indexed.state, blob).run()
+        check_tree(indexed.state, blob)
         assert indexed.state.attribute_root.count == len(model)
         assert indexed.get(*range(0, 150, 7)) == [model.get(key_of(number)) for number in range(0, 150, 7)]
         assert len(indexed.state.attribute_chunks) <= 60

@@ -24,21 +24,20 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import ID_KEY, LOOK_EVERY_S, Identity
 from persist.copies import recovery
-from persist.copies.recovery import How
+from persist.copies.recovery import RecoveryRequest
 from persist.core.errors import Conflict, Expired, PersistError, ReadOnly, Unavailable, UnknownShard
 from persist.core.transitions import lifecycle
 from persist.regions import divergence, failover, switchover
 from persist.regions.divergence import salvage
-from persist.regions.failover import OldHome, promote
-from persist.regions.failover_record import Kept, Promotion, last_promotion
-from persist.regions.replica import Replica
+from persist.regions.failover import KeptVersion, OldHome, Promotion, last_promotion, promote
+from persist.regions.replica import ReplicaLocation
 from persist.regions.replication import ReplicateSettings, Replicator
 from persist.regions.switchover import Switch, demote
 from tests.property.test_region_walks import Walk
 from tests.support.clones import ClockedIds
 from tests.support.examples import seeds, thinned
 from tests.support.location import AscendingIds, memory_location
-from tests.support.regions import FOLLOW, HOME, POLICY, Row
+from tests.support.regions import HOME, POLICY, Row
 
 STEPS = 30
 SEEDS_MAX = 40
@@ -84,11 +83,11 @@ class Ending(Walk):
         is_fenced = self.pick.random() < 0.5
         home = OldHome(blob=self.regions.home.blob) if is_fenced else OldHome(is_lost=True)
         with suppress(SystemExit):
-            promote(self.new_home(), "us", "eu", home, How(accept_loss=True), told=self._dies)
+            promote(self.new_home(), "us", "eu", home, RecoveryRequest(accept_loss=True), told=self._dies)
             self.consensus.head("x")
         promote_again = self.new_home()
         with suppress(PersistError):  # it has ended, or goes on where it was killed
-            promote(promote_again, "us", "eu", home, How(accept_loss=True))
+            promote(promote_again, "us", "eu", home, RecoveryRequest(accept_loss=True))
         promotion = last_promotion(self.regions.copy)
         assert promotion is not None
         self._check_promoted(promotion)
@@ -166,7 +165,7 @@ class Ending(Walk):
             policy=POLICY,
             small_merges=False,
         )
-        promote(second, "ap", "eu", OldHome(is_lost=True), How(accept_loss=True))
+        promote(second, "ap", "eu", OldHome(is_lost=True), RecoveryRequest(accept_loss=True))
         promotion = last_promotion(blob)
         assert promotion is not None
         return promotion
@@ -225,9 +224,9 @@ class Ending(Walk):
             shown = set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
             assert shown == rows or not rows - shown, f"a region of the new home shows another {name}"
 
-    def _region_of(self, blob: Blob) -> Replica:
+    def _region_of(self, blob: Blob) -> ReplicaLocation:
         """A server of a region that reads this store, and has looked for a while."""
-        region = Replica(blob, HOME, follow=FOLLOW, clock=self.regions.home.clock, ids=AscendingIds(900))
+        region = ReplicaLocation(blob, HOME, clock=self.regions.home.clock, ids=AscendingIds(900))
         for _ in range(len(self.new_rows) + 2):
             self.regions.home.clock.advance_ms(6_000)
             region.follower.look(now=True)
@@ -384,8 +383,8 @@ def notes_what_is_known(patch: pytest.MonkeyPatch) -> None:
     """The note tells where the shard resumed, not what it had."""
     whole = failover.kept_of
 
-    def resumed(found: recovery.Recovered) -> dict[str, Kept]:
-        return {name: Kept(one.version, one.resumes, one.resumes) for name, one in whole(found).items()}
+    def resumed(found: recovery.Recovered) -> dict[str, KeptVersion]:
+        return {name: KeptVersion(one.version, one.resumes, one.resumes) for name, one in whole(found).items()}
 
     patch.setattr(failover, "kept_of", resumed)
 

@@ -23,7 +23,7 @@ from persist.commit.log_writer import LogWriter
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.copies import blob_store_scan
-from persist.copies.blob_store_scan import Bucket, Evidence
+from persist.copies.blob_store_scan import BlobStoreScan, Evidence
 from persist.copies.recovery import plan, recover
 from persist.core.state import State
 from tests.simulation.breaking import Broken, every
@@ -95,7 +95,7 @@ def whole_copy(host: Host) -> MemoryBlob:
 def check_copy(oracle: Oracle, copy: MemoryBlob) -> dict[str, State]:
     """What each shard shows is a State that it had. These, by name."""
     told: dict[str, State] = {}
-    for found in Bucket(copy).found():
+    for found in BlobStoreScan(copy).found():
         if found.state is None:
             expect(bool(found.why), "published", f"nothing is told of {found.name}, and not why")
             continue
@@ -189,7 +189,7 @@ def followed_without_parents() -> Broken:
 
 def missing_blobs_overlooked() -> Broken:
     """A version is accepted although not all of its blobs have come."""
-    return patch.object(Bucket, "missing", lambda self, state: [])
+    return patch.object(BlobStoreScan, "missing", lambda self, state: [])
 
 
 def lost_entries_stay_lost() -> Broken:
@@ -209,7 +209,7 @@ def _lossy() -> Broken:
 
 def files_overlooked() -> Broken:
     """Of what a State needs besides parts nothing is looked for."""
-    return patch.object(blob_store_scan, "needed_blobs", lambda state: [])
+    return patch.object(blob_store_scan, "needed_blobs", lambda state: {})
 
 
 BROKEN = (

@@ -16,7 +16,7 @@ import pyarrow as pa
 import persist
 from compactor.embedded import maintain
 from persist.check.check_runner import Report, examined
-from persist.check.findings import ROLLUP_ENTRIES_MAX, Limits
+from persist.check.findings import ROLLUP_ENTRIES_MAX, CheckThresholds
 from persist.check.location_checks import Beside, look_at_backups, served_by
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -26,12 +26,12 @@ from persist.commit.location_identity import LOG_KEY
 from persist.commit.machine import MachineSettings
 from persist.commit.publication_keeper import Published
 from persist.commit.system import SystemClock
-from persist.copies.verify import QUICK, How
+from persist.copies.verify import QUICK, Depth
 from persist.core import commands as c
 from persist.core.ids import ReaderId, WriterId
 from persist.core.record import replace
 from persist.core.state import Policy
-from persist.inspect.readonly_location import Look, look_at_directory
+from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
 from rpc.auth import read_ending, tokens_seen
 from rpc.cli.program import main
 from tests.support.blob_faults import FaultPlan, FaultyBlob
@@ -41,7 +41,7 @@ from tests.support.inspected import PART, copied, everything, spoil_entry
 from tests.support.location import InlineBackground
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
-CALM = Limits(free_percent=0)  # whatever else fills the disk of the machine on which tests run
+CALM = CheckThresholds(free_percent=0)  # whatever else fills the disk of the machine on which tests run
 NAME = "orders"
 SHARED = ("-shm",)  # memory that all connections to one SQLite file share
 AILMENTS: dict[str, list[Ailment]] = {}
@@ -72,10 +72,10 @@ def of(found: str) -> Callable[[Ailment], Ailment]:
 # --- two kinds of places: stores in memory with clocks of their own, and directories
 
 
-def examine(world: World, limits: Limits = CALM, around: Beside | None = None) -> Report:
+def examine(world: World, limits: CheckThresholds = CALM, around: Beside | None = None) -> Report:
     """By a machine whose clock is right. Both stores are the same after it."""
     before = stored(world)
-    look = Look(world.blob, world.consensus, clock=Clock(world, 0))
+    look = ReadOnlyLocation(world.blob, world.consensus, clock=Clock(world, 0))
     found = examined(look, None, limits, around or Beside())
     assert stored(world) == before, "nothing is written"
     return found
@@ -88,7 +88,7 @@ def stored(world: World) -> dict[str, object]:
     return found | {f"log of {key}": world.consensus.scan(key, 1, 10_000) for key in keys}
 
 
-def at(place: Path, limits: Limits = CALM, around: Beside | None = None, how: How = QUICK) -> Report:
+def at(place: Path, limits: CheckThresholds = CALM, around: Beside | None = None, how: Depth = QUICK) -> Report:
     """Of a directory, which is byte for byte the same after it."""
     before = everything(place)
     look = look_at_directory(place)
@@ -215,7 +215,9 @@ def later_format(place: Path) -> Told:
 def full(place: Path) -> Told:
     """Every disk has less than all of it free: so the system is asked for real, and only the limit is another one."""
     persist.connect(f"persist://{place}", collect=False).close()
-    return Told(at(place, Limits(free_percent=100)), ("the blob store and the consensus store has", "% free"), None)
+    return Told(
+        at(place, CheckThresholds(free_percent=100)), ("the blob store and the consensus store has", "% free"), None
+    )
 
 
 @of("files-open")
@@ -529,14 +531,14 @@ def backed_up(place: Path, *names: str) -> str:
     return url
 
 
-def with_backups(place: Path, url: str, limits: Limits = CALM) -> Report:
+def with_backups(place: Path, url: str, limits: CheckThresholds = CALM) -> Report:
     return at(place, limits, Beside(backups=look_at_backups(url, SystemClock())))
 
 
 @of("backup-old")
 def backup_of_long_ago(place: Path) -> Told:
     url = backed_up(place)
-    limits = Limits(backup_ms=-1, free_percent=0)  # younger than now: none is
+    limits = CheckThresholds(backup_ms=-1, free_percent=0)  # younger than now: none is
     return Told(with_backups(place, url, limits), ("the newest backup, ", "old"), None)
 
 
@@ -578,13 +580,13 @@ def token_ends(place: Path) -> Told:
 def batch_gone(place: Path) -> Told:
     damaged = Damaged(healthy(place))
     damaged.edit_batches(NAME, lambda batches: [batches[0], *batches[2:]])
-    return Told(at(place, how=How()), ("do not tile",))
+    return Told(at(place, how=Depth()), ("do not tile",))
 
 
 @of("loan-broken")
 def loan_forgotten(place: Path) -> Told:
     Damaged(healthy(place)).commit(NAME, lambda state: replace(state, loans={}))
-    return Told(at(place, how=How()), ("which has not lent it",), "copy")
+    return Told(at(place, how=Depth()), ("which has not lent it",), "copy")
 
 
 @of("races-lost")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 import persist
 from blob import Blob, open_blob
-from persist.regions.region_index import Entry, Index, write_index
+from persist.regions.region_index import RegionEntry, RegionIndex, write_index
 from tests.support.forked import Forked, ran
 from tests.support.regions import Copier
 from tests.support.server import Server
@@ -81,7 +81,7 @@ class Disaster:
         self.acknowledged: dict[str, set[int]] = {name: set() for name in NAMES}
         self._next = 0
         self.running: list[Server] = []
-        write_index(self.index, Index({"eu": Entry(), "us": Entry()}))
+        write_index(self.index, RegionIndex({"eu": RegionEntry(), "us": RegionEntry()}))
         self.home = self.serve(stores.blob, stores.consensus)
         with persist.connect(self.home.url) as client:
             for name in NAMES:
@@ -93,8 +93,8 @@ class Disaster:
             for prefix in ("location-id", "epoch/", "cat/"):
                 wait_until(partial(_has, copy, prefix), f"{prefix} has come")
         self.region = self.read_only(stores.copy)
-        entry = Entry((self.home.url,), (self.region.url,), stores.blob, stores.copy)
-        write_index(self.index, Index({"eu": entry}))
+        entry = RegionEntry((self.home.url,), (self.region.url,), stores.blob, stores.copy)
+        write_index(self.index, RegionIndex({"eu": entry}))
 
     # --- processes
 

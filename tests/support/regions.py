@@ -14,17 +14,16 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import Publisher, PublishSettings
-from persist.copies.blob_store_scan import needed_blobs
+from persist.copies.shard_facts import needed_blobs
 from persist.core.errors import Expired, NotReadable, Unavailable, UnknownShard
 from persist.core.ids import ShardId
 from persist.core.state import Policy, State
-from persist.regions.replica import Home, Replica
-from persist.regions.replica_follower import FollowSettings
+from persist.regions.replica import Home, ReplicaLocation
+from persist.regions.replica_follower import RECHECK_S
 from tests.support.clones import Shards
 from tests.support.location import AscendingIds
 
 PUBLISH = PublishSettings(every_s=5.0)
-FOLLOW = FollowSettings(poll_s=1.0, names_s=5.0, retry_s=5.0, recheck_s=60.0)
 POLICY = Policy(inline_part_bytes_max=0, rollup_every=6, plain_parts_max=3, bundle_parts_max=2)
 HOME = Home("eu", ("http://eu:8787",))
 HELD_MAX = 12  # steps for which the adversary keeps a blob back
@@ -85,9 +84,9 @@ class Regions:
         self.read = self.refused = 0
         self.region = self.server()
 
-    def server(self) -> Replica:
+    def server(self) -> ReplicaLocation:
         """A server of the region that starts now."""
-        return Replica(self.copy, HOME, follow=FOLLOW, clock=self.home.clock, ids=AscendingIds(900))
+        return ReplicaLocation(self.copy, HOME, clock=self.home.clock, ids=AscendingIds(900))
 
     # --- at home
 
@@ -198,7 +197,7 @@ class Regions:
 
     def check_shows_all(self) -> None:
         """This server of the region shows the newest version of every shard, once it has looked for a while."""
-        self.home.clock.advance_ms(int(FOLLOW.recheck_s * 1000) + 1)
+        self.home.clock.advance_ms(int(RECHECK_S * 1000) + 1)
         for _ in range(len(self.home.names()) + 2):
             self.home.clock.advance_ms(6_000)
             self.region.follower.look(now=True)

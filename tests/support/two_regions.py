@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import persist
-from persist.regions.region_index import Entry, Index, write_index
+from persist.regions.region_index import RegionEntry, RegionIndex, write_index
 from tests.support.forked import Forked
 from tests.support.server import Server
 from tests.support.waiting import wait_until
@@ -27,7 +27,7 @@ class TwoCentres:
         self.root = root
         self.indexes = {name: root / f"{name}.json" for name in ("dc1", "dc2")}
         for path in self.indexes.values():
-            write_index(path, Index({}))
+            write_index(path, RegionIndex({}))
         self.dc1, self.dc2 = (self._home(name) for name in ("dc1", "dc2"))
         with persist.connect(self.dc1.url) as client:
             client.create_shard("dc1/first", SCHEMA, ["id"]).insert([{"id": 0, "v": "first"}])
@@ -36,11 +36,11 @@ class TwoCentres:
         where = ("--blob", f"file://{root}/copy", "--region", "dc2", "--of", "dc1", "--home", self.dc1.url)
         self.copy = Server(root, "--read-only", *where, "--index", str(self.indexes["dc2"]))
         regions = {
-            "dc1": Entry((self.dc1.url,), (self.copy.url,)),
-            "dc2": Entry((self.dc2.url,), (self.dc2.url,)),
+            "dc1": RegionEntry((self.dc1.url,), (self.copy.url,)),
+            "dc2": RegionEntry((self.dc2.url,), (self.dc2.url,)),
         }
-        write_index(self.indexes["dc2"], Index(regions))
-        write_index(self.indexes["dc1"], Index({"dc1": Entry((self.dc1.url,), (self.dc1.url,))}))
+        write_index(self.indexes["dc2"], RegionIndex(regions))
+        write_index(self.indexes["dc1"], RegionIndex({"dc1": RegionEntry((self.dc1.url,), (self.dc1.url,))}))
 
     def _home(self, name: str) -> Server:
         named = ("--region", name, "--index", str(self.indexes[name]))

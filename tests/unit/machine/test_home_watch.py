@@ -26,8 +26,8 @@ from persist.core.attribute import AttributeUpdate, attribute_key
 from persist.core.errors import Indeterminate, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import LocationBinding, ReaderId, Token, mint, writer_of
 from persist.formats.state_frames import encode_binding
-from persist.regions.fencing import HomeWatch, check_fence
-from persist.regions.region_index import Entry, Index, IndexFile, write_index
+from persist.regions.failover import HomeWatch, check_fence
+from persist.regions.region_index import IndexFile, RegionEntry, RegionIndex, write_index
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.location import AscendingIds, TestClock, memory_location
 
@@ -55,10 +55,10 @@ class Links:
 
     down = False
 
-    def fetch(self) -> Index:
+    def fetch(self) -> RegionIndex:
         if self.down:
             raise Unavailable("no link")
-        return Index({})
+        return RegionIndex({})
 
 
 def begun(world: World) -> tuple[Machine, Shard]:
@@ -82,7 +82,7 @@ class Home:
 
     def say(self, epoch: int) -> None:
         """The administrator sets the index."""
-        write_index(self.index, Index({"eu": Entry((NEW_HOME,), (), epoch=epoch)}))
+        write_index(self.index, RegionIndex({"eu": RegionEntry((NEW_HOME,), (), epoch=epoch)}))
 
     def taken_over(self, epoch: int = 2) -> None:
         """Another consensus store goes on with these blobs."""

@@ -20,7 +20,7 @@ from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import PublishSettings
-from persist.copies.recovery import How, recover
+from persist.copies.recovery import RecoveryRequest, recover
 from persist.core.errors import Conflict, Indeterminate
 from persist.patterns.internal_shards import Stepping
 from persist.patterns.wal import FrontEnd, Replica
@@ -269,7 +269,7 @@ class Story:
         if self.chosen.random() < 0.5:
             recover(self.location(), gap=gap)
         else:
-            promote(self.location(), f"r{self.opened}", "eu", OldHome(blob=blob), How(gap=gap))
+            promote(self.location(), f"r{self.opened}", "eu", OldHome(blob=blob), RecoveryRequest(gap=gap))
         self.fed, self.rival = self.process(), self.process()
 
     def publish(self) -> None:

@@ -19,7 +19,7 @@ from blob.file import FileBlob
 from blob.private_files import is_open, make_directories, make_file
 from consensus import open_consensus
 from persist.cli.output_files import replacing
-from persist.regions.region_index import Index, write_index
+from persist.regions.region_index import RegionIndex, write_index
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_a_new_backup_has_a_durable_name(tmp_path: Path, synced: list[str]) -> N
 
 def test_a_file_that_takes_the_place_of_another_one_has_a_durable_name(tmp_path: Path, synced: list[str]) -> None:
     """Such as the tokens file, from which a token was taken, or the index, which fences an old home."""
-    write_index(tmp_path / "regions.json", Index({}))
+    write_index(tmp_path / "regions.json", RegionIndex({}))
     assert synced[-1] == str(tmp_path)
     with replacing(tmp_path / "rows.csv") as out:
         out.write(b"id")
