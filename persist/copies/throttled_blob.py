@@ -43,7 +43,7 @@ class PacedBlob(ForwardingBlob):
         self._clock = clock
         self._stop = stop
         self._lock = threading.Lock()
-        self._free_s = clock.monotonic()  # when all that was read so far is paid for
+        self._free_s = 0.0 if rate is None else clock.monotonic()  # when all that was read so far is paid for
 
     def get(self, key: str) -> bytes:
         self._check()
