@@ -9,7 +9,7 @@ from collections.abc import Callable
 from compactor.loop import Ending, Task, never
 from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker, idle_for_ms
-from persist.client.row_retention import Keeper, RetentionRun
+from persist.client.row_retention import RetentionKeeper, RetentionRun
 from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.commit.expiry import age, forget_dropped, forget_tags, is_aging, step_s, tags_in_s
@@ -77,7 +77,7 @@ def history_task(location: Location, committer_of: CommitterOf) -> Task:
 def retention_task(location: Location, transport: Transport, metrics: MaintenanceMetrics | None = None) -> Task:
     """Take the cuts that policies of rows need, and take rows away by them; look again when something may be due."""
     counted = metrics or MaintenanceMetrics()
-    keeper = Keeper(location, transport)
+    keeper = RetentionKeeper(location, transport)
 
     def retain(name: str) -> float | None:
         try:

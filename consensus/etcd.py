@@ -77,7 +77,7 @@ class EtcdSecurity:
     key: str | None = None
 
 
-class NotSent(ConsensusUnavailable):
+class CallNotSent(ConsensusUnavailable):
     """The request never left this process, so another endpoint may be asked even for a write."""
 
 
@@ -104,7 +104,7 @@ class Endpoints:
 
     def write(self, call: Callable[[Any, float], Any]) -> Any:
         """As `read`, but goes on to another endpoint only if nothing was sent to the last one."""
-        return self._call(call, "write", NotSent)
+        return self._call(call, "write", CallNotSent)
 
     def client(self) -> tuple[int, Any]:
         """The endpoint in use and its client. ConsensusUnavailable or ConsensusMisconfigured if it has none."""
@@ -165,7 +165,7 @@ class Endpoints:
             # Only the log-in talks to the server here; nothing of the caller's was sent.
             failure = _sort(error, f"etcd at {address}", "setup")
             if isinstance(failure, ConsensusIndeterminate | ConsensusUnavailable):
-                failure = NotSent(str(failure))
+                failure = CallNotSent(str(failure))
             raise failure from error
         except (OSError, ValueError) as error:
             raise ConsensusMisconfigured(f"the TLS files for etcd at {address} cannot be used: {error}") from error
@@ -177,7 +177,7 @@ class Endpoints:
                 client = self._clients.pop(index, None)
             if client is not None:
                 client.close()
-            return NotSent(f"etcd at {self._addresses[index]} has forgotten the log-in: {error.details()}")
+            return CallNotSent(f"etcd at {self._addresses[index]} has forgotten the log-in: {error.details()}")
         return _sort(error, f"etcd at {self._addresses[index]}", kind)
 
 
@@ -201,7 +201,7 @@ def _sort(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ConsensusUnavailable(f"{where} is overloaded, nothing was written: {said}")
     if code is grpc.StatusCode.UNAVAILABLE and any(words in said.lower() for words in _NEVER_CONNECTED):
-        return NotSent(f"{where} cannot be reached: {said}")
+        return CallNotSent(f"{where} cannot be reached: {said}")
     if kind == "write":
         return ConsensusIndeterminate(f"{where} failed while writing ({code.name}): {said}")
     return ConsensusUnavailable(f"{where} did not answer ({code.name}): {said}")
@@ -216,7 +216,7 @@ RECONNECT_S = 0.2
 """Pause before a broken watch is opened again, on the next endpoint."""
 
 
-class Watcher:
+class KeyWatcher:
     """Calls `publish` with the raw keys put in `[start, end)`, until it is closed.
 
     A new watch begins where the last one broke off; what etcd has compacted since is lost, as hints may be.
@@ -320,7 +320,7 @@ class EtcdConsensus(Consensus):
         self._prefix = prefix
         self._base = f"/{prefix}/".encode() if prefix else b"/"
         self._endpoints = Endpoints(self._addresses, security or EtcdSecurity(), timeout_s=timeout_s)
-        self._watcher: Watcher | None = None
+        self._watcher: KeyWatcher | None = None
         self._watcher_lock = threading.Lock()
         self._notifier = Notifier("consensus-etcd", started=self._start_watching, stopped=self._stop_watching)
 
@@ -557,7 +557,7 @@ class EtcdConsensus(Consensus):
     def _start_watching(self) -> None:
         start, end = self._base + b"e/", self._base + b"e0"
         with self._watcher_lock:
-            self._watcher = Watcher(self._endpoints, start, end, self._publish_raw)
+            self._watcher = KeyWatcher(self._endpoints, start, end, self._publish_raw)
 
     def _stop_watching(self) -> None:
         with self._watcher_lock:

@@ -75,7 +75,7 @@ def older_names(given: str | None) -> list[str]:
     return sorted({_DEFAULT_NAME, (given or _DEFAULT_NAME)[:_NAME_MAX]})
 
 
-class Followed:
+class FollowedKeys:
     """The keys that somebody in this process follows, and so the channels to listen to. Thread-safe.
 
     `changed` is called, without the lock, when a channel is wanted that was not.
@@ -236,7 +236,7 @@ class Listener:
     What older builds announce it hears in any case.
     """
 
-    def __init__(self, connect: Connect, publish: Callable[[Iterable[str]], None], followed: Followed) -> None:
+    def __init__(self, connect: Connect, publish: Callable[[Iterable[str]], None], followed: FollowedKeys) -> None:
         self._connect = connect
         self._publish = publish
         self._followed = followed
@@ -380,7 +380,7 @@ class PostgresConsensus(SqlConsensus):
         self._suspect = False
         self._watchdog = Watchdog(statement_timeout_s * 1.5)
         self._announcer = Announcer(self._connect, older_names(named))
-        self._followed = Followed()
+        self._followed = FollowedKeys()
         self._listener: Listener | None = None
         self._listener_lock = threading.Lock()
         super().__init__(

@@ -17,7 +17,7 @@ AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
 K = TypeVar("K")
 
 
-class UpdateAttributes(Protocol):
+class AttributeWriter(Protocol):
     """Changes attributes under a token: `Shard` gives the one of a writer of its own."""
 
     def __call__(self, updates: AttributeUpdates, *, token: Token | None = None) -> None: ...
@@ -30,7 +30,7 @@ class Attributes:
     acknowledged before it.
     """
 
-    def __init__(self, shard: str, send: Callable[[c.Command], c.Result], update: UpdateAttributes) -> None:
+    def __init__(self, shard: str, send: Callable[[c.Command], c.Result], update: AttributeWriter) -> None:
         self._shard = shard
         self._send = send
         self._update = update

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
-from persist.attributes.node_codec import Child, Index, Leaf, Node, Shape, Update
+from persist.attributes.node_codec import Child, Leaf, Node, NodeIndex, Shape, Update
 from persist.core.attribute import KEY_BYTES, IndexRoot
 from persist.core.errors import Corruption
 
@@ -87,7 +87,7 @@ def last_key(root: IndexRoot, reader: NodeReader) -> bytes | None:
     if not root.height:
         return None
     height, node = root.height, _read(reader, root.offset, root.length, root.height)
-    while isinstance(node, Index):
+    while isinstance(node, NodeIndex):
         height, (_, offset, _, length) = height - 1, node.child(len(node) - 1)
         node = _read(reader, offset, length, height)
     return node.keys[-KEY_BYTES:] or None
@@ -100,7 +100,7 @@ def _read(reader: NodeReader, offset: int, length: int, height: int) -> Node:
     return node
 
 
-def _routed(node: Index, keys: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
+def _routed(node: NodeIndex, keys: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
     """The children that hold the sorted `keys`, if anything does: position, and the slice of `keys`."""
     first = 0
     while first < len(keys):
@@ -117,7 +117,7 @@ def _routed(node: Index, keys: Sequence[bytes]) -> Iterator[tuple[int, int, int]
 class _Changing:
     """An index node of the version before and what becomes of its children."""
 
-    node: Index
+    node: NodeIndex
     key: bytes
     height: int
     replaced: dict[int, list[Child]] = field(default_factory=dict)  # children that are written already
@@ -170,7 +170,7 @@ class Flush:
 
     def _changing(self, key: bytes, offset: int, length: int, height: int) -> _Changing:
         node = _read(self._reader, offset, length, height)
-        assert isinstance(node, Index)
+        assert isinstance(node, NodeIndex)
         self._reader.forget(offset)
         return _Changing(node, key, height, lows=node.lows.tolist())
 
@@ -211,7 +211,7 @@ class Flush:
         parent.replaced[at] = [self._written(key, leaf)]
         parent.lows[at] = _NOWHERE
 
-    def _finished(self, changed: _Changing) -> Index:
+    def _finished(self, changed: _Changing) -> NodeIndex:
         """The new node, its children written; of any length."""
         for at, child in changed.changing.items():
             node = self._finished(child)
@@ -227,7 +227,7 @@ class Flush:
         self._leaves += len(leaves)
         return self._siblings(key, leaves)
 
-    def _written_index(self, key: bytes, node: Index, grown_last: bool) -> list[Child]:
+    def _written_index(self, key: bytes, node: NodeIndex, grown_last: bool) -> list[Child]:
         nodes = node.split(_cuts(len(node), self._shape.index_entries_max, grown_last)) if len(node) else []
         return self._siblings(key, nodes)
 
@@ -239,12 +239,12 @@ class Flush:
 
     def _written(self, key: bytes, node: Node) -> Child:
         offset, length = self._writer.write(node)
-        return key, offset, min(node.lows) if isinstance(node, Index) else offset, length
+        return key, offset, min(node.lows) if isinstance(node, NodeIndex) else offset, length
 
     def _rooted(self, children: list[Child], height: int) -> IndexRoot:
         """The root over `children`, which are `height` high."""
         while len(children) > 1:
-            children = self._written_index(LEAST_KEY, Index.of(children), grown_last=True)
+            children = self._written_index(LEAST_KEY, NodeIndex.of(children), grown_last=True)
             height += 1
         flushes, count = self._root.flushes + 1, self._root.count + self._grown
         if not children:
@@ -259,7 +259,7 @@ def _between(earlier: Node, later: Node) -> bytes:
     can be: index nodes write them once. Of index nodes it is the later one's first key, which was such a key.
     """
     last, first = earlier.keys[-KEY_BYTES:], later.first
-    if isinstance(earlier, Index):
+    if isinstance(earlier, NodeIndex):
         return first
     alike = 0
     while first[alike] == last[alike]:  # it ends, as keys ascend

@@ -205,7 +205,7 @@ class Leaf:
         return _encode(_LEAF, len(self), offset, self.keys, self.values)
 
 
-class Index:
+class NodeIndex:
     """Children by their least keys, as four columns."""
 
     __slots__ = ("keys", "lengths", "lows", "offsets")
@@ -217,7 +217,7 @@ class Index:
         self.lengths = lengths
 
     @classmethod
-    def of(cls, children: Sequence[Child]) -> Index:
+    def of(cls, children: Sequence[Child]) -> NodeIndex:
         return cls(
             b"".join(child[0] for child in children),
             array("Q", (child[1] for child in children)),
@@ -248,7 +248,7 @@ class Index:
     def child(self, at: int) -> Child:
         return self.key(at), self.offsets[at], self.lows[at], self.lengths[at]
 
-    def replaced(self, changes: dict[int, list[Child]]) -> Index:
+    def replaced(self, changes: dict[int, list[Child]]) -> NodeIndex:
         """The node with the children at these positions replaced by none, one or several; of any length."""
         if all(len(children) == 1 for children in changes.values()):
             keys = bytearray(self.keys)
@@ -256,7 +256,7 @@ class Index:
             for at, [child] in changes.items():
                 keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] = child[0]
                 offsets[at], lows[at], lengths[at] = child[1:]
-            return Index(bytes(keys), offsets, lows, lengths)
+            return NodeIndex(bytes(keys), offsets, lows, lengths)
         pieces: list[bytes] = []
         offsets, lows, lengths = array("Q"), array("Q"), array("H")
         done = 0
@@ -275,13 +275,13 @@ class Index:
         offsets += self.offsets[done:]
         lows += self.lows[done:]
         lengths += self.lengths[done:]
-        return Index(b"".join(pieces), offsets, lows, lengths)
+        return NodeIndex(b"".join(pieces), offsets, lows, lengths)
 
-    def split(self, at: Sequence[int]) -> list[Index]:
+    def split(self, at: Sequence[int]) -> list[NodeIndex]:
         """The node cut before these positions."""
         bounds = [0, *at, len(self)]
         return [
-            Index(self.keys[a * KEY_BYTES : b * KEY_BYTES], self.offsets[a:b], self.lows[a:b], self.lengths[a:b])
+            NodeIndex(self.keys[a * KEY_BYTES : b * KEY_BYTES], self.offsets[a:b], self.lows[a:b], self.lengths[a:b])
             for a, b in pairwise(bounds)
         ]
 
@@ -291,7 +291,7 @@ class Index:
         return _encode(_INDEX, len(self), offset, self.keys, *columns)
 
 
-Node = Leaf | Index
+Node = Leaf | NodeIndex
 
 
 def locate(keys: bytes, key: bytes, start: int) -> int:
@@ -332,7 +332,7 @@ def decode(data: bytes, offset: int) -> Node:
     if kind == _LEAF:
         return Leaf(bytes(columns[0]), bytes(columns[1]))
     offsets, lows = _column("Q", columns[1]), _column("Q", columns[2])
-    return Index(bytes(columns[0]), offsets, _less(offsets, lows), _column("H", columns[3]))
+    return NodeIndex(bytes(columns[0]), offsets, _less(offsets, lows), _column("H", columns[3]))
 
 
 def check_nodes(data: bytes, first: int) -> None:

@@ -27,7 +27,7 @@ import pyarrow.parquet
 
 from persist.cli.inference import JsonValues, Texts
 from persist.cli.schema_argument import storable
-from persist.codecs.csv_rows import BadQuote, Scan, check_quotes, csv_options, values_of_cells
+from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, csv_options, values_of_cells
 from persist.codecs.json_rows import BOM, UNREADABLE, names_of_lines, read_ndjson
 from persist.codecs.parquet_files import check_alone, open_parquet
 from persist.core.errors import InvalidUsage
@@ -126,7 +126,7 @@ class RowSource:
     digest: str
     names: tuple[str, ...] | None  # its columns; None: each line tells its own
     nulls: tuple[str, ...] = ()  # cells of CSV that are null, besides the empty one
-    scan: Scan = field(default_factory=Scan, repr=False)  # what its bytes tell, where it is CSV
+    scan: CsvScan = field(default_factory=CsvScan, repr=False)  # what its bytes tell, where it is CSV
     stamp: tuple[int, int, int] | None = None  # of the bytes that have the digest
 
     def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
@@ -226,9 +226,9 @@ def _spooled(pipe: BinaryIO, kept: ExitStack) -> str:
     return file.name
 
 
-def _looked_at(path: str, form: str) -> tuple[int, str, Scan]:
+def _looked_at(path: str, form: str) -> tuple[int, str, CsvScan]:
     """The size, the digest, and what the bytes of CSV tell."""
-    digest, size, scan = hashlib.sha256(), 0, Scan()
+    digest, size, scan = hashlib.sha256(), 0, CsvScan()
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)

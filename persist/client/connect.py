@@ -29,7 +29,7 @@ from persist.client.stream_cuts import (
     Cut,
     CutRequest,
     CutTruncated,
-    Wanted,
+    TruncationRequest,
     take,
     truncate,
 )
@@ -477,7 +477,7 @@ class Client(Timeable):
         Returns: an outcome for each shard; `complete` where none was refused.
         Raises: InvalidUsage (the cut is of another location, or no argument makes sense; nothing was changed).
         """
-        return truncate(self.transport, cut, self._settings, Wanted(dry_run, retries, info, at_once))
+        return truncate(self.transport, cut, self._settings, TruncationRequest(dry_run, retries, info, at_once))
 
     def summaries(self, prefix: str = "") -> Iterator[ShardSummary]:
         """What each shard holds whose name begins with `prefix`: rows, bytes, since, upper, policy. Ascending.

@@ -178,7 +178,7 @@ class PairSplit:
 
 
 @dataclass(frozen=True)
-class Leases:
+class JoinedLeases:
     """Several leases as one."""
 
     leases: tuple[ReadLease, ...]
@@ -400,7 +400,7 @@ def changes_between(
         larger, of_larger = max((earlier, reader), (later, their_reader), key=lambda side: _bytes(side[0].runs))
         ranges = _ranges(larger, larger.runs, asked.num_splits, schema, of_larger)
         columns, chosen = schema.columns(None), schema.columns(asked.columns)
-        hold = Hold(Leases((earlier.lease, later.lease)))
+        hold = Hold(JoinedLeases((earlier.lease, later.lease)))
 
         def split(side: Held, key_range: KeyRange) -> SnapshotSplit:
             return replace(side.split(key_range, side.runs, columns), _hold=hold)

@@ -130,13 +130,13 @@ class Plan(Protocol):
 
     verb: ClassVar[str]
 
-    def bound(self, schema: ShardSchema) -> Bound:
+    def bound(self, schema: ShardSchema) -> BoundVerb:
         """For a shard with this schema. Raises InvalidUsage where it does not fit."""
         ...
 
 
 @dataclass(frozen=True)
-class Bound(ABC):
+class BoundVerb(ABC):
     """A plan for a shard with this schema: what was given is read by it once.
 
     `those` are the rows of the shard that it reads. `question` is what was asked for, as JSON: a token stands for it.
@@ -222,17 +222,17 @@ class GainedKeys:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarded(Bound):
+class Guarded(BoundVerb):
     """What a plan does to a shard whose keys are unique: refused where a key would have more than one row.
 
     `gained` has the keys that get rows by what was worked out last.
     """
 
-    inner: Bound
+    inner: BoundVerb
     gained: list[GainedKeys]
 
     @classmethod
-    def of(cls, inner: Bound) -> Guarded:
+    def of(cls, inner: BoundVerb) -> Guarded:
         """Raises ConstraintViolated where rows that stand in the place of all that is there have a key twice."""
         if inner.replacement is not None:
             keyed = key_schema(inner.schema)
@@ -263,7 +263,7 @@ def check_uncrowded(rows: pa.Table, schema: ShardSchema) -> None:
         )
 
 
-class Binding:
+class VerbBinding:
     """A plan as it is for the schema that a shard has, which may change between two looks at it.
 
     `known` is the id of the schema by whose names the caller has said what is to happen.
@@ -273,14 +273,14 @@ class Binding:
         self.verb = plan.verb
         self._plan = plan
         self._known = known
-        self._found: tuple[int, Bound] | None = None
+        self._found: tuple[int, BoundVerb] | None = None
 
     @property
     def cut(self) -> int:
-        """As `Bound.cut`, of the plan as it was bound last."""
+        """As `BoundVerb.cut`, of the plan as it was bound last."""
         return 0 if self._found is None else self._found[1].cut
 
-    def to(self, view: ShardView) -> Bound:
+    def to(self, view: ShardView) -> BoundVerb:
         """The plan for this view. Raises InvalidUsage where it does not fit, or a name means another column by now."""
         number, schema = current_schema(view.schemas)
         if self._found is None or self._found[0] != number:
@@ -405,7 +405,7 @@ class Delete:
 
     verb: ClassVar[str] = "delete"
 
-    def bound(self, schema: ShardSchema) -> Bound:
+    def bound(self, schema: ShardSchema) -> BoundVerb:
         if self.where is not None:
             return _Delete(schema, matching(self.where, schema), [self.where, None])
         keyed = key_schema(schema)
@@ -423,7 +423,7 @@ class Delete:
         return distinct_keys(pa.Table.from_arrays(arrays, schema=nullable(keyed.arrow)), keyed)
 
 
-class _Delete(Bound):
+class _Delete(BoundVerb):
     @property
     def may_crowd(self) -> bool:
         return False
@@ -441,7 +441,7 @@ class Update:
 
     verb: ClassVar[str] = "update"
 
-    def bound(self, schema: ShardSchema) -> Bound:
+    def bound(self, schema: ShardSchema) -> BoundVerb:
         schema.columns(self.sets)
         with_values(schema.arrow.empty_table(), self.sets, schema)  # refuses what fits no row, whether there are any
         those = ALL if self.where is None else matching(self.where, schema)
@@ -451,7 +451,7 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Update(Bound):
+class _Update(BoundVerb):
     sets: Mapping[str, Value]
 
     @property
@@ -472,7 +472,7 @@ class ReplaceWhere:
 
     verb: ClassVar[str] = "replace_where"
 
-    def bound(self, schema: ShardSchema) -> Bound:
+    def bound(self, schema: ShardSchema) -> BoundVerb:
         fresh, those = with_diffs(whole_rows(self.rows, schema)), matching(self.where, schema)
         if len(those.pick(fresh)) < len(fresh):
             raise InvalidUsage("rows were given for which `where` is not true; they would not be replaced next time")
@@ -487,13 +487,13 @@ class Overwrite:
 
     verb: ClassVar[str] = "overwrite"
 
-    def bound(self, schema: ShardSchema) -> Bound:
+    def bound(self, schema: ShardSchema) -> BoundVerb:
         fresh = with_diffs(whole_rows(self.rows, schema))
         return _Replace(schema, ALL, [str(digest_of_rows(fresh))], fresh, fresh=fresh)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Replace(Bound):
+class _Replace(BoundVerb):
     fresh: pa.Table
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
@@ -524,7 +524,7 @@ class Upsert:
 
     verb: ClassVar[str] = "upsert"
 
-    def bound(self, schema: ShardSchema) -> Bound:
+    def bound(self, schema: ShardSchema) -> BoundVerb:
         rows, gone = self._given(schema)
         keyed = key_schema(schema)
         keys = single_keys(pa.concat_tables([rows.select(list(schema.key)), gone]), keyed, "an upsert")
@@ -555,7 +555,7 @@ class Upsert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Upsert(Bound):
+class _Upsert(BoundVerb):
     keyed: ShardSchema
     rows: pa.Table
 

@@ -17,7 +17,7 @@ from persist.client.arguments import names as checked_names
 from persist.client.commit_info import Info
 from persist.client.dml_plans import (
     ALL,
-    Bound,
+    BoundVerb,
     Contents,
     Plan,
     changed,
@@ -206,7 +206,7 @@ class Merging:
 
     verb: ClassVar[str] = "merge_into"
 
-    def bound(self, schema: ShardSchema) -> Bound:
+    def bound(self, schema: ShardSchema) -> BoundVerb:
         keyed = key_schema(schema, self.on)
         given = names_given(self.rows, schema)
         for name in keyed.key:
@@ -314,7 +314,7 @@ def _completed(clause: Clause, given: Sequence[str], schema: ShardSchema) -> Cla
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Merging(Bound):
+class _Merging(BoundVerb):
     """A merge into a shard, by the columns of `keyed`."""
 
     keyed: ShardSchema

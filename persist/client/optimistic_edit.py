@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from persist.client.contents_diff import may_replace_all, runs_of, unless_refused, within
-from persist.client.dml_plans import Binding, Contents
+from persist.client.dml_plans import Contents, VerbBinding
 from persist.client.idempotency import send
 from persist.client.rewrites import Count, Rewriting, check_open, check_readable
 from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
@@ -92,7 +92,7 @@ class Editing(Rewriting):
     what: ClassVar[str] = "edit"
     done: ClassVar[str] = "edited"
 
-    plan: Binding
+    plan: VerbBinding
     expected: Antichain | None = None  # the upper that the shard must have; None: whatever it has
     attributes: tuple[AttributeUpdate, ...] = ()
     question: bytes = b""

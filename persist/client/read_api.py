@@ -106,7 +106,7 @@ Key = Any  # a value of the first key column, or a tuple of values of the first 
 Holding: TypeAlias = Callable[..., AbstractContextManager[Held]]  # as `holding`
 
 
-class Reading:
+class ReadMethods:
     """The reading methods of a shard. `persist.client.shard.Shard` is one, and says more."""
 
     name: str
@@ -438,7 +438,7 @@ class Reading:
 
 
 def snapshot_of(
-    shard: Reading,
+    shard: ReadMethods,
     at: int | datetime | Tagged | None,
     selection: Selection,
     limit: int | None = None,
@@ -449,13 +449,13 @@ def snapshot_of(
     return shard._snapshot(at, selection, limit, (1, wait_s, purpose))
 
 
-def listen_of(shard: Reading, as_of: int | None, until: Time, selection: Selection, purpose: str) -> Listen:
+def listen_of(shard: ReadMethods, as_of: int | None, until: Time, selection: Selection, purpose: str) -> Listen:
     """A listener of what is selected. Raises what `Shard.listen` does."""
     return shard._listen(as_of, frontier(until), selection, purpose)
 
 
 def counted(
-    shard: Reading, at: int | datetime | Tagged | None, selection: Selection, wait_s: float = WAIT_S
+    shard: ReadMethods, at: int | datetime | Tagged | None, selection: Selection, wait_s: float = WAIT_S
 ) -> tuple[Snapshot, int]:
     """How many rows of what is selected there are, and the snapshot of them, which is read. Raises as `snapshot_of`."""
     with snapshot_of(shard, at, replace(selection, columns=()), None, wait_s, "count") as found:

@@ -92,7 +92,7 @@ class ColumnRun:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RetentionOutcome:
     """What one run came to: `done` (None: it was not due), which consumers it passed, and what holds back the rest."""
 
     done: ColumnRun | None = None
@@ -171,7 +171,7 @@ class TakingAged(Rewriting):
         longest_ms = self.policy.consumers_max_age_ms
         return None if longest_ms is None else min(self.old_ms, self.now_ms - longest_ms)
 
-    def run(self, *, dry_run: bool) -> Outcome:
+    def run(self, *, dry_run: bool) -> RetentionOutcome:
         """Raises UpperMismatch (others wrote each time), Conflict (the settings changed), and what every call may."""
         view = self.transport.view(self.name, ViewRequest(with_batches=False))
         upper = check_complete(self.name, 0, view, "cleared")
@@ -188,13 +188,13 @@ class TakingAged(Rewriting):
         with between(self.transport, self.name, upper - 1, None, asked, self.read) as found:
             return self._held(found, 0, dry_run)
 
-    def _held(self, found: Between, so_far: int | None, dry_run: bool) -> Outcome:
+    def _held(self, found: Between, so_far: int | None, dry_run: bool) -> RetentionOutcome:
         try:
             return self._tried(found, so_far, dry_run)
         finally:
             found.held.lease.close()
 
-    def _tried(self, found: Between, so_far: int | None, dry_run: bool) -> Outcome:
+    def _tried(self, found: Between, so_far: int | None, dry_run: bool) -> RetentionOutcome:
         token, search = mint(Token, self.transport.ids), self._search()
         staged: tuple[Run, ...] = ()
         low: int | None = None
@@ -305,7 +305,7 @@ class TakingAged(Rewriting):
 
     def _said(
         self, lower: Antichain, upper: Antichain, search: _Search, so_far: int | None, *, dry_run: bool = False
-    ) -> Outcome:
+    ) -> RetentionOutcome:
         removed = search.count.removed - search.count.added
         held = None if search.waits_ms is None else passed(self.facts)
         looked = Looked(self.facts.version, upper.element or 0, self.now_ms, removed, self._next_ms(search), held)
@@ -314,7 +314,7 @@ class TakingAged(Rewriting):
         passes = behind(self.facts, upper.element or 0) if search.overran else ()
         done = ColumnRun(self.column.name, shown_instant(max(0, self.old_ms)), lower, upper, removed)
         after = record.replace(self.facts, done=record.replace(self.facts.done, looked=looked))
-        return Outcome(done, passes, waiting(after))
+        return RetentionOutcome(done, passes, waiting(after))
 
     def _next_ms(self, search: _Search) -> int | None:
         """From which instant on another row can go, if nobody writes."""
@@ -355,7 +355,7 @@ def run_by_column(
     *,
     dry_run: bool = False,
     by_hand: bool = True,
-) -> Outcome:
+) -> RetentionOutcome:
     """Take away what the policy says by its column, if it is due. Raises as `run_retention` says.
 
     `by_hand`: also where it was done less than `cut_every` ago. Where the column is none that tells a wall clock, the
@@ -365,20 +365,20 @@ def run_by_column(
     assert now_ms is not None
     policy = facts.policy
     if policy is None or policy.column is None:
-        return Outcome()
+        return RetentionOutcome()
     if (reason := blocked_by_column(facts)) is not None:
-        return Outcome(held_by=(reason,))
+        return RetentionOutcome(held_by=(reason,))
     if not dry_run and not has_to_look(facts, now_ms, by_hand=by_hand):
-        return Outcome(held_by=waiting(facts))
+        return RetentionOutcome(held_by=waiting(facts))
     if not facts.upper.element:
-        return Outcome()
+        return RetentionOutcome()
     try:
         taking = TakingAged.by(transport, name, settings, facts, now_ms)
     except InvalidUsage as error:
         if not dry_run:
             looked = Looked(facts.version, facts.upper.element or 0, now_ms)
             send(transport, name, c.NoteLooked(looked), settings.write.retry_s)
-        return Outcome(held_by=(error.message,))
+        return RetentionOutcome(held_by=(error.message,))
     return taking.run(dry_run=dry_run)
 
 

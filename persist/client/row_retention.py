@@ -18,7 +18,7 @@ from persist.client.maintaining import Maintain
 from persist.client.retention_kinds import (
     COLUMN,
     ColumnRun,
-    Outcome,
+    RetentionOutcome,
     TakingAged,
     check_column,
     count_dropped,
@@ -411,7 +411,12 @@ def _truncated(
 
 
 def _ran(
-    done: Truncated | None, due: Due | None, held_by: tuple[str, ...], by_column: Outcome, cuts: int, now_ms: int
+    done: Truncated | None,
+    due: Due | None,
+    held_by: tuple[str, ...],
+    by_column: RetentionOutcome,
+    cuts: int,
+    now_ms: int,
 ) -> RetentionRun:
     why, passes = ((), ()) if due is None else (due.why, due.passes)
     if by_column.done is not None and by_column.done.removed:
@@ -572,7 +577,7 @@ HOUR_MS = 3_600_000
 KNOWN_MAX = 100_000  # shards of which it is remembered when they were last asked
 
 
-class Keeper:
+class RetentionKeeper:
     """Does what policies of rows ask for, and tells when there is something to do again.
 
     Whether anything is due is told by the State that is known here, without a statement. A wrong clock of this process
@@ -628,7 +633,7 @@ def kept_by_itself(location: Location, maintain: Maintain) -> EmbeddedTransport:
     That is where its location collects: then no other process may be there to do it.
     """
     if location.settings.collects:  # by a transport of its own: nothing but its users keeps the other one alive
-        location.retain_with(Keeper(location, EmbeddedTransport(location)).run)
+        location.retain_with(RetentionKeeper(location, EmbeddedTransport(location)).run)
     made = EmbeddedTransport(location, maintain)
     made.leases = LeasePool(location.clock)
     return made

@@ -10,7 +10,7 @@ from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import checked, checked_sets
 from persist.client.commit_info import Info, info_bytes
 from persist.client.contents_diff import Named
-from persist.client.dml_plans import KEYS_MAX, Binding, Delete, Overwrite, Plan, ReplaceWhere, Update, Upsert
+from persist.client.dml_plans import KEYS_MAX, Delete, Overwrite, Plan, ReplaceWhere, Update, Upsert, VerbBinding
 from persist.client.history_api import HandleSettings
 from persist.client.merge import Merge
 from persist.client.optimistic_edit import Edited, Editing
@@ -212,7 +212,7 @@ class Verbs:
             settings.write,
             settings.read,
             info=said,
-            plan=Binding(plan, self._schema_id if known is None else known),
+            plan=VerbBinding(plan, self._schema_id if known is None else known),
             expected=expected_of(read_time),
             attributes=changes,
         )

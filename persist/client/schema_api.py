@@ -25,7 +25,7 @@ from persist.parts import DIFF, ShardSchema, consolidate, current_schema
 from persist.parts.constraint_checks import (
     KEYS_SHOWN_MAX,
     UNIQUE,
-    Broken,
+    BreakingRows,
     Constraining,
     Crowds,
     ask_more,
@@ -347,7 +347,7 @@ class ConstraintChange(LookedFirst):
                     if held.view.schema_id != self.expected_id:  # it has landed before, or raises SchemaMismatch
                         return self._send(after, None)
                     contents = _contents(held)
-                    look = Look(new, self.name)
+                    look = SchemaLook(new, self.name)
                     look.at_all(contents) if seen is None else look.at_added(contents, seen)
                     look.check()
                     if (number := self._landed(after, held.view.upper)) is not None:
@@ -431,7 +431,7 @@ class Constrained(ABC):
         if view.upper == MINIMUM:
             return []
         check_readable(self.name, view)
-        look = Look(current_schema(view.schemas)[1], self.name)
+        look = SchemaLook(current_schema(view.schemas)[1], self.name)
         with holding(self._transport, self.name, None, "broken constraints", 0.0, self._settings.read) as held:
             try:
                 look.at_all(_contents(held))
@@ -475,7 +475,7 @@ class BrokenConstraint:
         return {"constraint": self.constraint, "what": self.what, "count": self.count, "keys": told(self.keys)}
 
 
-class Look:
+class SchemaLook:
     """What of a shard's contents breaks the constraints of a schema."""
 
     def __init__(self, schema: ShardSchema, name: str) -> None:
@@ -527,7 +527,7 @@ class Look:
         for broken in breaking(rows, self._schema):
             self._note(broken)
 
-    def _note(self, broken: Broken) -> None:
+    def _note(self, broken: BreakingRows) -> None:
         _, count, keys = self._broken.get(broken.constraint, ("", 0, []))
         more = keys_shown(broken.rows.select(list(self._schema.key)).slice(0, KEYS_SHOWN_MAX - len(keys)))
         self._broken[broken.constraint] = (broken.how, count + len(broken.rows), [*keys, *more])

@@ -22,7 +22,7 @@ from persist.client.commit_info import (
 from persist.client.history_api import HandleSettings as HandleSettings
 from persist.client.idempotency import send
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
-from persist.client.read_api import Reading
+from persist.client.read_api import ReadMethods
 from persist.client.read_leases import CriticalReaderHandle
 from persist.client.row_retention import Retaining
 from persist.client.row_verbs import Verbs
@@ -45,7 +45,7 @@ from persist.parts.schema_evolution import named_by
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(Reading, Verbs, Constrained, Retaining, Shaping):
+class Shard(ReadMethods, Verbs, Constrained, Retaining, Shaping):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.

@@ -321,7 +321,7 @@ def take(transport: Transport, asked: CutRequest, settings: HandleSettings, at_o
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TruncationRequest:
     """How a truncation by a cut is done, as `Client.truncate` says."""
 
     dry_run: bool = False
@@ -338,7 +338,7 @@ class Wanted:
         check_at_once(self.at_once)
 
 
-def truncate(transport: Transport, cut: Cut, settings: HandleSettings, wanted: Wanted) -> CutTruncated:
+def truncate(transport: Transport, cut: Cut, settings: HandleSettings, wanted: TruncationRequest) -> CutTruncated:
     """Truncate every shard of the cut. Raises what `Client.truncate` says."""
     checked("cut", cut, Cut)
     wanted.check()

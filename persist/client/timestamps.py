@@ -192,7 +192,7 @@ _CLOSED = TIME_MAX + 1  # beyond every time
 
 
 @dataclass(frozen=True)
-class Dates:
+class ClockStretches:
     """Stretches of times that have one wall clock each, ascending.
 
     The times from `uppers[n - 1]` up to before `uppers[n]` are shown from `instants_ms[n]` on. What lies before the
@@ -211,7 +211,7 @@ class Dates:
         return pa.array(found * MICROSECONDS, mask=~known).cast(TIMESTAMP)
 
 
-def dates_of(transport: Transport, name: str, first: int, last: int, retry_s: float) -> Dates:
+def dates_of(transport: Transport, name: str, first: int, last: int, retry_s: float) -> ClockStretches:
     """The wall clocks of the times from `first` to `last`: a request for each 4,096 stretches, at least one.
 
     They are the same whenever and wherever this is asked, as long as `first` is kept. Raises NotReadable (it was
@@ -231,7 +231,7 @@ def dates_of(transport: Transport, name: str, first: int, last: int, retry_s: fl
                 "for fewer times at once"
             )
     told = np.unique(np.concatenate(pages), axis=0)  # a page begins with the mark at which the one before it ended
-    return Dates(told[:, 0], told[:, 1])
+    return ClockStretches(told[:, 0], told[:, 1])
 
 
 # Which schema a shard had as of a time.

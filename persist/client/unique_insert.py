@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.contents_diff import Named
-from persist.client.dml_plans import NONE, Binding, Bound, Contents, Those, check_uncrowded, with_keys
+from persist.client.dml_plans import NONE, BoundVerb, Contents, Those, VerbBinding, check_uncrowded, with_keys
 from persist.client.optimistic_edit import Editing, unless_landed
 from persist.client.snapshot import ReadSettings, holding
 from persist.client.write import Pinned, Updates, WriteHandle, as_updates, gathered, reusable
@@ -43,14 +43,14 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Insert:
+class InsertVerb:
     """The rows come, if no key has more than one row then."""
 
     rows: pa.Table | pa.RecordBatch | list[pa.RecordBatch]
 
     verb: ClassVar[str] = "insert"
 
-    def bound(self, schema: ShardSchema) -> Bound:
+    def bound(self, schema: ShardSchema) -> BoundVerb:
         rows = conformed(self.rows, schema, None)
         keyed = key_schema(schema)
         those = _with_added_keys(rows, keyed, schema) if schema.details.unique else NONE
@@ -58,7 +58,7 @@ class Insert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Insert(Bound):
+class _Insert(BoundVerb):
     keyed: ShardSchema
     rows: pa.Table
     cuts: list[int]  # the last one is that by which what was worked out last goes
@@ -222,7 +222,7 @@ class CheckedWriter(WriteHandle):
             self._settings,
             ReadSettings(),
             info=said,
-            plan=Binding(Insert(rows), known),
+            plan=VerbBinding(InsertVerb(rows), known),
             attributes=attributes,
             writer=self,
             caller=replace(self.caller, info=said) if said else self.caller,

@@ -32,7 +32,7 @@ _HEX_MARKS = (b"0x", b"0X")
 _HEX = r"^[+-]?0[xX]"
 
 
-class Scan:
+class CsvScan:
     """What the bytes of a CSV text, fed piece by piece, tell of how it has to be read."""
 
     def __init__(self, counts_lines: bool = False) -> None:
@@ -107,9 +107,9 @@ class BadQuote(ValueError):
         self.said = said
 
 
-def scanned(data: bytes) -> Scan:
+def scanned(data: bytes) -> CsvScan:
     """What a whole CSV text tells. Raises ValueError where its quotes are wrong."""
-    scan = Scan(counts_lines=True)
+    scan = CsvScan(counts_lines=True)
     for start in range(0, len(data), SLICE_BYTES):
         scan.feed(data[start : start + SLICE_BYTES])
     if not scan.is_regular:

@@ -26,13 +26,13 @@ _OF_BATCHES = frozenset({"batches", "drops", "truncations"})
 PROTOCOL_VERSION = 2  # of the records that cross HTTP
 
 
-class Staged(Record, frozen=True):
+class StagedRuns(Record, frozen=True):
     """Staged runs, for which receipts are asked, or which have them."""
 
     runs: tuple[Run, ...]
 
 
-_STAGED = msgspec.msgpack.Decoder(Staged)
+_STAGED = msgspec.msgpack.Decoder(StagedRuns)
 _COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Union[tuple(kinds(Command))])  # noqa: UP007
 _RESULT: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Union[tuple(kinds(Result))])  # noqa: UP007
 _PAGE = msgspec.msgpack.Decoder(HistoryPage)

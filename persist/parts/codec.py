@@ -25,7 +25,7 @@ from persist.parts.consolidate import join
 from persist.parts.key_encoding import SortedKeys, lower_bound, successor, upper_bound
 from persist.parts.memory_size import by_itself
 from persist.parts.parquet_guard import CHUNKS_MAX, check_footer, check_metadata, chunk_start, leaves
-from persist.parts.row_stats import Known, Stats, Teller, known_of
+from persist.parts.row_stats import KnownRows, Stats, Teller, known_of
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import extremes, is_bytes, one_chunk
 
@@ -98,8 +98,8 @@ def decode_index(part_id: str, tail: bytes, *, is_foreign: bool) -> tuple[IndexT
 #
 # The index (JSON, written by us between the last row group and the Parquet footer, where readers of the format look at
 # nothing) gives for every row group its rows, its bytes in memory, the encoded keys of its first, its last and some
-# rows between, and a CRC-32 for every column chunk. Of parts that maintenance writes it also tells what is `Known` of
-# their rows, and where the twins of each row group are. Builds that know nothing of it pass it over.
+# rows between, and a CRC-32 for every column chunk. Of parts that maintenance writes it also has the `KnownRows` of
+# each row group, and where the twins of each row group are. Builds that know nothing of it pass it over.
 # `Part.footer_size`/`footer_checksum` span index and footer. So a pruned read verifies exactly what it fetched: the
 # tail by the Part, each column chunk by the index, and a whole file by `Part.checksum`. Page checksums are written as
 # well, for other tools.
@@ -116,7 +116,7 @@ DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, Index
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ColumnChunk:
     """A column chunk's bytes `[start, start + size)` in the file."""
 
     start: int
@@ -138,9 +138,9 @@ class RowGroup:
     key_lower: bytes
     key_upper: bytes | None
     samples: tuple[bytes, ...]
-    chunks: tuple[Chunk, ...]
-    known: Known | None = None
-    twins: Chunk | None = None
+    chunks: tuple[ColumnChunk, ...]
+    known: KnownRows | None = None
+    twins: ColumnChunk | None = None
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def encode_parquet(
 class ParquetEncoder:
     """Writes one part, row group by row group. The rows must come consolidated and in order.
 
-    With `tells` the index says what is `Known` of each row group. Only maintenance may do so
+    With `tells` the index says what is `KnownRows` of each row group. Only maintenance may do so
     (`persist.parts.part_validation`).
     """
 
@@ -360,9 +360,9 @@ def _row_group(told: GroupTold) -> RowGroup:
         bytes.fromhex(told.lower),
         None if told.upper is None else bytes.fromhex(told.upper),
         tuple(bytes.fromhex(sample) for sample in told.samples),
-        tuple(Chunk(*chunk) for chunk in told.chunks),
+        tuple(ColumnChunk(*chunk) for chunk in told.chunks),
         None if told.known is UNSET else known_of(told.known),
-        None if told.twins is UNSET else Chunk(*told.twins),
+        None if told.twins is UNSET else ColumnChunk(*told.twins),
     )
 
 
@@ -487,7 +487,7 @@ class _Group:
     key_lower: bytes
     key_upper: bytes | None
     samples: tuple[bytes, ...]
-    known: Known | None = None
+    known: KnownRows | None = None
     twins: bytes = b""
     twins_start: int = 0
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from persist.core.errors import InvalidUsage
 from persist.parts.row_sort import ROWS_MIN, is_constant, lies_in_runs, packed, picked, sort_words
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import Column, Mask, Rows, Words, column, is_bytes, one_chunk
+from persist.parts.sort_words import ColumnOrder, Mask, Rows, Words, column, is_bytes, one_chunk
 
 Ints = npt.NDArray[np.int64]
 FEW = 1 << 16  # numbers that lie so close together are ordered by counting
@@ -233,7 +233,7 @@ def _refine(arrays: Iterator[pa.Array], count: int) -> tuple[Rows | None, Mask]:
     if count < 2:
         return None, starts
     tied: Rows | None = None  # positions that share their group with a neighbour; None: all of them
-    left: Iterator[tuple[pa.Array, Column | None, int]] = ((array, None, 0) for array in arrays)
+    left: Iterator[tuple[pa.Array, ColumnOrder | None, int]] = ((array, None, 0) for array in arrays)
     if count >= ROWS_MIN:
         found = packed(map(column, arrays), count)
         perm, starts, tied = found.perm, found.starts, _still_tied(found.starts, None)

@@ -297,7 +297,7 @@ UNIQUE = "unique"  # what that constraint is called where one is named
 
 
 @dataclass(frozen=True)
-class Broken:
+class BreakingRows:
     """Rows that break a constraint: what it is called, how they break it, and they themselves."""
 
     constraint: str
@@ -322,7 +322,7 @@ def check_rows(rows: pa.Table, schema: ShardSchema) -> None:
         )
 
 
-def breaking(rows: pa.Table, schema: ShardSchema) -> Iterator[Broken]:
+def breaking(rows: pa.Table, schema: ShardSchema) -> Iterator[BreakingRows]:
     """The rows that are added and break a check, or have a null where none may be, for each constraint that is broken.
 
     `rows` have the columns of the schema and `__diff`.
@@ -336,12 +336,12 @@ def breaking(rows: pa.Table, schema: ShardSchema) -> Iterator[Broken]:
     for name in not_null(schema):
         if added.column(name).null_count:
             nulls = added.filter(pc.is_null(added.column(name)))
-            yield Broken(f"not null: {name}", f"with a null in column {name!r}", nulls)
+            yield BreakingRows(f"not null: {name}", f"with a null in column {name!r}", nulls)
     for check, found in _filters(schema):
         truth = found.truth(added)
         if not pc.all(truth, skip_nulls=True, min_count=0).as_py():  # false only where one is false: null passes
             bad = added.filter(pc.invert(pc.fill_null(truth, True)))
-            yield Broken(check.name, f"for which {check.where!r:.200} is false", bad)
+            yield BreakingRows(check.name, f"for which {check.where!r:.200} is false", bad)
 
 
 def check_sound(schema: ShardSchema) -> None:

@@ -469,7 +469,7 @@ class MayMatch:
             return True
 
 
-class Bounds:
+class KeyStatistics:
     """What the bounds of a part tell of its first key column, in the form of Parquet's statistics."""
 
     has_min_max = True
@@ -528,4 +528,4 @@ def _part_bounds(part: Part, schema: ShardSchema) -> dict[str, Any]:
         return {}
     if not all(bounds) or not all(values[0].is_valid for values in bounds):
         return {}
-    return {schema.key[0]: Bounds(bounds[0][0], bounds[1][0])}
+    return {schema.key[0]: KeyStatistics(bounds[0][0], bounds[1][0])}

@@ -16,7 +16,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.column_types import family
 from persist.parts.consolidate import Ints, consolidate, join, sort_groups
 from persist.parts.shard_schema import DIFF, ShardSchema
-from persist.parts.sort_words import END, ESCAPE, NULL, VALID, Column, column, one_chunk
+from persist.parts.sort_words import END, ESCAPE, NULL, VALID, ColumnOrder, column, one_chunk
 
 # Order-preserving bytes of key tuples, for part bounds and split boundaries.
 #
@@ -72,7 +72,7 @@ class SortedKeys:
         self._rows = len(table)
 
     @cached_property
-    def _columns(self) -> list[Column]:
+    def _columns(self) -> list[ColumnOrder]:
         return [column(array) for array in self._arrays]
 
     @cached_property

@@ -21,7 +21,7 @@ from persist.core.blob_keys import is_of_maintenance
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.codec import (
     DATA_ERRORS,
-    Chunk,
+    ColumnChunk,
     Footer,
     decode_batches,
     decode_footer,
@@ -43,7 +43,7 @@ from persist.parts.parquet_guard import (
     levels_of,
 )
 from persist.parts.prefetch import in_order
-from persist.parts.row_stats import Known, firsts_of
+from persist.parts.row_stats import KnownRows, firsts_of
 from persist.parts.schema_evolution import Migration
 from persist.parts.shard_schema import TIME, ShardSchema
 from persist.parts.sort_words import Mask
@@ -282,7 +282,7 @@ class PartFile:
         """The lists of a fixed size around each leaf."""
         return fixed_lists(self.schema.updates_schema)
 
-    def known(self, group: int) -> Known | None:
+    def known(self, group: int) -> KnownRows | None:
         """What the index tells of the rows of a row group, where it can be believed.
 
         Maintenance tells it; the commit lets no writer do so. A time that a commit chose makes it untrue, and so does
@@ -411,7 +411,7 @@ class PartFile:
         names = self._names(columns)
         return [sum(chunk.size for chunk in self._chunks((group,), names)) for group in groups]
 
-    def _chunks(self, groups: Sequence[int], names: Sequence[str]) -> list[Chunk]:
+    def _chunks(self, groups: Sequence[int], names: Sequence[str]) -> list[ColumnChunk]:
         positions = [position for name in names for position in self._footer.leaves[name]]
         return [self.groups[group].chunks[position] for group in groups for position in positions]
 
@@ -460,7 +460,7 @@ class PartFile:
         except ValueError as error:
             raise Corruption(f"{named(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
 
-    def _verified(self, chunks: Sequence[Chunk]) -> Iterator[tuple[int, bytes]]:
+    def _verified(self, chunks: Sequence[ColumnChunk]) -> Iterator[tuple[int, bytes]]:
         """The bytes that hold these chunks, which are in order, and where they begin. Raises Corruption."""
         for span in _spans(chunks):
             start = span[0].start
@@ -480,7 +480,7 @@ class PartFile:
             yield start, data
 
 
-def _bytes_of(chunk: Chunk, segments: Sequence[tuple[int, bytes]]) -> memoryview:
+def _bytes_of(chunk: ColumnChunk, segments: Sequence[tuple[int, bytes]]) -> memoryview:
     """The bytes of a chunk, which lies in one of the segments: of one that ends too early as many as there are."""
     for start, data in segments:
         if start <= chunk.start < start + len(data):
@@ -492,9 +492,9 @@ def _later(rows: pa.Table, time: int) -> int:
     return int(pc.sum(pc.greater_equal(rows.column(TIME), time)).as_py() or 0)
 
 
-def _spans(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+def _spans(chunks: Sequence[ColumnChunk]) -> Iterator[list[ColumnChunk]]:
     """Neighbouring chunks together, so that each span costs one read."""
-    span: list[Chunk] = []
+    span: list[ColumnChunk] = []
     for chunk in chunks:
         if span and chunk.start - (span[-1].start + span[-1].size) > GAP_BYTES_MAX:
             yield span

@@ -3,8 +3,8 @@
 Inline rows are decoded whole. Of a blob up to `WHOLE_BYTES_MAX` so are all rows; of a larger one the footer is read,
 and the columns `__time` and `__diff` row group by row group. What does not fit is the caller's mistake: InvalidUsage.
 
-What an index tells as `Known` is believed of parts of maintenance alone, so a part that a writer stages must not tell
-it. Of parts of maintenance it is compared with the rows: the bounds always, twins where all rows are decoded.
+The `KnownRows` of an index are believed of parts of maintenance alone, so a part that a writer stages must not have
+them. Of parts of maintenance it is compared with the rows: the bounds always, twins where all rows are decoded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from persist.parts.codec import DATA_ERRORS, decode_inline, described_inline, em
 from persist.parts.constraint_checks import check_rows as check_added
 from persist.parts.ipc_guard import is_compressed
 from persist.parts.part_files import WHOLE_BYTES_MAX, BlobReads, Bound, Files, PartFile
-from persist.parts.row_stats import Known, Stats, Teller, firsts_of
+from persist.parts.row_stats import KnownRows, Stats, Teller, firsts_of
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 
 TOLD_TWICE, TOLD_BYTES = 2, 64 * 1024  # of the bytes that an index tells: schemas may have longer offsets
@@ -226,7 +226,7 @@ def _check_said(part: Part, stats: Stats) -> None:
         raise InvalidUsage(f"part {part.id} has times from {stats.time_min} to {stats.time_max}; times begin at 0")
 
 
-def _check_known(part: Part, known: Known, rows: Any, teller: Teller | None, firsts: Any) -> None:
+def _check_known(part: Part, known: KnownRows, rows: Any, teller: Teller | None, firsts: Any) -> None:
     """Refuse what the index tells of a row group's rows where they are others. Without a teller: their bounds alone."""
     stats = Stats()
     stats.add(rows)

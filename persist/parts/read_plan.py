@@ -114,7 +114,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReadPiece:
     """What a read takes at once: a row group of a part, a whole part (`group` None), or `rows` (`item` None).
 
     `place` is the piece's place among all of them: pieces of one run are in the order of their rows. `settled`: no two
@@ -139,7 +139,7 @@ class Piece:
 class Stretch:
     """Pieces that are read straight, row groups of one part; or pieces that are merged."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[ReadPiece]
     is_straight: bool
 
     @property
@@ -173,17 +173,17 @@ class Loose:
         """The key of the first row that is left; None where none is."""
         return self._keys[self._start] if self._start < len(self._rows) else None
 
-    def take(self, before: bytes | None) -> Piece:
+    def take(self, before: bytes | None) -> ReadPiece:
         """The rows of the first key that is left, and all others whose key is below `before` (None: all)."""
         start, lower = self._start, self._keys[self._start]
         end = len(self._rows)
         if before is not None:
             end = self._keys.bisect(max(before, lower + b"\x00"), start)
         self._start = end
-        return Piece(None, lower, self._keys[end - 1], (-1, start), rows=self._rows.slice(start, end - start))
+        return ReadPiece(None, lower, self._keys[end - 1], (-1, start), rows=self._rows.slice(start, end - start))
 
 
-_Waiting: TypeAlias = tuple[bytes, bool, tuple[int, int], Piece | Item | Loose]
+_Waiting: TypeAlias = tuple[bytes, bool, tuple[int, int], ReadPiece | Item | Loose]
 
 
 def is_plain(part: Part, times: Times, files: Files) -> bool:
@@ -257,7 +257,7 @@ def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part],
     return straight, others
 
 
-def _is_straight(pieces: Sequence[Piece], times: Times, files: Files) -> bool:
+def _is_straight(pieces: Sequence[ReadPiece], times: Times, files: Files) -> bool:
     first = pieces[0]
     if len(pieces) > 1 or first.item is None:
         return False
@@ -272,11 +272,11 @@ def _belong_together(held: Stretch, fresh: Stretch) -> bool:
     return held.part is fresh.part and fresh.pieces[0].group is not None
 
 
-def _connected(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _connected(pieces: Iterable[ReadPiece]) -> Iterator[list[ReadPiece]]:
     """Pieces that overlap, directly or by others, together. They come by their lower bounds, touching ones last."""
-    together: list[Piece] = []
+    together: list[ReadPiece] = []
     end: bytes | None = b""
-    last: list[Piece] = []  # those that reach to the end
+    last: list[ReadPiece] = []  # those that reach to the end
     for piece in pieces:
         is_beyond = end is not None and piece.lower > end
         if together and (is_beyond or _only_touches(piece, end, last)):
@@ -291,7 +291,7 @@ def _connected(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield together
 
 
-def _only_touches(piece: Piece, end: bytes | None, last: Sequence[Piece]) -> bool:
+def _only_touches(piece: ReadPiece, end: bytes | None, last: Sequence[ReadPiece]) -> bool:
     """Whether it shares but a key with what is before it, and that with the row group before it alone."""
     if not piece.touches or piece.lower != end or len(last) != 1:
         return False
@@ -317,11 +317,11 @@ class _Pieces:
         if loose is not None:
             self._wait_for(loose)
 
-    def in_order(self) -> Iterator[Piece]:
+    def in_order(self) -> Iterator[ReadPiece]:
         """By their lower bounds; of equal ones those that only touch come last."""
         while self._heap:
             _, _, place, found = heappop(self._heap)
-            if isinstance(found, Piece):
+            if isinstance(found, ReadPiece):
                 yield found
             elif isinstance(found, Loose):
                 yield found.take(self._heap[0][0] if self._heap else None)
@@ -331,7 +331,7 @@ class _Pieces:
                 for piece in self._row_groups(found, place[0]):
                     heappush(self._heap, (piece.lower, piece.touches, piece.place, piece))
             else:
-                yield Piece(found, found.part.key_lower, found.part.key_upper, place)
+                yield ReadPiece(found, found.part.key_lower, found.part.key_upper, place)
 
     def _wait_for(self, loose: Loose) -> None:
         lower = loose.lower
@@ -345,7 +345,7 @@ class _Pieces:
             return not is_plain(part, self._times, self._files)
         return not self._files.is_small(part)
 
-    def _row_groups(self, item: Item, number: int) -> Iterator[Piece]:
+    def _row_groups(self, item: Item, number: int) -> Iterator[ReadPiece]:
         part, file = item.part, self._files.open(item.part)
         plain = is_plain(part, self._times, self._files)
         before: int | None = None  # the last row group that is read
@@ -358,7 +358,7 @@ class _Pieces:
                 continue
             merges = known is None or (known.pairs and self._times.merges(known.time_min, known.time_max))
             apart = plain or group == 0 or (known is not None and not known.joins)
-            yield Piece(
+            yield ReadPiece(
                 item=item,
                 lower=bounds.key_lower,
                 upper=bounds.key_upper,
@@ -373,7 +373,7 @@ class _Pieces:
             before = group
 
 
-def is_settled(pieces: Sequence[Piece]) -> bool:
+def is_settled(pieces: Sequence[ReadPiece]) -> bool:
     """Whether the row groups, of one run and in their order, are settled and apart from one another."""
     if not all(piece.group is not None and piece.settled and piece.apart for piece in pieces):
         return False

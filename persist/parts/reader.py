@@ -27,7 +27,7 @@ from persist.parts.read_plan import (
     Filled,
     Item,
     Loose,
-    Piece,
+    ReadPiece,
     Straight,
     Stretch,
     expanded,
@@ -338,7 +338,7 @@ class PartReader:
 
     def _cursors(self, stretch: Stretch, times: Times, key_range: KeyRange) -> list[Cursor]:
         """One cursor for each run's sorted parts, and one for all rows in memory together."""
-        runs: dict[int, list[Piece]] = {}
+        runs: dict[int, list[ReadPiece]] = {}
         rows = []
         for piece in sorted(stretch.pieces, key=lambda piece: piece.place):
             if piece.item is not None:
@@ -350,7 +350,7 @@ class PartReader:
             cursors.append(Cursor.of_table(join(rows), self._files, self.schema, settled=True))
         return cursors
 
-    def _cursor(self, pieces: Sequence[Piece], times: Times, key_range: KeyRange) -> Cursor:
+    def _cursor(self, pieces: Sequence[ReadPiece], times: Times, key_range: KeyRange) -> Cursor:
         """Over pieces of one run, in their order."""
         parts: list[tuple[Part, list[int] | None]] = []
         for piece in pieces:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist.parts.sort_words import Column, Mask, Rows, Words
+from persist.parts.sort_words import ColumnOrder, Mask, Rows, Words
 
 # Sorting by one word a row: what varies of the leading words of rows, side by side, and below it the row's number.
 #
@@ -38,7 +38,7 @@ class Packed:
 
     perm: Rows | None
     starts: Mask
-    last: Column | None
+    last: ColumnOrder | None
     level: int
 
 
@@ -70,7 +70,7 @@ class _Piece:
         return replace(self, width=width, drop=self.width - width)
 
 
-def packed(columns: Iterator[Column], count: int) -> Packed:
+def packed(columns: Iterator[ColumnOrder], count: int) -> Packed:
     """Sort `count` rows, at least two, by as many of the leading words as one word holds.
 
     Takes no more of `columns` than that needs: as soon as the bits could tell all rows apart, rows that tie are few.
@@ -78,7 +78,7 @@ def packed(columns: Iterator[Column], count: int) -> Packed:
     number_bits = (count - 1).bit_length()
     room = _BITS - number_bits
     pieces: list[_Piece] = []
-    last: Column | None = None
+    last: ColumnOrder | None = None
     level = used = 0
     while used < number_bits:
         words = None if last is None or level == LEVELS_MAX else last.word(level, None)

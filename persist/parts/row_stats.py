@@ -29,7 +29,7 @@ FEW_ROWS = 64  # of which bounds and sums are taken in Python: calls of numpy ta
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownRows:
     """What the index tells of the rows of a row group, so that a read knows whether it must add some of them up.
 
     `pairs`: two of them share key and value. `joins`: the first one shares key and value with the last row of the row
@@ -48,11 +48,11 @@ class Known:
         return [int(value) for value in astuple(self)]
 
 
-def known_of(told: Sequence[int]) -> Known:
+def known_of(told: Sequence[int]) -> KnownRows:
     """As it was told. Raises ValueError or TypeError where it is not what `as_told` gives."""
     pairs, joins, *bounds = told
     time_min, time_max, diff_min, diff_max = (int(bound) for bound in bounds)
-    return Known(bool(pairs), bool(joins), time_min, time_max, diff_min, diff_max)
+    return KnownRows(bool(pairs), bool(joins), time_min, time_max, diff_min, diff_max)
 
 
 def firsts_of(data: bytes, rows: int) -> Mask:
@@ -116,13 +116,13 @@ def _span(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
 
 
 class Teller:
-    """Finds what is `Known` of the row groups of one part, which it is shown in their order."""
+    """Finds what is `KnownRows` of the row groups of one part, which it is shown in their order."""
 
     def __init__(self, schema: ShardSchema) -> None:
         self._schema = schema
         self._last: pa.Table | None = None  # the last row of the row group before
 
-    def told(self, rows: pa.Table) -> tuple[Known, bytes]:
+    def told(self, rows: pa.Table) -> tuple[KnownRows, bytes]:
         """Of the next row group: consolidated rows in order, at least one.
 
         The bytes are the numbers of the rows that share key and value with the row before, two bytes each; b"" where
@@ -135,7 +135,7 @@ class Teller:
         found = np.zeros(0, np.int64)
         if stats.time_min < stats.time_max:  # at one time, rows that share key and value would have been added up
             found = np.flatnonzero(twins(rows, self._schema))
-        known = Known(len(found) > 0, joins, stats.time_min, stats.time_max, stats.diff_min, stats.diff_max)
+        known = KnownRows(len(found) > 0, joins, stats.time_min, stats.time_max, stats.diff_min, stats.diff_max)
         return known, found.astype(_NUMBER).tobytes() if len(found) * TWINS_SHARE <= len(rows) else b""
 
 

@@ -39,7 +39,7 @@ FEW_BYTES = 16 * 1024  # of texts whose extremes are taken in Python: calls of A
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-class Column(Protocol):
+class ColumnOrder(Protocol):
     """A column's order."""
 
     def word(self, level: int, rows: Rows | None) -> Words | None:
@@ -192,7 +192,7 @@ class BytesColumn:
         return ranks[positions]
 
 
-def column(array: pa.Array) -> Column:
+def column(array: pa.Array) -> ColumnOrder:
     """The order of `array`'s values; any type that a shard can have."""
     kind = array.type
     valid = None if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
@@ -223,7 +223,7 @@ def _as_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _first(order: Column, count: int, best: Callable[[Words], np.uint64]) -> int:
+def _first(order: ColumnOrder, count: int, best: Callable[[Words], np.uint64]) -> int:
     """A row with the least or the greatest value, as `best` tells of words."""
     rows: Rows | None = None
     level = 0

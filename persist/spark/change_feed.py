@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from persist.client.contents_diff import changes_at, retractions, runs_of, whole_view, within
 from persist.client.row_reader import expanded, first_negative
 from persist.client.snapshot import ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
-from persist.client.timestamps import TIMESTAMP, Dates, dates_of
+from persist.client.timestamps import TIMESTAMP, ClockStretches, dates_of
 from persist.client.transport import OneShard, Transport
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -205,7 +205,7 @@ class FeedSplit:
             columns=self.columns,
         )
 
-    def dates(self, transport: Transport) -> Dates:
+    def dates(self, transport: Transport) -> ClockStretches:
         """The wall clocks of the times in the interval. Raises what `dates_of` says."""
         interval = self.interval
         last = TIME_MAX if interval.upper.element is None else interval.upper.element - 1
@@ -384,7 +384,7 @@ def _changes(
         yield with_change_columns(table, time_unit, dates)
 
 
-def with_change_columns(table: pa.Table, time_unit: str | None, dates: Dates | None) -> pa.Table:
+def with_change_columns(table: pa.Table, time_unit: str | None, dates: ClockStretches | None) -> pa.Table:
     """The updates with Spark's names for changes beside `__time` and `__diff`.
 
     `_change_type` is told by `__diff`, unless the table has it already. `_commit_timestamp` is what `time_unit` makes

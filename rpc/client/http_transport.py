@@ -36,7 +36,7 @@ from persist.formats.exposition import COUNTER, Family, Labelled
 from persist.formats.http_messages import (
     PROTOCOL_VERSION,
     RECORD,
-    Staged,
+    StagedRuns,
     decode_history,
     decode_result,
     decode_staged,
@@ -293,7 +293,7 @@ class HttpTransport:
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/receipts"
-        answer = self._calls.call(Call("POST", path, name, encoded(Staged(runs)), _COMMAND))
+        answer = self._calls.call(Call("POST", path, name, encoded(StagedRuns(runs)), _COMMAND))
         return decode_staged(answer.data, Corruption)
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:

@@ -30,7 +30,7 @@ from persist.client.stream_cuts import (
     TRUNCATED_AT_ONCE,
     Cut,
     CutRequest,
-    Wanted,
+    TruncationRequest,
     take,
     truncate,
 )
@@ -409,7 +409,7 @@ async def truncate_all(
     _require(principal, given)
     request.scope[MANY] = [] if dry_run else sorted(given.shards)
     asking = asking_for(request)
-    work = partial(truncate, asking, given, service.handles, Wanted(dry_run, retries))
+    work = partial(truncate, asking, given, service.handles, TruncationRequest(dry_run, retries))
     service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one
     try:
         found = await service.work.run(work)

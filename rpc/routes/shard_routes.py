@@ -23,7 +23,7 @@ from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
 from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord, State
-from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
+from persist.formats.http_messages import RECORD, StagedRuns, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from persist.parts.constraint_checks import Constraining
 from rpc import command_endpoint
@@ -330,7 +330,7 @@ async def receipts(request: Request) -> Response:
         with service.allowance() as allowed:
             runs = await decoded(service.work, data, partial(decode_staged, bad=InvalidUsage), allowed)
             found = await service.work.run(service.location.machine(name).receipted, runs)
-        return Response(encoded(Staged(found)), media_type=RECORD)
+        return Response(encoded(StagedRuns(found)), media_type=RECORD)
 
 
 @router.on(

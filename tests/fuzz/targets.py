@@ -19,7 +19,7 @@ from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.frontier import Antichain
 from persist.core.ids import PartId, ReaderId, Token, WriterId, mint
-from persist.formats.http_messages import Staged
+from persist.formats.http_messages import StagedRuns
 from persist.formats.records import encoded
 from persist.parts import ShardSchema, encode_inline, encode_parquet
 from tests.conftest import SeededIds
@@ -203,7 +203,7 @@ def frame_samples() -> dict[str, bytes]:
         "reshape": c.Reshape(
             writer, token, Antichain(0), -1, (run,), verb="overwrite", expected_id=1, schema=SCHEMA.to_record()
         ),
-        "staged": Staged((run,)),
+        "staged": StagedRuns((run,)),
     }
     return {name: encoded(one) for name, one in found.items()}
 

@@ -417,7 +417,7 @@ def test_what_others_write_while_the_contents_are_looked_at_is_looked_at_as_well
 
     rivals = [[{"id": 2, "n": 2}], [{"id": 1, "n": 3}]]
     looked: list[int] = []
-    check = schema_api.Look.check
+    check = schema_api.SchemaLook.check
 
     def interrupted(look: Any) -> None:
         check(look)
@@ -425,7 +425,7 @@ def test_what_others_write_while_the_contents_are_looked_at_is_looked_at_as_well
         if rivals:
             shard.insert(rivals.pop(0))
 
-    monkeypatch.setattr(schema_api.Look, "check", interrupted)
+    monkeypatch.setattr(schema_api.SchemaLook, "check", interrupted)
     with pytest.raises(ConstraintViolated, match="1 key with more than one row"):
         shard.set_constraints(unique=True)
     assert len(looked) == 2

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.read_api import Reading
+from persist.client.read_api import ReadMethods
 from persist.core import errors
 from rpc.cli.program import main
 
@@ -175,7 +175,7 @@ CLASSES = [
     persist.SnapshotSplit,
     persist.Listen,
     persist.Subscription,
-    Reading,
+    ReadMethods,
     persist.ReadLease,
     persist.CriticalReaderHandle,
     persist.Attributes,

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist.client.connect import AT_HOME, FarShard
-from persist.client.read_api import Reading
+from persist.client.read_api import ReadMethods
 from persist.client.shard import Shard
 from persist.core.frontier import Antichain
 from rpc.app import create_app
@@ -160,7 +160,7 @@ def test_a_far_shard_reads_near_with_every_verb_of_reading(machine: Machine, sha
     assert sum(len(event.updates) for event in far.subscribe(until=3, where="name = 'a'").next_events(0)) == 2
     with far.scan(where="id = 3") as scan:
         assert scan.to_table().num_rows == 1
-    verbs = {name for name in vars(Reading) if not name.startswith("_") and name not in ("view", "name")}
+    verbs = {name for name in vars(ReadMethods) if not name.startswith("_") and name not in ("view", "name")}
     assert verbs == {"snapshot", "get", "head", "count", "listen", "subscribe", "scan"}
     assert not verbs & set(AT_HOME)
 

@@ -16,7 +16,7 @@ from consensus.postgres import (
     CHANNELS,
     LINGER_S,
     OLD_CHANNEL,
-    Followed,
+    FollowedKeys,
     application_name,
     channel_of,
     older_names,
@@ -34,7 +34,7 @@ def test_channels_of_keys_are_the_same_in_every_build() -> None:
 
 
 def test_what_is_followed_tells_the_channels_and_one_that_was_left_lingers() -> None:
-    followed, pokes = Followed(), list[int]()
+    followed, pokes = FollowedKeys(), list[int]()
     followed.changed = lambda: pokes.append(1)
     first, second = followed.follow("a"), followed.follow("a")
     assert (followed.wanted((), 0.0), followed.keys_of([channel_of("a")]), len(pokes)) == ({channel_of("a")}, ["a"], 1)

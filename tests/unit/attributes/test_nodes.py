@@ -14,8 +14,8 @@ from persist.attributes.node_codec import (
     INDEX_ENTRIES_MAX,
     LEAF_ENTRIES_MAX,
     NODE_BYTES_MAX,
-    Index,
     Leaf,
+    NodeIndex,
     check_nodes,
     decode,
     locate,
@@ -46,8 +46,8 @@ def test_a_leaf_survives_its_bytes(entries: dict[bytes, int], offset: int) -> No
 @given(st.lists(st.tuples(keys, offsets, offsets, st.integers(0, 65535)), unique_by=lambda c: c[0]), offsets)
 def test_an_index_node_survives_its_bytes(children: list[tuple[bytes, int, int, int]], offset: int) -> None:
     children.sort()
-    read = decode(Index.of(children).encode(offset), offset)
-    assert isinstance(read, Index)
+    read = decode(NodeIndex.of(children).encode(offset), offset)
+    assert isinstance(read, NodeIndex)
     assert [read.child(at) for at in range(len(read))] == children
 
 
@@ -67,12 +67,12 @@ def test_a_key_is_located_where_it_belongs(known: set[bytes], key: bytes) -> Non
 
 def test_full_nodes_have_at_most_32_kib() -> None:
     leaf = leaf_of({key_of(n): n for n in range(LEAF_ENTRIES_MAX)})
-    index = Index.of([(key_of(n), n, n, NODE_BYTES_MAX) for n in range(INDEX_ENTRIES_MAX)])
+    index = NodeIndex.of([(key_of(n), n, n, NODE_BYTES_MAX) for n in range(INDEX_ENTRIES_MAX)])
     assert max(len(leaf.encode(0)), len(index.encode(0))) <= NODE_BYTES_MAX == 32 * 1024
 
 
-@pytest.mark.parametrize("node", [leaf_of({key_of(1): 5, key_of(2): -5}), Index.of([(key_of(1), 2, 3, 4)])])
-def test_every_flipped_bit_and_cut_is_noticed(node: Leaf | Index) -> None:
+@pytest.mark.parametrize("node", [leaf_of({key_of(1): 5, key_of(2): -5}), NodeIndex.of([(key_of(1), 2, 3, 4)])])
+def test_every_flipped_bit_and_cut_is_noticed(node: Leaf | NodeIndex) -> None:
     data = node.encode(77)
     assert decode(data, 77)
     for at in range(len(data)):
@@ -139,13 +139,15 @@ def test_any_bytes_are_a_column_or_corruption(data: bytes, entries: int, width: 
 def test_bytes_that_are_alike_are_written_once() -> None:
     leaf = leaf_of({key_of(n << 32): 7 for n in range(LEAF_ENTRIES_MAX)})
     assert len(leaf.encode(0)) < 2_100 < HEADER_BYTES + 24 * LEAF_ENTRIES_MAX
-    index = Index.of([(key_of(n << 64), n, n, 2_000) for n in range(INDEX_ENTRIES_MAX)])
+    index = NodeIndex.of([(key_of(n << 64), n, n, 2_000) for n in range(INDEX_ENTRIES_MAX)])
     assert len(index.encode(0)) < 4 * INDEX_ENTRIES_MAX + 60
 
 
 def test_a_chunk_is_checked_node_by_node() -> None:
-    nodes: list[Leaf | Index] = [
-        leaf_of({key_of(n): n for n in range(30)}), Index.of([(key_of(1), 2, 1, 4), (key_of(2), 9, 9, 4)]), leaf_of({})
+    nodes: list[Leaf | NodeIndex] = [
+        leaf_of({key_of(n): n for n in range(30)}),
+        NodeIndex.of([(key_of(1), 2, 1, 4), (key_of(2), 9, 9, 4)]),
+        leaf_of({}),
     ]  # fmt: skip
     chunk = b""
     for node in nodes:

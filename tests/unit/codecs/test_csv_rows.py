@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.codecs import rows
-from persist.codecs.csv_rows import BadQuote, Scan, check_quotes, scanned
+from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, scanned
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 
@@ -32,7 +32,7 @@ def is_strict(text: str) -> bool:
 
 
 def is_taken(data: bytes, size: int) -> bool:
-    scan = Scan()
+    scan = CsvScan()
     for start in range(0, len(data), size):
         scan.feed(data[start : start + size])
     try:
@@ -52,7 +52,7 @@ def test_quotes_are_taken_exactly_where_pythons_strict_reader_takes_them(text: s
 def test_what_a_writer_quotes_is_regular(cells: list[list[str]], size: int) -> None:
     sink = io.StringIO(newline="")
     csv.writer(sink, quoting=csv.QUOTE_ALL).writerows(cells)
-    scan, data = Scan(counts_lines=True), sink.getvalue().encode()
+    scan, data = CsvScan(counts_lines=True), sink.getvalue().encode()
     for start in range(0, len(data), size):
         scan.feed(data[start : start + size])
     assert scan.is_regular

@@ -29,7 +29,7 @@ from persist.parts.codec import encode_parquet
 from persist.parts.consolidate import consolidate
 from persist.parts.part_files import Files
 from persist.parts.part_validation import PartCheck
-from persist.parts.row_stats import Known
+from persist.parts.row_stats import KnownRows
 from persist.parts.run_merge import woven
 from persist.parts.schema_evolution import Migration
 from tests.unit.parts.strategies import SHARD, Shard, as_dict, joined, naive
@@ -235,7 +235,7 @@ def test_beyond_the_parts_that_are_looked_into_reads_are_exact(monkeypatch: pyte
     assert as_dict(found, 9) == naive(tables, advance=9)
 
 
-Told = tuple[Known | None, bytes]
+Told = tuple[KnownRows | None, bytes]
 
 
 def file_of(shard: Shard, part: Part, known: Sequence[Told]) -> Part:
@@ -253,7 +253,7 @@ def file_of(shard: Shard, part: Part, known: Sequence[Told]) -> Part:
     return made
 
 
-FIRST, SECOND = Known(True, False, 1, 2, -1, 1), Known(False, True, 3, 4, 1, 1)
+FIRST, SECOND = KnownRows(True, False, 1, 2, -1, 1), KnownRows(False, True, 3, 4, 1, 1)
 TWIN = b"\x01\x00"  # row 1
 
 
@@ -315,7 +315,7 @@ def test_a_read_that_believed_untruths_would_be_wrong(told: tuple[Shard, Part]) 
 def test_what_a_writer_tells_of_its_rows_is_refused_by_the_commit_and_believed_by_no_read() -> None:
     shard = Shard(SCHEMA)
     table = table_of([(1.0, "a", 1, 1), (1.0, "a", 2, -1), (2.0, "b", 1, 1)])
-    part = file_of(shard, shard.part(table), [(Known(False, False, 1, 2, -1, 1), b"")])
+    part = file_of(shard, shard.part(table), [(KnownRows(False, False, 1, 2, -1, 1), b"")])
     with pytest.raises(InvalidUsage, match="as only maintenance may"):
         PartCheck(SCHEMA).blob(part, shard.blob)
     found = pa.concat_tables(shard.reader().read_range([Run((part,))], as_of=5))
