@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from persist.client.contents_diff import Between, DiffRequest, between
-from persist.client.idempotency import send
+from persist.client.idempotency import after_commit, send
 from persist.client.optimistic_edit import unless_landed
 from persist.client.rewrites import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, kept, part_reader
@@ -28,7 +28,7 @@ from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
-from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
+from persist.core.errors import InvalidUsage, PersistError
 from persist.core.frontier import Antichain
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
@@ -225,13 +225,8 @@ class Erasing(Rewriting):
         with unless_landed(self._writer(None), token):
             removed = self._settled(0, token, lambda: self._tried(token), lambda _: None)
         erasure = erasure_id(token)
-        try:
+        with after_commit(f"erasure {erasure} of shard {self.name!r}"):
             return status_of(self.transport, self.name, erasure, self.read.retry_s, removed)
-        except (Unavailable, Overloaded) as error:  # these say that nothing has happened
-            raise Indeterminate(
-                f"erasure {erasure} of shard {self.name!r} has taken its rows away, and how far it is cannot be told "
-                f"now ({error.message}); ask for it by this id, or repeat it with its token"
-            ) from error
 
     def _tried(self, token: Token) -> int | None:
         view = self.transport.view(self.name, ViewRequest(with_batches=False))

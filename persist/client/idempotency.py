@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from persist.client import deadlines
@@ -165,6 +166,21 @@ def _settled(
                 refused=error.kind,
                 **error.details,
             ) from error
+
+
+@contextmanager
+def after_commit(what: str) -> Iterator[None]:
+    """For looks at what a committed change came to: Unavailable and Overloaded would say that nothing has happened.
+
+    Raises Indeterminate in their place. Repeating the change, with its token if it has one, is safe.
+    """
+    try:
+        yield
+    except (Unavailable, Overloaded) as error:
+        raise Indeterminate(
+            f"{what} is committed, and what came of it is not known now ({error.message}); repeat it to see it, with "
+            "its token if it has one"
+        ) from error
 
 
 def is_final(error: PersistError) -> bool:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from persist.client.contents_diff import READS_AT_ONCE, Between, DiffRequest, Named, Point, between, runs_of, within
 from persist.client.dml_plans import Contents, GainedKeys
-from persist.client.idempotency import send
+from persist.client.idempotency import after_commit, send
 from persist.client.snapshot import Held, ReadSettings, check_lease, holding, kept, part_reader
 from persist.client.timestamps import instant_ms, instant_text, resolved, shown_instant
 from persist.client.transport import OneShard
@@ -619,7 +619,10 @@ class Dropping(Rewriting):
         done = self._forced(handle, before - 1, alone) if force else handle.commit_drop(before - 1, token=alone)
         with suppress(PersistError):
             handle.close()
-        pending, went = (False, None) if done.lower < done.upper else self._came_to(before, done.lower)
+        pending, went = False, None
+        if done.lower == done.upper:
+            with after_commit(f"the truncation of shard {self.name!r} before {before}"):
+                pending, went = self._came_to(before, done.lower)
         return Truncated(before, self.to.timestamp, done.lower, done.upper, went, DROP, pending)
 
     def _forced(self, handle: WriteHandle, as_of: int, token: Token) -> c.Appended:

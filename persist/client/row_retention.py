@@ -12,7 +12,7 @@ from persist.client.commit_info import info_bytes
 from persist.client.contents_diff import Named
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import HandleSettings, Past
-from persist.client.idempotency import send
+from persist.client.idempotency import after_commit, send
 from persist.client.lease_pool import LeasePool
 from persist.client.maintaining import Maintain
 from persist.client.retention_kinds import (
@@ -456,7 +456,8 @@ def set_policy(
     if policy is not None and not asked.confirm:
         _guard(transport, name, policy, settings)
     send(transport, name, c.SetSettings(version, now.history_ms, now.mark_every_ms, policy), retry_s)
-    return read_retention(transport, name, retry_s)
+    with after_commit(f"the policy of shard {name!r}"):
+        return read_retention(transport, name, retry_s)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from persist.client.dml_plans import Contents, with_keys
 from persist.client.history_api import HandleSettings
-from persist.client.idempotency import send
+from persist.client.idempotency import after_commit, send
 from persist.client.rewrites import check_readable
 from persist.client.snapshot import Held, ReadSettings, check_lease, holding, leased_blobs, part_reader
 from persist.client.transport import OneShard
@@ -302,7 +302,8 @@ class Shaping:
     def _evolve(self, newest: int, known: ShardSchema, new: ShardSchema) -> ShardSchema:
         read, retry_s = self._settings.read, self._settings.write.retry_s
         number = Evolving(self._transport, self.name, newest, read, retry_s).run(known, new)
-        return self._changed(number, (number, new))
+        with after_commit(f"the change of columns of shard {self.name!r}"):
+            return self._changed(number, (number, new))
 
 
 # Setting the constraints of a shard: what it holds is looked at first, and the change lands if it obeys them.
@@ -416,7 +417,10 @@ class Constrained(ABC):
             self._transport, self.name, expected, self._settings.read, self._settings.write.retry_s
         )
         found = change.run(before, given)
-        return self._changed(*self._changing()) if found is None else self._changed(found[0], found)
+        if found is None:
+            return self._changed(*self._changing())
+        with after_commit(f"the change of constraints of shard {self.name!r}"):
+            return self._changed(found[0], found)
 
     def broken_constraints(self) -> list[BrokenConstraint]:
         """Which constraints the contents as of the latest time break. It reads the whole shard.
