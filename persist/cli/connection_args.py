@@ -64,9 +64,12 @@ def read_size(option: str, text: str) -> int:
 
 def read_age_ms(option: str, text: str) -> int:
     """The milliseconds that the text of an option means, such as `24h`, `50ms` or `none`. Raises InvalidUsage."""
-    age_ms = history_ms(text, option)
+    try:
+        age_ms = history_ms(text, option)
+    except InvalidUsage:
+        age_ms = None
     if age_ms is None:
-        raise InvalidUsage(f"{option} is {text!r}; it must be an age such as '7d' (ms, s, m, h, d or w)")
+        raise InvalidUsage(f"{option} is {text!r:.100}; it must be an age such as '7d' (ms, s, m, h, d or w)")
     return age_ms
 
 

@@ -234,8 +234,11 @@ WRONG = [
     (["serve", "--read-only", "--blob", "file:///nothing/there"], "does not exist"),
     (["region", "replicate", "--from", "file:///nothing/there", "--to", "file:///x"], "does not exist"),
     (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--once"], "has no location"),
-    (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--every", "0"], "every_s is 0.0"),
-    (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--keep", "nan"], "keep_s is nan"),
+    (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--every", "0s"], "every_s is 0.0"),
+    (
+        ["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--keep", "nan"],
+        "--keep is 'nan'; it must be an age such as '7d' (",
+    ),
     (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--rate", "x"], "--rate is 'x'"),
 ]
 
