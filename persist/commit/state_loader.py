@@ -443,7 +443,7 @@ class Versions:
             raise Corruption(
                 f"the log of shard {name!r} {ends}, but the blob store has a rollup of v{newest}: the consensus store "
                 "has lost commits. Restore a newer backup of it, or go on with what the blob store tells, by `persist "
-                "recover` and an empty consensus store"
+                "backup recover` and an empty consensus store"
             )
 
 

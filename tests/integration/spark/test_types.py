@@ -34,7 +34,7 @@ NULLS = ("nulls", *[None] * (len(ROW) - 1))
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
     """The URL of a server of its own."""
-    command = [sys.executable, "-m", "rpc.cli.program", "serve", "--no-maintenance", "--port", "0"]
+    command = [sys.executable, "-m", "rpc.cli", "serve", "--no-maintenance", "--port", "0"]
     server = subprocess.Popen([*command, "--dir", str(tmp_path / "shards")], stdout=subprocess.PIPE, text=True)
     with server:
         assert server.stdout is not None
