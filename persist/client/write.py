@@ -131,7 +131,10 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """As `Shard.insert`. Raises: what it does; after Indeterminate call again with this call's `token`."""
+        """Insert rows at the upper. `updates`, `attributes`, `info` and the result are those of `Shard.insert`.
+
+        Raises: what it raises. After Indeterminate call again with the `token` of this call.
+        """
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
         return self._by_schema(
             updates, lambda rows, unique: self._inserted(rows, changes, token, said, unique=unique), token
@@ -147,7 +150,10 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """As `Shard.compare_and_append`. Raises: what it does; `token` as `insert` says."""
+        """Append `updates` if the upper is `expected_upper`, and move it to `new_upper`: `Shard.compare_and_append`.
+
+        `attributes`, `info` and the result are as there. Raises: what it raises; `token` is as in `insert`.
+        """
         lower, upper = frontier(expected_upper), frontier(new_upper)
         return self._append(c.CompareAndAppend, updates, (lower, upper), token, attributes, info)
 
@@ -161,7 +167,10 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """As `Shard.append`. Raises: what it does; `token` as `insert` says."""
+        """Append `updates` of the times from `lower` to before `upper`, as `Shard.append` does.
+
+        `attributes`, `info` and the result are as there. Raises: what it raises; `token` is as in `insert`.
+        """
         return self._append(c.Append, updates, (frontier(lower), frontier(upper)), token, attributes, info)
 
     def _inserted(

@@ -110,7 +110,7 @@ def test_a_typed_program_passes_strict_mypy_and_a_wrong_one_does_not(tmp_path: P
         """
 import persist
 import persist.aio
-from persist.client.read_api import Reading
+from persist.client.read_api import ReadMethods
 
 def main(url: str) -> int | None:
     with persist.connect(url) as client:

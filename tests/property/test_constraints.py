@@ -140,7 +140,7 @@ def test_no_key_gets_a_second_row_whoever_comes_between(story: list[tuple[Step, 
 
 
 def test_a_build_that_does_not_look_at_what_came_between_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.client.dml_plans.Bound.concerns", lambda *_: False)
+    monkeypatch.setattr("persist.client.dml_plans.BoundVerb.concerns", lambda *_: False)
     story: list[tuple[Step, Step | None]] = [
         (("insert", [(0, 0, 1)]), None),
         (("insert", [(1, 1, 1)]), ("insert", [(1, 2, 1)])),

@@ -35,5 +35,5 @@ def test_every_verb_is_as_if_it_had_run_alone_in_many_stories() -> None:
 
 
 def test_a_build_that_does_not_look_at_what_others_changed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.client.dml_plans.Bound.concerns", lambda *_: False)
+    monkeypatch.setattr("persist.client.dml_plans.BoundVerb.concerns", lambda *_: False)
     assert caught_within(check, range(200)) is not None
