@@ -26,7 +26,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock demo test gate proof check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
+.PHONY: help venv lock demo test gate proof figures check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,9 @@ proof: $(DEV) ## run the whole proofs, and the laws with more examples (ARGS=...
 
 $(BENCHES:%=bench-%): bench-%: $(BENCH)
 	@$(PY) -m bench.$* $(ARGS)
+
+figures: $(BENCH) ## measure what README and docs/figures.md publish, and write them (ARGS=...)
+	@$(PY) -m bench.figures $(ARGS)
 
 soak: $(DEV) ## run the long simulation for SECONDS=600 (ARGS=...)
 	@$(PY) -m bench.soak --seconds $(SECONDS) $(ARGS)
