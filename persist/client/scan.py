@@ -26,7 +26,7 @@ from persist.core.errors import Expired, InvalidUsage
 from persist.core.record import replace as changed
 from persist.parts import DIFF, Selection, ShardSchema, newest, overlapping, sound_schemas
 from persist.parts.column_types import without_half_floats
-from persist.parts.filter_eval import MayMatch, Shown, is_bounded, matching, may_match, needed
+from persist.parts.filter_eval import MayMatch, Shown, has_floats, is_bounded, matching, may_match, needed
 from persist.parts.part_files import Files, Keeps
 from persist.parts.read_plan import classify
 from persist.parts.reader import Finish
@@ -191,15 +191,9 @@ def _is_read_alike(kinds: pa.Schema) -> bool:
     rows with NaN. Floats within structs cannot be hidden from it. And to it A and a are one name.
     """
     lowered = {name.lower() for name in kinds.names}
-    return len(lowered) == len(kinds) and not any(_floats_within(field.type) for field in kinds)
-
-
-def _floats_within(kind: pa.DataType) -> bool:
-    """Whether a filter of DuckDB's may look at a float inside a value. Those of lists and maps reach no file."""
-    if not pa.types.is_struct(kind):
-        return False
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
-    return any(pa.types.is_floating(one) or _floats_within(one) for one in inner)
+    return len(lowered) == len(kinds) and not any(
+        pa.types.is_struct(field.type) and has_floats(field.type) for field in kinds
+    )
 
 
 def _column(field: pa.Field) -> str:

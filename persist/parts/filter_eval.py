@@ -409,24 +409,24 @@ def matching(table: pa.Table, expression: Any) -> pa.Table:
     To engines of SQL 0.0 is -0.0, also in `IN (0.0, 1.0)`. Arrow looks for members of a set by their bits.
     """
     text = str(expression)
-    if not any(_has_floats(field.type) for field in table.schema) or _IN not in text or _NOT in text:
+    if not any(has_floats(field.type) for field in table.schema) or _IN not in text or _NOT in text:
         return table.filter(expression)
     numbered = table.append_column(_ROW, pa.array(np.arange(len(table))))
     found = [_with_zeros(numbered, zero).filter(expression).column(_ROW).to_numpy() for zero in (0.0, -0.0)]
     return table.take(pa.array(np.union1d(*found)))
 
 
-def _has_floats(kind: Any) -> bool:
+def has_floats(kind: Any) -> bool:
     """Whether a value has floats that an expression may look at: those of lists and maps it does not."""
     if pa.types.is_struct(kind):
-        return any(_has_floats(kind.field(number).type) for number in range(kind.num_fields))
+        return any(has_floats(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
 
 
 def _with_zeros(table: pa.Table, zero: float) -> pa.Table:
     """The same rows, with this zero for either of the two."""
     for place, field in enumerate(table.schema):
-        if _has_floats(field.type):
+        if has_floats(field.type):
             chunks = [_zeroed(chunk, zero) for chunk in table.column(place).chunks]
             table = table.set_column(place, field, pa.chunked_array(chunks, field.type))
     return table

@@ -27,6 +27,7 @@ from persist.client.transport import Transport
 from persist.core.batch import Part
 from persist.core.errors import Expired, InvalidUsage, PersistError, shown
 from persist.parts import DIFF, TIME, ShardSchema, decode_inline, sound_schemas
+from persist.parts.filter_eval import has_floats
 from persist.parts.part_files import Files
 from persist.parts.read_plan import classify
 from persist.parts.schema_evolution import Migration
@@ -90,7 +91,7 @@ def why_not_schema(schema: ShardSchema) -> str | None:
             )
         if (twin := _twin_within(field.type)) is not None:
             return f"column {field.name!r} is {field.type}: {twin!r} within it differs from another one in case only"
-        if _floats_within(field.type):
+        if pa.types.is_struct(field.type) and has_floats(field.type):
             return f"column {field.name!r} is {field.type}: filters on floats within it would miss NaN and -0.0"
         if field.name.lower() in lowered:
             return f"column {field.name!r} differs from another one in case only"
@@ -167,14 +168,6 @@ def _twin_within(kind: Any) -> str | None:
     lowered = [field.name.lower() for field in inner]
     twin = next((field.name for field in inner if lowered.count(field.name.lower()) > 1), None)
     return twin or next((found for field in inner if (found := _twin_within(field.type)) is not None), None)
-
-
-def _floats_within(kind: Any) -> bool:
-    """Whether a filter of Spark's may look at a float inside a value. Those of lists and maps reach no file."""
-    if not pa.types.is_struct(kind):
-        return False
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
-    return any(pa.types.is_floating(one) or _floats_within(one) for one in inner)
 
 
 # Holds of native reads: each is renewed for as long as a plan of Spark reads the files, and then lapses.
