@@ -20,7 +20,7 @@ from persist.client.snapshot import ReadSettings
 from persist.commit.location import LocationSettings, open_stores
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.errors import Expired, Indeterminate, OpaqueMismatch, Unavailable
+from persist.core.errors import Expired, Indeterminate, Unavailable
 from persist.core.frontier import Antichain
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy
@@ -46,16 +46,6 @@ def client(url: str, request: pytest.FixtureRequest) -> Iterator[Client]:
     settings = LocationSettings(policy=Policy(inline_part_bytes_max=request.param))
     with persist.connect(url, location=settings) as client:
         yield client
-
-
-def test_rows_that_another_replica_has_written_are_hidden(client: Client) -> None:
-    """An append over the shard's upper showed the overlapping rows a second time."""
-    shard = client.create_shard("copies", SCHEMA, ["k"])
-    shard.append([row("a", 0)], 0, 1)
-    shard.append([row("a", 0), row("b", 1), row("c", 2)], 0, 3)
-    assert shard.snapshot(2).to_arrow().to_pydict() == {"k": ["a", "b", "c"], "v": [1, 1, 1], "__diff": [1, 1, 1]}
-    shard.append([row("b", 1), row("c", 2), row("d", 3)], 1, 4)
-    assert shard.snapshot(3, num_splits=2).to_arrow().column("k").to_pylist() == ["a", "b", "c", "d"]
 
 
 def test_rows_that_cancel_out_can_be_written_when_the_state_has_no_room(url: str) -> None:
@@ -146,44 +136,6 @@ def test_a_hold_that_may_have_moved_is_not_relied_on() -> None:
         with pytest.raises(Unavailable):
             lease.downgrade(Antichain(0), seqno)
         assert lease.seqno == seqno
-
-
-def test_a_fence_that_may_have_been_passed_is_not_called_refused() -> None:
-    """A downgrade that landed, was lost on its way back and then overtaken, was told that it had not happened."""
-
-    class Overtaken(EmbeddedTransport):
-        lost = False
-
-        def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-            result = super().apply(name, command, caller)
-            if isinstance(command, c.CompareAndDowngradeSince) and not self.lost:
-                self.lost = True
-                other = Client(EmbeddedTransport(self.location, maintain)).shard(name).critical_reader("cursor")
-                other.downgrade_since(1, opaque="other")
-                raise Indeterminate("the answer was lost")
-            return result
-
-    with Client(Overtaken(open_stores("mem:fence", "mem:fence"))) as client:
-        shard = client.create_shard("orders", SCHEMA, ["k"])
-        shard.insert([row("a")])
-        cursor = shard.critical_reader("cursor")
-        with pytest.raises(Indeterminate):
-            cursor.downgrade_since(1, opaque="mine")
-        with pytest.raises(OpaqueMismatch):
-            cursor.downgrade_since(1, opaque="mine again")
-
-
-def test_rows_that_were_staged_too_long_ago_are_not_committed() -> None:
-    """A writer that slept for longer than the orphan sweep waits could commit blobs that were swept meanwhile."""
-    world = World(policy=NO_INLINE)
-    asleep = world.machine()
-    writer = asleep.client.create_shard("orders", SCHEMA, ["k"]).open_writer()
-    staged = writer.stage([row("a")], 0)
-    world.pass_ms(25 * HOUR_MS)
-    Sweeper(world.machine().location).sweep("orders")
-    assert not [stat for stat in world.blob.list("s") if stat.key.endswith(".parquet")]
-    with pytest.raises(Expired, match="stage its rows again"):
-        writer.commit_insert(staged)
 
 
 def test_a_step_that_was_taken_before_the_sweep_cannot_be_committed_after_it(client: Client) -> None:

@@ -17,7 +17,6 @@ from persist.core.ids import Token, WriterId
 from persist.core.state import Policy
 from persist.core.transitions import Context, step
 from tests.conftest import SeededIds
-from tests.support.examples import thinned
 from tests.support.indexed import Indexed, key_of
 from tests.support.shard import numbered
 
@@ -40,16 +39,6 @@ def test_keys_inserted_in_order_fill_their_leaves(indexed: Indexed) -> None:
     leaves = indexed.leaves(ChunkReader(indexed.blob, indexed.state.attribute_chunks, indexed.cache))
     assert (root.count, root.height) == (MANY, 2)
     assert leaves == [LEAF_ENTRIES_MAX] * 30
-
-
-def test_keys_inserted_anywhere_leave_leaves_at_least_half_full(indexed: Indexed) -> None:
-    order = list(range(MANY))
-    random.Random(1).shuffle(order)
-    for first in range(0, MANY, 700):
-        indexed.flush({key_of(n): n for n in order[first : first + 700]})
-    leaves = indexed.leaves(ChunkReader(indexed.blob, indexed.state.attribute_chunks, indexed.cache))
-    assert sum(leaves) == MANY
-    assert min(leaves) >= LEAF_ENTRIES_MAX // 2
 
 
 def test_an_emptied_index_names_no_blob_and_can_be_filled_again(indexed: Indexed) -> None:
@@ -91,22 +80,6 @@ def test_the_cache_keeps_to_its_bound(indexed: Indexed) -> None:
         key = AttributeKey(key_of(number).hex())
         assert index.lookup(indexed.state, [key]) == {key: number}
         assert 0 < small.bytes_held <= 100_000
-
-
-@pytest.mark.parametrize("batch", thinned([10, 1, 500], 3))
-def test_random_updates_keep_the_index_small_because_the_front_moves(ids: SeededIds, batch: int) -> None:
-    compacting, growing = Indexed(MemoryBlob(), ids), Indexed(MemoryBlob(), ids)
-    generator = random.Random(batch)
-    for indexed in (compacting, growing):
-        in_order(indexed, MANY, 1_000)
-    live = MANY * 24
-    for _ in range(150):
-        values = {key_of(generator.randrange(MANY // 2)): 7 for _ in range(batch)}
-        compacting.flush(values)
-        growing.flush(values, compact=False)  # half of the leaves are never touched: the front stays
-    assert compacting.span < 5 * live
-    assert growing.span > 1.5 * compacting.span or batch == 1
-    assert growing.state.attribute_root.lowest < compacting.state.attribute_root.lowest
 
 
 def test_the_state_names_a_bounded_number_of_chunks(ids: SeededIds) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 
 import pytest
@@ -14,10 +13,9 @@ from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey, AttributeUpdate, attribute_key
-from persist.core.errors import AttributeMismatch, Corruption, Overloaded
+from persist.core.errors import Corruption, Overloaded
 from persist.core.ids import Token, WriterId, mint
 from persist.core.state import Policy, initial_state
-from tests.support.examples import thinned
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.shard import SCHEMA, numbered
 
@@ -78,53 +76,6 @@ def key(number: int) -> AttributeKey:
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-@pytest.mark.parametrize("seed", thinned(range(8), 4))
-def test_two_processes_agree_with_a_dict(world: World, seed: int) -> None:
-    generator = random.Random(seed)
-    model: dict[AttributeKey, int] = {}
-    refused = 0
-    for _ in range(250):
-        process, chosen = generator.randrange(2), key(generator.randrange(1, 40))
-        what = generator.choice(["add", "set", "delete", "equals", "equals", "greater", "read", "scan", "collect"])
-        value, now = generator.randrange(5), model.get(chosen)
-        expected = generator.choice([now, None, value])
-        if what == "add":
-            world.update(process, AttributeUpdate.accumulate(chosen, value))
-            model[chosen] = model.get(chosen, 0) + value
-        elif what == "set":
-            world.update(process, AttributeUpdate.replace(chosen, value))
-            model[chosen] = value
-        elif what == "delete":
-            world.update(process, AttributeUpdate.delete(chosen))
-            model.pop(chosen, None)
-        elif what in ("equals", "greater"):
-            conditional = (
-                AttributeUpdate.replace_if_equals(chosen, value, expected)
-                if what == "equals"
-                else AttributeUpdate.replace_if_greater(chosen, value)
-            )
-            holds = now == expected if what == "equals" else now is None or now < value
-            updates = (AttributeUpdate.accumulate(key(100), 1), conditional)
-            if holds:
-                world.update(process, *updates)
-                model[chosen] = value
-                model[key(100)] = model.get(key(100), 0) + 1
-                continue
-            with pytest.raises(AttributeMismatch) as refusal:
-                world.update(process, *updates)
-            assert refusal.value.details == {"actual": {chosen: now}}
-            refused += 1
-        elif what == "read":
-            assert world.read(process, chosen, key(100)) == {chosen: now, key(100): model.get(key(100))}
-        elif what == "scan":
-            assert world.scan(process, generator.randrange(1, 20)) == model
-        else:
-            world.collect()
-    assert world.scan(0, 7) == world.scan(1, 1000) == model
-    assert refused > 10
-    assert world.machines[0].refresh().attribute_root.flushes > 10
 
 
 def test_the_overlay_stays_small(world: World) -> None:

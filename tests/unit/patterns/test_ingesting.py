@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,19 +10,14 @@ import pyarrow as pa
 import pytest
 
 from compactor.embedded import maintain
-from persist.bindings import Bindings, BindingsSettings, Ingester, IngestSettings, Minter
+from persist.bindings import Bindings, Ingester, IngestSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.core.errors import Conflict, Indeterminate, InvalidUsage
+from persist.core.errors import Conflict, InvalidUsage
 from persist.patterns.ingest import ends_of_batches
-from tests.support.bound import Processes
-from tests.support.examples import seeds
 from tests.support.location import memory_location
 
 RECORDS = pa.schema([("partition", pa.string()), ("position", pa.int64()), ("word", pa.string())])
-STEPS = 40
-SEEDS = range(4)
-PROOF_SEEDS = seeds(26)
 
 
 class Lines:
@@ -52,91 +45,6 @@ class Lines:
                     "word": pa.array([text for _, text in rows], pa.string()),
                 }
             )
-
-
-class Rival:
-    """One process: it mints what it sees, and ingests."""
-
-    def __init__(self, client: Client, source: Lines, chosen: random.Random) -> None:
-        self.bindings = Bindings.open(client, "bindings", settings=BindingsSettings(whole_every_rows=4))
-        self.minter = Minter(self.bindings, source.watermarks, positions_max=chosen.choice([None, 3]))
-        shard = client.create_shard("words", RECORDS, ["partition", "position"])
-        self.ingester = Ingester(self.bindings, source, shard, IngestSettings(chosen.choice([1, 7, 1_000])))
-        self.chosen = chosen
-        self.ingester._writer = self  # type: ignore[assignment]
-        self.writer = shard.open_writer()
-        self.before_append = lambda: None
-
-    def append(self, rows: Any, lower: int, upper: int, **more: Any) -> None:
-        if self.chosen.random() < 0.2:
-            raise Indeterminate("nobody got it")
-        self.before_append()
-        self.writer.append(rows, lower, upper, **more)
-        if self.chosen.random() < 0.2:
-            raise Indeterminate("the answer was lost")
-
-    def close(self) -> None: ...
-
-
-def check(seed: int) -> None:
-    """A story of rivals, who are killed, lose answers, and write while another one is about to."""
-    chosen, processes, source = random.Random(seed), Processes(), Lines()
-    rivals = [Rival(processes.client(), source, chosen) for _ in range(2)]
-    count = 0
-
-    for _ in range(STEPS):
-        number = chosen.randrange(2)
-        rival, other = rivals[number], rivals[1 - number]
-        match chosen.choice(["add", "add", "mint", "ingest", "ingest", "kill"]):
-            case "add":
-                for _ in range(chosen.randint(1, 4)):
-                    source.add(chosen.choice("abc"), f"word {count}")
-                    count += 1
-            case "mint":
-                rival.minter.tick()
-            case "ingest":
-                if chosen.random() < 0.3:
-                    other.chosen, rival.before_append = random.Random(1), other.ingester.step  # type: ignore[assignment]
-                with suppress(Indeterminate):
-                    rival.ingester.step()
-                rival.before_append = lambda: None
-                other.chosen = chosen
-            case "kill":
-                rivals[number] = Rival(processes.client(), source, chosen)
-    last = Rival(processes.client(), source, random.Random(2))
-    last.minter.tick()
-    last.ingester._writer = last.writer
-    while last.ingester.step():
-        pass
-    matches(processes.client(), last.bindings, source)
-
-
-def matches(client: Client, bindings: Bindings, source: Lines) -> None:
-    """Each record is there once, at the time that it is bound to, also in a re-read as of any time."""
-    shard = client.shard("words")
-    assert shard.upper().element == bindings.upper
-    rows = [row for event in shard.listen(-1, until=bindings.upper) for row in event.updates.to_pylist()]
-    times = {name: bindings.times_of(name, range(2 * len(texts))).to_pylist() for name, texts in source.texts.items()}
-    expected = [
-        (name, 2 * at, text, times[name][2 * at], 1)
-        for name, texts in source.texts.items()
-        for at, text in enumerate(texts)
-    ]
-    assert sorted(tuple(row.values()) for row in rows) == sorted(expected)
-    middle = bindings.upper // 2
-    found = shard.snapshot(as_of=middle).to_arrow(expand=True).to_pylist()
-    assert len(found) == len([row for row in expected if row[3] <= middle])
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_each_record_is_there_once_at_its_time(seed: int) -> None:
-    check(seed)
-
-
-@pytest.mark.proof
-def test_each_record_is_there_once_at_its_time_in_many_stories() -> None:
-    for seed in PROOF_SEEDS:
-        check(seed)
 
 
 # --- parts of it

@@ -17,7 +17,6 @@ from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, Inva
 from persist.patterns import wal
 from persist.patterns.wal import FrontEnd, Replica
 from tests.support.bound import Processes
-from tests.support.clocks import HOUR_MS, World
 from tests.support.examples import seeds
 from tests.support.location import memory_location
 
@@ -268,16 +267,6 @@ def test_rivals_that_are_always_quicker_are_told(client: Client, monkeypatch: py
     found._writer = writer
     assert found.write([{"id": 1, "word": "x"}]) == 3
     assert log.count("id = 1") == 1
-
-
-def test_times_follow_a_clock() -> None:
-    world = World()
-    machine = world.machine()
-    log = machine.client.create_shard("log", ROWS, ["id"])
-    front = FrontEnd(log, "front", clock=machine.clock)
-    for number in range(2):
-        world.pass_ms(HOUR_MS)
-        assert front.write([{"id": number, "word": "x"}]) == world.true_ms
 
 
 def test_a_column_that_the_log_gains_comes_to_the_table(client: Client) -> None:
