@@ -38,13 +38,6 @@ def test_an_error_survives_pickle(kind: str, cls: type[PersistError]) -> None:
     assert (copy.kind, copy.message, copy.details, str(copy)) == (kind, error.message, error.details, str(error))
 
 
-@pytest.mark.parametrize(("kind", "cls"), ALL)
-def test_an_error_survives_the_wire(kind: str, cls: type[PersistError]) -> None:
-    copy = from_kind(kind, "gone", {"since": [3]})
-    assert type(copy) is cls
-    assert (copy.message, copy.details) == ("gone", {"since": [3]})
-
-
 def test_an_unknown_kind_is_still_an_error_of_ours() -> None:
     copy = from_kind("from_the_future", "something", {})
     assert type(copy) is PersistError

@@ -1,4 +1,4 @@
-"""Ids print a type letter, names are checked, and blob keys belong to one shard."""
+"""Ids and frontiers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from persist.commit.system import SystemIds
 from persist.core.blob_keys import belongs_to, bundle_key, chunk_key, is_key_of, part_key, rollup_key, shard_prefix
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier, join, meet
 from persist.core.ids import (
     CriticalReaderId,
     PartId,
@@ -29,6 +30,7 @@ from persist.core.ids import (
     written,
 )
 from tests.conftest import SeededIds
+from tests.unit.core.strategies import antichains, times
 
 KINDS: dict[Any, str] = {ShardId: "s", WriterId: "w", ReaderId: "r", CriticalReaderId: "c", PartId: "p", Token: "i"}
 
@@ -156,3 +158,76 @@ def test_uuids_ascend_and_a_child_makes_others() -> None:
     os.waitpid(child, 0)
     told = os.read(read, 10_000).decode()
     assert mine.isdisjoint(told[at : at + 16] for at in range(0, len(told), 16))
+
+
+# --- frontiers are totally ordered, with the closed one greatest; meet and join are its lattice
+
+
+@given(antichains, antichains, antichains)
+def test_the_order_is_total(a: Antichain, b: Antichain, c: Antichain) -> None:
+    assert (a < b) + (a == b) + (b < a) == 1
+    assert (a <= b) == (not b < a)
+    if a <= b and b <= c:
+        assert a <= c
+
+
+@given(antichains)
+def test_the_bounds(a: Antichain) -> None:
+    assert MINIMUM <= a <= EMPTY
+
+
+@given(antichains, antichains, antichains)
+def test_the_lattice(a: Antichain, b: Antichain, c: Antichain) -> None:
+    assert meet([a, b]) == meet([b, a])
+    assert meet([a, meet([b, c])]) == meet([meet([a, b]), c]) == meet([a, b, c])
+    assert join(a, b) == join(b, a)
+    assert join(a, join(b, c)) == join(join(a, b), c)
+    assert meet([a, join(a, b)]) == a == join(a, meet([a, b]))
+    assert meet([a, a]) == a == join(a, a)
+
+
+@given(st.lists(antichains))
+def test_a_meet_is_the_greatest_lower_bound(held: list[Antichain]) -> None:
+    lowest = meet(held)
+    assert all(lowest <= a for a in held)
+    assert lowest in held if held else lowest == EMPTY
+
+
+@given(antichains, antichains, times)
+def test_passing_a_frontier_agrees_with_the_order(a: Antichain, b: Antichain, time: int) -> None:
+    assert a.less_equal(time) == (a <= Antichain(time))
+    if a <= b and b.less_equal(time):
+        assert a.less_equal(time)
+    assert not EMPTY.less_equal(time)
+
+
+@given(antichains)
+def test_json_round_trip(a: Antichain) -> None:
+    assert Antichain.from_json(a.to_json()) == a
+    assert str(a) == str(a.to_json())
+    assert frontier(a) is a
+    assert frontier(a.element) == a
+
+
+def test_the_last_time_can_be_passed_without_closing() -> None:
+    assert Antichain(TIME_MAX + 1) < EMPTY
+    assert not Antichain(TIME_MAX + 1).less_equal(TIME_MAX)
+
+
+@pytest.mark.parametrize("element", [-1, TIME_MAX + 2, True, 1.0, "1"])
+def test_what_is_no_time(element: object) -> None:
+    with pytest.raises(InvalidUsage):
+        frontier(element)  # type: ignore[arg-type]
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert([element], Antichain)
+
+
+@pytest.mark.parametrize("value", [None, 7, "[7]", [7, 8], [None], ["7"], {}, [[7]], [7.0], (7,)])
+def test_what_is_no_frontier(value: object) -> None:
+    with pytest.raises(InvalidUsage):
+        Antichain.from_json(value)
+
+
+def test_a_frontier_of_no_time_is_no_frontier() -> None:
+    with pytest.raises(InvalidUsage):
+        frontier(Antichain(-1))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from persist.core import commands as c
 from persist.core.clock_index import GRIDS_MAX
+from persist.core.commands import Command, kinds
 from persist.core.errors import NotReadable
 from persist.core.frontier import Antichain
+from persist.core.phases import Phase, phases_of
 from tests.support.shard import Shard
 
 GRIDS_MS = [400, 700, 1_000, 3_000, 3_700, 3_600_000]
@@ -98,3 +101,27 @@ def test_so_many_grids_of_before_are_remembered_at_most(shard: Shard) -> None:
     assert len(shard.state.seal.grids) == GRIDS_MAX
     assert [found.upper for found in told(shard)[:5]] == [found.upper for found in before[:5]]
     assert told(shard)[5:] == before[5:]
+
+
+# --- docs/phases.md shows the table that `step` checks
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "phases.md"
+HEAD = f"| command | {' | '.join(phase.value for phase in Phase)} |"
+
+
+def table() -> str:
+    rows = [HEAD, "| --- |" + " --- |" * len(Phase)]
+    for command in kinds(Command):
+        cells = ["yes" if phase in phases_of(command) else "**no**" for phase in Phase]
+        rows.append(f"| `{command.__name__}` | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def test_the_document_shows_the_table(pytestconfig: pytest.Config) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    start = text.index("| command |")
+    end = text.index("\n\n", start)
+    if pytestconfig.getoption("--rewrite"):
+        DOCUMENT.write_text(text[:start] + table() + text[end:], encoding="utf-8")
+        return
+    assert text[start:end] == table(), "run this test with --rewrite"

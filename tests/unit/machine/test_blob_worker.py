@@ -53,38 +53,6 @@ def test_every_read_answers_as_before(location: Location, shard: Shard) -> None:
     assert [contents(shard, as_of) for as_of in range(21)] == before
 
 
-def test_writes_that_come_meanwhile_stay(location: Location, shard: Shard) -> None:
-    machine = location.machine("orders")
-    command = flushed(machine.state(), location.blob, location.ids)
-    assert command is not None
-    shard.insert([{"id": "late", "amount": 1}])
-    assert machine.apply(command) == c.MergeApplied(True)
-    assert {"id": "late", "amount": 1, "__diff": 1} in contents(shard, 21)
-    assert machine.state().trace.inline_bytes > 0
-
-
-def test_a_flush_that_another_was_quicker_than_changes_nothing(location: Location, shard: Shard) -> None:
-    machine = location.machine("orders")
-    first, second = (
-        flushed(machine.state(), location.blob, location.ids),
-        flushed(machine.state(), location.blob, location.ids),
-    )
-    assert first is not None
-    assert second is not None
-    machine.apply(first)
-    state = machine.state()
-    assert machine.apply(second) == c.MergeApplied(False)
-    assert machine.state() is state
-
-
-def test_there_is_nothing_to_flush_in_a_shard_without_inline_rows(location: Location, shard: Shard) -> None:
-    machine = location.machine("orders")
-    command = flushed(machine.state(), location.blob, location.ids)
-    assert command is not None
-    machine.apply(command)
-    assert flushed(machine.state(), location.blob, location.ids) is None
-
-
 def test_what_another_process_has_merged_and_deleted_is_no_damage(location: Location) -> None:
     """A process that was stopped told of a corrupt shard, as the blobs that it wanted to merge were gone."""
     shard = Client(EmbeddedTransport(location, maintain)).create_shard("big", SCHEMA, ["id"])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
 
-from persist.commit.command_queue import CommandQueue, Pending, Waiter
+from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Outcome
 from persist.core import commands as c
 from persist.core.attribute import IndexRoot
-from persist.core.errors import Overloaded, Unavailable
+from persist.core.errors import Overloaded
 from persist.core.frontier import Antichain
 from persist.core.ids import PartId
 from tests.support.shard import SCHEMA
@@ -24,12 +23,6 @@ def pending(upper: int = 1, answer: Callable[[Outcome], None] = print, lead: Cal
 @pytest.fixture
 def queue() -> CommandQueue:
     return CommandQueue("orders", queue_max=5, group_max=3)
-
-
-def test_the_first_leads_and_the_others_wait(queue: CommandQueue) -> None:
-    assert not queue.is_led
-    assert [queue.enqueue(pending(upper)) for upper in range(3)] == [True, False, False]
-    assert queue.is_led
 
 
 def test_the_lead_goes_to_the_first_that_is_left(queue: CommandQueue) -> None:
@@ -86,19 +79,3 @@ def test_the_next_life_begins_in_a_commit_of_its_own(queue: CommandQueue) -> Non
     for each in queued:
         assert queue.next_group() == [each]
         queue.answer([c.Done()])
-
-
-def test_a_waiting_caller_is_told_that_it_is_answered() -> None:
-    waiter = Waiter()
-    threading.Thread(target=waiter.answer, args=(c.Done(),)).start()
-    assert not waiter.must_lead()
-    assert waiter.result() == c.Done()
-
-
-def test_a_waiting_caller_is_told_to_lead_and_answers_itself() -> None:
-    waiter = Waiter()
-    threading.Thread(target=waiter.lead).start()
-    assert waiter.must_lead()
-    waiter.answer(Unavailable("away"))
-    with pytest.raises(Unavailable, match="away"):
-        waiter.result()

@@ -8,7 +8,7 @@ from persist.commit.commit_plan import RELIEFS_MAX, BatchMerge, Commit, Given, S
 from persist.core import commands as c
 from persist.core import state_diff
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.errors import Expired, InlineBudget, Overloaded, Unavailable, UpperMismatch
+from persist.core.errors import Overloaded, Unavailable
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import ReaderId, Token, WriterId
 from persist.core.record import replace
@@ -72,33 +72,6 @@ def test_a_plan_is_a_function_of_its_arguments(base: State) -> None:
     assert first.upkeep is first.following
 
 
-def test_every_command_has_its_own_outcome(base: State) -> None:
-    wrong = c.CompareAndAppend(WRITER, Token(numbered("i", 5)), Antichain(9), Antichain(10), ())
-    unknown = c.HeartbeatWriter(WriterId(numbered("w", 9)))
-    commit, tasks = planned(base, insert(1), wrong, unknown, c.AdvanceUpper(Antichain(7)))
-    appended, mismatch, expired, advanced = commit.outcomes
-    assert (appended, advanced) == (
-        c.Appended(Antichain(0), Antichain(1)),
-        c.Appended(Antichain(1), Antichain(7)),
-    )
-    assert isinstance(mismatch, UpperMismatch)
-    assert isinstance(expired, Expired)
-    assert tasks == []
-
-
-def test_inserts_of_one_commit_share_their_time(base: State) -> None:
-    commit, _ = planned(base, insert(1), insert(2), insert(3))
-    assert commit.outcomes == [c.Appended(Antichain(0), Antichain(1))] * 3
-    assert len(commit.following.trace.batches) == 1
-
-
-def test_a_group_without_effect_is_no_commit(base: State) -> None:
-    commit, _ = planned(base, c.AdvanceUpper(Antichain(0)), c.ExpireWriter(WriterId(numbered("w", 9))))
-    assert commit.diff is None
-    assert commit.following is base
-    assert commit.upkeep is None
-
-
 def test_a_refusal_that_upkeep_ends_asks_for_upkeep(base: State) -> None:
     commit, _ = planned(base, insert(1, inline=None), told=given(policy=Policy(batches_max=0)))
     assert isinstance(commit.outcomes[0], Overloaded)
@@ -112,36 +85,11 @@ def test_the_walltime_is_that_of_the_committer_whatever_stood_there(base: State)
     assert (later.following.walltime_ms, earlier.following.walltime_ms) == (50, 20)
 
 
-def test_a_part_that_may_not_be_inline_is_spilled(base: State) -> None:
-    commit, tasks = planned(base, insert(1, inline=700), insert(2))
-    assert tasks == [Spill(base, insert(1, inline=700))]
-    assert [part.is_inline for part in commit.following.trace.parts()] == [False, True]
-    assert commit.outcomes == [c.Appended(Antichain(0), Antichain(1))] * 2
-
-
 def test_what_was_spilled_is_not_spilled_again_when_the_plan_is_repeated(base: State) -> None:
     commit, _ = planned(base, insert(1, inline=700), insert(2))
     again, tasks = planned(base, *commit.commands)
     assert tasks == []
     assert again == commit
-
-
-def test_a_command_whose_rows_nobody_takes_is_refused_alone(base: State) -> None:
-    commit, _ = planned(base, insert(1, inline=700), insert(2), supplies=[Unavailable("away")])
-    refused, landed = commit.outcomes
-    assert isinstance(refused, Unavailable)
-    assert landed == c.Appended(Antichain(0), Antichain(1))
-    assert commit.commands[0] == insert(1, inline=700)
-
-
-def test_rows_that_find_no_room_leave_the_state_in_one_merge(base: State) -> None:
-    group = [insert(number) for number in range(1, 16)]
-    commit, tasks = planned(base, *group)
-    [merge] = tasks
-    assert isinstance(merge, BatchMerge)
-    assert merge.inputs == {command.runs[0].parts[0].id for command in group}
-    assert commit.following.trace.inline_bytes == 0
-    assert commit.outcomes == [c.Appended(Antichain(0), Antichain(1))] * 15
 
 
 @pytest.mark.parametrize("supply", [None, Unavailable("away")])
@@ -151,13 +99,6 @@ def test_without_that_merge_each_command_that_finds_no_room_spills_its_rows(base
     assert [type(task) for task in tasks] == [BatchMerge, Spill, Spill]
     assert commit.following.trace.inline_bytes == ROOM
     assert sum(not part.is_inline for part in commit.following.trace.parts()) == 2
-
-
-def test_where_the_store_takes_nothing_the_rows_that_find_room_land(base: State) -> None:
-    group = [insert(number) for number in range(1, 13)]
-    commit, _ = planned(base, *group, supplies=[Unavailable("away")] * 3)
-    assert [isinstance(outcome, Unavailable) for outcome in commit.outcomes] == [False] * 10 + [True] * 2
-    assert not any(isinstance(outcome, InlineBudget) for outcome in commit.outcomes)
 
 
 def many(base: State, batches: int) -> State:

@@ -25,7 +25,7 @@ from persist.core.record import replace
 from persist.core.shard_view import SeenVersion
 from persist.core.state import initial_state
 from persist.core.state_diff import apply, diff
-from persist.formats.state_frames import THIS_BUILD, Build, decode_diff
+from persist.formats.state_frames import THIS_BUILD, Build
 from tests.support.location import AscendingIds, memory_location
 from tests.support.shard import NAME as STEPPED
 from tests.support.shard import SCHEMA as RECORD
@@ -101,18 +101,6 @@ def test_a_process_that_read_what_was_lost_is_told_and_makes_nothing_worse(
         assert stores.log.head(NAME) == head
     assert ids(theirs) == sorted([*before, *range(100, 100 + others_wrote)])
     assert ids(fresh.shard()) == ids(theirs)
-
-
-def test_a_shorter_log_is_noticed_by_a_read_and_by_a_write(stores: Stores) -> None:
-    for call in (lambda shard: shard.upper(), lambda shard: insert(shard, 500)):
-        name = f"shorter-{stores.opened}"
-        shard = stores.shard(name)
-        insert(shard, *range(5))
-        stores.log.lose(name, 2)
-        head = stores.log.head(name)
-        with pytest.raises(HistoryLost, match="ends before it"):
-            call(shard)
-        assert stores.log.head(name) == head
 
 
 def test_a_commit_on_a_log_that_has_grown_to_the_same_length_is_not_taken(stores: Stores) -> None:
@@ -259,15 +247,6 @@ def test_a_state_diff_names_its_parent() -> None:
     assert apply(change, old) == new
     with pytest.raises(Corruption, match="a lost history"):
         apply(change, replace(old, commit_id="another"))
-
-
-def test_every_entry_of_a_log_follows_the_one_before() -> None:
-    stores = Stores()
-    insert(stores.shard(), *range(50))
-    changes = [decode_diff(entry.data) for entry in stores.log.scan(NAME, 0, 1_000)]
-    assert changes[0].parent_id == ""
-    assert [change.parent_id for change in changes[1:]] == [change.commit_id for change in changes[:-1]]
-    assert stores.open().machine(NAME).state().commit_id == changes[-1].commit_id
 
 
 def test_a_machine_that_has_lost_its_history_creates_nothing(stores: Stores) -> None:

@@ -118,26 +118,12 @@ def change(commit_id: str, seqno: int = 1) -> StateDiff:
     return StateDiff(SeqNo(seqno + 1), 0, commit_id, SeqNo(1), "key", parent_id=PARENT)
 
 
-def test_a_diff_lands_or_loses_its_seqno() -> None:
-    log = Log(Scripted())
-    assert log.write("a")
-    assert not log.write("b")
-    assert log.write("b", 2)
-    assert log.metrics.retries == 0
-
-
 @pytest.mark.parametrize("fates", [[lands_unseen], [is_lost], [is_away] * 3, [is_lost, is_away, lands_unseen, is_lost]])
 def test_an_unknown_outcome_is_settled(fates: list[Callable[[Callable[[], bool]], bool]]) -> None:
     log = Log(Scripted(*fates))
     assert log.write("a")
     assert log.entries() == 1
     assert log.metrics.retries == len(fates)
-
-
-def test_a_race_that_was_lost_after_an_unknown_outcome_was_lost_to_another() -> None:
-    log = Log(Scripted(lands, is_lost))
-    assert log.write("another's")
-    assert not log.write("a")
 
 
 def test_nothing_is_written_on_a_state_that_is_not_the_one_that_was_read_last() -> None:
@@ -162,15 +148,6 @@ def test_a_full_disk_after_an_unknown_try_settles_nothing() -> None:
     log = Log(Scripted(is_lost, is_full, lands))
     assert log.write("a")
     assert log.entries() == 1
-
-
-def test_a_store_that_stays_away_was_not_written_to() -> None:
-    log = Log(Scripted(*[is_away] * 100))
-    begun = log.clock.monotonic()
-    with pytest.raises(Unavailable, match="nobody answers"):
-        log.write("a")
-    assert log.entries() == 0
-    assert RETRY_S <= log.clock.monotonic() - begun <= RETRY_S + 2, "the last sleep may end after the deadline"
 
 
 @pytest.mark.parametrize(("first", "entries"), [(lands_unseen, 1), (is_lost, 0)])

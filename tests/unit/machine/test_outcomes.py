@@ -239,16 +239,6 @@ def test_a_process_that_was_away_while_files_were_merged_and_collected_still_ans
     assert sleeper.apply(command(token_of_key("3"), 1)) == c.Done()
 
 
-def test_a_file_that_is_missing_is_told() -> None:
-    world = World()
-    machine = world.first.machine(NAME)
-    for number in range(20):
-        machine.apply(command(token_of_key(f"{number}"), 1))
-    world.first.blob.delete([file.key for file in machine.state().outcome_files])
-    with pytest.raises(Corruption, match="has lost a blob of its metadata"):
-        world.restarted().apply(command(token_of_key("3"), 1))
-
-
 def file(count: int, first_ms: int = 0) -> OutcomeFile:
     return OutcomeFile(f"{count}", 1, count, first_ms, first_ms, 0, 0, True)
 

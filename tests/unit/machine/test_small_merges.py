@@ -15,8 +15,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.merge_plan import SMALL_ROWS, garbage_due, is_small, tier_due
-from persist.core.record import replace
+from persist.core.merge_plan import SMALL_ROWS
 from persist.core.state import Policy, State
 from tests.support.location import memory_location
 
@@ -80,13 +79,6 @@ def update(shard: Shard, key: str, old: int | None, new: int) -> None:
     shard.insert([*retracted, {"id": key, "amount": new, "__diff": 1}])
 
 
-def test_a_quiet_shard_is_left_alone(location: Location) -> None:
-    shard = shard_of(location)
-    for n in range(INLINE_BATCHES - 1):
-        shard.insert([{"id": "k", "amount": n}])
-    assert location.machine(NAME).metrics.flushes == 0
-
-
 def test_inline_rows_leave_the_state_when_they_take_a_good_part_of_their_room(location: Location) -> None:
     shard, machine = shard_of(location), location.machine(NAME)
     while machine.metrics.flushes == 0:
@@ -146,17 +138,6 @@ def test_while_a_merge_takes_its_time_what_comes_after_it_is_merged_by_the_commi
     assert machine.state().trace.rows == sum(sizes) + 100
 
 
-def test_where_no_worker_merges_large_batches_commits_do_not_hurry() -> None:
-    location = memory_location(policy=POLICY)
-    location.background = LateBackground()
-    shard, machine = shard_of(location), location.machine(NAME)
-    for _ in range(40):
-        shard.insert(pa.table({"id": [f"k{row}" for row in range(SMALL_ROWS + 1)], "amount": [0] * (SMALL_ROWS + 1)}))
-    for n in range(INLINE_BATCHES - 1):
-        shard.insert([{"id": "k", "amount": n}])
-    assert machine.metrics.reliefs == 0
-
-
 def test_a_commit_leaves_a_merge_under_way_to_the_background() -> None:
     """Else the one in the background would be refused, and what it wrote would lie about as an orphan."""
     location, background = memory_location(policy=POLICY), LateBackground()
@@ -199,30 +180,3 @@ def test_what_a_worker_has_claimed_is_left_to_it(location: Location) -> None:
     shard.insert([{"id": "k", "amount": n}])
     assert machine.metrics.flushes == 1
     assert machine.state().trace.covering(frozenset(inputs)) == (0, 5)
-
-
-def test_a_process_of_maintenance_leaves_small_merges_to_its_plan() -> None:
-    location = memory_location(small_merges=False, policy=POLICY)
-    shard = shard_of(location)
-    for n in range(2 * INLINE_BATCHES_MAX):
-        shard.insert([{"id": "k", "amount": n}])
-    assert batches_of(location.machine(NAME).state()) == 2 * INLINE_BATCHES_MAX
-
-
-def test_large_batches_are_not_upkeeps(location: Location) -> None:
-    shard = shard_of(location)
-    for n in range(6):
-        shard.insert(pa.table({"id": [f"k{row}" for row in range(SMALL_ROWS + 1)], "amount": [n] * (SMALL_ROWS + 1)}))
-    state = location.machine(NAME).state()
-    assert not any(is_small(batch) for batch in state.trace.batches)
-    assert not tier_due(state.trace, frozenset())
-    assert batches_of(state) == 6
-
-
-def test_rows_beyond_since_are_no_garbage(location: Location) -> None:
-    shard = shard_of(location)
-    for n in range(8):
-        update(shard, "k", n - 1 if n else None, n)
-    state = location.machine(NAME).state()
-    assert not garbage_due(state, frozenset())
-    assert not garbage_due(replace(state, tombstone=True), frozenset())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 from persist.commit.background_duties import TURNS_LEFT_MAX, Duty, Upkeep
-from persist.commit.commit_plan import BatchMerge, FlushHistory, FlushIndex, RollUp
+from persist.commit.commit_plan import BatchMerge, FlushIndex, RollUp
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import CommandEntry, Committed, EntryFile
@@ -176,30 +176,6 @@ def test_marks_take_the_place_of_one_rollup_and_not_of_the_next() -> None:
     assert asked(56, 3, rollup=40) == ["rollup"]
     assert asked(58, 1, rollup=50) == ["rollup"]
     assert asked(71, 4, rollup=70) == ["attributes"], "so many wait for no turn"
-
-
-def test_a_file_and_rollups_come_to_as_many_commits_as_rollups_alone() -> None:
-    """Each duty is one commit. What is counted are the commits of upkeep while callers commit 1,000 times."""
-    policy = replace(POLICY, entries_flush_at=20)
-
-    def upkept(settings: ShardSettings) -> int:
-        upkeep, state, done = Upkeep(policy, merges=False), at_version(1, 1, rollup=1), 0
-        state = replace(state, settings=settings)
-        for _ in range(1_000):
-            state = replace(state, seqno=SeqNo(state.seqno + 1))
-            state = replace(state, entries={**state.entries, state.seqno: Committed(0, (ENTRY,))})
-            for duty in upkeep.due(state):
-                upkeep.ended(duty)
-                done += 1
-                if isinstance(duty.task, FlushHistory):
-                    file = EntryFile("key", 1, 0, 1, SeqNo(1), state.seqno)
-                    state = replace(state, entries={}, entry_files=(file,))
-                else:
-                    state = replace(state, rollups={state.seqno: Rollup("key", 1)})
-                state = replace(state, seqno=SeqNo(state.seqno + 1))
-        return done
-
-    assert upkept(KEEPING) == upkept(replace(KEEPING, history_ms=0))
 
 
 # --- rollups by what was written

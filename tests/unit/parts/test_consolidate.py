@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,17 +16,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core.errors import InvalidUsage
-from persist.parts import ShardSchema, consolidate
+from persist.parts import ShardSchema, consolidate, row_sort
 from persist.parts.consolidate import SAMPLED, stable_order
+from persist.parts.row_sort import LEVELS_MAX, ROWS_MIN
 from tests.support.examples import examples
 from tests.unit.parts.strategies import ALL, KEYED, arrays, as_dict, canonical, naive, plain, updates
 
+ENGINE = importlib.import_module("persist.parts.consolidate")  # the package has a function of that name
 INT64_MAX = 2**63 - 1
+
+
+def consolidated(tables: Sequence[pa.Table], schema: ShardSchema, **options: Any) -> pa.Table:
+    """The rows consolidated by packed words, however few they are; without them they must be the same."""
+    plain_way = consolidate(tables, schema, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ENGINE, "ROWS_MIN", 2)
+        patch.setattr(row_sort, "ROWS_MIN", 0)
+        found = consolidate(tables, schema, **options)
+    assert str(found) == str(plain_way)  # a text: no NaN is like another
+    return found
 
 
 @given(st.lists(updates(), max_size=4), st.integers(0, 7), st.none() | st.integers(0, 7))
 def test_sums_like_a_dict(tables: list[pa.Table], since: int, as_of: int | None) -> None:
-    found = consolidate(tables, KEYED, since=since, upper_as_of=as_of)
+    found = consolidated(tables, KEYED, since=since, upper_as_of=as_of)
     assert found.schema == KEYED.updates_schema
     assert as_dict(found) == naive(tables, upto=as_of, advance=since)
 
@@ -32,8 +48,8 @@ def test_sums_like_a_dict(tables: list[pa.Table], since: int, as_of: int | None)
 def test_order_does_not_depend_on_how_rows_arrive(tables: list[pa.Table], chance: random.Random) -> None:
     rows = pa.concat_tables(tables)
     shuffled = rows.take(pa.array(chance.sample(range(len(rows)), len(rows)), pa.int64()))
-    once = consolidate(tables, KEYED)
-    assert consolidate([shuffled], KEYED).equals(once)
+    once = consolidated(tables, KEYED)
+    assert consolidated([shuffled], KEYED).equals(once)
     assert consolidate([once], KEYED).equals(once)
 
 
@@ -44,7 +60,7 @@ def test_every_type_groups_by_value(kind: Any, data: st.DataObject) -> None:
     schema = ShardSchema(pa.schema([("k", pa.int8()), ("v", kind)]), ("k",))
     values = data.draw(arrays(kind))
     table = schema.conform(pa.table({"k": pa.array([1] * len(values), pa.int8()), "v": values}), 0)
-    found = consolidate([table.slice(0, 3), table.slice(3)], schema)
+    found = consolidated([table.slice(0, 3), table.slice(3)], schema)
     expected: dict[Any, int] = {}
     for scalar in values:
         value = canonical(plain(scalar))
@@ -54,10 +70,17 @@ def test_every_type_groups_by_value(kind: Any, data: st.DataObject) -> None:
     assert len(found) == len(expected)
 
 
-@given(st.lists(st.binary(max_size=300) | st.sampled_from([b"x" * 290, b"x" * 290 + b"\0", b"x" * 289]), max_size=12))
+@given(
+    st.lists(
+        st.binary(max_size=12)
+        | st.binary(max_size=4).map(lambda end: b"x" * 8 * LEVELS_MAX + end)
+        | st.sampled_from([b"x" * 290, b"x" * 290 + b"\0", b"x" * 289]),
+        max_size=12,
+    )
+)
 def test_long_strings_order_by_their_bytes(values: list[bytes]) -> None:
     schema = ShardSchema(pa.schema([("k", pa.binary())]), ("k",))
-    found = consolidate([schema.conform(pa.table({"k": pa.array(values, pa.binary())}), 0)], schema)
+    found = consolidated([schema.conform(pa.table({"k": pa.array(values, pa.binary())}), 0)], schema)
     assert found["k"].to_pylist() == sorted(set(values))
 
 
@@ -124,3 +147,29 @@ def test_a_stable_order_is_that_of_a_stable_sort(numbers: list[int]) -> None:
     found = stable_order(values)
     expected = sorted(range(len(numbers)), key=numbers.__getitem__)
     assert (list(range(len(numbers))) if found is None else found.tolist()) == expected
+
+
+@pytest.mark.parametrize("many", [ROWS_MIN, 70_000])
+def test_many_rows_of_texts_and_numbers(many: int) -> None:
+    chance = random.Random(many)
+    keys = [f"customer/{chance.randrange(many):08}" for _ in range(many)]
+    values = [chance.choice((-(2**62), 0, 7, chance.randrange(2**62))) for _ in range(many)]
+    schema = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int64())]), ("k",))
+    rows = schema.conform(pa.table({"k": keys, "v": values}), 0)
+    found = consolidate([rows], schema)
+    assert list(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == sorted(
+        set(zip(keys, values, strict=True))
+    )
+    assert consolidate([found], schema).equals(found)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=6), max_size=6), st.integers(1, 6))
+def test_words_are_sorted_whether_they_lie_in_runs_or_not(runs: list[list[int]], each: int) -> None:
+    given_words = [word for run in runs for word in sorted(run)]
+    words = np.array(given_words, np.uint64)
+    falls = sum(later < earlier for earlier, later in pairwise(given_words))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_sort, "RUN_ROWS_MIN", each)
+        assert row_sort.lies_in_runs(words) == (falls * each < len(words))
+        row_sort.sort_words(words)
+    assert words.tolist() == sorted(given_words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import json
 import random
 import re
@@ -29,31 +28,8 @@ from tests.support.examples import thinned
 KEY = part_key(shard_id_of("orders"), WriterId("w" + "1" * 32), PartId(f"p{1:032x}"))
 MANY = thinned([range(at, at + 120) for at in range(0, 600, 120)], 5)  # seeds
 FEW = thinned([range(at, at + 50) for at in range(0, 150, 50)], 3)
-ROWS = 3_000
 ENOUGH = 128 << 20
 BOUND = bytes(range(1, 9))
-Values = Callable[[int, random.Random], Any]
-COLUMNS: dict[str, tuple[pa.DataType, Values]] = {
-    "ids": (pa.string(), lambda n, r: f"{r.getrandbits(128):032x}"),
-    "long prefixes": (pa.string(), lambda n, r: "x" * 200 + str(n)),
-    "few texts": (pa.string(), lambda n, r: f"city-{r.randrange(9)}" * 20),
-    "a text and nulls": (pa.large_string(), lambda n, r: None if n % 3 else "ü" * (n % 50)),
-    "nulls": (pa.int64(), lambda n, r: None),
-    "numbers": (pa.int64(), lambda n, r: r.getrandbits(60)),
-    "one number": (pa.int32(), lambda n, r: 7),
-    "floats": (pa.float64(), lambda n, r: r.random()),
-    "booleans": (pa.bool_(), lambda n, r: bool(n & 1)),
-    "bytes": (pa.binary(5), lambda n, r: r.randbytes(5)),
-    "decimals": (pa.decimal128(10, 2), lambda n, r: decimal.Decimal(n) / 100),
-    "large decimals": (pa.decimal256(60, 2), lambda n, r: decimal.Decimal(n)),
-    "times": (pa.timestamp("us", "UTC"), lambda n, r: n),
-    "lists": (pa.list_(pa.int64()), lambda n, r: [n] * r.randrange(5) if n % 4 else None),
-    "lists of lists": (pa.list_(pa.list_(pa.string())), lambda n, r: [["x" * n], []][: n % 3] if n < 300 else []),
-    "structs": (pa.struct([("x", pa.int32()), ("y", pa.string())]), lambda n, r: {"x": n, "y": "z" * (n % 7)}),
-    "maps": (pa.map_(pa.string(), pa.float32()), lambda n, r: [(f"k{n % 9}", 1.0)] * (n % 3)),
-    "pairs": (pa.list_(pa.float32(), 2), lambda n, r: [1.0, 2.0]),
-    "null pairs": (pa.list_(pa.float32(), 16), lambda n, r: None),
-}
 
 
 def part_of(kind: pa.DataType, values: list[Any] | pa.Array) -> tuple[ShardSchema, Part, bytes]:
@@ -70,18 +46,6 @@ def opened(schema: ShardSchema, part: Part, data: bytes, most: int) -> PartFile:
     blob = MemoryBlob()
     blob.put(KEY, data)
     return Files(blob, {1: schema}, bound=Bound(most, 2 * most), are_foreign=True).open(part)
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_rows_of_writers_are_within_four_times_what_they_take(name: str) -> None:
-    kind, value = COLUMNS[name]
-    given = random.Random(7)
-    schema, part, data = part_of(kind, [value(number, given) for number in range(ROWS)])
-    file = opened(schema, part, data, 1 << 40)
-    for group in range(len(file.groups)):
-        rows = file.read([group], ["v"])
-        file = opened(schema, part, data, 4 * rows.nbytes + (1 << 16))
-        assert file.read([group], ["v"]).equals(rows)
 
 
 def _by_name() -> pa.Array:

@@ -15,10 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persist.core.ids import PartId
-from persist.parts.codec import encode_parquet
 from persist.parts.parquet_guard import Decoded, decoded_bytes_max
-from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from tests.support.examples import thinned
 
 MIB = 1024 * 1024
@@ -157,24 +154,6 @@ def test_texts_of_any_encoding_are_within_six_times_what_they_take(encoding: str
                     compression=compression,
                 )  # fmt: skip
                 _check(data, name)
-
-
-def test_our_own_parts_are_within_six_times_what_they_take() -> None:
-    shapes = _shapes(np.random.default_rng(3))
-    values = {name: column for name, column in shapes.items() if len(column) == ROWS and name != "keys"}
-    values = {name: column for name, column in values.items() if column.type != pa.date64()}
-    schema = ShardSchema(pa.schema([("k", pa.string()), *((name, one.type) for name, one in values.items())]), ("k",))
-    ones = pa.array([1] * ROWS, pa.int64())
-    columns = {"k": shapes["keys"], **values, TIME: ones, DIFF: ones}
-    table = pa.table([columns[field.name] for field in schema.updates_schema], schema=schema.updates_schema)
-    _, data = encode_parquet(table, schema, 1, PartId("p"), "key")
-    _check(data, "part")
-
-
-def test_a_full_row_group_is_within_six_times_what_it_takes() -> None:
-    for name, column in _shapes(np.random.default_rng(4), 65_536).items():
-        if not pa.types.is_nested(column.type) and len(column) == 65_536:
-            _check(_file(column), name)
 
 
 # Files that are made to hurt.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core.batch import Run
-from persist.core.errors import InvalidUsage
-from persist.core.frontier import Antichain
-from persist.core.record import replace
-from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, consolidate, encode_key, plan_splits
+from persist.parts import KeyRange, PartReader, ShardSchema, consolidate, encode_key, plan_splits
 from persist.parts import codec as codec_module
 from persist.parts import part_files as files_module
 from persist.parts import run_merge as merge_module
-from tests.support.examples import examples
 from tests.unit.parts.strategies import KEYED, Shard, as_dict, joined, naive, updates
 
 SNAPSHOT = pa.schema([*KEYED.arrow, KEYED.updates_schema.field("__diff")])
@@ -55,13 +50,6 @@ def test_a_snapshot_is_the_sum_of_all_updates_until_then(batches: Any, as_of: in
     found = joined(shard.reader(memory_bytes=budget).read_range(runs, as_of=as_of), SNAPSHOT)
     assert as_dict(found, as_of) == naive(tables, upto=as_of, advance=as_of)
     assert found["k"].to_pylist() == sorted(found["k"].to_pylist())
-
-
-@given(BATCHES, st.integers(0, 7), BUDGETS)
-def test_compaction_advances_to_since_and_sorts(batches: Any, since: int, budget: int) -> None:
-    shard, runs, tables = staged(batches)
-    found = joined(shard.reader(memory_bytes=budget).read_range(runs, since=since), KEYED.updates_schema)
-    assert found.equals(consolidate(tables, KEYED, since=since))
 
 
 @given(BATCHES, st.integers(0, 7), st.integers(1, 9), st.booleans())
@@ -125,42 +113,6 @@ def test_a_part_that_is_read_batch_by_batch_gives_small_tables_and_is_fetched_on
     assert blob.reads == [part.size]
 
 
-@given(BATCHES, st.integers(0, 7), st.integers(0, 7))
-def test_updates_of_an_interval_keep_their_times(batches: Any, lower: int, length: int) -> None:
-    shard, runs, tables = staged(batches)
-    parts = [part for run in runs for part in run.parts]
-    pieces = list(shard.reader().read_updates(parts, Antichain(lower), Antichain(lower + length)))
-    assert all(piece["__time"].to_pylist() == sorted(piece["__time"].to_pylist()) for piece in pieces)
-    expected = {u: d for u, d in naive(tables).items() if lower <= u[3][1] < lower + length}
-    assert as_dict(joined(pieces, KEYED.updates_schema)) == expected
-
-
-@given(BATCHES, st.integers(0, 7), st.integers(1, 6))
-def test_clipped_parts_hide_what_came_before(batches: Any, as_of: int, clip: int) -> None:
-    shard, runs, tables = staged([(table, inline, None) for table, inline, _ in batches])
-    clipped = [Run(tuple(replace(part, clip=clip, diff_sum=None) for part in run.parts)) for run in runs]
-    kept = [table.filter(pa.array([t >= clip for t in table["__time"].to_pylist()], pa.bool_())) for table in tables]
-    found = joined(shard.reader().read_range(clipped, as_of=as_of), SNAPSHOT)
-    assert as_dict(found, as_of) == naive(kept, upto=as_of, advance=as_of)
-
-
-@examples(0.3)
-@given(BATCHES, st.integers(0, 7), st.integers(1, 400))
-def test_compacted_parts_hold_the_same(batches: Any, since: int, target: int) -> None:
-    shard, runs, tables = staged(batches)
-    writer = PartWriter(shard.sink, target)
-    parts = []
-    for piece in shard.reader().read_range(runs, since=since):
-        parts += writer.write(piece)
-    parts += writer.finish()
-    for last, part in itertools.pairwise(parts):
-        assert last.key_upper is not None
-        assert last.key_upper <= part.key_lower
-    found = joined(shard.reader().read_range([Run(tuple(parts))], since=0), KEYED.updates_schema)
-    assert found.equals(consolidate(tables, KEYED, since=since))
-    assert sum(part.diff_sum or 0 for part in parts) == sum(naive(tables).values())
-
-
 def test_one_key_with_more_rows_than_the_budget_holds() -> None:
     schema = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int64())]), ("k",))
     shard = Shard(schema)
@@ -173,25 +125,6 @@ def test_one_key_with_more_rows_than_the_budget_holds() -> None:
         pieces = list(shard.reader(memory_bytes=20_000).read_range(runs, since=since))
         assert joined(pieces, schema.updates_schema).equals(consolidate(tables, schema, since=since))
         assert max(len(piece) for piece in pieces) < 402
-
-
-def test_rows_of_an_older_schema_have_nulls_in_new_columns() -> None:
-    old = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int8())]), ("k",))
-    new = ShardSchema(pa.schema([("w", pa.list_(pa.int8())), ("k", pa.string()), ("v", pa.int8())]), ("k",))
-    shard = Shard(old)
-    rows = {"k": ["a", "b"], "v": pa.array([1, 2], pa.int8())}
-    runs = [*shard.stage(pa.table(rows)), *shard.stage(pa.table({**rows, "k": ["a", "c"]}), inline_bytes_max=4096)]
-    reader = PartReader(shard.blob, {1: old, 2: new}, new)
-    for chosen in (runs, runs[:1]):
-        found = pa.concat_tables(reader.read_range(chosen, as_of=0))
-        assert found.column_names == ["w", "k", "v", "__diff"]
-        assert found["w"].null_count == len(found)
-    assert pa.concat_tables(reader.read_range(runs[:1], as_of=0, columns=["w"])).to_pylist() == [
-        {"w": None, "__diff": 1},
-        {"w": None, "__diff": 1},
-    ]
-    with pytest.raises(InvalidUsage, match="the shard has no column 'x'"):
-        reader.read_range(runs, as_of=0, columns=["x"])
 
 
 class Counting:
