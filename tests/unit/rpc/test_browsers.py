@@ -1,12 +1,15 @@
-"""What a web page may send: by the headers that browsers add to it."""
+"""What is told by a request's headers and path before its body: which pages may send it, and what it means."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from persist.core.errors import Forbidden, InvalidUsage
 from rpc import csrf
 from rpc.csrf import FormRefused
+from rpc.routes.table import VERBS, resolve, split
 
 HOST = "persist.example:8787"
 CROSS = {"sec-fetch-site": "cross-site"}
@@ -136,3 +139,43 @@ def test_a_header_that_tells_pages_apart_comes_once(name: bytes) -> None:
     with pytest.raises(Forbidden, match="more than once"):
         csrf.check_once([(name, b"a"), (b"accept", b"b"), (name, b"a")])
     csrf.check_once([(b"accept", b"a"), (b"accept", b"b"), (name, b"a")])
+
+
+# --- which shard and which verb a path means
+
+SEGMENT = st.text("abcXYZ019._-", min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/shards/orders", ("orders", "")),
+        ("/v1/shards/orders/insert", ("orders", "insert")),
+        ("/v1/shards/eu/orders", ("eu/orders", "")),
+        ("/v1/shards/eu/orders/insert", ("eu/orders", "insert")),
+        ("/v1/shards/eu%2Forders/insert", ("eu/orders", "insert")),
+        ("/v1/shards/eu/listen", ("eu", "listen")),
+        ("/v1/shards/eu%2flisten", ("eu/listen", "")),
+        ("/v1/shards/eu/listen/listen", ("eu/listen", "listen")),
+        ("/v1/shards/listen", ("listen", "")),
+        ("/v1/shards", None),
+        ("/v1/shards/", None),
+        ("/v1/location", None),
+    ],
+)
+def test_a_path_means_one_shard_and_one_verb(path: str, meant: tuple[str, str] | None) -> None:
+    assert split(path) == meant
+
+
+@given(region=st.none() | SEGMENT, name=SEGMENT, verb=st.sampled_from(["", *sorted(VERBS)]))
+def test_an_encoded_slash_always_belongs_to_the_name(region: str | None, name: str, verb: str) -> None:
+    full = name if region is None else f"{region}/{name}"
+    path = f"/v1/shards/{full.replace('/', '%2F')}" + (f"/{verb}" if verb else "")
+    assert split(path) == (full, verb)
+
+
+def test_the_router_finds_one_segment_whatever_the_name() -> None:
+    scope = {"path": "/v1/shards/eu/orders/insert", "raw_path": b"/v1/shards/eu%2Forders/insert?x=1"}
+    assert resolve(scope) == ("eu/orders", "insert")
+    assert scope["path"].count("/") == 4
+    assert scope["persist.shard"] == "eu/orders"

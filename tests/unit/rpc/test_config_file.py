@@ -1,4 +1,4 @@
-"""The file of a server's settings: what it may say, what is refused and how, and what it comes before."""
+"""Settings of a server: the file, the environment and options, and what makes no sense together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import argparse
 import asyncio
 import os
 import re
+import socket
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,6 +23,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import WriterId
 from persist.core.state import Policy
 from rpc.cli import serve
+from rpc.cli.serve import _maintenance
 from rpc.concurrency_limits import Work
 from rpc.config_file import ENVIRONMENT, FILE, OPTION, Loaded, in_force, load, misspelt, read_file
 from rpc.settings import SETTINGS, Limits, ServerSettings, Setting, server_settings
@@ -250,3 +253,109 @@ def test_a_server_that_lingers_commits_together_what_comes_meanwhile() -> None:
 
 def test_the_page_of_settings_is_that_of_the_code() -> None:
     assert settings_page.PAGE.read_text() == settings_page.page(), "run `make docs`"
+
+
+# --- where settings come from, and which make no sense together
+
+
+def test_variables_are_named_after_the_settings() -> None:
+    variables = {"PERSIST_PORT": "9", "PERSIST_INSECURE": "1", "PERSIST_HOST": "::1", "OTHER": "x"}
+    assert load({}, variables).settings == ServerSettings(port=9, insecure=True, host="::1")
+
+
+@pytest.mark.parametrize(
+    "variables", [{"PERSIST_PORT": "many"}, {"PERSIST_PORT": "70000"}, {"PERSIST_INSECURE": "perhaps"}]
+)
+def test_a_variable_that_cannot_be_read_is_named(variables: dict[str, str]) -> None:
+    with pytest.raises(InvalidUsage, match=next(iter(variables))):
+        load({}, variables)
+
+
+def test_no_more_limits_are_settings_than_an_operator_has_a_reason_to_change() -> None:
+    assert len(fields(Limits)) <= 15
+
+
+STORES = {"PERSIST_BLOB": "mem:a", "PERSIST_CONSENSUS": "mem:b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "location"),
+    [
+        ({"directory": "d"}, STORES, ("d", None, None)),
+        ({"blob": "mem:c"}, STORES, (None, "mem:c", "mem:b")),
+        ({"consensus": "mem:c"}, {**STORES, "PERSIST_DIRECTORY": "d"}, (None, "mem:a", "mem:c")),
+        ({"blob": "mem:c", "consensus": "mem:c"}, {"PERSIST_DIRECTORY": "d"}, (None, "mem:c", "mem:c")),
+        ({}, {"PERSIST_DIRECTORY": "d"}, ("d", None, None)),
+    ],
+)
+def test_an_option_takes_the_place_of_the_location_of_the_environment(
+    options: dict[str, Any], variables: dict[str, str], location: tuple[str | None, ...]
+) -> None:
+    settings = load(options, variables).settings
+    assert (settings.directory, settings.blob, settings.consensus) == location
+
+
+@pytest.mark.parametrize("limits", [Limits(snapshots_max=0), Limits(headers_s=0.0), Limits(decoded_bytes_max=1 << 50)])
+def test_a_limit_that_makes_no_sense_is_named(limits: Limits) -> None:
+    with pytest.raises(InvalidUsage, match=r"limits\.(s|h|decoded).* must be in"):
+        ServerSettings(limits=limits).check()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ServerSettings(blob="mem:"),
+        ServerSettings(directory="d", blob="mem:", consensus="mem:"),
+        ServerSettings(port=70_000),
+        ServerSettings(tls_certificate="missing.pem", tls_key="missing.pem"),
+        ServerSettings(tls_certificate=__file__, tls_key=__file__),
+        ServerSettings(tls_key="key.pem"),
+        ServerSettings(host="0.0.0.0"),
+        ServerSettings(host="example.org"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: ServerSettings) -> None:
+    with pytest.raises(InvalidUsage):
+        settings.check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_in_memory"),
+    [
+        (ServerSettings(blob="mem:x", consensus="mem:x"), True),
+        (ServerSettings(blob="MEM:", consensus="sqlite:///d.db"), True),
+        (ServerSettings(blob="file:///mem:", consensus="sqlite:///d.db"), False),
+        (ServerSettings(directory="mem:"), False),
+    ],
+)
+def test_maintenance_of_its_own_is_not_started_for_stores_in_memory(
+    settings: ServerSettings, is_in_memory: bool
+) -> None:
+    """Another process finds other stores there: it ended at once, and was started again for ever."""
+    assert settings.in_memory == is_in_memory
+    if is_in_memory:
+        with socket.socket() as listener:
+            assert _maintenance(settings, listener) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_loopback_needs_no_tokens(host: str) -> None:
+    ServerSettings(host=host).check()
+
+
+UNSAFE = [
+    *(
+        ({name: ""}, f"{name} is empty: name a file")
+        for name in ("tls_certificate", "tls_key", "tls_client_ca", "tokens_file", "quotas")
+    ),
+    ({"presigned_s": 0}, r"presigned_s is 0 and must be in \[1, 600\]"),
+    ({"presigned_s": 604_800}, "presigned_s is 604800"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), UNSAFE)
+def test_settings_that_would_make_a_server_less_safe_than_was_meant_are_refused(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidUsage, match=said):
+        ServerSettings(**{"tokens_file": "t.json", **given}).check()

@@ -16,7 +16,7 @@ from persist.commit.figures import of_location
 from persist.commit.location import Location, LocationSettings
 from persist.commit.sight import OTHER, SERIES_MAX, Durations
 from persist.core import commands as c
-from persist.formats.exposition import COUNTER, Family, Spread, exposition, figures
+from persist.formats.exposition import Spread, exposition, figures
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
 from rpc import app_state
@@ -76,12 +76,6 @@ def test_a_histogram_has_a_bounded_number_of_series() -> None:
         durations.observe((str(number),), 0.0)
     assert len(durations.totals()) == SERIES_MAX + 1
     assert durations.totals()[(OTHER,)][0] == 10
-
-
-def test_labels_are_escaped() -> None:
-    family = Family("x_total", COUNTER, "Text", ("name",), [(('a"b\\c\nd',), 1)])
-    (parsed,) = text_string_to_metric_families(exposition([family]).decode())
-    assert parsed.samples[0].labels == {"name": 'a"b\\c\nd'}
 
 
 def test_tokens_beyond_the_bound_are_counted_together() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from blob import BlobError, BlobMisconfigured, BlobNotFound, BlobUnavailable
-from blob.cache import ENTRY_OVERHEAD_BYTES, CachedBlob
+from blob import BlobMisconfigured, BlobNotFound
+from blob.cache import ENTRY_OVERHEAD_BYTES, RECENT_MAX, RECENT_S, CachedBlob, RecentPuts
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import MeteredBlob
-from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
+from consensus import ConsensusIndeterminate
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
-from tests.support.blob_faults import FaultPlan, FaultyBlob
+from tests.support.blob_faults import FaultPlan
 from tests.support.consensus_faults import FaultyConsensus
 
 Observed = list[tuple[str, str, float, int]]
@@ -123,101 +121,38 @@ def test_consensus_metrics_tell_a_lost_race_from_an_error() -> None:
     ]
 
 
-def test_a_put_that_fails_before_did_not_happen_and_one_that_fails_after_did() -> None:
-    inner = MemoryBlob()
-    with pytest.raises(BlobUnavailable, match="before"):
-        FaultyBlob(inner, FaultPlan(1, {"fail_before": 1.0})).put("k", b"x")
-    assert inner.stat("k") is None
-    with pytest.raises(BlobUnavailable, match="after"):
-        FaultyBlob(inner, FaultPlan(1, {"fail_after": 1.0})).put("k", b"x")
-    assert inner.get("k") == b"x"
+# --- what a process has just put is known for a minute, unless it deletes it again
 
 
-def test_reads_come_back_short_or_with_one_bit_flipped_and_the_store_stays_whole() -> None:
-    inner = MemoryBlob()
-    data = bytes(range(256))
-    inner.put("k", data)
-    for seed in range(20):
-        short = FaultyBlob(inner, FaultPlan(seed, {"truncate": 1.0})).get("k")
-        assert len(short) < len(data)
-        assert data.startswith(short)
-        flipped = FaultyBlob(inner, FaultPlan(seed, {"flip": 1.0})).get_range("k", 0, 256)
-        wrong = [index for index in range(256) if flipped[index] != data[index]]
-        assert len(wrong) == 1
-        assert (flipped[wrong[0]] ^ data[wrong[0]]).bit_count() == 1
-    assert inner.get("k") == data
+def test_a_put_is_known_for_a_minute() -> None:
+    now = [100.0]
+    recent = RecentPuts(lambda: now[0])
+    assert recent.size("a") is None
+    recent.add("a", 0)
+    assert recent.size("a") == 0
+    now[0] += RECENT_S - 1
+    recent.add("b", 3)
+    assert (recent.size("a"), recent.size("b")) == (0, 3)
+    now[0] += 1
+    assert (recent.size("a"), recent.size("b")) == (None, 3)
 
 
-def test_delays_go_through_the_given_sleep() -> None:
-    slept: list[float] = []
-    plan = FaultPlan(1, {"delay": 1.0}, delay_s=0.25, sleep=slept.append)
-    blob = FaultyBlob(MemoryBlob(), plan)
-    blob.put("k", b"x")
-    blob.get("k")
-    assert slept == [0.25, 0.25]
-    assert plan.counts == Counter(delay=2)
+def test_what_is_deleted_is_not_known() -> None:
+    recent = RecentPuts(lambda: 0.0)
+    recent.add("a", 1)
+    recent.forget(["a", "never put"])
+    assert recent.size("a") is None
 
 
-def _faults_of_a_run(seed: int) -> tuple[list[str], Counter[str]]:
-    plan = FaultPlan(seed, {"fail_before": 0.2, "fail_after": 0.2, "fail_unknown": 0.1, "flip": 0.3})
-    blob, log = FaultyBlob(MemoryBlob(), plan), FaultyConsensus(MemoryConsensus(), plan)
-    outcomes = []
-    for number in range(100):
-        for call in (lambda: blob.put(f"k{number}", b"x"), lambda: log.compare_and_set(f"k{number}", 1, b"x")):  # noqa: B023
-            try:
-                outcomes.append(str(call()))
-            except (BlobError, ConsensusError) as error:
-                outcomes.append(str(error))
-    return outcomes, plan.counts
+def test_the_oldest_makes_room() -> None:
+    recent = RecentPuts(lambda: 0.0)
+    for number in range(RECENT_MAX + 1):
+        recent.add(str(number), number)
+    assert recent.size("0") is None
+    assert recent.size(str(RECENT_MAX)) == RECENT_MAX
 
 
-def test_one_seed_makes_one_run_and_the_counts_show_that_faults_struck() -> None:
-    first, counts = _faults_of_a_run(7)
-    assert _faults_of_a_run(7) == (first, counts)
-    assert _faults_of_a_run(8)[0] != first
-    assert all(counts[kind] > 0 for kind in ("fail_before", "fail_after", "fail_unknown"))
-
-
-def test_a_healed_plan_strikes_no_more_until_it_resumes() -> None:
-    plan = FaultPlan(1, {"fail_before": 1.0})
-    blob = FaultyBlob(MemoryBlob(), plan)
-    plan.heal()
-    blob.put("k", b"x")
-    plan.resume()
-    with pytest.raises(BlobUnavailable):
-        blob.get("k")
-
-
-@pytest.mark.parametrize("rates", [{"explode": 0.1}, {"flip": 1.5}, {"flip": -0.1}])
-def test_a_senseless_plan_is_refused(rates: dict[str, float]) -> None:
-    with pytest.raises(BlobMisconfigured, match="fault"):
-        FaultPlan(1, rates)
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "happened"),
-    [
-        ("fail_before", ConsensusUnavailable, False),
-        ("fail_unknown", ConsensusIndeterminate, False),
-        ("fail_after", ConsensusIndeterminate, True),
-    ],
-)
-def test_what_a_failed_append_may_mean(kind: str, error: type[Exception], happened: bool) -> None:
-    inner = MemoryConsensus()
-    log = FaultyConsensus(inner, FaultPlan(1, {kind: 1.0}))
-    with pytest.raises(error):
-        log.compare_and_set("k", 1, b"x")
-    assert (inner.head("k") is not None) is happened
-
-
-def test_dropped_pushes_are_dropped() -> None:
-    heard: list[str] = []
-    inner = MemoryConsensus()
-    plan = FaultPlan(1, {"drop_push": 1.0})
-    unsubscribe = FaultyConsensus(inner, plan).subscribe(heard.append)
-    assert unsubscribe is not None
-    inner.compare_and_set("k", 1, b"x")
-    while not plan.counts["drop_push"]:
-        pass
-    unsubscribe()
-    assert heard == []
+def test_a_store_that_is_near_remembers_nothing() -> None:
+    blob = MemoryBlob("mem:")
+    blob.put("a", b"a")
+    assert blob.put_here("a") is None

@@ -1,18 +1,19 @@
-"""No message about a location tells a password, whatever it is made of and wherever it stands."""
+"""What stores must not do: repeat secrets, or send anything from a forked child."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from blob import BlobError, open_blob
+from blob import BlobError, BlobMisconfigured, open_blob
 from blob.arrow_fs import ArrowFsBlob
-from consensus import ConsensusError, open_consensus
+from consensus import ConsensusError, ConsensusUsage, open_consensus
 from persist.client.connect import Connection
 from persist.client.server_address import normal
 from persist.commit.location import check_there
@@ -165,3 +166,63 @@ def test_what_a_library_says_of_its_own_url_during_a_call_told_a_signature(shown
     said = [str(one) for one in causes(found.value)]
     assert not any("hunter2" in one for one in said), said
     assert error is FileNotFoundError or "No such host" in said[0], "the cause is told all the same"
+
+
+# --- stores that have connections say so when a forked child uses them; nothing is sent
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+NOBODY = "127.0.0.1:1"
+
+
+def in_a_fork(check: Callable[[], None]) -> bool:
+    """Whether `check` passes in a forked child."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/c.db", f"postgresql://u:p@{NOBODY}/d", f"etcd://{NOBODY}/p"])
+def test_a_consensus_store_is_not_for_a_forked_child(url: str, tmp_path: Path) -> None:
+    with closing(open_consensus(url.format(tmp_path))) as store:
+        if url.startswith("sqlite"):
+            assert store.compare_and_set("k", 1, b"x")
+
+        def check() -> None:
+            for call in (lambda: store.head("k"), lambda: store.compare_and_set("k", 2, b"x")):
+                with pytest.raises(ConsensusUsage, match="fork"):
+                    call()
+
+        assert in_a_fork(check)
+
+
+def test_a_bucket_is_not_for_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    with closing(open_blob(f"s3://bucket?endpoint=http://{NOBODY}&region=r")) as store:
+
+        def check() -> None:
+            for call in (lambda: store.get("k"), lambda: store.put("k", b"x"), lambda: list(store.list(""))):
+                with pytest.raises(BlobMisconfigured, match="fork"):
+                    call()
+            store.close()
+
+        assert in_a_fork(check)
+
+
+def test_files_are_for_everybody(tmp_path: Path) -> None:
+    store = open_blob(f"file://{tmp_path}")
+    store.put("a", b"parent")
+
+    def check() -> None:
+        assert store.get("a") == b"parent"
+        store.put("b", b"child")
+
+    assert in_a_fork(check)
+    assert store.get("b") == b"child"

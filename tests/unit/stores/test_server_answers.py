@@ -1,15 +1,22 @@
-"""Found by the crash tests: what S3 servers answer to a put that meets another try of itself."""
+"""What stores make of odd answers of their servers, and of connections that break."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import grpc
 import pytest
+import sqlalchemy as sa
 from botocore.exceptions import ClientError
 
 from blob import open_blob
 from blob.s3 import Refused, translate
+from consensus import ConsensusDamaged, ConsensusUnavailable, open_consensus
 
 
 @pytest.mark.parametrize(("code", "status"), [("ConditionalRequestConflict", 409), ("NoSuchKey", 404)])
@@ -72,3 +79,57 @@ def test_a_store_that_heeds_no_condition_signs_no_url_to_write(
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+# --- what etcd says of its own damage, by a server that says nothing else
+
+
+class _Damaged(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def service(self, _details: object) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(
+            lambda _request, context: context.abort(grpc.StatusCode.DATA_LOSS, "etcdserver: corrupt cluster")
+        )
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(2), handlers=(_Damaged(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"etcd://127.0.0.1:{port}/p"
+    server.stop(None).wait()
+
+
+def test_a_cluster_that_finds_its_data_damaged_is_not_asked_again(url: str) -> None:
+    with closing(open_consensus(url)) as store:
+        for call in (lambda: store.head("k"), lambda: store.compare_and_set("k", 1, b"x")):
+            with pytest.raises(ConsensusDamaged, match="backup"):
+                call()
+
+
+# --- found by the crash tests: connections that break whenever the pool hands them out
+
+
+def test_connections_that_break_as_soon_as_they_are_opened_are_bad_weather(tmp_path: Path) -> None:
+    """The pool then raised an error of its own kind, which servers answered as a failure of theirs."""
+
+    def breaks(*_: object) -> None:
+        raise sa.exc.DisconnectionError("cut")
+
+    first = open_consensus(f"sqlite:///{tmp_path}/consensus.db")
+    assert first.compare_and_set("k", 1, b"first")
+    first.close()
+    store = open_consensus(f"sqlite:///{tmp_path}/consensus.db")
+    store.check()
+    sa.event.listen(sa.pool.Pool, "checkout", breaks)
+    try:
+        with pytest.raises(ConsensusUnavailable):
+            store.head("k")
+        with pytest.raises(ConsensusUnavailable):
+            store.compare_and_set("k", 2, b"second")
+    finally:
+        sa.event.remove(sa.pool.Pool, "checkout", breaks)
+    head = store.head("k")
+    assert head is not None
+    assert head.data == b"first"
+    store.close()
