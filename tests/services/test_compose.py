@@ -14,74 +14,30 @@ from consensus import open_consensus
 from rpc.cli.program import parser_for
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP_LEVEL = {"name", "services", "volumes", "networks", "configs", "secrets"}
-OF_A_SERVICE = {
-    "image",
-    "build",
-    "command",
-    "entrypoint",
-    "environment",
-    "ports",
-    "volumes",
-    "healthcheck",
-    "depends_on",
-    "restart",
-    "user",
-    "read_only",
-    "cap_drop",
-    "security_opt",
-    "tmpfs",
-}
-CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
-KINDS = {"command": list, "entrypoint": list, "environment": dict, "ports": list, "volumes": list, "depends_on": dict}
 
 
-def complaints(text: str) -> list[str]:
-    """What is wrong with a compose file; empty if nothing is."""
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        return [f"not YAML: {error}"]
-    found = [f"unknown top-level key {key}" for key in document if key not in TOP_LEVEL and not key.startswith("x-")]
-    services = document.get("services") or {}
+def complaints(services: dict[str, Any], volumes: dict[str, Any]) -> list[str]:
+    """What is less safe, or less sure to come up, than it should be; empty if nothing is."""
+    found = []
     for name, service in services.items():
-        found += [f"{name}: {complaint}" for complaint in _of_service(service, services, document.get("volumes") or {})]
+        found += [f"{name}: {complaint}" for complaint in _of_service(service, services, volumes)]
     return found
 
 
 def _of_service(service: dict[str, Any], services: dict[str, Any], volumes: dict[str, Any]) -> list[str]:
-    found = [f"unknown key {key}" for key in service if key not in OF_A_SERVICE]
-    found += [
-        f"{key} must be a {kind.__name__}"
-        for key, kind in KINDS.items()
-        if not isinstance(service.get(key, kind()), kind)
-    ]
-    if found:
-        return found
+    recipe = recipe_of(service)
+    bases = re.findall(r"^FROM (\S+)", recipe, re.M)
+    pinned = r":v?\d+\.\d+\.\d+|:RELEASE\.\d{4}-\d\d-\d\d"
+    found = [f"base {base} has no pinned version" for base in bases if not re.search(pinned, base)]
     if not re.search(r":[\w.-]*\d[\w.-]*$|:local$", service.get("image", "")):
         found.append("image has no pinned version")
-    for port in service.get("ports", []):
-        if not re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port):
-            found.append(f"port {port} is not published on loopback")
-    for volume in service.get("volumes", []):
-        if volume.split(":")[0] not in volumes:
-            found.append(f"volume {volume} is not declared")
+    ports = [port for port in service.get("ports", []) if not re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)]
+    found += [f"port {port} is not published on loopback" for port in ports]
+    found += [f"volume {one} is not declared" for one in service.get("volumes", []) if one.split(":")[0] not in volumes]
     for other, how in service.get("depends_on", {}).items():
-        if other not in services:
-            found.append(f"depends on {other}, which is not there")
-        elif how.get("condition") not in CONDITIONS:
-            found.append(f"condition {how.get('condition')} is none")
-        elif how["condition"] == "service_healthy" and "healthcheck" not in services[other]:
+        if how["condition"] == "service_healthy" and "healthcheck" not in services[other]:
             found.append(f"waits for the health of {other}, which has no health check")
-    recipe = recipe_of(service)
-    for base in re.findall(r"^FROM (\S+)", recipe, re.M):
-        if not re.search(r":v?\d+\.\d+\.\d+|:RELEASE\.\d{4}-\d\d-\d\d", base):
-            found.append(f"base {base} has no pinned version")
-    found += _unconfined(service, services, recipe)
-    check = service.get("healthcheck")
-    if check is not None and check.get("test", [""])[0] not in ("CMD", "CMD-SHELL"):
-        found.append("health check must begin with CMD or CMD-SHELL")
-    return found
+    return found + _unconfined(service, services, recipe)
 
 
 def recipe_of(service: dict[str, Any]) -> str:
@@ -114,8 +70,8 @@ def compose() -> dict[str, Any]:
     return document
 
 
-def test_the_file_is_sound() -> None:
-    assert complaints((ROOT / "docker-compose.yml").read_text()) == []
+def test_the_file_is_sound(compose: dict[str, Any]) -> None:
+    assert complaints(compose["services"], compose["volumes"]) == []
 
 
 def test_every_server_is_there_with_a_health_check_and_a_volume(compose: dict[str, Any]) -> None:

@@ -177,19 +177,6 @@ def test_a_read_that_holds_goes_on_when_the_disk_gets_full(location: Path) -> No
         assert ids(snapshot.to_arrow()) == ROWS
 
 
-@pytest.mark.smoke
-@pytest.mark.proof
-def test_a_full_disk_is_read_as_far_as_nothing_has_to_be_written(full: Path) -> None:
-    listed = command("shards", "--dir", str(full))
-    assert (listed.returncode, "orders" in listed.stdout) == (0, True), listed.stderr
-    with connected(full) as client:
-        assert client.shards() == ["orders"]
-        shard = client.shard("orders")
-        assert (shard.upper().element, shard.since().element) == (INSERTS, INSERTS - 1)
-        with pytest.raises(Unavailable, match="full"):
-            shard.insert([{"id": 1, "v": b"x"}])
-
-
 def test_threads_that_read_a_full_disk_do_not_wait_for_one_another(full: Path) -> None:
     """Each had half of the locks that SQLite takes to have the file alone, and kept it."""
     with connected(full) as client:

@@ -95,24 +95,21 @@ def test_connection_refused(url: str) -> None:
                 call()
 
 
-def test_wrong_password(postgres_server: Postgres) -> None:
-    refused_at_start(postgres_server.url(password="wrong"), "password")
-
-
-def test_wrong_user(postgres_server: Postgres) -> None:
-    refused_at_start(postgres_server.url(user="nobody", password="x"), "user")
-
-
-def test_wrong_database(postgres_server: Postgres) -> None:
-    refused_at_start(postgres_server.url("no_such_database"), "database name")
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [
+        ({"password": "wrong"}, "password"),
+        ({"user": "nobody", "password": "x"}, "user"),
+        ({"database": "no_such_database"}, "database name"),
+        ({"database": "postgres?no_such_option=1"}, "option"),
+    ],
+)
+def test_a_wrong_setting_is_named(postgres_server: Postgres, given: dict[str, str], setting: str) -> None:
+    refused_at_start(postgres_server.url(**given), setting)
 
 
 def test_wrong_host() -> None:
     refused_at_start("postgresql://postgres:x@no-such-host.invalid/postgres", "host name")
-
-
-def test_wrong_option(url: str) -> None:
-    refused_at_start(f"{url}?no_such_option=1", "option")
 
 
 @pytest.mark.parametrize(

@@ -84,21 +84,12 @@ def test_wrong_bucket(s3_server: S3Server, bucket: str) -> None:
     refused_at_start(f"s3://{bucket}-missing?endpoint={s3_server.endpoint}", "bucket")
 
 
-def _needs_signatures(s3_server: S3Server) -> None:
+@pytest.mark.parametrize(("name", "wrong"), [("AWS_SECRET_ACCESS_KEY", "wrong"), ("AWS_ACCESS_KEY_ID", "nobody")])
+def test_a_wrong_key(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, name: str, wrong: str) -> None:
     if s3_server.kind == "moto":
         pytest.skip("real server missing: moto does not check signatures")
-
-
-def test_wrong_secret_key(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _needs_signatures(s3_server)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    refused_at_start(f"s3://{bucket}?endpoint={s3_server.endpoint}", "AWS_SECRET_ACCESS_KEY")
-
-
-def test_wrong_access_key(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _needs_signatures(s3_server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    refused_at_start(f"s3://{bucket}?endpoint={s3_server.endpoint}", "AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv(name, wrong)
+    refused_at_start(f"s3://{bucket}?endpoint={s3_server.endpoint}", name)
 
 
 def test_no_credentials(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ from persist.cli.long_running import (
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import RetriedCall, settled
-from persist.commit.location import Location
 from persist.commit.sight import STORM_TRIES, TOLD_EVERY_S, Storms
 from persist.commit.sight import TROUBLES_MAX as STORMS_MAX
 from persist.commit.system import SystemClock
@@ -76,13 +75,6 @@ def test_a_storm_is_one_line_with_its_shard_kind_reason_and_request(caplog: pyte
         "left_out": 0,
     }
     assert (storms.storms, storms.retries) == (1, {"client": STORM_TRIES + 4})
-
-
-def test_a_few_tries_are_no_storm(caplog: pytest.LogCaptureFixture) -> None:
-    storms = Storms(TestClock().monotonic)
-    storm(storms, tries=STORM_TRIES)
-    assert lines(caplog, "retry storm") == []
-    assert storms.retries == {"client": STORM_TRIES}
 
 
 def test_many_callers_with_the_same_trouble_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -291,12 +283,6 @@ def test_a_line_keeps_its_own_fields_whatever_a_caller_adds() -> None:
     }
     assert isinstance(line["at"], str)
     assert line["more"] == 1
-
-
-def test_locations_share_no_storms() -> None:
-    with closing(memory_location()) as one, closing(memory_location()) as other:
-        assert isinstance(one, Location)
-        assert one.sight.storms is not other.sight.storms
 
 
 def test_a_program_that_configures_no_logs_sees_none() -> None:

@@ -95,23 +95,6 @@ def test_what_others_write_meanwhile_is_replaced_under_the_job_s_keys_only(spark
     assert contents(client) == {("a", 5): 1, ("b", 1): 1, ("b", 2): 1, ("x", 5): 1}
 
 
-@pytest.mark.parametrize("rows", [[], [("a", 5)]], ids=["nothing to do", "a key twice"])
-def test_a_job_that_ends_without_a_commit_gives_its_hold_back(
-    spark: Any, client: Any, url: str, rows: list[tuple[str, int]]
-) -> None:
-    """Its base held history, and the shard could not be dropped, until the lease lapsed."""
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    shard.insert([{"k": "a", "n": 1}])
-    mine = job(url, spark.createDataFrame([], DDL), envelope="upsert")
-    messages = [mine.stage([batch(rows)]) for _ in range(2)] if rows else []
-    if rows:
-        with pytest.raises(InvalidUsage, match="more than once"):
-            mine.publish(messages, None)
-    else:
-        assert mine.publish(messages, None)
-    shard.drop()
-
-
 def test_a_frame_that_is_refused_makes_no_shard(spark: Any, client: Any, url: str) -> None:
     frame = spark.createDataFrame([], "k string, n bigint, d bigint, __diff bigint")
     with pytest.raises(InvalidUsage, match="a column occurs twice"):

@@ -16,16 +16,15 @@ from persist.copies.shard_checks import byte_faults
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import COMPACTOR, bundle_key, is_bundle_key, is_rollup_key
-from persist.core.errors import Corruption, Expired, InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.ids import PartId, mint
 from persist.core.manifests import packed, to_bundle
 from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy
-from persist.parts import KeyRange, ShardSchema, encode_key
-from persist.parts.part_files import Files
-from persist.parts.read_plan import classify, expanded, read_bundle
+from persist.parts import KeyRange, encode_key
+from persist.parts.read_plan import expanded, read_bundle
 from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import NAME, World
@@ -74,12 +73,6 @@ def test_a_batch_of_many_parts_names_bundles() -> None:
     world.check_stores()
 
 
-def test_few_parts_stay_where_they_are() -> None:
-    world = bundled(2)
-    assert bundles(world) == []
-    assert len(listed(world)) == 2
-
-
 def test_what_a_bundle_says_is_what_its_parts_say() -> None:
     world = bundled(10)
     for bundle in bundles(world):
@@ -97,13 +90,6 @@ def test_a_long_run_is_cut_into_bundles_of_one_run() -> None:
     [runs] = packed([Run(tuple(parts))], 4)
     assert [len(each.parts) for held in runs for each in held] == [4, 4, 1]
     assert [part for held in runs for each in held for part in each.parts] == parts
-
-
-def test_short_runs_stay_whole() -> None:
-    world = World(policy=TINY)
-    parts = [part for number in range(9) for part in _one(world, number)]
-    runs = [Run(tuple(parts[start : start + 3])) for start in (0, 3, 6)]
-    assert [[len(run.parts) for held in group for run in held] for group in packed(runs, 4)] == [[3], [3], [3]]
 
 
 def _one(world: World, number: int) -> list[Part]:
@@ -140,17 +126,6 @@ def test_dying_while_bundles_are_written_loses_nothing() -> None:
         break
     assert len(bundles(world)) == 2
     assert steps > 5
-
-
-def test_bundles_that_nobody_came_to_name_are_swept() -> None:
-    world = World(policy=PLAIN)
-    world.append_in_parts(6, 1)
-    Bundler(world.user.versions, world.user.ids, TINY).bundled(world.state(), world.state().trace.batches[0])
-    assert len(left_over(world)) == 2
-    world.clock.advance_ms(48 * 3_600_000)
-    world.sweeper().sweep(NAME)
-    assert left_over(world) == set()
-    world.check_reads()
 
 
 # --- reads
@@ -191,23 +166,6 @@ def test_opening_and_appending_read_no_bundle() -> None:
     assert seen == []
 
 
-def test_splits_are_planned_as_without_bundles() -> None:
-    worlds = [World(policy=policy) for policy in (TINY, PLAIN)]
-    for world in worlds:
-        world.append_in_parts(16, 1)
-    found = [[split.key_range for split in world.shard.snapshot(0, num_splits=5).splits] for world in worlds]
-    assert found[0] == found[1]
-    assert all(world.contents(0, splits=5) == world.expected(0) for world in worlds)
-
-
-def test_a_native_read_takes_the_parts_that_bundles_list() -> None:
-    world = bundled(10)
-    schemas = {number: ShardSchema.from_record(record) for number, record in world.state().schemas.items()}
-    runs = [run for batch in world.state().trace.batches for run in batch.runs]
-    straight, others = classify(runs, 0, Files(world.blob, schemas))
-    assert (straight, others) == (sorted(listed(world), key=lambda part: part.key_lower), [])
-
-
 def test_listening_gives_what_bundles_list() -> None:
     world = bundled(10)
     listener = world.shard.listen(0)
@@ -229,31 +187,12 @@ def test_a_damaged_bundle_is_told_with_its_shard() -> None:
     assert (fault.key, fault.named.part) == (broken.key, broken)
 
 
-def test_a_missing_bundle_is_told_with_its_shard() -> None:
-    world = bundled(10)
-    broken = bundles(world)[1]
-    assert broken.key is not None
-    world.blob.delete([broken.key])
-    with pytest.raises(Corruption, match=f"{NAME}"):
-        world.contents(0)
-
-
 def _overwrite(world: World, key: str, data: bytes) -> None:
     world.blob.delete([key])
     world.blob.put(key, data)
 
 
 # --- what else names parts
-
-
-def test_a_part_in_a_bundle_is_not_named_again() -> None:
-    world = World(policy=TINY)
-    with closing(world.shard.open_writer()) as writer:
-        runs = [run for n in range(5) for run in writer.stage([{"k": f"k{n}", "v": n}], None)]
-        writer.commit_insert(tuple(runs))
-        assert len(bundles(world)) == 2
-        with pytest.raises((InvalidUsage, Expired), match="was in shard"):
-            writer.commit_insert((runs[0],))
 
 
 def test_a_writer_brings_no_bundle() -> None:
@@ -291,20 +230,6 @@ def test_parts_at_which_a_merge_is_at_work_are_not_bundled() -> None:
 
 
 # --- merges and collection
-
-
-def test_bundles_are_merged_by_their_ids_and_all_of_it_is_collected() -> None:
-    world = bundled(10)
-    before = world.named()
-    world.append_in_parts(10, 2)
-    world.forget_before(1)
-    assert world.worker().run(NAME, idle=True) == 1
-    assert world.contents(1) == world.expected(1)
-    world.append_many(20, 1)
-    collected(world)
-    assert left_over(world) == set()
-    assert not {key for key in before if not is_rollup_key(key)} & world.blobs()
-    world.check_reads()
 
 
 @pytest.mark.parametrize("first", thinned(range(3), 3))

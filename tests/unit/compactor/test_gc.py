@@ -51,13 +51,6 @@ def test_merged_parts_are_deleted_and_the_log_begins_at_a_rollup() -> None:
     world.check_reads()
 
 
-def test_a_shard_that_was_just_created_is_left_alone() -> None:
-    world = World()
-    before = world.state()
-    assert collect(world) == 0
-    assert world.state() == before
-
-
 def test_a_shard_at_rest_costs_no_commit() -> None:
     world = merged()
     collect(world)
@@ -103,19 +96,6 @@ def test_a_reader_with_a_live_lease_keeps_every_blob_that_it_may_read() -> None:
     assert rows.num_rows == len(expected)
     collect(world)
     assert data(world) == set(world.state().trace.blob_keys), "the snapshot was closed: nothing is held any more"
-
-
-def test_the_slowest_of_many_readers_decides() -> None:
-    world = World()
-    world.append_many(4, 20)
-    slow = world.shard.snapshot(2)
-    world.append_many(4, 20)
-    others = [world.shard.snapshot(6) for _ in range(5)]
-    world.worker().run(NAME, idle=True)
-    for other in others:
-        other.close()
-    collect(world)
-    assert slow.to_arrow().num_rows == len(world.expected(2))
 
 
 def test_a_lapsed_lease_holds_nothing_even_when_nobody_commits() -> None:
@@ -195,29 +175,6 @@ def test_one_run_is_bounded_but_every_run_gets_somewhere() -> None:
             break
     assert all(0 < before - after <= 26 for before, after in pairwise(lengths[:-1]))
     assert lengths[-1] < 20
-
-
-def test_rollups_before_the_horizon_go() -> None:
-    world = merged()
-    world.append_many(40, 1)
-    assert len(world.state().rollups) > 2
-    collect(world)
-    assert len(world.state().rollups) == 1
-    assert sum(map(is_rollup_key, world.blobs())) <= 2
-
-
-def test_a_dropped_shard_ends_as_a_tombstone_with_one_rollup() -> None:
-    world = merged()
-    world.shard.drop(force=True)
-    collect(world)
-    state = world.state()
-    assert state.tombstone
-    assert world.blobs() == {rollup.key for rollup in state.rollups.values()}
-    assert len(state.rollups) == 1
-    assert world.process().machine(NAME).state().tombstone, "it can still be loaded"
-    seqno = state.seqno
-    assert collect(world) == 0
-    assert world.state().seqno == seqno
 
 
 def test_orphans_are_swept_when_no_write_can_still_be_about_to_name_them() -> None:

@@ -96,6 +96,16 @@ def test_two_workers_do_not_do_the_same_merge() -> None:
     world.check_reads()
 
 
+def test_a_refused_merge_leaves_no_claim_behind() -> None:
+    world = World()
+    world.append_many(4, 1)
+    slow, quick = world.worker(), world.worker()
+    [late, *_] = slow.due(NAME, idle=True)
+    assert quick.run(NAME, idle=True) == 1
+    assert slow.merge(NAME, late) is MergeOutcome.REFUSED
+    assert world.state().claims == {}
+
+
 def test_a_zombie_whose_claim_was_taken_over_changes_nothing() -> None:
     world = World()
     world.append_many(6, 40)

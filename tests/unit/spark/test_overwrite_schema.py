@@ -15,7 +15,7 @@ import persist
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage, SchemaMismatch, UpperMismatch
+from persist.core.errors import InvalidUsage, SchemaMismatch
 from persist.parts.schema_changes import AddColumn, WidenColumn
 from persist.spark import executors
 from tests.support.late import LateTransport
@@ -122,25 +122,6 @@ def test_where_columns_are_only_added_any_level_will_do(shard: Shard, url: str) 
     overwrite(url, more)
     assert shard.refresh_schema().is_plain
     assert rows(shard) == more.to_pylist()
-
-
-def test_names_are_matched_whatever_their_case_and_a_former_name_is_free(shard: Shard, url: str) -> None:
-    shard.rename_column("state", "status")
-    overwrite(url, pa.table({"ID": [1], "state": ["anew"]}))
-    assert rows(shard) == [{"id": 1, "state": "anew"}]
-    assert rows(shard, 0) == [{"id": 1, "state": None}, {"id": 2, "state": None}]
-
-
-def test_a_narrower_type_is_another_column(shard: Shard, url: str) -> None:
-    overwrite(url, pa.table({"id": [1], "n": pa.array([1], pa.int16())}))
-    assert shard.refresh_schema().arrow == pa.schema([("id", pa.int64()), ("n", pa.int16())])
-    assert rows(shard, 0) == [{"id": 1, "n": None}, {"id": 2, "n": None}]
-
-
-def test_an_overwrite_without_rows_leaves_the_columns_and_no_row(shard: Shard, url: str) -> None:
-    overwrite(url, FRAME.slice(0, 0))
-    assert columns(shard) == FRAME.schema.names
-    assert rows(shard) == []
 
 
 def test_the_history_tells_of_columns_that_changed_where_there_was_no_row(client: Client, url: str) -> None:
@@ -251,51 +232,12 @@ def test_where_others_change_the_columns_meanwhile_it_is_refused(shard: Shard, u
     assert rows(shard) == AFTER
 
 
-def test_what_others_write_meanwhile_is_replaced_too(shard: Shard, url: str) -> None:
-    job = writer(url, "orders", FRAME.schema, overwrite=True, overwriteSchema="true")
-    messages = [job.write(iter(FRAME.to_batches()))]
-    shard.insert([{"id": 3, "state": "s", "n": 3, "note": "z"}])
-    job.commit(messages)
-    assert rows(shard) == AFTER
-    assert [row["id"] for row in rows(shard, 1)] == [1, 2, 3]
-    assert len(shard.view().drops) == 1
-
-
 def test_rows_that_were_written_by_names_of_before_are_read_by_the_new_columns(shard: Shard, url: str) -> None:
     """A writer of before goes on: what it gives to columns that went is not kept."""
     with closing(shard.open_writer()) as before:
         overwrite(url, FRAME)
         before.insert([{"id": 9, "state": "text", "n": 9, "note": "z"}])
     assert rows(shard)[-1] == {"n": 9, "id": 9, "city": None, "state": None}
-
-
-def test_of_a_transaction_and_of_a_read_time(shard: Shard, url: str) -> None:
-    txn = {"txnAppId": "job", "txnVersion": 1}
-    overwrite(url, FRAME, **txn)
-    overwrite(url, pa.table({"id": [1]}), **txn)  # it is skipped
-    assert rows(shard) == AFTER
-    with pytest.raises(UpperMismatch):
-        overwrite(url, pa.table({"id": [1]}), readTime=0)
-    assert columns(shard) == FRAME.schema.names
-    overwrite(url, pa.table({"id": [1]}), readTime=1)
-    assert rows(shard) == [{"id": 1}]
-
-
-def test_two_drivers_of_one_transaction_land_once(shard: Shard, url: str) -> None:
-    """The second one is skipped, and not told that the columns are others by now."""
-    jobs = [
-        writer(url, "orders", FRAME.schema, overwrite=True, overwriteSchema="true", txnAppId="a", txnVersion=1)
-        for _ in range(2)
-    ]
-    for job in jobs:
-        job.commit([job.write(iter(FRAME.to_batches()))])
-    assert rows(shard) == AFTER
-    assert shard.upper().element == 2
-
-
-def test_a_shard_that_is_not_there_is_made(client: Client, url: str) -> None:
-    overwrite(url, FRAME, key="id")
-    assert rows(client.shard("orders")) == AFTER
 
 
 def test_columns_change_by_a_server_too_and_again_and_again() -> None:

@@ -1,16 +1,21 @@
-"""Every type that a shard stores and Spark shows comes back from Spark as it was: so rows can be restored there."""
+"""What Spark's processes share: connections, and types that come back."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
+import threading
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
+from persist.client.connect import Connection
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
+from persist.spark.executors import TRANSPORTS_MAX, transport
 from persist.spark.spark_schemas import arrow_schema, cast, spark_schema
 
 NOON = dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC)
@@ -55,3 +60,35 @@ def test_decimals_with_a_fraction_are_no_whole_numbers() -> None:
     schema = ShardSchema(pa.schema([pa.field("v", pa.uint64())]), ("v",))
     with pytest.raises(InvalidUsage, match="cast it first"):
         schema.conform(pa.table({"v": pa.array([decimal.Decimal("1.0")], pa.decimal128(20, 1))}), 0)
+
+
+# --- what one python process of spark keeps open, and what it lets go
+
+
+def test_a_location_that_was_not_used_for_long_is_closed(tmp_path: Path) -> None:
+    """Its threads went on, and asked its log for news 200 times a second, for as long as the process lived."""
+    for number in range(TRANSPORTS_MAX):  # what other tests have opened is closed by then
+        transport(Connection(f"persist://{tmp_path}/{number}"))
+    open_now = threading.active_count()
+    for number in range(2 * TRANSPORTS_MAX):
+        transport(Connection(f"persist://{tmp_path}/later{number}"))
+    assert threading.active_count() <= open_now
+
+
+@pytest.mark.parametrize(("is_task", "connect_s"), [(False, 5.0), (True, 60.0)])
+def test_a_task_waits_longer_for_a_server_than_the_driver_does(
+    is_task: bool, connect_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver tells a wrong URL soon. A task knows that the URL is right: its server may be starting again."""
+    opened: list[Connection] = []
+    monkeypatch.setattr(Connection, "transport", lambda connection: opened.append(connection))
+    monkeypatch.setattr(TaskContext, "get", lambda: object() if is_task else None)
+    transport(Connection("http://127.0.0.1:1", token=f"is a task: {is_task}"))
+    assert [one.connect_s for one in opened] == [connect_s]
+
+
+def test_a_location_that_is_still_held_stays_open(tmp_path: Path) -> None:
+    held = transport(Connection(f"persist://{tmp_path}/held"))
+    for number in range(3 * TRANSPORTS_MAX):
+        transport(Connection(f"persist://{tmp_path}/{number}"))
+    assert list(held.names("", "", 10)) == []

@@ -8,11 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import persist
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage, UpperMismatch
+from persist.core.errors import AttributeMismatch, InvalidUsage, UnknownShard, UpperMismatch
+from persist.core.frontier import Antichain
 from persist.spark import executors
+from persist.spark.options import Options, Target, WriteOptions
+from persist.spark.write_job import Job
 from tests.support.late import LateTransport
 from tests.support.without_jvm import read, write, writer
 
@@ -212,3 +216,63 @@ def test_a_bad_condition_of_a_write_is_one_sentence_and_writes_nothing(
         write(url, "orders", rows(("a", 5)), overwrite=overwrite, **options)
     assert (contents(shard), upper(shard)) == ({"a": 0}, 1)
     shard.drop()
+
+
+# --- a numbered piece of work that another driver has committed is skipped, also where a try of ours is u
+
+ROWS = pa.RecordBatch.from_pydict({"id": pa.array([7], pa.int64())})
+PROGRESS = ("app", 1)
+
+
+def test_a_refusal_after_a_try_that_was_not_answered_means_that_the_work_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number never becomes less, so what is under way cannot land: the job need not fail."""
+    options = Options({"url": f"persist://{tmp_path}", "path": "orders", "key": "id"})
+    late = LateTransport(executors.transport(Target.of(options).connection))
+    monkeypatch.setattr(executors, "transport", lambda connection: late)
+
+    def staged() -> tuple[Job, list[Any]]:
+        job = Job.open(Target.of(options), WriteOptions.of(options), StructType([StructField("id", LongType())]), False)
+        return job, [job.stage([ROWS])]
+
+    (job, messages), (twin, others) = staged(), staged()
+    late.hold(c.Insert, lambda: twin.publish(others, PROGRESS))
+    assert not job.publish(messages, PROGRESS)
+    assert isinstance(late.deliver(), AttributeMismatch)
+    with persist.connect(f"persist://{tmp_path}") as client:
+        assert client.shard("orders").snapshot().to_arrow()["id"].to_pylist() == [7]
+
+
+# --- what spark finds under a name whose shard was dropped: nothing, so that a write makes the shard anew
+
+NEW_SCHEMA = StructType([StructField("id", LongType(), False), StructField("s", StringType())])
+
+
+@pytest.mark.parametrize(
+    ("more", "overwrite"),
+    [
+        ({}, False),
+        ({}, True),
+        ({"txnAppId": "q", "txnVersion": "1"}, False),
+        ({"txnAppId": "q", "txnVersion": "1"}, True),
+        ({"envelope": "upsert"}, False),
+    ],
+    ids=str,
+)
+def test_a_write_to_the_name_of_a_dropped_shard_makes_it_anew(
+    tmp_path: Path, more: dict[str, str], overwrite: bool
+) -> None:
+    """It took the dead shard for the one to write to, and failed at its commit whenever it was repeated."""
+    url = f"persist://{tmp_path}"
+    options = Options({"url": url, "path": "a", "key": "id", **more})
+    with persist.connect(url) as client:
+        old = client.create_shard("a", pa.schema([("id", pa.int64())]), ["id"])
+        old.insert([{"id": 9}])
+        old.drop(force=True)
+    with pytest.raises(UnknownShard, match="was dropped"):
+        executors.view_of(Target.of(options))
+    job = Job.open(Target.of(options), WriteOptions.of(options), NEW_SCHEMA, overwrite)
+    assert job.schema.arrow.names == ["id", "s"]
+    with persist.connect(url) as client:
+        assert client.shard("a").upper() == Antichain(0)
