@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -18,7 +17,7 @@ from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Indeterminate, PersistError, UpperMismatch
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy
-from tests.support.location import TestClock, memory_location
+from tests.support.location import memory_location
 from tests.support.table_model import COLUMNS, KEY, VERBS, Bag, Story, Verb, contents, options
 
 NAME = "table"
@@ -28,17 +27,6 @@ WRITES = (c.Edit, c.Insert, c.CompareAndAppend, c.UpdateAttributes)
 COMMONLY, SELDOM = 0.4, 0.02  # how often somebody comes between: before a commit, and before any other call
 LOST = 0.1  # answers to commits
 LATE = 0.04  # commits that come when nobody waits for them any more, as from a server that was stopped
-UNHEARD, UNHEARD_MAX = 0.03, 2  # calls of which nothing is heard until their deadline, and how many in a story
-DEADLINE_MS = 125_000
-TRIES_MAX = UNHEARD_MAX + 1
-
-
-class Rival(Protocol):
-    """Who makes one call after the other. `busy`: in the middle of one."""
-
-    busy: bool
-
-    def act(self) -> None: ...
 
 
 class Rivals:
@@ -48,21 +36,16 @@ class Rivals:
         self.rng = random.Random(seed)
         self.story = Story()
         policy = Policy(inline_part_bytes_max=self.rng.choice([0, 4096]), rollup_every=8, inline_batches=16)
-        self.clock = TestClock()
-        self.location = memory_location(policy=policy, clock=self.clock)
+        self.location = memory_location(policy=policy)
         self.depth = 0
         self.refused = 0
         self.failures: list[Exception] = []
         self.late: list[Callable[[], object]] = []
-        self.unheard = 0
         self.told: dict[str, list[c.Result]] = {}  # what the calls of a name were answered, whoever hears it
         self.unknown: list[tuple[str, Verb]] = []  # calls without a token that ended so
         self.plain = Client(self.transport()).create_shard(NAME, COLUMNS, KEY)
-        self.rivals: list[Rival] = []
-        self.rivals = self.invited()
-
-    def invited(self) -> list[Rival]:
-        return [PythonWriter(self) for _ in range(4)]
+        self.rivals: list[PythonWriter] = []
+        self.rivals = [PythonWriter(self) for _ in range(4)]
 
     def transport(self) -> EmbeddedTransport:
         return EmbeddedTransport(self.location)
@@ -75,7 +58,7 @@ class Rivals:
             rival.act()
         except Exception as error:  # whoever is in the middle of a call may take it for an error of that
             self.failures.append(error)
-            raise AssertionError(f"{type(rival).__name__}: {error!r}") from error
+            raise AssertionError(repr(error)) from error
         rival.busy = False
 
     def between(self, chance: float = COMMONLY) -> None:
@@ -94,8 +77,7 @@ class Rivals:
 
     def heard(self, caller: Caller, done: c.Result) -> None:
         """A write was answered, whoever hears the answer."""
-        info = json.loads(caller.info or b"{}")
-        name = info.get("call") or info.get("spark", {}).get("write")
+        name = json.loads(caller.info or b"{}").get("call")
         if name is not None:
             self.told.setdefault(name, []).append(done)
 
@@ -149,17 +131,14 @@ class PythonWriter:
         read_time, token = chosen.get("read_time"), chosen.get("token")
         self._calls += 1
         name = f"{id(self)} {self._calls}"
-        for _ in range(TRIES_MAX):
-            try:
-                done = verb.run(self._shard, {**chosen, "info": {"call": name}})
-            except UpperMismatch:
-                assert read_time is not None
-                return rivals.refuse(read_time)
-            except Indeterminate:
-                if token is None:
-                    return rivals.unknown.append((name, verb))
-                continue
-            break
+        try:
+            done = verb.run(self._shard, {**chosen, "info": {"call": name}})
+        except UpperMismatch:
+            assert read_time is not None
+            return rivals.refuse(read_time)
+        except Indeterminate:
+            assert token is None
+            return rivals.unknown.append((name, verb))
         assert read_time is None or done.lower.element == read_time + 1
         if token is not None:  # whoever repeats it is answered the same
             with suppress(Indeterminate):
@@ -169,15 +148,11 @@ class PythonWriter:
 
 
 class Interrupted(ForwardingTransport):
-    """Before each call somebody else may act. The answers to commits are lost now and then, and some come late.
+    """Before each call somebody else may act. The answers to commits are lost now and then, and some come late."""
 
-    Where it `gives_up` some calls end with an unknown outcome.
-    """
-
-    def __init__(self, inner: Transport, rivals: Rivals, *, gives_up: bool = False) -> None:
+    def __init__(self, inner: Transport, rivals: Rivals) -> None:
         super().__init__(inner)
         self._rivals = rivals
-        self._gives_up = gives_up
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         self._rivals.between(SELDOM)
@@ -190,10 +165,6 @@ class Interrupted(ForwardingTransport):
         rivals, rng = self._rivals, self._rivals.rng
         rivals.between()
         arrive, fate = partial(self._arrived, name, command, caller), rng.random()
-        if self._gives_up and rivals.unheard < UNHEARD_MAX and rng.random() < UNHEARD:
-            rivals.unheard += 1
-            rivals.clock.advance_ms(DEADLINE_MS)
-            fate = rng.uniform(0, LATE + LOST)
         if fate < LATE:
             rivals.late.append(arrive)
             raise Indeterminate("the server went away during the request")
@@ -206,13 +177,3 @@ class Interrupted(ForwardingTransport):
         done = super().apply(name, command, caller)
         self._rivals.heard(caller, done)
         return done
-
-
-def caught_within(check: Callable[[int], object], seeds: range) -> int | None:
-    """The first seed at which a broken build is caught, if there is one."""
-    for seed in seeds:
-        try:
-            check(seed)
-        except AssertionError:
-            return seed
-    return None
