@@ -101,13 +101,6 @@ def test_no_history_is_forgotten_as_soon_as_readers_allow(world: World, machine:
     assert aged(machine) == Antichain(4)
 
 
-def test_for_ever_is_for_ever(world: World, machine: Machine) -> None:
-    shard = created(machine, "forever")
-    insert_every_hour(world, shard, 5)
-    world.pass_ms(1_000 * DAY_MS)
-    assert aged(machine) == Antichain(0)
-
-
 def test_a_shorter_history_is_forgotten_and_a_longer_one_brings_nothing_back(world: World, machine: Machine) -> None:
     shard = created(machine, "7d")
     insert_every_hour(world, shard, 5)

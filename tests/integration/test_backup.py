@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +37,6 @@ from persist.formats.state_frames import encode_state
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import thinned
 from tests.support.location import InlineBackground
-from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = Policy(
@@ -184,23 +182,6 @@ def test_a_restored_shard_lives_on(world: World, machine: Machine, kept: Countin
     assert again.upper().element == 0
 
 
-def test_a_second_backup_sends_nothing_twice(machine: Machine, kept: Counting) -> None:
-    shard = filled(machine, "orders")
-    first = made(machine, kept)
-    assert (first.sent, first.sent > 0) == (first.size, True)
-    put = Counter(kept.puts)
-    second = made(machine, kept)
-    assert (second.sent, second.size) == (0, first.size)
-    assert not [key for key in kept.puts if key.startswith(BLOBS) and kept.puts[key] > put[key]]
-    before = {key for key in kept.puts if key.startswith(BLOBS)}
-    shard.insert([{"id": 1_000, "v": "new"}])
-    third = made(machine, kept)
-    fresh = {key.removeprefix(BLOBS) for key in kept.puts if key.startswith(BLOBS)} - before
-    assert 0 < third.sent < first.sent
-    assert max(count for key, count in kept.puts.items() if key.startswith(BLOBS)) == 1
-    assert fresh
-
-
 def test_no_shard_shows_what_came_after_the_wall_clock(world: World, machine: Machine, kept: Counting) -> None:
     """A pair of writes, one to each shard, is never torn the wrong way; nor is anything there from after."""
     first, second = filled(machine, "a"), filled(machine, "b")
@@ -229,16 +210,6 @@ def test_no_shard_shows_what_came_after_the_wall_clock(world: World, machine: Ma
     assert not {number for number, begun_ms in written if begun_ms > backup.at_ms} & (pairs[0] | pairs[1])
 
 
-def test_a_process_whose_clock_is_ahead_tears_nothing(world: World, machine: Machine, kept: Counting) -> None:
-    ahead = world.machine(4 * 60_000)
-    filled(machine, "a")
-    ahead.client.shard("a").insert([{"id": 500, "v": "by a clock that is ahead"}])
-    made(machine, kept)
-    _, other = elsewhere(world)
-    back(other, kept)
-    assert rows(other.client.shard("a")) == rows(machine.client.shard("a"))
-
-
 def test_maintenance_meanwhile_takes_nothing_away(world: World, machine: Machine, kept: Counting) -> None:
     """All shards are merged, aged and collected between the hold and the copy of each."""
     shards = [filled(machine, name, 20) for name in ("a", "b", "c")]
@@ -262,7 +233,7 @@ def test_maintenance_meanwhile_takes_nothing_away(world: World, machine: Machine
 
 def kills(most: int) -> list[Any]:
     """After how many puts a process is killed."""
-    return thinned([*range(12), *range(12, most, 5)], 3)
+    return thinned([*range(12), *range(12, most, 5)], 5)
 
 
 @pytest.mark.parametrize("puts", kills(40))
@@ -315,7 +286,9 @@ def every(kept: Counting, part: str) -> list[str]:
     return [stat.key for stat in kept.list("") if part in stat.key]
 
 
-@pytest.mark.parametrize("part", [".state", ".list", ".parquet", ".bundle", ".nodes", ".outcomes", ".entries"])
+@pytest.mark.parametrize(
+    "part", thinned([".state", ".list", ".parquet", ".bundle", ".nodes", ".outcomes", ".entries"], 2)
+)
 @pytest.mark.parametrize("damage", thinned(["flip", "short", "gone"], 3))
 def test_damage_is_found_and_nothing_of_the_shard_is_restored(
     world: World, machine: Machine, kept: Counting, part: str, damage: str
@@ -340,15 +313,6 @@ def test_damage_is_found_and_nothing_of_the_shard_is_restored(
     with pytest.raises(Corruption):
         back(other, kept)
     assert list(other.location.all_names()) == []
-
-
-def test_a_sound_backup_is_verified_without_a_write(machine: Machine, kept: Counting) -> None:
-    filled(machine, "orders", 30)
-    backup = made(machine, kept)
-    puts = Counter(kept.puts)
-    for deep in (False, True):
-        assert [faults for _, faults in checked_backup(store(machine, kept), backup, Depth(deep=deep))] == [()]
-    assert kept.puts == puts
 
 
 def test_a_damaged_blob_at_home_is_not_taken_for_sound(world: World, machine: Machine, kept: Counting) -> None:
@@ -616,23 +580,6 @@ def test_blobs_that_were_brought_ahead_are_not_sent_again(world: World, machine:
     assert [one.left for one in back(target, kept, backup, ahead)] == [False]  # and does no harm later
 
 
-@pytest.mark.parametrize("puts", kills(30))
-def test_a_restore_under_another_name_is_killed(world: World, machine: Machine, kept: Counting, puts: int) -> None:
-    shard = filled(machine, "orders", 6)
-    bundled(shard)
-    backup = made(machine, kept)
-    killed = Counting(world.blob, fails_at=puts)
-    location = Location(killed, world.consensus, settings=LocationSettings(policy=SMALL), clock=machine.location.clock,
-                        background=InlineBackground())  # fmt: skip
-    choice = Choice(as_name="again", at_once=1)
-    with suppress(PersistError):
-        restore(store(machine, kept), backup, location, choice)
-    back(machine, kept, backup, choice)
-    assert rows(machine.client.shard("again")) == rows(shard)
-    [verdict] = verified(machine.location, iter(["again"]), Depth(deep=True))
-    assert verdict.is_sound
-
-
 def resealed(kept: Counting, key: str, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a manifest by somebody who knows how its checksum is made."""
     body = json.loads(kept.get(key))
@@ -785,27 +732,6 @@ def test_shards_in_every_phase_of_their_life(world: World, machine: Machine, kep
     third = other.client.create_shard("life", SCHEMA, ["id"])
     third.insert([{"id": 1, "v": "third"}])
     assert sum(rows(third).values()) == 1
-
-
-def test_shards_are_copied_at_once(world: World, machine: Machine) -> None:
-    """One was copied after the other, whatever `at_once` said."""
-    for name in "abcd":
-        filled(machine, name)
-    meeting = threading.Barrier(4)
-
-    class Meeting(ForwardingBlob):
-        def put(self, key: str, data: bytes | memoryview) -> None:
-            if key.endswith(".state"):
-                meeting.wait(WAIT_S)
-            super().put(key, data)
-
-    kept = Meeting(MemoryBlob("mem:backups", now_ms=lambda: world.true_ms))
-    backup = made(machine, kept, BackupRequest(at_once=4))
-    assert [shard.name for shard in backup.shards] == ["a", "b", "c", "d"]
-    _, other = elsewhere(world)
-    back(other, kept)
-    for name in "abcd":
-        assert rows(other.client.shard(name)) == rows(machine.client.shard(name))
 
 
 def test_a_shard_that_cannot_be_copied_ends_a_backup_of_many(world: World, machine: Machine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +19,6 @@ from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.state import Policy
 from persist.inspect.readonly_location import look_at_directory
 from rpc.app import create_app
-from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
 from tests.support.server import url_of
@@ -119,16 +117,3 @@ def test_pieces_over_http(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_refused_over_http(http: TestClient, verb: str) -> None:
     assert http.post(f"/v1/shards/other/{verb}").json()["kind"] == "unknown_shard"
     assert http.post(f"{PATH}/{verb}", params={"x": 1}).status_code == 400
-
-
-@pytest.mark.parametrize("verb", ["optimize", "vacuum"])
-@pytest.mark.parametrize(("scope", "status"), [("read", 403), ("write", 403), ("admin", 200)])
-def test_who_may_ask(machine: Machine, tmp_path: Path, verb: str, scope: str, status: int) -> None:
-    machine.client.create_shard("orders", SCHEMA, ["id"])
-    token, digest = mint("who")
-    file = tmp_path / "tokens.json"
-    known = {"id": "who", "sha256": digest, "scopes": [scope], "prefixes": ["orders"]}
-    file.write_text(json.dumps({"tokens": [known]}))
-    with TestClient(create_app(machine.location, ServerSettings(tokens_file=str(file)))) as http:
-        answer = http.post(f"{PATH}/{verb}", headers={"authorization": f"Bearer {token}"})
-    assert answer.status_code == status

@@ -71,13 +71,6 @@ def contents(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def blobs(root: Path, ending: str, shard: str = "eu/orders") -> list[Path]:
-    with opened(root) as client:
-        assert isinstance(client.transport, EmbeddedTransport)
-        state = client.transport.location.machine(shard).refresh()
-        return [root / "blob" / key for key in sorted(state.blob_keys()) if key.endswith(ending)]
-
-
 def flipped(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -98,30 +91,6 @@ def test_a_sound_location_is_left_as_it_is(root: Path, capsys: pytest.CaptureFix
     assert check(root, capsys, "eu/*", "--deep")[2]["shards"] == 2
     assert check(root, capsys, "us/orders")[2]["shards"] == 1
     assert contents(root) == before
-
-
-@pytest.mark.parametrize(
-    ("damage", "ending", "found_by", "what"),
-    [
-        (Path.unlink, ".parquet", [], "is not there"),
-        (shortened, ".parquet", [], "bytes, not"),
-        (flipped, ".parquet", ["--deep"], "checksum"),
-        (Path.unlink, ".rollup", [], "is not there"),
-        (flipped, ".rollup", [], ""),
-    ],
-)
-def test_what_is_damaged_is_named(
-    root: Path, capsys: pytest.CaptureFixture[str], damage: Any, ending: str, found_by: list[str], what: str
-) -> None:
-    file = blobs(root, ending)[0]
-    damage(file)
-    before = contents(root)
-    code, faults, report = check(root, capsys, *found_by)
-    assert (code, {fault["shard"] for fault in faults}, report["shards"]) == (1, {"eu/orders"}, 3)
-    key = str(file.relative_to(root / "blob"))
-    assert any(what in fault["what"] and (fault["key"] in (key, None) or key in fault["what"]) for fault in faults)
-    assert contents(root) == before
-    assert check(root, capsys, "us/orders", *found_by)[0] == 0
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, shortened, flipped])
@@ -206,14 +175,6 @@ def test_reading_keeps_to_its_rate(machine_with_orders: Machine) -> None:
     for start in range(0, 100_000, 1_000):
         paced.get_range("large", start, 1_000)
     assert 9_000 <= world.true_ms - before_ms <= 11_000
-
-
-def test_each_depth_reads_more(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for file in blobs(root, ".parquet"):
-        flipped(file)
-    assert [check(root, capsys, *depth)[0] for depth in (["--quick"], [], ["--deep"])] == [0, 0, 1]
-    flipped(blobs(root, ".rollup")[0])
-    assert [check(root, capsys, *depth)[0] for depth in (["--quick"], [])] == [1, 1]
 
 
 @pytest.mark.parametrize("how", [QUICK, Depth(), Depth(deep=True)], ids=["quick", "full", "deep"])

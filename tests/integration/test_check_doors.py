@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.check.check_runner import examined
-from persist.cli.inspect import FOUND, HEALTHY, UNREACHABLE
+from persist.cli.inspect import FOUND, HEALTHY
 from persist.commit.location import open_location
 from persist.copies.verify import QUICK, check_shard
 from persist.core.errors import Unavailable
@@ -29,13 +27,12 @@ from rpc.app import create_app
 from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
-from tests.integration.test_inspect_http import Served, answering, served
-from tests.integration.test_inspect_writes_nothing import AS_NOBODY, open_to_all
+from tests.integration.test_inspect_http import Served, served
+from tests.integration.test_inspect_writes_nothing import open_to_all
 from tests.support.ailments import CALM, NAME, made
 from tests.support.clocks import World
-from tests.support.inspected import copied, everything
+from tests.support.inspected import everything
 from tests.support.location import memory_location
-from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
 CALMLY = ["--free", "0"]
@@ -98,15 +95,6 @@ def test_a_token_that_is_good_for_a_prefix_is_told_of_its_shards_alone(
     for words in ([], ["*"], ["o*"], ["orders"]):
         assert main(["check", "--quick", *words, "--url", here.server.url]) == 2
         assert "the token 'eu'" in capsys.readouterr().err
-
-
-def test_only_who_may_administer_is_answered(
-    here: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for given, said in (("write", "has no scope 'admin'"), ("", "wants a token")):
-        monkeypatch.setenv("PERSIST_TOKEN", here.tokens.get(given, ""))
-        assert main(["check", "--quick", "--url", here.server.url]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_what_lies_beside_is_looked_at_from_here(
@@ -183,40 +171,7 @@ def test_more_at_once_than_there_is_room_for_are_refused() -> None:
     location.close()
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "length", "code"),
-    [
-        (b"<html>", 200, None, 3),
-        (b'{"persist": "check"', 200, 1000, 3),
-        (b"[]", 200, None, 2),
-        (b'{"persist": "inspect", "version": 1}', 200, None, 2),
-        (b"<html>", 502, None, 3),
-        (b'{"kind": "unavailable", "detail": "later"}', 503, None, 3),
-        (b'{"kind": "overloaded", "detail": "slow down"}', 429, None, 3),
-    ],
-)
-def test_an_answer_that_is_none_is_told(
-    body: bytes, status: int, length: int | None, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with answering(body, status, length) as url:
-        assert main(["check", "--quick", "--url", url]) == code
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 # --- stores
-
-
-def test_credentials_that_may_only_read_are_enough(open_to_all: Path) -> None:
-    place = copied(open_to_all / "location")
-    for path in [*place.rglob("*"), place]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    before = everything(place)
-    command = [sys.executable, "-c", AS_NOBODY, str(place)]
-    lines = f"check --quick --dir {place}\ncheck --quick eu/* --json --dir {place}"
-    ran = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=WAIT_S)
-    assert ran.stderr == ""
-    assert ran.stdout.splitlines()[-1] == f"codes {[FOUND] * 2}"
-    assert everything(place) == before
 
 
 def test_backups_are_looked_at_without_writing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,11 +229,6 @@ def test_a_store_that_goes_away_is_told_and_no_half_a_report() -> None:
         away.most = most
         with pytest.raises(Unavailable, match="the store is away"):
             examined(ReadOnlyLocation(away, world.consensus), None, CALM)
-
-
-def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--quick", "--url", "http://127.0.0.1:1"]) == UNREACHABLE
-    assert "does not answer" in capsys.readouterr().err
 
 
 # --- beside others

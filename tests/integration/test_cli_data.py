@@ -15,13 +15,14 @@ import pytest
 
 import persist
 from rpc.cli.program import main
+from tests.support.examples import thinned
 from tests.support.typed import KINDS, Place, place_of
 
 SCHEMA = "id int64, state string"
 ROWS = "id,state\n1,new\n2,new\n"
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=thinned(KINDS, 2))
 def one_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with place_of(request.param, tmp_path_factory.mktemp(request.param)) as found:
         yield found
@@ -57,6 +58,10 @@ def orders(typed: Any) -> Any:
     return typed
 
 
+BY_BOTH = pytest.mark.parametrize("one_place", KINDS, indirect=True)
+
+
+@BY_BOTH
 def test_the_first_minute_as_it_is_printed(typed: Any) -> None:
     Path("orders.csv").write_text(ROWS)
     assert typed("create", "orders", "--schema", SCHEMA, "--key", "id") == [
@@ -72,6 +77,7 @@ def test_the_first_minute_as_it_is_printed(typed: Any) -> None:
     assert typed("cat", "orders", "--count") == ["2"]
 
 
+@BY_BOTH
 def test_cat_in_every_format(orders: Any) -> None:
     assert orders("cat", "orders", "--format", "table") == ["id  state", " 1  paid", " 2  new"]
     assert orders("cat", "orders", "--format", "csv") == ['"id","state"', '1,"paid"', '2,"new"']
@@ -90,13 +96,6 @@ def test_cat_writes_bytes_that_are_read_back(
     data = pa.py_buffer(written.buffer.getvalue())  # type: ignore[attr-defined]
     table = pq.read_table(pa.BufferReader(data)) if form == "parquet" else pa.ipc.open_stream(data).read_all()
     assert table.to_pylist() == [{"id": 1, "state": "paid"}, {"id": 2, "state": "new"}]
-
-
-def test_cat_shows_the_first_rows(typed: Any) -> None:
-    Path("many.csv").write_text("id\n" + "".join(f"{number}\n" for number in range(12)))
-    typed("import", "many", "many.csv", "--create", "--key", "id")
-    assert typed("cat", "many", "-n", "2", "--format", "csv") == ['"id"', "0", "1"]
-    assert typed("cat", "many", "--limit", "5", "--where", "id >= 11") == ['{"id":11}']
 
 
 def test_count_by_a_predicate_and_as_of_a_time(orders: Any) -> None:
@@ -131,15 +130,6 @@ def test_diff_of_two_times(orders: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*none.parquet*")), "whole or not at all"
     back = [json.loads(line)["__diff"] for line in orders("diff", "orders", "1", "0")]
     assert back == [1, -1]
-
-
-def test_diff_of_two_shards(orders: Any) -> None:
-    orders("create", "other", "--schema", SCHEMA, "--key", "id")
-    orders("import", "other", "orders.csv")
-    assert orders("diff", "orders", "1", "0", "--other", "other") == [
-        '{"id":1,"state":"new","__diff":1}',
-        '{"id":1,"state":"paid","__diff":-1}',
-    ]
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "ndjson", "arrow"])
@@ -193,11 +183,6 @@ def test_a_shard_is_made_like_a_file_or_by_a_file_with_its_schema(typed: Any, pl
         ]
         assert client.shard("text").schema.arrow == pa.schema(kept)
         assert client.shard("json").schema.key == ("id",)
-
-
-def test_to_create_a_shard_again_says_that_it_is_there(typed: Any) -> None:
-    words = ("create", "orders", "--schema", SCHEMA, "--key", "id")
-    assert [json.loads(typed(*words)[0])["done"] for _ in range(2)] == ["created", "already there"]
 
 
 # --- import
@@ -300,12 +285,6 @@ def test_a_file_with_the_bytes_of_another_one_is_imported_by_a_token_or_by_one_c
     assert told(typed("import", "orders", "a.csv", "b.csv")) == [("imported", 2, 0), ("already imported", 2, 0)]
     assert told(typed("import", "orders", "b.csv", "--token", "b")) == [("imported", 2, 1)]
     assert told(typed("import", "orders", "a.csv", "b.csv", "--one-commit")) == [("imported", 4, 2)]
-
-
-def test_a_token_of_ones_own_stands_for_an_import(orders: Any) -> None:
-    assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("imported", 2, 2)]
-    assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("already imported", 2, 2)]
-    assert orders("cat", "orders", "--count") == ["4"]
 
 
 def test_rows_come_by_standard_input(typed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,12 +393,6 @@ def test_types_of_a_new_shard_lose_nothing_and_null_tells_what_is_none(typed: An
 
 
 # --- shards and drop
-
-
-def test_names_of_shards_alone(orders: Any) -> None:
-    orders("create", "eu.orders", "--schema", SCHEMA, "--key", "id")
-    assert orders("shards", "--names") == ["eu.orders", "orders"]
-    assert orders("shards", "--names", "--prefix", "o") == ["orders"]
 
 
 def test_drop_needs_a_yes(orders: Any, place: Place, capsys: pytest.CaptureFixture[str]) -> None:

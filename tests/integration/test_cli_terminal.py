@@ -20,7 +20,7 @@ import pytest
 import persist
 from rpc.cli.program import COMMANDS
 from tests.support.examples import thinned
-from tests.support.forked import Forked
+from tests.support.forked import Forked, ran
 from tests.support.shells import environment
 from tests.support.typed import KINDS, place_of
 from tests.support.waiting import WAIT_S, wait_until
@@ -153,33 +153,42 @@ def test_tail_follows_until_it_is_told_to_end(kind: str, number: signal.Signals,
 def test_tail_ends_by_itself_once_the_shard_is_closed(directory: Path) -> None:
     with persist.connect(f"persist://{directory / 'data'}") as client:
         client.shard("orders").advance_upper(None)
-    ran = subprocess.run(
-        [*COMMAND, "tail", "orders", "-f", "--dir", "data"], capture_output=True, text=True, timeout=WAIT_S
-    )
-    assert (ran.returncode, ran.stderr, len(ran.stdout.splitlines())) == (0, "", 4)
+    tail = ran("tail", "orders", "-f", "--dir", "data")
+    assert (tail.returncode, tail.stderr, len(tail.stdout.splitlines())) == (0, "", 4)
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(directory: Path) -> None:
     piped = f"{' '.join(COMMAND)} cat orders --dir data | true"
-    ran = subprocess.run(piped, shell=True, capture_output=True, text=True, timeout=WAIT_S)
-    assert (ran.stdout, ran.stderr) == ("", "")
+    cat = subprocess.run(piped, shell=True, capture_output=True, text=True, timeout=WAIT_S)
+    assert (cat.stdout, cat.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"), [("csv", r'2,"\x1b[2J\x9b31m"'), ("ndjson", r'{"id":2,"state":"\u001b[2J\u009b31m"}')]
+)
+def test_rows_in_csv_or_ndjson_could_take_a_terminal_over(directory: Path, form: str, shown: str) -> None:
+    with persist.connect(f"persist://{directory / 'data'}") as client:
+        client.create_shard("texts", SCHEMA.remove(2), ["id"]).insert([{"id": 2, "state": "\x1b[2J\x9b31m"}])
+    out, _ = in_terminal("cat", "texts", "--format", form, "--dir", "data")
+    assert shown in out.splitlines()
+    assert not set(out) & {"\x1b", "\x9b"}
 
 
 # --- the list of commands
 
 
-def test_help_has_a_line_for_each_command(directory: Path) -> None:
-    ran = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=WAIT_S)
-    assert re.findall(r"^    (\S+)", ran.stdout, re.MULTILINE) == list(COMMANDS)
-    assert ran.returncode == 0
+def test_help_has_a_line_for_each_command() -> None:
+    told = ran("--help")
+    assert re.findall(r"^    (\S+)", told.stdout, re.MULTILINE) == list(COMMANDS)
+    assert told.returncode == 0
 
 
 @pytest.mark.parametrize("typo", ["ipmort", "drpo", "ersae"])
 def test_a_mistyped_command_is_answered_by_the_list_of_commands_and_no_guess(typo: str) -> None:
-    ran = subprocess.run([*COMMAND, typo], capture_output=True, text=True, timeout=WAIT_S)
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert f"invalid choice: '{typo}' (choose from " in ran.stderr
-    assert "did you mean" not in ran.stderr.lower()
+    told = ran(typo)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert f"invalid choice: '{typo}' (choose from " in told.stderr
+    assert "did you mean" not in told.stderr.lower()
 
 
 # --- completion
@@ -190,18 +199,17 @@ def completed(script: Path, directory: Path, *lines: str) -> list[list[str]]:
     asked = "".join(
         f"COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _persist; echo ${{COMPREPLY[*]}}\n" for line in lines
     )
-    ran = subprocess.run(
+    shell = subprocess.run(
         ["bash", "-c", f"persist() {{ {' '.join(COMMAND)} \"$@\"; }}\nsource {script}\n{asked}"],
         capture_output=True, text=True, timeout=WAIT_S, cwd=directory, env=environment(),
     )  # fmt: skip
-    assert ran.stderr == ""
-    return [line.split() for line in ran.stdout.splitlines()]
+    assert shell.stderr == ""
+    return [line.split() for line in shell.stdout.splitlines()]
 
 
 def script_of(shell: str, directory: Path) -> Path:
-    ran = subprocess.run([*COMMAND, "completion", shell], capture_output=True, text=True, check=True, timeout=WAIT_S)
     path = directory / f"completion.{shell}"
-    path.write_text(ran.stdout)
+    path.write_text(ran("completion", shell).stdout)
     return path
 
 

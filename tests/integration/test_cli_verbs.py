@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,15 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.client.stream_cuts import Cut
+from persist.core.errors import InvalidUsage
+from persist.core.frontier import Antichain
+from persist.core.shard_settings import DEFAULT_HISTORY, history_ms
+from persist.inspect.readonly_location import prefix_of
+from rpc.cli import serve
 from rpc.cli.program import main
+from rpc.config_file import load
+from rpc.settings import ServerSettings
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
@@ -80,3 +92,143 @@ def test_what_needs_the_stores_themselves(tmp_path: Path, capsys: pytest.Capture
         assert "lies beyond the latest complete time" in capsys.readouterr().err
         with persist.connect(server.url) as client:
             assert client.shard("orders").settings.history_ms == 7 * 24 * 3_600_000
+
+
+# --- what a newcomer met who looked into shards from the shell
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> list[str]:
+    return ["--dir", str(tmp_path / "data")]
+
+
+def test_a_shard_that_a_command_makes_keeps_history_as_one_of_python_does(tmp_path: Path, where: list[str]) -> None:
+    """It had no setting: its history went as soon as a reader let go of it."""
+    (tmp_path / "rows.csv").write_text("id\n1\n")
+    assert main(["create", "made", "--schema", "id int64", "--key", "id", *where]) == 0
+    assert main(["import", "imported", str(tmp_path / "rows.csv"), "--create", "--key", "id", *where]) == 0
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        for name in ("made", "imported"):
+            assert client.shard(name).settings.history_ms == history_ms(DEFAULT_HISTORY, "history")
+        shard = client.shard("imported")
+        for number in range(3):
+            shard.insert([{"id": number}])
+        shard.critical_reader("job").downgrade_since(3)
+        assert shard.snapshot(0).to_arrow().num_rows == 1
+
+
+@pytest.mark.parametrize("pattern", ["h!", "h!*", "!", "[a!"])
+def test_a_pattern_with_an_exclamation_mark_outside_of_brackets_is_none(pattern: str) -> None:
+    """No name has one, and nothing was found for it."""
+    with pytest.raises(InvalidUsage, match="no pattern"):
+        prefix_of(pattern)
+    assert prefix_of("h[!ab]*") == "h"
+
+
+# --- what is wrong with the arguments of a command is one sentence, before anything is done or printed
+
+
+HUGE = "9" * 30
+WRONG = [
+    (["maintain", "run", "--no-gc", "--nice", HUGE], f"--nice {HUGE} is not possible"),
+    (["maintain", "run", "--no-gc", "--rate", "nan"], "--rate is 'nan'"),
+    (["maintain", "run", "--no-gc", "--engine", "spark", "--rate", "10MiB", "--once"], "--rate"),
+    (["maintain", "gc", "--concurrency", "0"], "--concurrency is 0"),
+    (["maintain", "run", "--memory", "0"], "--memory is '0'"),
+    (["maintain", "run", "--part-size", f"{HUGE}GiB"], "--part-size is "),
+    (["maintain", "sweep", "--age", "6m"], "a blob that is 0.1 hours old"),
+    (["maintain", "sweep", "--age", "nan"], "--age is 'nan'"),
+    (["serve", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "the TLS files c.pem and k.pem cannot be used"),
+    (["token", "a", "--file", "missing/tokens.json"], "the tokens file missing/tokens.json cannot be written"),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        for number in range(3):
+            client.create_shard(f"s{number}", pa.schema([("id", pa.int64())]), ["id"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(row[0])[:40] for row in WRONG])
+def test_a_wrong_argument_is_told_in_a_sentence(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    where = [] if arguments[0] == "token" else ["--dir", "data"]
+    assert main([*arguments, *where]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"persist {arguments[0]}: {said}")
+    assert len(told.err.splitlines()) == 1
+
+
+def test_a_file_of_authorities_that_is_missing_is_named() -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"ca_file 'missing\.pem' cannot be used: No such file"):
+        persist.connect("https://127.0.0.1:1", ca_file="missing.pem")
+
+
+@pytest.mark.parametrize("arguments", [["--tokens", "nope.json"], ["--port", "99999"], ["--tls-key", "nope.pem"]])
+def test_a_server_that_cannot_start_leaves_no_directory(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", *arguments]) == 1
+    assert not list(tmp_path.iterdir())
+
+
+# --- what a caller says counts, or is refused
+
+
+def arguments(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return parser.parse_args(given)
+
+
+def settings_of(*given: str) -> ServerSettings:
+    return load(serve.given_by(arguments(*given)), os.environ).settings
+
+
+def test_serve_keeps_as_much_history_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of("--history", "30d").history == "30d"
+    monkeypatch.setenv("PERSIST_HISTORY", "3d")
+    assert settings_of().history == "3d"
+    assert settings_of("--history", "none").history == "none"
+    with pytest.raises(InvalidUsage):
+        settings_of("--history", "rubbish").check()
+
+
+@pytest.mark.parametrize("left_out", ["crc", "v", "location", "epoch", "taken_ms", "kind", "shards"])
+def test_a_cut_without_a_field_is_refused(left_out: str) -> None:
+    told = json.loads(Cut("l" * 32, 1, 5, "upper", {"orders": Antichain(3)}).to_json())
+    del told[left_out]
+    with pytest.raises(InvalidUsage):
+        Cut.of(told)
+
+
+# --- commands start soon: none but `serve` loads what only a server needs, which took a fifth of their start
+
+
+LOAD = """
+import sys
+from rpc.cli.program import COMMANDS, main, parser_for
+
+def check(name):
+    loaded = {"fastapi", "pydantic", "starlette", "uvicorn"} & sys.modules.keys()
+    assert not loaded, f"{name} loads {sorted(loaded)}"
+
+for name in sorted(COMMANDS.keys() - {"serve"}):
+    parser_for(name)
+    check(name)
+assert main(["cat", "orders", "--dir", sys.argv[1]]) == 0
+check("a command that reads rows")
+"""
+
+
+def test_no_command_but_serve_loads_the_framework_of_the_server(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}") as client:
+        client.create_shard("orders", pa.schema([("id", pa.int64())]), ["id"]).insert([{"id": 1}])
+    ran = subprocess.run([sys.executable, "-c", LOAD, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, '{"id":1}\n'), ran.stderr

@@ -67,19 +67,6 @@ def test_a_default_with_a_null_where_none_may_be_is_refused(client: Client, kind
     assert shard.refresh_schema().arrow == COLUMNS
 
 
-def test_shards_of_equal_columns_with_other_ids_are_told_apart_in_words(client: Client) -> None:
-    """The message showed the same columns twice."""
-    one, other = (client.create_shard(name, COLUMNS, ["id"]) for name in ("one", "other"))
-    for shard in (one, other):
-        shard.insert([{"id": 1, "a": 1, "b": 2}])
-    other.alter(AddColumn("z", pa.int8()), DropColumn("z"))
-    other.alter(*SWAP, *SWAP)
-    other.alter(*SWAP, DropColumn("a"), AddColumn("a", pa.int32(), after="id"))
-    assert one.schema.arrow == other.schema.arrow
-    with pytest.raises(InvalidUsage, match="have equal columns, and other ids"):
-        one.changes(0, 0, other=other)
-
-
 ROW = [{"id": 2, "a": 100, "b": 200}]
 BY_NUMBER: dict[str, Callable[[Shard], object]] = {
     "insert": lambda s: s.insert(ROW),
@@ -123,20 +110,6 @@ def _with_handle_of_before(client: Client, *changes: Change) -> tuple[Shard, Sha
 STRICT = pa.struct([pa.field("x", pa.int32(), nullable=False)])
 
 
-def test_rows_of_before_a_strict_struct_column_are_merged(client: Client) -> None:
-    """A null of it hides a null that its type does not allow: larger inserts and merges failed, raw."""
-    shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), ["id"])
-    for start in range(0, 6_000, 3_000):
-        shard.insert(pa.table({"id": range(start, start + 3_000)}))
-    shard.add_column("c", STRICT)
-    shard.insert([{"id": -2}, {"id": -1, "c": {"x": 5}}])
-    shard.insert(pa.table({"id": range(6_000, 9_000)}))
-    shard.optimize()
-    found = shard.snapshot().to_arrow(expand=True)
-    assert found.slice(0, 3).to_pylist() == [{"id": -2, "c": None}, {"id": -1, "c": {"x": 5}}, {"id": 0, "c": None}]
-    assert (len(found), found.column("c").null_count) == (9_002, 9_001)
-
-
 def test_a_null_within_a_value_that_allows_none_is_refused(client: Client) -> None:
     """Dicts with one were taken, and stopped the maintenance of the shard."""
     shard = client.create_shard("orders", pa.schema([("id", pa.int64()), ("c", STRICT)]), ["id"])
@@ -145,23 +118,6 @@ def test_a_null_within_a_value_that_allows_none_is_refused(client: Client) -> No
     assert len(shard.snapshot().to_arrow()) == 0
     shard.widen_column("c", pa.struct([pa.field("x", pa.int32())]))
     shard.insert([{"id": 1, "c": {"x": None}}])
-
-
-def test_stray_nulls_that_an_older_build_wrote_are_merged_once_the_type_allows_them(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shard = client.create_shard("orders", pa.schema([("id", pa.int64()), ("c", STRICT)]), ["id"])
-    with monkeypatch.context() as older:
-        for module in ("column_types", "shard_schema"):
-            older.setattr(f"persist.parts.{module}.check_no_stray_null", lambda column, field: None)
-        for start in range(2):
-            shard.insert([{"id": start, "c": {"x": None}}])
-    shard.insert(pa.table({"id": range(2, 6_000)}))
-    with pytest.raises(InvalidUsage, match="widen_column"):
-        shard.optimize()
-    shard.widen_column("c", pa.struct([pa.field("x", pa.int32())]))
-    shard.optimize()
-    assert shard.get(1) == [{"id": 1, "c": {"x": None}}]
 
 
 @pytest.mark.parametrize(
@@ -184,19 +140,3 @@ def test_a_change_that_is_none_is_refused_in_words(client: Client, change: Any, 
     with pytest.raises(InvalidUsage, match=said):
         shard.alter(change)
     assert shard.refresh_schema().arrow == COLUMNS
-
-
-def test_threads_that_share_a_handle_never_undo_each_others_change(client: Client) -> None:
-    """The columns that a change began with, and the number of the newest ones, were read at different moments."""
-    shard = client.create_shard("orders", COLUMNS, ["id"])
-    view, calls = shard.view, []
-
-    def viewed() -> Any:
-        found = view()
-        calls.append(found)
-        if len(calls) == 1:  # another thread comes in between
-            shard.alter(RenameColumn("b", "mine"))
-        return found
-
-    shard.view = viewed  # type: ignore[method-assign]
-    assert shard.alter(RenameColumn("a", "yours")).arrow.names == ["id", "yours", "mine"]

@@ -21,7 +21,7 @@ from blob.metrics import ForwardingBlob
 from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
-from persist.commit.expiry import age, is_aging
+from persist.commit.expiry import age
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, named_key
@@ -188,12 +188,6 @@ def test_merges_and_collections_are_told_on_demand_only(machine: Machine, shard:
 # --- once, in order
 
 
-def test_a_retry_that_is_answered_as_before_makes_no_second_entry(machine: Machine, shard: Shard) -> None:
-    token = machine.client.new_token()
-    assert shard.insert([row(1)], token=token, info={"n": 1}) == shard.insert([row(1)], token=token, info={"n": 2})
-    assert said(shard) == [1]
-
-
 def test_commands_that_are_committed_together_have_an_entry_each(machine: Machine, shard: Shard) -> None:
     committer, leads = machine.location.machine(NAME), []
     writers = [shard.open_writer(purpose=f"w{number}") for number in range(5)]
@@ -252,27 +246,6 @@ def test_it_is_kept_for_the_age_of_the_history(world: World, machine: Machine) -
     assert 24 <= len(kept) < 36, "a day, and what a file holds more"
 
 
-def test_an_idle_shard_forgets_it_too(world: World, machine: Machine) -> None:
-    shard = created(machine, "1d")
-    insert(shard, *range(20))
-    world.pass_ms(2 * DAY_MS)
-    committer = machine.location.machine(NAME)
-    for _ in range(3):
-        age(committer, machine.clock)
-    assert not committer.state().entry_files
-    assert not is_aging(committer.state()), "and then there is nothing left to do"
-
-
-def test_forever_is_for_ever(world: World, machine: Machine) -> None:
-    shard = created(machine, "forever")
-    for number in range(30):
-        insert(shard, number)
-        world.pass_ms(300 * DAY_MS)
-        age(machine.location.machine(NAME), machine.clock)
-    collect(machine)
-    assert said(shard) == list(range(29, -1, -1))
-
-
 def test_without_history_it_is_as_short_as_the_log(world: World, machine: Machine) -> None:
     shard = created(machine, "none")
     insert(shard, 0, 1)
@@ -285,26 +258,6 @@ def test_without_history_it_is_as_short_as_the_log(world: World, machine: Machin
     assert said(shard) == [39, 38, 37, 36][: len(said(shard))]
     insert(shard, 40)
     assert said(shard)[0] == 40
-
-
-def test_a_shard_that_shall_keep_none_from_now_on_forgets_the_files_at_once(machine: Machine, shard: Shard) -> None:
-    insert(shard, *range(20))
-    shard.configure(history="none")
-    assert not state_of(machine).entry_files
-    shard.configure(history="7d")
-    insert(shard, 20)
-    assert said(shard)[0] == 20
-
-
-def test_a_wrong_clock_forgets_nothing(world: World, machine: Machine, shard: Shard) -> None:
-    insert(shard, *range(9))
-    wrong = world.machine(off_ms=400 * DAY_MS)
-    insert(wrong.shard(NAME), 9)
-    with suppress(PersistError):
-        age(wrong.location.machine(NAME), wrong.clock)
-    insert(shard, 10)
-    age(machine.location.machine(NAME), machine.clock)
-    assert said(shard) == list(range(10, -1, -1))
 
 
 def test_a_file_that_no_checked_clock_has_seen_is_kept_from_then_on(world: World, machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -10,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fastapi.testclient import TestClient
 
 import persist
 from compactor.worker import Worker
@@ -27,7 +29,11 @@ from persist.client.optimistic_edit import Editing
 from persist.core.batch import Run
 from persist.core.errors import TokenReused
 from persist.core.ids import Token
-from persist.parts.schema_changes import AddColumn, RenameColumn
+from rpc.app import create_app
+from rpc.cli.program import main
+from rpc.settings import ServerSettings
+from tests.support.clocks import World
+from tests.support.server import Server
 
 COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 Row = dict[str, Any]
@@ -125,29 +131,6 @@ def test_constraints_that_ask_less_are_set_without_a_look(checked: Shard) -> Non
     checked.insert([{"id": 3, "n": -3}])
     with pytest.raises(ConstraintViolated):
         checked.set_constraints(checks={"positive": "n > 0"})
-
-
-def test_another_name_for_a_check_asks_nothing_new(checked: Shard) -> None:
-    staged = (writer := checked.open_writer()).stage([{"id": 3, "n": 3}], None)
-    checked.set_constraints(checks={"above-zero": "n > 0"})
-    writer.commit_insert(staged)
-    with pytest.raises(ConstraintViolated, match="above-zero"):
-        checked.insert([{"id": 4, "n": 0}])
-
-
-@pytest.mark.parametrize("given", [{"unique": True}, {"not_null": ["new"]}, {"checks": {"some": "new > 0"}}])
-def test_a_handle_of_before_other_columns_is_told_of_them(client: Client, given: dict[str, Any]) -> None:
-    """It looked at what the shard holds by the columns that it knew, and blamed the types of the rows."""
-    columns = pa.schema([("id", pa.int64()), ("a", pa.struct([("x", pa.int64())])), ("b", pa.timestamp("us", "UTC"))])
-    shard = client.create_shard("renamed", columns, ["id"])
-    shard.insert([{"id": 1, "a": {"x": 1}}])
-    old = client.shard("renamed")
-    shard.alter(RenameColumn("a", "c"), RenameColumn("b", "a"), AddColumn("new", pa.int64(), default=1))
-    with pytest.raises(SchemaMismatch) as refused:
-        old.set_constraints(**given)
-    assert refused.value.details == {"expected": 1, "actual": 2}
-    old.refresh_schema()
-    old.set_constraints(**given)
 
 
 # --- writers of before
@@ -295,43 +278,6 @@ def test_a_merge_that_changes_the_rows_of_keys_keeps_them_unique(unique: Shard) 
     assert [(row["id"], row["n"], row["__diff"]) for row in rows] == [(1, 1, 1), (1, 5, -1), (2, 7, 1), (3, 3, 1)]
 
 
-def test_an_overwrite_with_a_key_twice_is_refused(unique: Shard) -> None:
-    with pytest.raises(ConstraintViolated, match="unique"):
-        unique.overwrite([{"id": 7, "n": 1}, {"id": 7, "n": 2}])
-    assert there(unique) == [(1, 1), (2, 2)]
-
-
-KEEPING: dict[str, Callable[[Shard], object]] = {
-    "insert of new keys": lambda shard: shard.insert([{"id": 3, "n": 1}, {"id": 4, "n": 1}]),
-    "insert of another row in the place of one": lambda shard: shard.insert(
-        [{"id": 1, "n": 1, "__diff": -1}, {"id": 1, "n": 5}]
-    ),
-    "a key at two times": lambda shard: shard.compare_and_append(
-        [
-            {"id": 1, "n": 1, "__time": 1, "__diff": -1},
-            {"id": 1, "n": 5, "__time": 2, "__diff": 1},
-            {"id": 1, "n": 5, "__time": 3, "__diff": -1},
-            {"id": 1, "n": 6, "__time": 3, "__diff": 1},
-        ],
-        1,
-        4,
-    ),
-    "an append that comes twice": lambda shard: [shard.append([{"id": 3, "n": 1}], 1, 2) for _ in range(2)],
-    "rows that go": lambda shard: shard.insert([{"id": 1, "n": 1, "__diff": -1}]),
-    "no rows": lambda shard: shard.insert([]),
-    "an update of keys that moves all": lambda shard: shard.update({"id": pa.compute.field("id") + 1}),
-    "an upsert": lambda shard: shard.upsert([{"id": 1, "n": 5}, {"id": 8, "n": 8}]),
-    "a restore": lambda shard: shard.restore(0),
-}
-
-
-@pytest.mark.parametrize("way", KEEPING)
-def test_what_leaves_each_key_one_row_is_written(unique: Shard, way: str) -> None:
-    KEEPING[way](unique)
-    found = [key for key, _ in there(unique)]
-    assert len(set(found)) == len(found)
-
-
 def test_a_time_of_before_comes_back_only_if_its_keys_are_unique(client: Client) -> None:
     shard = client.create_shard("past", COLUMNS, ["id"])
     shard.insert([{"id": 1, "n": 1}])
@@ -460,25 +406,6 @@ def test_a_merge_finds_nothing_where_keys_were_replaced(client: Client, unique: 
     assert worker.metrics.counters.crowded_keys == 0
 
 
-@pytest.mark.parametrize(
-    "replace",
-    [lambda shard: shard.overwrite([{"id": 1, "n": 3}]), lambda shard: shard.truncate(before=1, mode="drop")],
-    ids=["overwrite", "truncation"],
-)
-def test_a_merge_finds_no_key_whose_rows_were_there_one_after_the_other(
-    client: Client, unique: Shard, replace: Callable[[Shard], object]
-) -> None:
-    """It told an error of such keys where the first row was dropped by metadata: no update says that it went."""
-    replace(unique)
-    unique.upsert([{"id": 1, "n": 4}])
-    replace(unique)
-    unique.upsert([{"id": 1, "n": 5}, {"id": 2, "n": 2}])
-    by_hand(unique, [{"id": 2, "n": 9}])
-    worker = Worker(client.transport.location)  # type: ignore[attr-defined]
-    assert worker.run("unique", idle=True)
-    assert worker.metrics.counters.crowded_keys == 1, "key 2 has two rows at one time"
-
-
 # --- what is refused
 
 NO_CONSTRAINTS: Sequence[tuple[dict[str, Any], type[PersistError], str]] = [
@@ -522,11 +449,112 @@ def test_a_shard_with_other_constraints_is_another_shard(client: Client, unique:
         client.create_shard("unique", COLUMNS, ["id"])
 
 
-def test_columns_and_constraints_change_one_after_the_other(checked: Shard) -> None:
-    wider = pa.schema([*COLUMNS, ("note", pa.string())])
-    schema = checked.evolve_schema(wider)
-    assert [check.name for check in schema.details.checks] == ["positive"]
-    with pytest.raises(ConstraintViolated):
-        checked.insert([{"id": 3, "n": -3}])
-    with pytest.raises(InvalidUsage, match="use set_constraints"):
-        checked.evolve_schema(schema.with_details(checks=()))
+# --- constraints over HTTP and by commands, with what is wrong as docs/constraints.md tells it
+
+
+FIELDS = [{"name": "id", "type": "int64", "key": True}, {"name": "n", "type": "int64"}]
+ORDERS = "/v1/shards/orders"
+
+
+@pytest.fixture
+def http() -> Iterator[TestClient]:
+    machine = World().machine()
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        made = client.put(ORDERS, json={"fields": FIELDS, "unique": True, "checks": {"positive": "n > 0"}})
+        assert made.status_code == 200, made.text
+        yield client
+
+
+def insert(http: TestClient, *rows: dict[str, Any], verb: str = "insert", **params: Any) -> Any:
+    body = "\n".join(map(json.dumps, rows))
+    headers = {"Content-Type": "application/x-ndjson"}
+    return http.post(f"{ORDERS}/{verb}", content=body, headers=headers, params=params)
+
+
+def test_rows_that_are_posted_obey_them(http: TestClient) -> None:
+    assert insert(http, {"id": 1, "n": 1}).json()["upper"] == [1]
+    for bad, constraint in (({"id": 1, "n": 2}, "unique"), ({"id": 2, "n": 0}, "positive")):
+        for verb, params in (
+            ("insert", {}),
+            ("append", {"lower": 1, "upper": 2}),
+            ("compare-and-append", {"expected_upper": 1, "new_upper": 2}),
+        ):
+            answer = insert(http, bad, verb=verb, **params)
+            told = answer.json()
+            assert (answer.status_code, told["kind"]) == (400, "constraint_violated"), told
+            assert told["details"] == {"constraint": constraint, "count": 1, "keys": [[bad["id"]]]}
+    answer = insert(http, {"id": 1, "n": 1, "__diff": -1}, {"id": 1, "n": 5})
+    assert (answer.json()["lower"], answer.json()["upper"]) == ([1], [2])
+
+
+def test_a_repeated_token_is_answered_as_the_first_time(http: TestClient) -> None:
+    first = insert(http, {"id": 1, "n": 1}, token="load-7")
+    assert first.status_code == 200, first.text
+    assert insert(http, {"id": 1, "n": 1}, token="load-7").json() == first.json()
+
+
+def test_they_are_read_and_changed(http: TestClient) -> None:
+    shown = {"unique": True, "not_null": [], "checks": {"positive": "n > 0"}}
+    assert http.get(f"{ORDERS}/constraints").json() == shown
+    insert(http, {"id": 1, "n": None})
+    answer = http.put(f"{ORDERS}/constraints", json={"not_null": ["n"]})
+    assert (answer.status_code, answer.json()["details"]["keys"]) == (400, [[1]])
+    answer = http.put(f"{ORDERS}/constraints", json={"checks": {}, "unique": False})
+    assert answer.json() == {"unique": False, "not_null": [], "checks": {}}
+    assert insert(http, {"id": 1, "n": -1}).status_code == 200
+
+
+BODIES = [
+    ([], "the body must be a JSON object"),
+    ({}, "the body must be a JSON object"),
+    ({"uniq": True}, "unknown field `uniq`"),
+    ({"unique": 1}, "unique is 1; it is true or false"),
+    ({"checks": {"a": "x > 0"}}, "check 'a': where names 'x'"),
+    ({"not_null": "n"}, "it is a list of columns"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BODIES, ids=[str(body) for body, _ in BODIES])
+def test_a_body_that_is_none_is_refused(http: TestClient, body: Any, message: str) -> None:
+    answer = http.put(f"{ORDERS}/constraints", json=body)
+    assert answer.status_code in (400, 422)
+    assert answer.json()["kind"] == "invalid_usage"
+    assert message in answer.json()["detail"]
+
+
+def test_a_client_of_a_server_obeys_them(tmp_path: Path) -> None:
+    with Server(tmp_path) as server, persist.connect(server.url) as client:
+        shard = client.create_shard("s", COLUMNS, ["id"], unique=True)
+        shard.insert([{"id": 1, "n": 1}])
+        with pytest.raises(ConstraintViolated) as refused:
+            shard.insert([{"id": 1, "n": 2}])
+        assert refused.value.details == {"constraint": "unique", "count": 1, "keys": [[1]]}
+        assert shard.set_constraints(checks={"small": "n < 5"}).details.unique
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path)]
+
+    def run(*words: str, code: int = 0) -> list[dict[str, Any]]:
+        capsys.readouterr()
+        assert main([*words, *where]) == code, capsys.readouterr().err
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    run("create", "s", "--schema", "id int64, n int64", "--key", "id", "--unique", "--check", "positive: n > 0")
+    asked = {"unique": True, "not_null": [], "checks": {"positive": "n > 0"}}
+    assert run("schema", "constraints", "s") == [{"shard": "s", **asked}]
+    [shown] = run("shards", "s", "--json")
+    assert shown["constraints"] == asked
+    options = ["--not-unique", "--not-null", "n", "--check", "small: n < 9", "--drop-check", "positive"]
+    changed = run("schema", "constraints", "s", *options)
+    assert changed == [{"shard": "s", "unique": False, "not_null": ["n"], "checks": {"small": "n < 9"}}]
+    [allowed] = run("schema", "constraints", "s", "--allow-null", "n")
+    assert allowed["not_null"] == []
+    run("schema", "constraints", "s", "--unique")
+    with persist.connect(f"persist://{tmp_path}") as client:
+        writer = client.shard("s").open_writer()
+        writer.commit_insert(writer.stage([{"id": 1, "n": 1}, {"id": 1, "n": 2}], None))
+    _, found = run("schema", "constraints", "s", "--look", code=1)
+    assert (found["constraint"], found["count"], found["keys"]) == ("unique", 1, [[1]])
+    for wrong in (["--check", "n > 0"], ["--check", "a: n > 0", "--check", "a: n < 5"], ["--drop-check", "gone"]):
+        assert run("schema", "constraints", "s", *wrong, code=1) == []

@@ -154,13 +154,6 @@ def test_what_one_shard_refuses_leaves_the_others_alone_and_the_same_again_compl
     assert outcome.to_json()["error"]["kind"] == "upper_mismatch"
 
 
-def test_a_shard_that_was_truncated_that_far_answers_also_when_its_history_is_forgotten(machine: Machine) -> None:
-    cut = machine.client.cut(["eu/orders"])
-    machine.client.truncate(cut)
-    machine.shard("eu/orders").forget(3)
-    assert machine.client.truncate(cut).complete
-
-
 def test_a_cut_of_another_location_or_of_a_later_epoch_is_refused(world: World, machine: Machine) -> None:
     cut = machine.client.cut(NAMES)
     for wrong in (
@@ -204,13 +197,6 @@ def test_a_cut_that_is_damaged_is_refused(machine: Machine, change: dict[str, An
 def test_what_is_no_cut_is_refused(text: Any) -> None:
     with pytest.raises(InvalidUsage):
         Cut.from_json(text)
-
-
-def test_a_cut_that_names_something_twice_is_refused(machine: Machine) -> None:
-    """Its checksum is that of what is read: the last of the two."""
-    text = machine.client.cut(NAMES).to_json()
-    with pytest.raises(InvalidUsage, match="two values for one name"):
-        Cut.from_json(text.replace('"epoch":', '"epoch":7,"epoch":', 1))
 
 
 def test_a_cut_of_a_later_version_asks_for_an_upgrade(machine: Machine) -> None:
@@ -363,22 +349,6 @@ def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["retention", "truncate", "--cut", str(file), *where]) == 1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (told[0]["error"]["kind"], told[1]["removed"]) == ("unknown_shard", 1)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["retention", "truncate"],
-        ["retention", "truncate", "a", "--cut", "-"],
-        ["retention", "truncate", "--cut", "nowhere.json"],
-        ["retention", "cut"],
-        ["retention", "cut", "a", "--prefix", "a"],
-    ],
-)
-def test_wrong_commands_are_refused(tmp_path: Path, arguments: list[str]) -> None:
-    with persist.connect(f"persist://{tmp_path}/data") as client:
-        client.create_shard("a", SCHEMA, ["id"]).insert([{"id": 1}])
-    assert main([*arguments, "--dir", str(tmp_path / "data")]) == 1
 
 
 def test_dropped_shards_are_left_out_of_a_prefix(machine: Machine) -> None:

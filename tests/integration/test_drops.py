@@ -19,7 +19,7 @@ from persist.client.shard import Shard
 from persist.commit.blob_tasks import Bundler
 from persist.commit.expiry import forget_dropped
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard
+from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.shard_view import ViewRequest, view_of
@@ -33,7 +33,6 @@ from tests.unit.compactor.test_bundles import PLAIN, TINY, bundles, collected, l
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-SSE = {"accept": "text/event-stream"}
 PATH = f"/v1/shards/{NAME}"
 
 
@@ -135,17 +134,6 @@ def test_both_modes_know_what_the_other_has_done(shard: Shard) -> None:
     assert ids(shard) == {4: 1}
 
 
-def test_the_same_cut_or_an_earlier_one_changes_nothing_again(shard: Shard) -> None:
-    shard.truncate(3, mode="drop")
-    shard.insert([{"id": 0, "v": "x"}])
-    for before in (3, 2, 0):
-        again = shard.truncate(before, mode="drop")
-        assert (again.removed, again.changed, again.upper) == (0, False, Antichain(7))
-    assert ids(shard) == {0: 1, 3: 1, 4: 1}, "a row that was added again stays"
-    assert shard.truncate(7, mode="drop").changed
-    assert ids(shard) == {}
-
-
 def test_a_dry_run_counts_and_changes_nothing(machine: Machine, shard: Shard) -> None:
     shard.truncate(1, mode="drop")
     before = state(machine)
@@ -158,36 +146,6 @@ def test_a_dry_run_counts_and_changes_nothing(machine: Machine, shard: Shard) ->
     shard.insert([{"id": 4, "v": "x", "__diff": -1}])
     with pytest.raises(InvalidUsage, match="may take away rows, at 4 or later"):
         shard.truncate(4, mode="drop", dry_run=True)
-
-
-def test_a_wall_clock_means_all_that_was_there_by_then(world: World, shard: Shard) -> None:
-    instant = shard.timestamp_of(2)
-    done = shard.truncate(instant, mode="drop")
-    assert (done.before, done.timestamp) == (3, instant)
-    assert ids(shard) == {3: 1, 4: 1}
-
-
-def test_a_retry_with_its_token_lands_once(shard: Shard) -> None:
-    token = token_of_key("old rows")
-    first = shard.truncate(2, mode="drop", token=token)
-    shard.insert([{"id": 0, "v": "x"}])
-    assert shard.truncate(2, mode="drop", token=token) == first
-    for other in ({"before": 3, "mode": "drop"}, {"before": 2}):
-        with pytest.raises(TokenReused):
-            shard.truncate(**other, token=token)  # type: ignore[arg-type]
-    shard.drop()
-    assert shard.truncate(2, mode="drop", token=token) == first
-    with pytest.raises(UnknownShard):
-        shard.truncate(3, mode="drop")
-
-
-def test_a_row_that_was_dropped_and_is_taken_away_is_there_less_than_no_times(shard: Shard) -> None:
-    """As one that was never there."""
-    shard.truncate(2, mode="drop")
-    shard.insert([{"id": 1, "v": "x", "__diff": -1}])
-    assert ids(shard)[1] == -1
-    shard.forget(6)
-    assert ids(shard)[1] == -1
 
 
 def written() -> maintained.World:
@@ -299,21 +257,6 @@ def across_the_cut(world: maintained.World) -> None:
             )
             runs += writer.stage_for_one_commit(table, 0)
         writer.commit_compare_and_append(tuple(runs), 0, 3)
-
-
-def test_a_bundle_across_the_cut_is_opened_and_its_parts_clipped() -> None:
-    world = maintained.World(policy=TINY)
-    across_the_cut(world)
-    assert bundles(world)
-    assert world.shard.truncate(2, mode="drop").changed
-    expected = {("k2", 2): 1, ("k5", 5): 1}
-    assert world.contents(3) == expected
-    world.forget_before(3)
-    forget_dropped(world.user.machine(maintained.NAME))
-    assert {part.clip for part in bundles(world)} == {2}
-    assert world.contents(3) == expected
-    world.worker().run(maintained.NAME, idle=True)
-    assert world.contents(3) == expected
 
 
 def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None:

@@ -15,11 +15,9 @@ import persist
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core.errors import (
-    Conflict,
     Corruption,
     Expired,
     InvalidUsage,
-    NegativeMultiplicity,
     NotComplete,
     ShardExists,
     UnknownShard,
@@ -27,7 +25,6 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
-from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
 
@@ -59,60 +56,10 @@ def test_every_chunk_of_a_table_is_inserted(shard: Shard) -> None:
     assert shard.snapshot().to_arrow().sort_by("id")["name"].to_pylist() == ["n0", "n1", "n2", "n3", "n4"]
 
 
-def test_a_snapshot_tells_the_contents_as_of_any_time(shard: Shard) -> None:
-    shard.compare_and_append([{"id": 1, "name": "a"}, {"id": 2, "name": "b"}], 0, 5)
-    shard.compare_and_append([{"id": 1, "name": "a", "__diff": -1}, {"id": 1, "name": "c"}], 5, 6)
-    assert rows_of(shard, 0) == rows_of(shard, 4) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
-    assert rows_of(shard, 5) == rows_of(shard) == [{"id": 1, "name": "c"}, {"id": 2, "name": "b"}]
-
-
-@pytest.mark.parametrize("splits", [1, 2, 7])
-def test_splits_are_disjoint_and_together_the_whole(shard: Shard, splits: int) -> None:
-    shard.insert(pa.table({"id": list(range(1000)), "name": [f"n{i}" for i in range(1000)]}))
-    shard.insert([{"id": i, "name": f"n{i}", "__diff": -1} for i in range(0, 1000, 3)])
-    with shard.snapshot(num_splits=splits) as snapshot:
-        assert len(snapshot.splits) == splits
-        ids = [i for split in snapshot.splits for t in split.read(snapshot._transport) for i in t["id"].to_pylist()]
-    assert sorted(ids) == [i for i in range(1000) if i % 3]
-
-
-def test_multiplicities_are_kept(shard: Shard) -> None:
-    shard.insert([{"id": 1, "name": "a", "__diff": 3}, {"id": 2, "name": None, "__diff": 2}])
-    assert rows_of(shard) == [{"id": 1, "name": "a"}] * 3 + [{"id": 2, "name": None}] * 2
-    assert shard.snapshot().to_arrow()["__diff"].to_pylist() == [3, 2]
-
-
-def test_a_negative_multiplicity_is_told(shard: Shard) -> None:
-    shard.insert([{"id": 1, "name": "a", "__diff": -1}])
-    with pytest.raises(NegativeMultiplicity, match="there -1 times"):
-        rows_of(shard)
-
-
-def test_columns_are_pruned_after_consolidation(shard: Shard) -> None:
-    shard.insert([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}])
-    shard.insert([{"id": 1, "name": "a", "__diff": -1}])
-    assert rows_of(shard, columns=["id"]) == [{"id": 1}]
-
-
 def test_an_iterator_of_batches_is_written_in_bounded_pieces(shard: Shard) -> None:
     batches = (pa.record_batch({"id": pa.array(range(n, n + 100)), "name": ["x"] * 100}) for n in range(0, 2000, 100))
     shard.insert(batches)
     assert shard.snapshot().to_arrow().num_rows == 2000
-
-
-def test_listening_goes_on_where_the_snapshot_ends(shard: Shard) -> None:
-    shard.insert([{"id": 1, "name": "a"}])
-    shard.insert([{"id": 2, "name": "b"}])
-    with shard.listen(0, until=4) as listen:
-        events = list(listen.next_events(WAIT_S))
-        shard.insert([{"id": 3, "name": "c"}])
-        shard.insert([{"id": 1, "name": "a", "__diff": -1}])
-        shard.insert([{"id": 9, "name": "beyond"}])
-        events += list(listen)
-    got = [(r["__time"], r["id"], r["__diff"]) for e in events for r in e.updates.to_pylist()]
-    assert got == [(1, 2, 1), (2, 3, 1), (3, 1, -1)]
-    assert events[0].lower == Antichain(1)
-    assert events[-1].upper == Antichain(4)
 
 
 def test_a_reader_that_was_closed_is_told_so(shard: Shard) -> None:
@@ -121,19 +68,6 @@ def test_a_reader_that_was_closed_is_told_so(shard: Shard) -> None:
     snapshot.close()
     with pytest.raises(Expired, match="is gone"):
         list(snapshot.batches())
-
-
-def test_dropping_waits_for_readers_unless_forced(client: Client, shard: Shard) -> None:
-    shard.insert([{"id": 1, "name": "a"}])
-    reader = shard.open_reader(purpose="nightly report")
-    with pytest.raises(Conflict, match="nightly report"):
-        shard.drop()
-    reader.close()
-    shard.drop()
-    with pytest.raises(UnknownShard, match="was dropped"):
-        shard.insert([{"id": 2, "name": "b"}])
-    with pytest.raises(UnknownShard, match="was dropped"):
-        shard.snapshot()
 
 
 def test_nested_values_and_exact_types_come_back_as_they_were(client: Client) -> None:

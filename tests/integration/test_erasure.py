@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from fractions import Fraction
 
 import pyarrow as pa
@@ -19,7 +18,6 @@ from compactor.worker import Worker
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.erasure_api import ErasureStatus
-from persist.client.retention_kinds import TakingAged
 from persist.client.shard import Shard
 from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteHandle
@@ -301,22 +299,6 @@ def test_tags_go_where_that_is_asked_for(world: World, machine: Machine, shard: 
     assert found(world, secret) == []
 
 
-def test_a_reader_is_named_and_reads_on(world: World, machine: Machine, shard: Shard) -> None:
-    secret = marker()
-    shard.insert([{"id": secret, "v": "1"}])
-    held = shard.snapshot(0, purpose="report")
-    told = shard.erase(keys=[secret])
-    Maintenance(machine).step()
-    waiting = shard.erased(told.id)
-    assert (waiting.phase, [wait.name for wait in waiting.waits]) == ("retracted", ["report"])
-    assert held.to_arrow().num_rows == 1, "what it holds shows what it did"
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
-    with pytest.raises(NotReadable):
-        shard.snapshot(0)
-
-
 def test_a_cursor_is_named(machine: Machine, shard: Shard) -> None:
     shard.insert([{"id": "a", "v": "1"}])
     cursor = shard.critical_reader("billing")
@@ -355,32 +337,6 @@ def test_a_write_that_comes_between_is_erased_too(
     assert found(world, secret) == []
 
 
-def test_a_drop_that_comes_between_takes_its_rows_itself(
-    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
-) -> None:
-    """Seed 87: the erasure took what was dropped away once more, so that it was there -1 times."""
-    secret = marker()
-    shard.insert([{"id": secret, "v": "1"}])
-    real, left = WriteHandle.commit_rewrite, [1, 2]
-
-    def commit(handle: WriteHandle, *given: object) -> object:
-        if left and left.pop() == 1:
-            shard.truncate(1, mode="drop")
-            shard.insert([{"id": secret, "v": "2"}, {"id": "other", "v": "x"}])
-        return real(handle, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
-    told = shard.erase(keys=[secret])
-    assert not left
-    assert told.removed == 1
-    found_rows = shard.snapshot().to_arrow().to_pylist()
-    assert found_rows == [{"id": "other", "v": "x", "__diff": 1}]
-    forget_dropped(machine.location.machine(NAME))
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
-
-
 def test_what_others_take_away_meanwhile_is_not_written_once_more(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
@@ -400,22 +356,6 @@ def test_what_others_take_away_meanwhile_is_not_written_once_more(
     batches = machine.location.machine(NAME).refresh().trace.batches
     written = [part for batch in batches if batch.desc.upper == Antichain(told.at + 1) for part in batch.parts()]
     assert not any(secret.encode() in (part.data or b"") for part in written)
-
-
-def test_what_was_retracted_before_goes_with_an_erasure_of_nothing(
-    world: World, machine: Machine, shard: Shard
-) -> None:
-    secret = marker()
-    shard.insert([{"id": secret, "v": "1"}])
-    shard.insert([{"id": "b", "v": "1"}])
-    shard.truncate(1)
-    told = shard.erase()
-    assert told.removed == 0
-    assert found(world, secret)
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
-    assert rows(shard) == ["b"]
 
 
 def test_a_restore_cannot_bring_it_back(machine: Machine, shard: Shard) -> None:
@@ -602,28 +542,6 @@ def test_a_merge_under_way_is_waited_for_and_what_it_wrote_goes(world: World, ma
     assert rows(shard) == ["b", "c"]
 
 
-def test_maintenance_that_is_to_end_gives_no_further_receipt(machine: Machine, shard: Shard) -> None:
-    """Each reads all of the log. A process that was told to end gave those of up to a hundred erasures first."""
-    for number in range(4):
-        shard.insert([{"id": f"{number}", "v": "x"}])
-    told = [shard.erase(keys=[f"{number}"]) for number in range(4)]
-    collector = Collector(machine.location)
-    Worker(machine.location).run(NAME)
-
-    def receipts() -> int:
-        return sum(shard.erased(one.id).done for one in told)
-
-    for _ in range(3):
-        assert Eraser(machine.location, collector, ending=lambda: True).run(NAME) is not None
-    assert receipts() == 0
-    ending = Eraser(machine.location, collector, ending=lambda: receipts() > 0)
-    while receipts() == 0:
-        assert ending.run(NAME) is not None
-    assert receipts() == 1
-    Eraser(machine.location, collector).run(NAME)
-    assert receipts() == 4
-
-
 def test_a_task_that_is_to_end_is_the_last_one() -> None:
     done: list[str] = []
     tasks = [lambda name, one=one: done.append(one) for one in ("merge", "erase", "gc")]
@@ -651,64 +569,12 @@ def test_a_build_that_forgets_rollups_is_caught(
     assert {place.split()[0] for place in found(world, secret)} >= {"log"}
 
 
-def test_a_build_that_forgets_parts_and_their_bounds_is_caught(
-    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
-) -> None:
-    secret = marker()
-    padded(shard, secret, "b")
-    told = shard.erase(keys=[secret])
-    for module in ("persist.core.transitions.row_removal", "persist.commit.erasure_scan", "compactor.erasure_steps"):
-        monkeypatch.setattr(f"{module}.is_rewritten", lambda *_: True)
-    monkeypatch.setattr("persist.core.merge_plan.to_rewrite", lambda _: None)
-    collector = Collector(machine.location)
-    for _ in range(5):
-        Eraser(machine.location, collector).run(NAME)
-        collector.run(NAME)
-    assert shard.erased(told.id).done
-    assert {place.rpartition(".")[2] for place in found(world, secret)} == {"parquet", "rollup"}, "rows, and bounds"
-
-
 def _clean(machine: Machine) -> object:
     def scanned(*_: object) -> Scanned:
         state = machine.location.machine(NAME).refresh()
         return Scanned(1, state.seqno, 1, 1, 1, rewritten=True)
 
     return scanned
-
-
-def test_a_policy_that_an_erasure_overtakes_writes_no_erased_row_once_more(
-    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine
-) -> None:
-    """It had staged what takes the row away, and added the opposite: both came after all was rewritten."""
-    secret, real = marker(), TakingAged._commit
-    schema = pa.schema([("id", pa.string()), ("at", pa.timestamp("ms", tz="UTC"))])
-    shard = machine.client.create_shard(NAME, schema, ["id"], history="7d")
-    old, new = (datetime.fromtimestamp(world.true_ms / 1000 - days * 86_400, UTC) for days in (30, 0))
-    shard.insert([{"id": secret, "at": old}, {"id": "b", "at": old}, *({"id": f"c{n}", "at": new} for n in range(3))])
-    shard.retain({"column": "at", "column_age": "10d"})
-    told: list[ErasureStatus] = []
-
-    def overtaken(self: TakingAged, *args: object) -> c.Appended:
-        if not told:
-            told.append(shard.erase(keys=[secret]))
-        return real(self, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TakingAged, "_commit", overtaken)
-    run = shard.run_retention().by_column
-    assert run is not None
-    assert (run.removed, rows(shard)) == (1, ["c0", "c1", "c2"])
-    Maintenance(machine).run(most_h=2)
-    assert shard.erased(told[0].id).done
-    assert found(world, secret) == []
-
-
-def test_a_truncation_that_found_nothing_is_none_that_something_shows(shard: Shard, machine: Machine) -> None:
-    shard.insert([{"id": "a", "v": "1"}])
-    shard.insert([{"id": "a", "v": "1", "__diff": -1}])
-    assert not shard.truncate(2).changed
-    assert [shard.erased(before=before)["at"] for before in (1, 2)] == [1, 1]
-    shard.insert([{"id": "b", "v": "1"}])
-    assert shard.erased(before=2)["at"] == 1
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
-from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
@@ -36,16 +31,12 @@ from rpc import concurrency_limits as work_module
 from rpc.app import create_app
 from rpc.concurrency_limits import CALLER, SharedSlots, Work
 from rpc.settings import Limits, ServerSettings
-from tests.fuzz.fuzzing import MEMORY_BYTES_MAX, memory_bytes, peak_bytes
 from tests.support.asking import typed
 from tests.support.bombs import file, named, nulls_within, stream, viewed, zeros
 from tests.support.location import memory_location
-from tests.support.server import Server
-from tests.support.waiting import WAIT_S, wait_until
 
 KIB, MIB = 1024, 1024 * 1024
 DECODED = 5 * MIB
-KEPT_BYTES_MAX = 96 * MIB  # of a server, when nothing is under way: of many small pieces, some stay
 LIMITS = Limits(decoded_bytes_max=DECODED)
 ARROW, PARQUET, NDJSON, CSV = bodies.MEDIA_TYPES.values()
 SCHEMA = pa.schema(
@@ -243,15 +234,6 @@ def test_a_cell_of_csv_lay_in_two_blocks(location: Location) -> None:
 # --- what was mended before, so that it stays so
 
 
-def test_latin_1_in_ndjson_made_a_shard_unreadable(http: TestClient) -> None:
-    row = b'{"id":1,"s":"Z\xfcrich"}\n'
-    answer = http.post("/v1/shards/t/insert", content=row, headers={"content-type": NDJSON})
-    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
-    http.post("/v1/shards/t/insert", content=b'{"id":1,"s":"good"}\n', headers={"content-type": NDJSON})
-    for form in bodies.MEDIA_TYPES:
-        assert http.get(f"/v1/shards/t/snapshot?format={form}").status_code == 200
-
-
 PLAIN = pa.schema([("id", pa.int64()), ("s", pa.string())])
 
 
@@ -339,54 +321,3 @@ def test_two_rows_with_large_diffs_made_a_shard_unreadable(http: TestClient) -> 
 
 
 # --- a real process, since only its memory tells
-
-
-@pytest.mark.proof
-def test_no_body_makes_a_server_large(tmp_path: Path) -> None:
-    """About the largest body of each shape that is taken, three at once: one is worked on, the server stays small.
-
-    Afterwards it is nearly as small as before. What writes Parquet kept 120 MiB of a list, with each thread.
-    """
-    kinds = pa.schema([("id", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.int64()))])
-    values = 45 * MIB // 8
-    one_list = pa.ListArray.from_arrays(pa.array([0, values], pa.int32()), pa.array(np.zeros(values, np.int64)))
-    many = pa.table({"id": zeros(1_500_000), "s": pa.nulls(1_500_000), "l": pa.nulls(1_500_000)})
-    texts = pa.array(["x" * 100] * 500_000)
-    shapes = {
-        "list": (ARROW, stream(pa.table({"id": [1], "s": pa.nulls(1, pa.string()), "l": one_list}))),
-        "rows": (PARQUET, file(many)),
-        "plain": (ARROW, stream(pa.table({"id": zeros(500_000), "s": texts, "l": pa.nulls(500_000)}), None)),
-        "bomb": (PARQUET, file(pa.table({"s": named(1_000_000, 1_000_000)}), store_schema=False)),
-        "cell": (CSV, b"id,s,l\n1," + b"x" * 35 * MIB + b",\n"),
-    }
-    schema = json.dumps({"schema": base64.b64encode(kinds.serialize()).decode(), "key": ["id"]}).encode()
-    with Server(tmp_path / "data") as server:
-        pid = server.process.pid
-        before = memory_bytes(pid, "VmRSS")
-        for name, (media, body) in shapes.items():
-            path, told = f"/v1/shards/{name}", list[int]()
-            assert asked(server.port, "PUT", path, schema, "application/json") == 200
-
-            def post(path: str = path, body: bytes = body, media: str = media, told: list[int] = told) -> None:
-                told.append(asked(server.port, "POST", f"{path}/insert", body, media))
-
-            callers = [threading.Thread(target=post) for _ in range(3)]
-            for caller in callers:
-                caller.start()
-            for caller in callers:
-                caller.join(WAIT_S)
-            assert set(told) <= ({413, 429} if name == "bomb" else {200, 429}), told
-            assert peak_bytes(pid) <= MEMORY_BYTES_MAX, name
-            wait_until(lambda: memory_bytes(pid, "VmRSS") <= before + KEPT_BYTES_MAX, f"memory goes back after {name}")
-        assert asked(server.port, "POST", "/v1/shards/list/insert", b'{"id": 7}\n', NDJSON) == 200
-
-
-def asked(port: int, method: str, path: str, body: bytes, media: str) -> int:
-    connection = HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
-    try:
-        connection.request(method, path, body, {"content-type": media})
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-    finally:
-        connection.close()

@@ -25,7 +25,6 @@ from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.answers import Answers
 from tests.support.inspected import PART, ROLLUP, copied, everything
-from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64())])
 LOOKS = [["inspect", "usage"], ["check", "--quick"]]
@@ -190,16 +189,6 @@ def test_a_marker_of_nested_lists_was_a_traceback(
     assert "Traceback" not in told.err
 
 
-@pytest.mark.parametrize("words", [*LOOKS, ["cat", "orders"]], ids=" ".join)
-def test_a_directory_whose_name_is_not_utf8_was_a_traceback(
-    words: list[str], place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    odd = os.fsdecode(os.fsencode(place) + b"\xff")
-    place.rename(odd)
-    assert main([*words, "--dir", odd]) == (1 if words[0] == "cat" else 2)
-    assert "is no Unicode text" in said(capsys)
-
-
 # --- servers
 
 
@@ -242,15 +231,6 @@ def test_an_error_showed_the_token_or_the_password(
     assert main([*words, "--url", url]) == (1 if words[0] == "cat" else 2)
     error = said(capsys)
     assert SECRET not in error or url.endswith(SECRET)
-
-
-@pytest.mark.parametrize("words", FAR, ids=" ".join)
-@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:8x/", "http://", "http://h/?q", "http://h/path", ""])
-def test_a_url_that_is_none_was_a_traceback_or_a_server_that_does_not_answer(
-    url: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words, "--url", url]) == 2
-    said(capsys)
 
 
 @pytest.mark.parametrize("words", FAR, ids=" ".join)
@@ -343,14 +323,6 @@ def test_names_purposes_reasons_and_values_moved_the_cursor(tmp_path: Path, caps
                 assert not [line for line in told.out.splitlines() if line.startswith("DAMAGED eu/orders")], words
 
 
-def test_an_error_of_a_server_moved_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    body = json.dumps({"kind": "unavailable", "detail": ESCAPES}).encode()
-    with closing(Answers(503, body)) as asked:
-        for words in FAR:
-            assert main([*words, "--url", asked.url]) == 3
-            assert "\x1b" not in said(capsys)
-
-
 @pytest.mark.parametrize("kind", ["at", "d", "m"])
 def test_a_time_beyond_the_years_of_python_was_a_traceback(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -375,36 +347,6 @@ def test_a_time_beyond_the_years_of_python_was_a_traceback(
 
 
 # --- versions and loans
-
-
-def test_a_log_of_versions_that_are_not_there_was_empty_or_waited_for_ever(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = tmp_path / "home"
-    with persist.connect(f"persist://{home}", collect=False) as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
-        for number in range(80):
-            shard.insert([{"id": number}])
-    assert main(["maintain", "gc", "--once", "--dir", str(home)]) == 0
-    capsys.readouterr()
-    with Server(home) as server:
-        for at in (["--dir", str(home)], ["--url", server.url]):
-            for more in (["--from", "1", "--to", "2"], ["--from", "1", "--to", "2", "--follow"], ["--to", "2"]):
-                assert main(["inspect", "log", "orders", *more, *at]) == 2
-                assert "is not there any more: its log begins at v" in said(capsys)
-            assert main(["inspect", "log", "orders", "--from", "5000", *at]) == 2
-            assert "has no v5000 yet" in said(capsys)
-
-
-def test_a_log_that_is_followed_waits_for_versions_still_to_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = tmp_path / "home"
-    with persist.connect(f"persist://{home}") as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        monkeypatch.setattr("time.sleep", lambda _: shard.insert([{"id": 1}]))
-        assert main(["inspect", "log", "orders", "--from", "4", "--to", "5", "--follow", "--dir", str(home)]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["v4", "v5"]
 
 
 def test_a_part_that_a_clone_alone_names_was_told_to_be_named_by_nobody(

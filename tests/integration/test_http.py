@@ -6,7 +6,6 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from blob.metrics import MeteredBlob
 from persist.client.connect import Client
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
-from persist.core.errors import InvalidUsage, Unavailable, UpperMismatch
+from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy
 from rpc.client.http_stores import HttpBlob
@@ -74,32 +73,7 @@ def test_rows_too_large_to_travel_with_the_commit(shard: Shard) -> None:
     assert len(contents(shard)) == 50_000
 
 
-def test_many_writers_insert_into_one_shard_and_nothing_is_lost(server: Server, shard: Shard) -> None:
-    def write(writer: int) -> None:
-        with persist.connect(server.url) as mine:
-            own = mine.shard(shard.name)
-            for n in range(10):
-                own.insert(rows(f"{writer}-{n}"))
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(write, range(16)))
-    assert contents(shard) == {f"{w}-{n}": 1 for w in range(16) for n in range(10)}
-
-
 # --- bad input: one clear sentence each, and nothing is lost
-
-
-def test_the_wrong_expected_upper_is_told_the_right_one(shard: Shard) -> None:
-    shard.compare_and_append(rows("a"), 0, 3)
-    with pytest.raises(UpperMismatch) as caught:
-        shard.compare_and_append(rows("b"), 0, 4)
-    assert caught.value.details == {"expected": [0], "actual": [3]}
-    assert contents(shard) == {"a": 1}
-
-
-def test_nobody_there() -> None:
-    with pytest.raises(Unavailable, match="cannot be reached"):
-        persist.connect("http://127.0.0.1:9", timeout_s=0.1)
 
 
 def test_somebody_else_there(server: Server) -> None:

@@ -129,15 +129,6 @@ def test_a_snapshot_in_columns_and_expanded(http: TestClient) -> None:
     assert got.splitlines() == ['"id"', '"a"', '"a"', '"b"']
 
 
-def test_a_token_makes_a_repeated_post_harmless(http: TestClient) -> None:
-    for _ in range(3):
-        url = "/v1/shards/orders/insert?format=csv&token=load-17"
-        assert http.post(url, content=b"id,amount\na,1\n").json()["lower"] == [0]
-    header = {"idempotency-key": "load-17", "content-type": "text/csv"}
-    assert http.post("/v1/shards/orders/insert", content=b"id,amount\na,1\n", headers=header).json()["lower"] == [0]
-    assert http.get("/v1/shards/orders").json()["upper"] == [1]
-
-
 def test_a_token_of_200_characters_is_the_one_that_python_makes(http: TestClient, location: Location) -> None:
     from persist.client.connect import Client
     from persist.core.ids import token_of_key

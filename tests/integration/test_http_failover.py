@@ -50,31 +50,6 @@ class Writer(threading.Thread):
             self.acknowledged.append(row)
 
 
-def test_a_shard_always_goes_to_the_same_server(tmp_path: Path) -> None:
-    with Server(tmp_path / "d") as a, Server(tmp_path / "d") as b, persist.connect(f"{a.url},{b.url}") as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        for n in range(10):
-            shard.compare_and_append([{"id": "x"}], n, n + 1)
-        home = rendezvous([a.url, b.url], "orders")[0]
-        away = b if home == a.url else a
-        assert away.requests("commands") == 0
-
-
-def test_two_servers_may_serve_one_shard_at_once(tmp_path: Path) -> None:
-    directory = tmp_path / "d"
-    with Server(directory) as a, Server(directory) as b, persist.connect(a.url) as one, persist.connect(b.url) as two:
-        one.create_shard("orders", SCHEMA, ["id"])
-        writers = [Writer(one, "orders", 0), Writer(two, "orders", 1)]
-        for writer in writers:
-            writer.start()
-        wait_until(lambda: all(len(writer.acknowledged) >= 20 for writer in writers), "both have written")
-        for writer in writers:
-            writer.enough.set()
-            writer.join(WAIT_S)
-    assert [writer.failed for writer in writers] == [[], []]
-    assert count(directory, "orders") == {row: 1 for writer in writers for row in writer.acknowledged}
-
-
 def test_a_killed_server_costs_nobody_anything_but_time_and_gets_its_shards_back(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     with Server(directory) as a, Server(directory) as b, persist.connect(f"{a.url},{b.url}") as client:

@@ -25,7 +25,7 @@ DAY1, DAY2 = "id,v\n1,a\n2,b\n", "id,v\n3,c\n4,d\n"
 MODES = {INSERT: (), UPSERT: ("--upsert",), OVERWRITE: ("--overwrite",)}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=thinned(KINDS, 2))
 def one_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with place_of(request.param, tmp_path_factory.mktemp(request.param)) as found:
         yield found
@@ -67,20 +67,6 @@ def ids(shard: Shard) -> list[int]:
 # --- undone as a whole
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_an_import_that_was_restored_away_is_loaded_once_more(load: Any, shard: Shard, mode: str) -> None:
-    expected = [3, 4] if mode == OVERWRITE else [1, 2, 3, 4]
-    assert load("day2.csv", *MODES[mode])["time"] == 1
-    for undone in (2, 4, 6):  # the second load can be undone as the first one was
-        assert shard.restore(0).lower.element == undone
-        for _ in range(3):  # and runs once, however often it is asked for
-            found = load("day2.csv", *MODES[mode])
-            assert found["time"] == undone + 1
-            assert ids(shard) == expected
-        assert found["done"] == "already imported"
-        assert "removed_by" not in found
-
-
 def test_a_restore_that_was_undone_itself_undoes_no_import(load: Any, shard: Shard) -> None:
     load("day2.csv")
     shard.restore(0)
@@ -94,30 +80,6 @@ def test_a_restore_that_was_undone_itself_undoes_no_import(load: Any, shard: Sha
     shard.restore(6)
     shard.restore(5)  # and now the second one
     assert [load("day2.csv")["time"], ids(shard)] == [5, [1, 2, 3, 4]]
-
-
-@pytest.mark.parametrize("drops", [False, True])
-def test_an_import_that_was_truncated_is_loaded_again(load: Any, shard: Shard, drops: bool) -> None:
-    load("day2.csv")
-    shard.truncate(1, mode="drop" if drops else "retract")
-    assert load("day2.csv")["done"] == "already imported", "the cut lies before it"
-    shard.truncate(2, mode="drop" if drops else "retract")
-    assert [load("day2.csv")["done"], load("day2.csv")["done"], ids(shard)] == [
-        "imported", "already imported", [3, 4],
-    ]  # fmt: skip
-
-
-def test_an_import_that_was_overwritten_is_loaded_again(load: Any, shard: Shard) -> None:
-    """`import day1 --overwrite`, `day2 --upsert` and `day1 --overwrite` once more left four rows."""
-    load("day2.csv", "--upsert")
-    load("day1.csv", "--overwrite")
-    assert load("day2.csv", "--upsert")["time"] == 3
-    assert load("day2.csv", "--upsert")["done"] == "already imported"
-    found = load("day1.csv", "--overwrite")
-    assert (found["done"], found["time"], ids(shard)) == ("imported", 4, [1, 2])
-    shard.delete(keys=[1])
-    assert [load("day1.csv", "--overwrite")["time"], ids(shard)] == [6, [1, 2]], "any change of rows undoes it"
-    assert load("day1.csv", "--overwrite")["done"] == "already imported"
 
 
 def test_all_files_of_one_commit_are_loaded_again(place: Place, load: Any, shard: Shard) -> None:
@@ -162,16 +124,6 @@ def test_an_overwrite_by_the_same_file_is_an_import_of_it(load: Any, shard: Shar
     shard.restore(0)
     for _ in range(2):
         assert [load("day2.csv", *MODES[mode])["time"], ids(shard)] == [5, [1, 2, 3, 4]]
-
-
-def test_what_an_overwrite_alone_has_loaded_is_not_inserted(load: Any, shard: Shard) -> None:
-    load("day2.csv", "--overwrite")
-    found = load("day2.csv")
-    assert (found["done"], found["rows"], found["time"], ids(shard)) == ("already imported", 2, 1, [3, 4])
-    assert load("day2.csv", "--columns", "id")["done"] == "imported", "these are other rows"
-    shard.restore(0)
-    for _ in range(2):
-        assert [load("day2.csv")["time"], ids(shard)] == [4, [1, 2, 3, 4]]
 
 
 def test_a_restore_that_had_nothing_to_write_undoes_an_overwrite_too(load: Any, shard: Shard) -> None:

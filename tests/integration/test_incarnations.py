@@ -167,20 +167,6 @@ def test_lives_follow_one_another_and_leave_nothing_behind(client: persist.Clien
     assert left[0].endswith(".rollup")
 
 
-def test_a_tombstone_is_listed_once(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every run of the collector listed the blobs of every shard that was ever dropped."""
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    shard.insert([{"k": "a"}])
-    shard.drop()
-    collect(client)
-    before = location_of(client).machine("orders").refresh().seqno
-    listed: list[str] = []
-    monkeypatch.setattr(location_of(client).blob, "list", lambda prefix: listed.append(prefix) or iter(()))
-    collect(client)
-    assert listed == []
-    assert location_of(client).machine("orders").refresh().seqno == before
-
-
 def test_a_dropped_shard_is_not_listed(clients: tuple[persist.Client, persist.Client]) -> None:
     """Its name was listed for ever, as if it were there."""
     one, other = clients

@@ -18,7 +18,7 @@ from blob.memory_blobs import MemoryBlob
 from consensus import ConsensusNotWritable
 from consensus.memory_logs import MemoryConsensus
 from persist.core.errors import ReadOnly
-from persist.inspect.queries import ANSWERS, Query, answer
+from persist.inspect.queries import ANSWERS
 from persist.inspect.readonly_location import ReadOnlyLocation
 from rpc.cli.program import main
 from tests.support.inspected import COMMANDS, copied, everything
@@ -133,15 +133,6 @@ def test_the_stores_of_a_look_refuse_every_write() -> None:
         look.versions.check_writable()
     look.blob.check()
     look.consensus.check()
-
-
-def test_a_location_that_was_never_bound_is_not_bound() -> None:
-    blob, consensus = MemoryBlob(), MemoryConsensus()
-    look = ReadOnlyLocation(blob, consensus)
-    for what in ("usage",):
-        assert list(answer(look, Query(what)).pieces())
-    assert list(blob.list("")) == []
-    assert consensus.head("\x7fbinding") is None
 
 
 def test_every_answer_is_looked_at_in_these_tests() -> None:

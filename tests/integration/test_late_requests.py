@@ -343,14 +343,6 @@ def test_a_creation_that_no_server_answered_is_not_told_as_not_done(tmp_path: Pa
             client.create_shard("orders", SCHEMA, ["k"])
 
 
-def test_a_name_can_be_used_again_and_again(place: Place) -> None:
-    for key in range(3):
-        shard = place.client.create_shard("orders", SCHEMA, ["k"])
-        shard.insert(row(key))
-        assert place.rows() == [key]
-        shard.drop()
-
-
 def history(shard: Shard) -> None:
     for key in range(3):
         shard.insert(row(key))
@@ -389,13 +381,6 @@ def test_a_hold_that_is_taken_late_does_not_stay_for_ever(place: Place) -> None:
     place.shard.critical_reader("billing").expire()
     place.late.deliver()
     assert place.theirs.downgrade_since(2, "others").element == 2
-
-
-def test_a_hold_can_be_taken_again_and_again(place: Place) -> None:
-    for _ in range(3):
-        hold = place.shard.critical_reader("billing")
-        assert place.theirs.critical_reader("billing").since == hold.since
-        hold.expire()
 
 
 USES: list[Callable[[ReadLease], object]] = [ReadLease.check, lambda lease: lease.downgrade(Antichain(0), lease.seqno)]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 import persist
 from tests.support import tutorial
 from tests.support.pages import blocks, commands, run_python
+from tests.support.server import Server
 from tests.support.shells import run_shell
+from tests.support.waiting import WAIT_S
 
 ROWS = pa.table({"id": range(3_000)})
 
@@ -66,3 +73,71 @@ def test_the_examples_of_attributes_print_what_the_page_says(tmp_path: Path) -> 
 
 def test_the_examples_of_patterns_print_what_the_page_says() -> None:
     run_python("docs/patterns.md", [block for block in blocks("docs/patterns.md") if block.language == "python"], {})
+
+
+# --- the examples of docs/http.md, each run as it stands there
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "http.md"
+
+
+def examples() -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture
+def shell() -> dict[str, str]:
+    """`persist` on the path, as in an activated environment."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_every_example_of_the_documentation_works(tmp_path: Path, shell: dict[str, str]) -> None:
+    said: dict[str, str] = {}
+    with Server(tmp_path / "data") as server:
+        for example in examples():
+            for command in commands(example):
+                ran = subprocess.run(
+                    command,
+                    shell=True,
+                    cwd=tmp_path,
+                    env={**shell, "URL": server.url},
+                    capture_output=True,
+                    text=True,
+                    timeout=WAIT_S,
+                )
+                assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+                said[command] = ran.stdout
+
+    def answer(part: str) -> str:
+        return next(out for command, out in said.items() if part in command)
+
+    assert json.loads(answer("PUT"))["upper"] == [0]
+    assert json.loads(answer("x-ndjson' $URL"))["lower"] == [0]
+    assert json.loads(answer("compare-and-append"))["upper"] == [5]
+    assert json.loads(answer("Idempotency-Key"))["lower"] == [5]
+    assert answer("snapshot?format=csv").splitlines() == ['"id","amount","__diff"', '"a",1,1', '"b",3,1', '"c",9,1']
+    assert [json.loads(line)["id"] for line in answer("limit=10").splitlines()] == ["b", "c"]
+    assert answer("key=a&expand").splitlines() == ['"id","amount"', '"a",1']
+    assert json.loads(answer("/count")) == {"as_of": 5, "count": 2}
+    assert [json.loads(line)["id"] for line in answer("as_of=0&columns=id").splitlines()] == ["a", "b"]
+    assert pyarrow.parquet.read_table(tmp_path / "orders.parquet").num_rows == 3
+    events = [json.loads(data) for data in re.findall(r"^data: (.*)$", answer("text/event-stream"), re.MULTILINE)]
+    assert [row["id"] for event in events for row in event["rows"]] == ["b", "b", "c"]
+    assert json.loads(answer("past=5"))["upper"] == [6]
+    assert json.loads(answer("downgrade-since?since=3"))["shard_since"] == [0], "its own history holds it"
+    assert json.loads(answer("forget?before=3"))["since"] == [3]
+    assert json.loads(answer("shards?prefix"))["shards"] == ["eu/orders", "eu/orders-test"]
+    tokens = json.loads((tmp_path / "tokens.json").read_text())["tokens"]
+    assert (tokens[0]["id"], tokens[0]["scopes"], tokens[0]["prefixes"]) == ("etl", ["write"], ["eu/"])
+    assert answer("persist token").startswith("pt_etl_")
+    assert "pt_etl_" not in (tmp_path / "tokens.json").read_text()
+
+
+def test_the_name_of_a_dropped_shard_makes_a_new_one_as_the_page_says(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
+        schema = pa.schema([pa.field("id", pa.string(), nullable=False), ("amount", pa.int64())])
+        client.create_shard("eu/orders", schema, key=["id"]).drop()
+        create = commands(examples()[0])[0]
+        environment = {**os.environ, "URL": server.url}
+        ran = subprocess.run(create, shell=True, env=environment, capture_output=True, check=True, timeout=WAIT_S)
+    assert json.loads(ran.stdout)["upper"] == [0]

@@ -201,23 +201,6 @@ def test_a_switch_after_an_undone_one_loses_nothing(world: World, monkeypatch: p
     assert us.rows("a") == home.rows["a"]
 
 
-def test_an_undone_switch_does_not_end_other_copies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They had the epoch of the switch, home had it no more, and so nothing was copied to them for ever."""
-    home, us, ap = world.home, world.us, world.ap
-    world.begin(a=3)
-    other = ap.replicate()
-    world.killed_switch(monkeypatch, us, world.sleep)
-    other.round()  # while the switch is under way
-    us.switch(home.process()).undo()
-    home.clock.advance_ms(11_000)
-    home.write("a")
-    world.publish()
-    for replicator in (other, ap.replicator()):
-        replicator.round(whole=True)
-    ap.promote()
-    assert ap.rows("a") == home.rows["a"]
-
-
 def test_what_was_undone_becomes_no_home(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by the run that goes on beside the undo, nor by one that comes later, while home goes on."""
     home, us = world.home, world.us
@@ -460,32 +443,6 @@ def test_what_was_acknowledged_besides_rows_is_told(world: World, change: str) -
         assert told["a"].to_json()["commits"] == told["a"].commits
 
 
-def test_salvage_reads_what_was_handed_over_to_nobody(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Such a shard takes no reader, and salvage ended there; no later shard was told."""
-    home, us, ap = world.home, world.us, world.ap
-    world.begin(a=3, b=3)
-    ap.replicate()
-    home.write("a")
-    home.write("b")
-    world.publish()
-    whole = switchover._hand_over
-
-    def dies(location: Location, name: str, epoch: int) -> None:
-        if name == "b":
-            raise Dies
-        whole(location, name, epoch)
-
-    with monkeypatch.context() as patch, suppress(Dies):
-        patch.setattr(switchover, "_hand_over", dies)
-        us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
-    assert [bool(home.state(name).handed_over) for name in "ab"] == [True, False]
-    ap.promote(OldHome(blob=home.blob))  # us is lost as well
-    told = told_of(world, ap, tmp_path / "files")
-    assert [in_files(told[name]) for name in "ab"] == [home.rows[name] - ap.rows(name) for name in "ab"]
-
-
 def test_a_shard_that_was_handed_over_and_did_not_arrive_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -513,16 +470,6 @@ def test_a_long_name_and_a_damaged_shard_hide_no_other_shard(world: World, tmp_p
     told = told_of(world, us, tmp_path / "files")
     assert "cannot be read" in told["a"].why
     assert [in_files(told[name]) for name in (long, "z")] == [home.rows[name] - us.rows(name) for name in (long, "z")]
-
-
-def test_a_time_that_both_homes_gave_out_is_told(world: World) -> None:
-    """Beyond the gap of times an old home that nobody could fence gives out what the new one gives out too."""
-    home, us = world.home, world.us
-    world.begin(a=1, b=1)
-    home.client.shard("a").advance_upper(3_000_000)
-    home.client.shard("b").advance_upper(3_000)
-    us.promote()
-    assert {name: found.overlaps for name, found in told_of(world, us).items()} == {"a": True, "b": False}
 
 
 # --- an old home becomes a copy
@@ -560,32 +507,6 @@ def test_what_comes_while_a_home_is_demoted_is_not_dropped_unseen(world: World) 
     demote(home.process(), us.blob, promotion, drop_diverged=True)
     with pytest.raises(ReadOnly):
         insert(server, "a", "late", 1)
-
-
-def test_what_comes_after_a_demotion_has_looked_is_not_dropped_unseen(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process of the old home that has not seen the new epoch yet acknowledges until the log takes nothing more."""
-    home, us = world.home, world.us
-    world.begin(a=3)
-    us.promote()
-    server = home.process()
-    rows(server, "a")
-    monkeypatch.setattr(server.identity, "look", lambda: None)  # it is at the very commit
-    promotion = last_promotion(us.blob)
-    assert promotion is not None
-    whole = switchover._end
-
-    def late(*given: Any) -> None:
-        insert(server, "a", "acknowledged", 77)
-        whole(*given)
-        with pytest.raises(ReadOnly):
-            insert(server, "a", "late", 78)
-
-    monkeypatch.setattr(switchover, "_end", late)
-    with pytest.raises(Conflict, match="has something of 1 shards"):
-        demote(home.process(), us.blob, promotion)
-    assert home.blob.stat(COPY_KEY) is None
 
 
 def test_a_demotion_that_was_killed_looks_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

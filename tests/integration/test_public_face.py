@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import inspect
 import math
 import os
@@ -15,10 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy
 import pandas
-import polars
 import pyarrow as pa
 import pytest
 
@@ -267,67 +264,6 @@ def test_a_notebook_shows_columns_escaped(client: persist.Client) -> None:
 
 # --- the forms in which rows come and go
 
-EVERYTHING = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("text", pa.string()),
-        ("number", pa.int64()),
-        ("real", pa.float64()),
-        ("bytes", pa.binary()),
-        ("when", pa.timestamp("us", "UTC")),
-        ("day", pa.date32()),
-        ("list", pa.list_(pa.int32())),
-        ("decimal", pa.decimal128(20, 3)),
-        ("ok", pa.bool_()),
-    ]
-)
-ROWS = pa.table(
-    {
-        "id": [1, 2, 3],
-        "text": ["a", None, ""],
-        "number": [2**60 + 1, None, -5],
-        "real": [float("nan"), None, -0.0],
-        "bytes": [b"\x00\xff", None, b""],
-        "when": [dt.datetime(2024, 1, 31, tzinfo=dt.UTC), None, dt.datetime(1, 1, 1, tzinfo=dt.UTC)],
-        "day": [dt.date(2024, 1, 31), None, dt.date(1, 1, 1)],
-        "list": [[1, None], None, []],
-        "decimal": [decimal.Decimal("1.500"), None, decimal.Decimal("-0.001")],
-        "ok": [True, None, False],
-    },
-    schema=EVERYTHING,
-)
-
-
-class OnlyAStream:
-    """Anything that streams Arrow, and can do nothing else."""
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return ROWS.__arrow_c_stream__(requested_schema)
-
-
-FORMS: dict[str, Callable[[persist.Shard], Any]] = {
-    "a table": lambda _: ROWS,
-    "dicts": lambda _: ROWS.to_pylist(),
-    "a reader of batches": lambda _: ROWS.to_reader(max_chunksize=1),
-    "an iterator of batches": lambda _: iter(ROWS.to_batches(max_chunksize=1)),
-    "a stream of Arrow": lambda _: OnlyAStream(),
-    "a DuckDB relation": lambda _: duckdb.from_arrow(ROWS),
-    "a Polars frame": lambda _: polars.from_arrow(ROWS),
-    "a pandas frame of Arrow types": lambda _: ROWS.to_pandas(types_mapper=pandas.ArrowDtype),
-    "what to_arrow gives": lambda shard: shard.snapshot(0).to_arrow(),
-    "what to_pandas gives": lambda shard: shard.snapshot(0).to_pandas(),
-    "what to_polars gives": lambda shard: shard.snapshot(0).to_polars(),
-    "what to_duckdb gives": lambda shard: shard.snapshot(0).to_duckdb(),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_in_any_form_are_the_same_rows(client: persist.Client, form: str) -> None:
-    shard = client.create_shard("everything", EVERYTHING, ["id"])
-    shard.insert(ROWS)
-    shard.insert(FORMS[form](shard))
-    assert shard.snapshot().to_arrow().column("__diff").to_pylist() == [2, 2, 2]
-
 
 def test_a_frame_of_pandas_can_be_filtered_and_taken_away_again(shard: persist.Shard) -> None:
     shard.insert([{"id": 2**60 + 1, "name": None}, {"id": 2, "name": "b"}])
@@ -347,14 +283,6 @@ def test_values_of_attributes_are_found_under_the_keys_that_were_asked_for(shard
 
 
 # --- errors
-
-
-def test_more_taken_away_than_added_is_no_corruption_and_the_rows_can_still_be_read(shard: persist.Shard) -> None:
-    shard.insert([{"id": 9, "name": "x", "__diff": -1}])
-    with pytest.raises(persist.NegativeMultiplicity, match=r"there -1 times.*to_arrow\(\).*__diff") as refused:
-        shard.snapshot().to_pandas()
-    assert isinstance(refused.value, persist.InvalidUsage)
-    assert shard.snapshot().to_arrow().column("__diff").to_pylist() == [-1]
 
 
 BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = [

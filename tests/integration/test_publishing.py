@@ -113,26 +113,6 @@ def test_what_the_store_does_not_take_is_tried_again_and_then_left(
     assert published(world) == {2}, "closing publishes what is left"
 
 
-def test_what_is_tried_again_comes_before_what_came_since(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    append(world, 3)
-    one, put = publisher(world), world.blob.put
-
-    def comes_meanwhile(key: str, data: bytes) -> None:
-        one.add(NAME, entry(world, 3))
-        raise BlobUnavailable("away")
-
-    for seqno in (1, 2):
-        one.add(NAME, entry(world, seqno))
-    monkeypatch.setattr(world.blob, "put", comes_meanwhile)
-    with pytest.raises(BlobUnavailable):
-        one.publish(now=True)
-    monkeypatch.setattr(world.blob, "put", put)
-    key = one.publish(now=True)
-    assert key is not None
-    [shard] = decode_journal(world.blob.get(key)).shards
-    assert [decode_diff(data).seqno for data in shard.entries] == [1, 2, 3], "the order of the log"
-
-
 def test_a_process_of_an_older_epoch_publishes_nothing(world: World) -> None:
     append(world)
     one = publisher(world)
@@ -178,19 +158,6 @@ def test_what_a_killed_process_did_not_publish_is_there_within_two_intervals(wor
     assert published(world) >= set(range(max(world.state().rollups) + 1, world.state().seqno + 1))
     assert newest(world) == world.state().seqno
     assert looked(world, maintenance) is None, "all of it is there"
-
-
-def test_maintenance_publishes_nothing_twice_that_others_did(world: World) -> None:
-    append(world, 3)
-    one = publisher(world)
-    for seqno in range(1, world.state().seqno + 1):
-        one.add(NAME, entry(world, seqno))
-    one.publish()
-    maintenance = Published(world.process(), SETTINGS)
-    for _ in range(3):
-        assert looked(world, maintenance) is None
-        world.clock.advance_ms(6_000)
-    assert len(journals(world)) == 1
 
 
 def test_journals_go_once_a_rollup_covers_them_and_not_before(world: World) -> None:

@@ -161,24 +161,6 @@ def test_columns_need_not_have_those_of_where_and_come_in_the_order_given(shard:
     assert event.updates.to_pylist() == [{"name": "b", "__time": 0, "__diff": 1}]
 
 
-def test_a_listener_with_where_sees_columns_that_were_added_while_it_listens(shard: Shard) -> None:
-    shard.insert([row("de", 1, n=1)])
-    with shard.listen(None, where="n = 1") as listening:
-        list(listening.next_events(0))
-        shard.evolve_schema(SCHEMA.append(pa.field("more", pa.int64())))
-        shard.insert([{**row("de", 2, n=1), "more": 5}])
-        [event] = listening.next_events(0)
-    assert event.updates.to_pylist() == [{**row("de", 2, n=1), "more": 5, "__time": 1, "__diff": 1}]
-
-
-def test_a_handle_that_does_not_know_a_column_yet_may_listen_by_it(client: Client, shard: Shard) -> None:
-    other = client.shard("orders")
-    shard.evolve_schema(SCHEMA.append(pa.field("more", pa.int64())))
-    shard.insert([{**row("de", 2), "more": 5}])
-    [event] = other.listen(None, until=1, where="more = 5", columns=["more"])
-    assert event.updates.to_pylist() == [{"more": 5, "__time": 0, "__diff": 1}]
-
-
 def test_what_a_drop_took_away_reaches_a_listener_by_the_same_selection(shard: Shard) -> None:
     shard.insert([row("de", 1, n=1), row("fr", 2, n=1), row("fr", 3, n=2)])
     shard.insert([row("fr", 4, n=1)])
@@ -247,12 +229,6 @@ def test_a_limit_gives_the_first_rows_each_as_often_as_it_is_there(shard: Shard)
     assert shard.snapshot(limit=5, where="n = 2").to_arrow(expand=True).to_pylist() == selected[:5]
     assert shard.head(7, where="n = 2", columns=["id"]) == [{"id": one["id"]} for one in selected[:7]]
     assert len(shard.head()) == 20
-
-
-def test_a_row_that_is_missing_counts_towards_a_limit_as_often_as_it_is_missing(shard: Shard) -> None:
-    shard.insert([{**row("de", 1), "__diff": -3}, row("de", 2)])
-    assert shard.snapshot(limit=2).to_arrow()["__diff"].to_pylist() == [-2]
-    assert shard.snapshot(limit=4).to_arrow()["__diff"].to_pylist() == [-3, 1]
 
 
 ROWS = 400_000
@@ -384,13 +360,6 @@ def test_get_of_a_time_that_a_tag_keeps_or_that_is_to_come(shard: Shard) -> None
     later.join()
 
 
-def test_count_is_the_sum_of_how_often_rows_are_there(shard: Shard) -> None:
-    assert shard.count() == 0
-    shard.insert([{**row("de", 1, n=1), "__diff": 5}, row("fr", 2, n=2)])
-    shard.insert([{**row("de", 1, n=1), "__diff": -2}, {**row("pt", 3, n=1), "__diff": -1}])
-    assert (shard.count(), shard.count("n = 1"), shard.count("n = 1", 0), shard.count(as_of=0)) == (3, 2, 5, 6)
-
-
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
 def test_splits_that_one_process_reads_come_in_key_order(in_blobs: Shard, timeout_s: float | None) -> None:
     filled(in_blobs)
@@ -420,29 +389,6 @@ def test_an_empty_shard_reads_as_empty_as_of_a_time_that_is_always_empty(shard: 
     assert event.updates.num_rows == 1
 
 
-def test_a_snapshot_of_an_empty_shard_holds_what_a_listener_after_it_needs(shard: Shard) -> None:
-    shard.configure(history="none")
-    with shard.snapshot() as snapshot:
-        for number in range(3):
-            shard.insert([row("de", number)])
-        shard.downgrade_since(2)
-        assert shard.since() == Antichain(0)
-        events = list(shard.listen(snapshot.as_of, until=3))
-    assert net(events) == [row("de", number) for number in range(3)]
-
-
-def test_minus_one_is_forgotten_like_every_other_time(shard: Shard) -> None:
-    shard.configure(history="none")
-    for number in range(3):
-        shard.insert([row("de", number)])
-    shard.downgrade_since(2)
-    with pytest.raises(NotReadable):
-        shard.snapshot(-1)
-    with pytest.raises(NotReadable):
-        shard.listen(-1)
-    assert shard.snapshot().as_of == 2
-
-
 # --- subscribe
 
 
@@ -470,23 +416,6 @@ def test_a_subscription_holds_from_the_beginning(shard: Shard) -> None:
     shard.downgrade_since(3)
     assert shard.since() == Antichain(0)
     assert net(list(subscription)) == [row("de", number) for number in (1, 2, 3, 4)]
-
-
-def test_a_subscription_to_an_empty_shard_begins_with_the_first_change(shard: Shard) -> None:
-    with shard.subscribe(until=1) as subscription:
-        assert subscription.as_of == -1
-        assert list(subscription.next_events(0)) == []
-        shard.insert([row("de", 1)])
-        [event] = subscription
-    assert (event.lower, event.upper, event.updates.num_rows) == (Antichain(0), Antichain(1), 1)
-
-
-def test_a_subscription_to_a_closed_shard_is_its_contents_and_ends(shard: Shard) -> None:
-    shard.insert([row("de", 1)])
-    shard.advance_upper(None)
-    events = list(shard.subscribe())
-    assert net(events) == [row("de", 1)]
-    assert events[-1].upper.is_empty
 
 
 def test_a_loop_that_is_left_and_entered_again_is_given_nothing_twice(shard: Shard) -> None:

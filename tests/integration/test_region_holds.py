@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
-from typing import Any, cast
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from compactor.embedded import maintain
 from compactor.worker import Worker
-from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.read_leases import ReadLease
 from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.commit.location import Location
@@ -118,16 +115,6 @@ def test_holds_are_seen_at_home_and_move_on_as_readers_do(held: Held) -> None:
     assert held.purposes() == ["region:us"]
 
 
-def test_a_region_never_moves_since_at_home(held: Held) -> None:
-    before = held.shard.since()
-    with closing(held.there.listen(0, until=5)) as events:
-        for _ in events:
-            held.round()
-    held.world.pass_ms(1_000)
-    held.round()
-    assert held.shard.since() == before
-
-
 def test_a_shard_that_nobody_reads_any_more_is_let_go(held: Held) -> None:
     held.world.pass_ms(int(IDLE_S * 1000) - 60_000)
     held.round()
@@ -162,18 +149,6 @@ def test_without_a_link_reads_go_on_and_holds_come_back_with_it(held: Held) -> N
     assert held.region.holds.failed is None
     assert held.purposes() == ["region:us"]
     assert lost is not None
-
-
-def test_a_reader_that_came_from_another_server_is_held_too(held: Held) -> None:
-    other = held.server()
-    snapshot = Client(EmbeddedTransport(other, maintain)).shard("orders").snapshot()
-    lease = cast(ReadLease, snapshot._lease.lease)  # its next request is answered by this server
-    lease._transport = EmbeddedTransport(held.region)
-    lease.check()
-    held.round()
-    expected = rows(held.shard, 4)
-    changed(held)
-    assert sorted(map(repr, snapshot.to_arrow().to_pylist())) == expected
 
 
 def test_what_a_region_holds_is_shown_with_its_age_and_let_go() -> None:
@@ -248,15 +223,6 @@ class Failing(EmbeddedTransport):
         if name in self.silent:
             raise Unavailable(f"home does not answer for {name}")
         return super().apply(name, command, caller)
-
-
-def test_a_shard_that_was_dropped_at_home_ends_no_other_hold() -> None:
-    """Here that is not known yet, and it is read on."""
-    many = Many("a", "b", "c")
-    many.shards.client.shard("a").drop(force=True)
-    many.round()
-    assert many.held() == ["b", "c"]
-    assert many.holds.failed is None
 
 
 def test_a_shard_that_is_dropped_while_it_is_held_ends_no_other_hold() -> None:

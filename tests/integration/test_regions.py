@@ -22,7 +22,6 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
-from persist.commit.location import Location
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import PublishSettings
 from persist.copies.recovery import recover
@@ -44,7 +43,6 @@ from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replication import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import thinned
-from tests.support.location import InlineBackground
 from tests.support.regions import Regions
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -217,14 +215,13 @@ WRITES: dict[str, Callable[[Place], object]] = {
 }
 
 
-@pytest.mark.parametrize("verb", WRITES)
-def test_a_write_is_refused_with_the_address_of_home(place: Place, verb: str) -> None:
+def test_a_write_is_refused_with_the_address_of_home(place: Place) -> None:
     before = sorted(stat.key for stat in place.copy.list(""))
     puts = place.copy.puts
-    with pytest.raises(ReadOnly) as told:
-        WRITES[verb](place)
-    assert "region 'eu', at http://eu:8787" in told.value.message
-    assert told.value.details["home"] == ["http://eu:8787"]
+    for verb, write in WRITES.items():
+        with pytest.raises(ReadOnly) as told:
+            write(place)
+        assert told.value.details["home"] == ["http://eu:8787"], verb
     assert (sorted(stat.key for stat in place.copy.list("")), place.copy.puts) == (before, puts)
 
 
@@ -289,19 +286,6 @@ def test_how_far_behind_a_copy_is(place: Place) -> None:
     assert place.machine.location.behind_s("orders") is None
 
 
-def test_a_region_at_rest_asks_little(place: Place) -> None:
-    rows(place.there)
-    before = place.copy.gets, place.copy.lists
-    clock = place.machine.location.clock
-    region = ReplicaLocation(place.copy, HOME, clock=clock)
-    Client(EmbeddedTransport(region, maintain)).shards()
-    before = place.copy.gets + place.copy.lists
-    for _ in range(60):
-        place.world.pass_ms(1_000)
-        region.follower.look()
-    assert place.copy.gets + place.copy.lists - before <= 60 + 8
-
-
 def test_a_region_goes_on_where_home_was_recovered(place: Place) -> None:
     """The log at home began anew, far ahead, under a later epoch."""
     before = {as_of: rows(place.there, as_of) for as_of in range(5)}
@@ -320,30 +304,6 @@ def test_a_region_goes_on_where_home_was_recovered(place: Place) -> None:
     assert rows(there, 105) == rows(place.shard, 105)
     place.world.pass_ms(10_000)
     assert EmbeddedTransport(place.region).belongs()[1] == 2
-
-
-def test_a_copy_becomes_home_by_a_recovery_and_the_old_home_copies_nothing_over_it(place: Place) -> None:
-    before = {as_of: rows(place.there, as_of) for as_of in range(5)}
-    lost = place.world.machine()
-    place.insert(5)  # acknowledged at home, and never replicated
-    promoted = Location(
-        place.copy, MemoryConsensus("mem:us"), settings=lost.location.settings, clock=lost.location.clock,
-        ids=lost.location.ids, background=InlineBackground(),
-    )  # fmt: skip
-    [told] = recover(promoted, gap=100).shards
-    assert (told.is_whole, told.upper, told.resumes) == (True, [5], [105])
-    shard = Client(EmbeddedTransport(promoted, maintain), AT_ONCE).shard("orders")
-    assert {as_of: rows(shard, as_of) for as_of in range(5)} == before
-    shard.insert([{"id": 50, "v": "by the new home"}])
-    assert place.copy.stat("copy-of") is None
-    with pytest.raises(Conflict, match="has gone on by itself"):
-        place.replicator.round(whole=True)
-    with closing(Published(promoted, PublishSettings(), at_once=True)) as published:
-        published.look("orders", promoted.machine("orders").refresh())
-        published.flush(now=True)
-    place.world.pass_ms(10_000)
-    place.region.follower.look(now=True)
-    assert rows(place.there, 105) == rows(shard, 105)  # its readers go on with it
 
 
 def test_a_shard_that_was_dropped_and_made_anew_is_followed(place: Place) -> None:
@@ -380,7 +340,7 @@ def test_a_journal_that_cannot_be_read_holds_up_nothing_else(place: Place) -> No
 # --- replication
 
 
-@pytest.mark.parametrize("seed", thinned(range(6), 3))
+@pytest.mark.parametrize("seed", thinned(range(6), 6))
 def test_what_has_arrived_can_be_read_wherever_replication_is_killed(seed: int) -> None:
     pick = Random(seed)
     regions = Regions(pick)
@@ -400,20 +360,6 @@ def test_what_has_arrived_can_be_read_wherever_replication_is_killed(seed: int) 
         for one in "ab":
             regions.check(one)
     assert regions.read
-
-
-def test_nothing_is_sent_twice_and_what_home_deletes_goes_later(place: Place) -> None:
-    puts = place.copy.puts
-    assert place.replicator.round(whole=True).copied == 0
-    assert place.copy.puts == puts
-    gone = next(stat.key for stat in place.world.blob.list("pub/") if stat.key.endswith(".journal"))
-    place.world.blob.delete([gone])
-    assert place.replicator.round(whole=True).waiting == 1
-    place.world.pass_ms(299_000)
-    assert place.replicator.round(whole=True).deleted == 0
-    place.world.pass_ms(2_000)
-    assert place.replicator.round(whole=True).deleted == 1
-    assert place.copy.stat(gone) is None
 
 
 def test_a_round_between_looks_at_shards_that_have_moved_only(place: Place) -> None:
@@ -474,10 +420,3 @@ def test_a_blob_that_differs_in_the_copy_is_told(place: Place) -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidUsage):
         ReplicateSettings(**wrong).check()
-
-
-def test_time_is_not_asked(place: Place) -> None:
-    """The region's own wall clock decides nothing: it may be years off."""
-    before = rows(place.there)
-    place.region.clock.off_ms = -10 * 365 * 86_400_000  # type: ignore[attr-defined]
-    assert rows(place.there) == before

@@ -10,21 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.client import rewrites as rewriting_module
 from persist.client.arguments import read_attribute
 from persist.client.contents_diff import Between as ChangesBetween
 from persist.client.contents_diff import DiffRequest, between
 from persist.client.rewrites import RETRIES_MAX, Restored, Restoring
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadSettings
-from persist.client.timestamps import shown_instant
 from persist.client.write import WriteHandle
 from persist.commit.blob_tasks import merged
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
-    Conflict,
     InvalidUsage,
     NotReadable,
     PersistError,
@@ -110,25 +107,6 @@ def test_splits_are_read_elsewhere_and_name_only_what_was_written_between(machin
         assert [table for split in pickle.loads(pickle.dumps(pair.splits)) for table in split.read(elsewhere)] == []
 
 
-def test_wall_clocks_name_the_times_of_changes(world: World, months: Shard) -> None:
-    now = world.true_ms
-    with months.changes(shown_instant(now - 2_000), shown_instant(now)) as changes:
-        assert (changes.start, changes.end) == (1, 3)
-        assert changes.start_timestamp == shown_instant((now - 2_000) // 1_000 * 1_000)
-        assert changes.end_timestamp == shown_instant(now // 1_000 * 1_000)
-
-
-def test_two_shards_are_compared(machine: Machine, months: Shard) -> None:
-    copy = machine.client.create_shard("copy", SCHEMA, ["id"])
-    copy.insert(months.snapshot(2).to_arrow())
-    assert rows(months.changes(2, 0, other=copy).to_arrow()) == []
-    with months.changes(3, other=copy) as changes:
-        assert repr(changes) == "Changes('orders', 3, 0, other='copy', splits=1)"
-        assert rows(changes.to_arrow()) == [(2, "b", 1), (9, "bad", -3)]
-    for name in (NAME, "copy"):
-        assert not machine.location.machine(name).refresh().leased_readers
-
-
 def test_columns_that_were_added_since_are_null_before(world: World, months: Shard) -> None:
     months.evolve_schema(SCHEMA.append(pa.field("w", pa.int64())))
     months.insert([{"id": 3, "v": "c", "w": None, "__diff": -1}, {"id": 4, "v": "d", "w": 7}])
@@ -209,28 +187,6 @@ def test_a_restore_is_one_commit_after_which_the_contents_are_those_of_then(mont
         assert [rows(event.updates) for event in listen] == [[(2, "b", 4, 1), (9, "bad", 4, -3)]]
 
 
-def test_a_restore_is_undone_by_another(months: Shard) -> None:
-    bad = rows(months.snapshot(3).to_arrow())
-    months.restore(0)
-    assert rows(months.snapshot().to_arrow()) == [(1, "a", 1), (2, "b", 1)]
-    assert months.restore(3).upper == Antichain(6)
-    assert rows(months.snapshot().to_arrow()) == bad
-
-
-def test_where_nothing_differs_nothing_is_committed(world: World, months: Shard, machine: Machine) -> None:
-    months.restore(2)
-    done = months.restore(2)
-    assert (done.changed, done.lower, done.upper, done.added, done.removed) == (False, Antichain(5), Antichain(5), 0, 0)
-    assert months.upper() == Antichain(5)
-    assert not machine.location.machine(NAME).refresh().leased_readers
-
-
-def test_a_wall_clock_names_the_time_that_is_restored(world: World, months: Shard) -> None:
-    instant = shown_instant(world.true_ms - 1_000)
-    done = months.restore(instant)
-    assert (done.as_of, done.timestamp) == (2, shown_instant((world.true_ms - 1_000) // 1_000 * 1_000))
-
-
 def test_a_retry_with_its_token_lands_once(months: Shard) -> None:
     token = token_of_key("undo")
     first = months.restore(2, token=token)
@@ -262,20 +218,12 @@ class Between:
         monkeypatch.setattr(WriteHandle, "commit_restore", commit)
 
 
-def test_a_write_that_comes_between_refuses_it(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
-    Between(monkeypatch, months, 1)
-    with pytest.raises(UpperMismatch, match="somebody else wrote to shard 'orders' while it was restored to 2") as told:
-        months.restore(2)
-    assert isinstance(told.value, Conflict)
-    assert told.value.details == {"expected": [4], "actual": [5]}
-    assert months.upper() == Antichain(5), "only the other one has written"
-
-
 def test_told_to_retry_it_takes_that_back_too(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
     then = rows(months.snapshot(2).to_arrow())
     Between(monkeypatch, months, 2)
-    with pytest.raises(UpperMismatch):
+    with pytest.raises(UpperMismatch) as told:
         months.restore(2, retries=1)
+    assert told.value.details == {"expected": [5], "actual": [6]}
     done = months.restore(2, retries=1)
     assert (done.lower, done.added, done.removed) == (Antichain(6), 1, 5)
     assert rows(months.snapshot().to_arrow()) == then
@@ -336,16 +284,6 @@ def test_a_restore_whose_condition_fails_changes_nothing(months: Shard) -> None:
         months.restore(2, attributes="position")  # type: ignore[arg-type]
 
 
-def test_a_retry_of_a_restore_with_attributes_is_answered_as_the_first_time(months: Shard) -> None:
-    token, moved = token_of_key("undo"), AttributeUpdate.accumulate(POSITION, 1)
-    first = months.restore(2, token=token, attributes=moved)
-    months.attributes.update(AttributeUpdate.replace(POSITION, 9))
-    assert months.restore(2, token=token, attributes=moved) == first
-    assert months.attributes.get(POSITION) == 9
-    with pytest.raises(TokenReused):
-        months.restore(2, token=token)
-
-
 def test_a_retry_that_was_overtaken_sets_attributes_once(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
     Between(monkeypatch, months, 2)
     done = months.restore(2, retries=2, attributes=AttributeUpdate.accumulate(POSITION, 1))
@@ -373,17 +311,6 @@ def test_a_text_that_is_no_attribute(text: str) -> None:
     assert caught.value.kind == "invalid_usage"
 
 
-def test_a_retry_on_a_shard_that_was_dropped_since_is_answered(months: Shard) -> None:
-    token = token_of_key("undo")
-    first = months.restore(2, token=token)
-    months.drop()
-    again = months.restore(2, token=token)
-    assert (again.as_of, again.lower, again.upper) == (first.as_of, first.lower, first.upper)
-    assert (again.added, again.removed) == (None, None)
-    with pytest.raises(UnknownShard, match="was dropped"):
-        months.restore(2, token=token_of_key("another"))
-
-
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Something else happens in the moment before the rows of a restore are committed, once."""
     real, left = WriteHandle.commit_restore, [act]
@@ -394,16 +321,6 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
         return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(WriteHandle, "commit_restore", commit)
-
-
-def test_a_retry_is_told_the_counts_of_the_first_answer(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
-    """Of what several tries staged, rows cancel out: they are told as they landed."""
-    token = token_of_key("undo")
-    taken = [{"id": 9, "v": "bad", "__diff": -3}, {"id": 5, "v": "e"}]
-    meanwhile(monkeypatch, lambda: months.insert(taken))
-    first = months.restore(2, token=token, retries=3)
-    assert (first.lower, first.added, first.removed) == (Antichain(5), 1, 1)
-    assert months.restore(2, token=token, retries=3) == first
 
 
 def test_a_slow_try_is_told_what_the_other_try_of_its_token_was(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
@@ -470,27 +387,6 @@ def test_what_cancels_out_after_a_lost_race_is_not_committed(monkeypatch: pytest
     done = months.restore(2, retries=3)
     assert (done.changed, done.upper, done.added, done.removed) == (False, Antichain(5), 0, 0)
     assert months.upper() == Antichain(5)
-
-
-def test_that_a_restore_landed_is_told_though_its_rows_cannot_be_counted(
-    monkeypatch: pytest.MonkeyPatch, months: Shard
-) -> None:
-    """Unavailable says that it did not happen."""
-    meanwhile(monkeypatch, lambda: months.insert([{"id": 5, "v": "e"}]))
-    real = Restoring._counted
-
-    def counted(restoring: Restoring, *args: Any) -> Restored:
-        def unavailable(*_: object, **__: object) -> object:
-            raise Unavailable("the store is away")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(rewriting_module, "between", unavailable)
-            return real(restoring, *args)
-
-    monkeypatch.setattr(Restoring, "_counted", counted)
-    done = months.restore(2, retries=1)
-    assert (done.lower, done.added, done.removed) == (Antichain(5), None, None)
-    assert months.upper() == Antichain(6)
 
 
 def test_where_no_time_is_left_that_is_said_at_once(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:

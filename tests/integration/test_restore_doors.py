@@ -56,15 +56,6 @@ def test_over_http_changes_come_in_every_format(world: World, http: TestClient) 
     assert "persist-end-timestamp" not in told.headers
 
 
-def test_over_http_two_shards_are_compared(machine: Machine, shard: Shard, http: TestClient) -> None:
-    machine.client.create_shard("copy", SCHEMA, ["id"]).insert(shard.snapshot(1).to_arrow())
-    asked = {"start": 2, "other": "copy", "format": "ndjson"}
-    assert (
-        http.get(f"{PATH}/changes", params=asked).text
-        == '{"id":1,"v":"a","__diff":1}\n{"id":9,"v":"bad","__diff":-2}\n'
-    )
-
-
 def test_over_http_a_restore_happens_once_for_its_key(machine: Machine, shard: Shard, http: TestClient) -> None:
     asked = {"params": {"as_of": 1}, "headers": {"Idempotency-Key": "undo"}}
     first = http.post(f"{PATH}/restore", **asked)  # type: ignore[arg-type]
@@ -89,45 +80,6 @@ def test_over_http_a_restore_sets_attributes(shard: Shard, http: TestClient) -> 
     for wrong in ("position", "[]", '{"position": "7"}', '{"position": 7.5}', '{"a": 1, "a": 2}', f'{{"a": {2**63}}}'):
         refused = http.post(f"{PATH}/restore", params={"as_of": 0, "attributes": wrong})
         assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_usage"), wrong
-
-
-@pytest.mark.parametrize(
-    ("said", "told"), [({}, "restore to 1"), ({"persist-purpose": "nightly"}, "nightly, restore to 1")]
-)
-def test_over_http_a_restore_says_what_it_is_for(
-    shard: Shard, http: TestClient, said: dict[str, str], told: str
-) -> None:
-    http.post(f"{PATH}/restore", params={"as_of": 1}, headers={**said, "persist-info": '{"ticket": 1}'})
-    [entry] = shard.history(1)
-    assert (entry.operation, entry.purpose, entry.info) == ("restore", told, {"ticket": 1})
-
-
-def test_over_http_a_truncation_is_tried_done_and_answered_again(shard: Shard, http: TestClient) -> None:
-    tried = http.post(f"{PATH}/truncate", params={"before": 2, "dry_run": True}).json()
-    assert tried == {
-        "before": 2,
-        "timestamp": None,
-        "lower": [3],
-        "upper": [3],
-        "removed": 1,
-        "mode": "retract",
-        "pending": False,
-    }
-    asked = {"params": {"before": 2}, "headers": {"Idempotency-Key": "old", "persist-info": '{"ticket": 2}'}}
-    done = http.post(f"{PATH}/truncate", **asked)  # type: ignore[arg-type]
-    assert done.json() == {
-        "before": 2,
-        "timestamp": None,
-        "lower": [3],
-        "upper": [4],
-        "removed": 1,
-        "mode": "retract",
-        "pending": False,
-    }
-    assert http.post(f"{PATH}/truncate", **asked).json() == done.json()  # type: ignore[arg-type]
-    [entry] = shard.history(1)
-    assert (entry.operation, entry.purpose, entry.info) == ("truncate", "truncate before 2", {"ticket": 2})
-    assert http.post(f"{PATH}/truncate", params={"before": "2025-10-09T08:53:21Z"}).json()["removed"] == 0
 
 
 def test_over_http_who_compares_two_shards_may_read_both(tmp_path: Path, machine: Machine, shard: Shard) -> None:
@@ -230,14 +182,6 @@ def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsy
     [again] = told(capsys, "restore", NAME, *where, "--at", "0", "--attribute", "position=0")
     assert again["attributes"] == {"changed": [named_key("position")], "others": "kept"}
     assert again["lower"] == again["upper"] == [3]
-
-
-def test_a_command_truncates(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("retention", "truncate", NAME, "--dir", directory, "--before", "2")
-    [tried] = told(capsys, *asked, "--dry-run")
-    assert (tried["removed"], tried["lower"], tried["upper"]) == (1, [2], [2])
-    [done] = told(capsys, *asked)
-    assert (done["shard"], done["before"], done["removed"], done["upper"]) == (NAME, 2, 1, [3])
 
 
 @pytest.mark.parametrize(

@@ -101,20 +101,6 @@ def test_rows_go_by_their_value_whenever_they_came(world: World, machine: Machin
     assert ids(shard) == [4, 5]
 
 
-def test_as_often_as_a_row_is_there_it_goes(world: World, shard: Shard) -> None:
-    old = rows(world, r1=20)[0]
-    shard.insert([{**old, "__diff": 3}, *rows(world, r2=1)])
-    shard.insert([{**old, "__diff": -1}, {"id": 3, "at": day(world, 30), "__diff": -1}])
-    shard.retain(POLICY, confirm=True)
-    done = shard.run_retention().by_column
-    assert done is not None
-    assert (done.removed, done.older_than) == (2, day(world, 10))
-    assert [(row["id"], row["__diff"]) for row in shard.changes(0).to_arrow().to_pylist() if row["id"] == 1] == [
-        (1, -3)
-    ]
-    assert sorted(shard.snapshot().to_arrow()["id"].to_pylist()) == [2, 3], "what was there less than no times stays so"
-
-
 def test_it_is_one_commit_that_tells_why_and_can_be_undone(world: World, shard: Shard) -> None:
     shard.retain(POLICY)
     shard.insert(rows(world, r1=20, r2=1, r3=2))
@@ -156,28 +142,6 @@ def test_kinds_of_columns(world: World, machine: Machine, kind: Any, unit: str, 
     assert sorted(ids(shard)) == [0, 1, 7]
 
 
-def test_a_date_is_as_old_as_the_end_of_its_day(world: World, machine: Machine) -> None:
-    shard = machine.client.create_shard(
-        "dates", pa.schema([("id", pa.int64()), ("at", pa.date32())]), ["id"], history="1d"
-    )
-    today = datetime.fromtimestamp(world.true_ms / 1000, UTC).date()
-    shard.insert([{"id": n, "at": today - timedelta(days=n)} for n in range(4)])
-    shard.retain({"column": "at", "column_age": "1d"}, confirm=True)
-    shard.run_retention()
-    assert ids(shard) == [0, 1]
-    assert isinstance(shard.snapshot().to_arrow()["at"][0].as_py(), date)
-
-
-def test_a_column_that_came_later_is_null_in_older_rows(world: World, machine: Machine) -> None:
-    shard = machine.client.create_shard("later", pa.schema([("id", pa.int64())]), ["id"], history="1d")
-    shard.insert([{"id": 1}])
-    shard.evolve_schema(SCHEMA)
-    shard.insert(rows(world, r2=20, r3=1))
-    shard.retain(POLICY)
-    shard.run_retention()
-    assert ids(shard) == [1, 3]
-
-
 # --- what a look costs
 
 
@@ -201,23 +165,6 @@ def test_a_shard_at_rest_is_not_read(world: World, machine: Machine, shard: Shar
     assert ids(shard) == [3]
     assert looks[-1] <= 5, "the first look, one for each value, and one for what each of them wrote"
     assert seqnos[-1] == seqnos[-2]
-
-
-def test_at_most_once_every_cut_every(world: World, machine: Machine, shard: Shard) -> None:
-    shard.retain(POLICY)
-    task = keeper(machine)
-    with patch.object(
-        retention_kinds.TakingAged, "run", autospec=True, side_effect=retention_kinds.TakingAged.run
-    ) as run:
-        for number in range(24):
-            shard.insert(rows(world, **{f"r{number}": 20}))
-            task(NAME)
-            world.pass_ms(HOUR_MS)
-    assert run.call_count == 1
-    assert len(ids(shard)) == 23
-    assert shard.retention().next == day(world, 0)
-    task(NAME)
-    assert ids(shard) == []
 
 
 def test_row_groups_that_are_young_are_not_read(world: World, machine: Machine, shard: Shard) -> None:

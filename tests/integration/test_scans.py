@@ -144,14 +144,6 @@ def test_whatever_reads_arrow_reads_a_scan(shard: Shard) -> None:
         assert (scan.shard, scan.as_of, scan.schema.names) == ("orders", 1, ["id", "state"])
 
 
-def test_rows_come_as_often_as_they_are_there(shard: Shard) -> None:
-    shard.insert([{**row(200), "__diff": 3}])
-    with shard.scan(start_key=99) as scan:
-        assert scan.count_rows() == scan.to_table().num_rows == 4
-        assert duckdb.sql("select count(*) from scan").fetchall() == [(4,)]
-        assert scan.polars().filter(polars.col("id") == 200).collect().height == 3
-
-
 def test_a_row_that_was_taken_away_too_often_is_told_where_it_would_be_shown(shard: Shard) -> None:
     shard.insert([{**row(300), "__diff": -1}])
     with shard.scan() as scan:
@@ -169,17 +161,6 @@ def test_two_row_groups_of_which_one_is_left_out_take_no_row_away_too_often(shar
     with shard.scan() as scan:
         assert scan.polars().filter(polars.col("state") == "zz").collect()["id"].to_list() == [51]
         assert scan.to_table(filter=pc.field("state") == "zz")["id"].to_pylist() == [51]
-
-
-def test_a_column_that_was_added_is_null_in_older_files(shard: Shard) -> None:
-    shard.evolve_schema(pa.schema([*KINDS, ("note", pa.string())]))
-    shard.insert([{**row(100), "note": "late"}])
-    with shard.scan() as scan:
-        for found in (duckdb.from_arrow(scan), scan.duckdb()):
-            wanted = found.filter("note is null or note = 'late'")
-            assert wanted.aggregate("count(*), count(note)").fetchall() == [(101, 1)]
-    with shard.scan(1) as scan:
-        assert scan.polars().filter(polars.col("note").is_null()).collect().height == 100
 
 
 # --- what DuckDB reads by itself
@@ -248,13 +229,6 @@ def test_what_needs_merging_comes_from_the_scan(shard: Shard, merged: Shard) -> 
     with merged.scan(1) as scan:  # the time before it, in the same files
         assert is_by_itself(scan.duckdb())
         assert scan.duckdb().filter("id = 7").fetchall() == [(7, "paid", 3.5)]
-
-
-@pytest.mark.parametrize("given", [{"where": "id < 5"}, {"end_key": 5}])
-def test_rows_that_are_selected_come_from_the_scan(merged: Shard, given: dict[str, Any]) -> None:
-    with merged.scan(**given) as scan:
-        assert not is_by_itself(scan.duckdb())
-        assert scan.duckdb().aggregate("count(*)").fetchall() == [(5,)]
 
 
 def test_types_that_duckdb_reads_otherwise_come_from_the_scan(client: Client) -> None:

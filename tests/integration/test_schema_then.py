@@ -81,20 +81,6 @@ def test_the_columns_of_today_are_shown_unless_those_of_then_are_asked_for(shard
             shard.snapshot(0, schema=wrong)  # type: ignore[arg-type]
 
 
-def test_a_column_that_was_dropped_since_is_left_out(shard: Shard) -> None:
-    with pytest.raises(InvalidUsage, match="note"):
-        then(shard, 0, columns=["note"])
-    with pytest.raises(InvalidUsage, match="note"):
-        then(shard, 0, where="note = 'x'")
-
-
-def test_rows_that_differed_in_a_dropped_column_alone_are_one_row_as_often(client: Client) -> None:
-    shard = client.create_shard("s", pa.schema([("k", pa.int64()), ("v", pa.int64())]), key=["k"])
-    shard.insert([{"k": 1, "v": 1}, {"k": 1, "v": 2}])
-    shard.drop_column("v")
-    assert shard.snapshot(0, schema="then").to_arrow().to_pylist() == [{"k": 1, "__diff": 2}]
-
-
 @pytest.mark.parametrize("before", [lambda shard: None, lambda shard: shard.optimize()], ids=["as written", "merged"])
 def test_filters_keys_columns_and_limits_go_by_the_columns_of_then(
     shard: Shard, before: Callable[[Shard], object]
@@ -124,21 +110,6 @@ def test_of_a_time_without_rows_the_columns_are_shown_too(client: Client) -> Non
     shard.rename_column("n", "m")
     assert then(shard, -1).schema.names == ["id", "state", "n"]
     assert then(shard, 0, where="n > 7").schema.names == ["id", "state", "n"]
-
-
-def test_a_change_counts_for_the_times_that_are_written_after_it(client: Client) -> None:
-    """Whenever it is asked: what is complete never changes."""
-    shard = client.create_shard("s", SCHEMA, key=["id"])
-    shard.advance_upper(5)
-    shard.rename_column("n", "m")
-    assert [then(shard, time).schema.names[2] for time in (0, 4)] == ["n", "n"]
-    shard.advance_upper(9)
-    shard.rename_column("m", "o")
-    assert [then(shard, time).schema.names[2] for time in (0, 4, 5, 8)] == ["n", "n", "m", "m"]
-    shard.advance_upper(None)
-    shard.rename_column("o", "p")
-    assert [then(shard, time).schema.names[2] for time in (4, 5, 8, 9, 20)] == ["n", "m", "m", "o", "o"]
-    assert shard.snapshot(20).to_arrow().schema.names[2] == "p"
 
 
 def test_every_way_to_widen_goes_back(client: Client) -> None:
@@ -174,14 +145,6 @@ def test_rows_and_columns_that_were_replaced_together(client: Client, tmp_path: 
     assert then(shard, 0).to_pylist() == [{"id": 1, "n": 1}]
     assert then(shard, 0).schema.field("n").type == pa.int32()
     assert then(shard, 1).to_pylist() == [{"id": 2, "n": 2**40}], "the time of the commit that brought them"
-
-
-def test_constraints_change_no_column(client: Client) -> None:
-    shard = client.create_shard("s", SCHEMA, key=["id"])
-    shard.insert([FIRST])
-    shard.set_constraints(unique=True)
-    shard.rename_column("n", "m")
-    assert then(shard, 0).to_pylist() == [FIRST]
 
 
 def test_tags_wall_clocks_and_clones(client: Client, shard: Shard) -> None:

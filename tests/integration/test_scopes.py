@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self
 
+import pyarrow as pa
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+import persist
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from persist.core import commands as c
+from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
+from persist.core.audit_log import EntryFile
+from persist.core.blob_keys import entries_key, loan_key, rollup_key
+from persist.core.erasure import Doomed, Proof
+from persist.core.errors import NotReadable
+from persist.core.frontier import EMPTY, Antichain
+from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, Token, WriterId
 from persist.core.results import snake
+from persist.core.shard_settings import Looked, Rung
+from persist.core.state import SchemaRecord, State
+from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
+from rpc import stream_leases
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
-from tests.integration.test_read_scope import NAME, Place, commands
-from tests.support.location import InlineBackground
+from tests.support.location import AscendingIds, InlineBackground
 from tests.support.scopes_page import BY_COMMAND, OPEN, PAGE, SCOPES_OF_ROUTES, page
+from tests.support.waiting import wait_until
 
 SHARD = "eu/orders"
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
@@ -75,9 +90,8 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     found.location.close()
 
 
-@pytest.fixture
-def shard(doors: Doors) -> None:
-    """A shard for each test: one of the doors drops it."""
+def create(doors: Doors) -> None:
+    """A shard for each question: one of the doors drops it."""
     answer = doors.http.put(
         f"/v1/shards/{SHARD}", json=FIELDS, headers={"authorization": f"Bearer {doors.tokens['admin']}"}
     )
@@ -100,20 +114,17 @@ def test_every_route_is_in_the_table(doors: Doors) -> None:
     assert found | {"GET /openapi.json"} == {*SCOPES_OF_ROUTES, *OPEN}
 
 
-@pytest.mark.parametrize("scope", c.SCOPES)
 @pytest.mark.parametrize("door", [door for door in SAID if " " in door])
-@pytest.mark.usefixtures("shard")
-def test_a_request_is_open_to_the_scopes_that_the_page_says(doors: Doors, door: str, scope: str) -> None:
-    status, kind = doors.knock(scope, door)
-    if SAID[door][scope]:
-        assert status not in (401, 403), (status, kind)
-    else:
-        assert (status, kind) == (403, "forbidden")
+def test_a_request_is_open_to_the_scopes_that_the_page_says(doors: Doors, door: str) -> None:
+    for scope in c.SCOPES:
+        create(doors)
+        status, kind = doors.knock(scope, door)
+        assert (status not in (401, 403)) if SAID[door][scope] else ((status, kind) == (403, "forbidden")), scope
 
 
 @pytest.mark.parametrize("door", [door for door in (*SAID, BY_COMMAND) if "/shards/{name}" in door])
-@pytest.mark.usefixtures("shard")
 def test_a_request_for_a_shard_beyond_the_prefixes_is_open_to_no_scope(doors: Doors, door: str) -> None:
+    create(doors)
     for scope in c.SCOPES:
         assert doors.knock(f"{scope}-us", door) == (403, "forbidden"), scope
     assert doors.knock(None, door)[0] == 401
@@ -126,3 +137,359 @@ def test_a_command_is_open_to_the_scopes_that_the_page_says(tmp_path: Path, scop
             answer = place.call(scope, "POST", f"/v1/shards/{NAME}/commands", content=encoded(command))
             refused = answer.status_code == 403 and answer.json()["kind"] == "forbidden"
             assert refused != SAID[snake(type(command).__name__)][scope], (command, answer.text)
+
+
+# --- who may only read changes nothing for anybody: every command and every route, with a token of the scope `read`
+
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+KEY = AttributeKey("7" * 32)
+READER, OTHER, POINT = (ReaderId("r" + digit * 32) for digit in "123")
+WRITER, TOKEN = WriterId("w" + "1" * 32), Token("i" + "1" * 32)
+LOAN = LoanId("l" + "1" * 32)
+CRITICAL = CriticalReaderId("c" + "1" * 32)
+UPPER = 10
+FAR = SeqNo(1_000)
+EVENTS = {"accept": "text/event-stream"}
+
+
+class Place:
+    """A server that asks for tokens, a shard with ten times, and a token that may only read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+        self.tokens = {}
+        entries = []
+        for scope in c.SCOPES:
+            self.tokens[scope], digest = mint(scope)
+            entries.append({"id": scope, "sha256": digest, "scopes": [scope]})
+        file = directory / "tokens.json"
+        file.write_text(json.dumps({"tokens": entries}))
+        self.app = create_app(self.location, ServerSettings(tokens_file=str(file)))
+        self.http = TestClient(self.app)
+        client = persist.Client(self.app.state.service.transport)
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        for number in range(UPPER):
+            shard.insert([{"id": number, "v": "x"}])
+        shard.attributes.update(AttributeUpdate.replace(KEY, 7))
+
+    def __enter__(self) -> Self:
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.http.__exit__()
+        self.location.close()
+
+    @property
+    def state(self) -> State:
+        return self.location.machine(NAME).refresh()
+
+    def told(self) -> tuple[Any, ...]:
+        """All that others notice of a shard."""
+        state = self.state
+        held = state.critical_readers, state.tombstone
+        return state.since, state.upper, dict(state.attributes), dict(state.schemas), state.trace.batches, held
+
+    def call(self, scope: str, method: str, path: str, **more: Any) -> Any:
+        headers = {"authorization": f"Bearer {self.tokens[scope]}", **more.pop("headers", {})}
+        return self.http.request(method, path, headers=headers, **more)
+
+    def send(self, scope: str, command: c.Command) -> Any:
+        return self.call(scope, "POST", f"/v1/shards/{NAME}/commands", content=encoded(command))
+
+    def sent(self, scope: str, command: c.Command) -> c.Result:
+        answer = self.send(scope, command)
+        assert answer.status_code == 200, answer.text
+        return decode_result(answer.content)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Place(tmp_path) as found:
+        yield found
+
+
+def commands(place: Place) -> list[c.Command]:
+    shard_id = place.state.shard_id
+    schema = SchemaRecord(b"", ())
+    return [
+        c.RegisterWriter(WRITER, 60_000),
+        c.HeartbeatWriter(WRITER),
+        c.ExpireWriter(WRITER),
+        c.CompareAndAppend(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
+        c.Append(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
+        c.Insert(WRITER, TOKEN, ()),
+        c.Restore(WRITER, TOKEN, Antichain(UPPER), 0, ()),
+        c.Truncate(WRITER, TOKEN, Antichain(UPPER), 0, ()),
+        c.DropBefore(WRITER, TOKEN, EMPTY, 0, ()),
+        c.Edit(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), verb="delete"),
+        c.Reshape(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), verb="overwrite", expected_id=1, schema=schema),
+        c.Erase(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), erasure="e" + "1" * 32),
+        c.ReadErasures(),
+        c.NoteRewritten("e" + "1" * 32, Doomed()),
+        c.ProveErasure("e" + "1" * 32, Proof(1, SeqNo(1), 1, 1, 1)),
+        c.AdvanceUpper(Antichain(UPPER + 5)),
+        c.UpdateAttributes(WRITER, TOKEN, (AttributeUpdate.replace(KEY, 8),)),
+        c.ReadAttributes((KEY,)),
+        c.ScanAttributes(KEY),
+        c.FlushAttributes(NO_INDEX, NO_INDEX, {}, {}),
+        c.FlushOutcomes((), (), None),
+        c.FlushEntries(
+            (), SeqNo(1), SeqNo(1), EntryFile(entries_key(shard_id, AscendingIds()), 1, 0, 1, SeqNo(1), FAR)
+        ),
+        c.RegisterReader(READER, Antichain(9), 60_000),
+        c.RegisterReader(OTHER, None, 60_000),
+        c.HeartbeatReader(READER),
+        c.DowngradeSince(READER, Antichain(9), FAR),
+        c.DowngradeSince(OTHER, Antichain(9), FAR),
+        c.DowngradeSince(OTHER, EMPTY, FAR),
+        c.MoveHold(READER, EMPTY, FAR),
+        c.ExpireReader(OTHER),
+        c.RegisterCriticalReader(CRITICAL, "", "cursor"),
+        c.CompareAndDowngradeSince(CRITICAL, "", "", Antichain(9)),
+        c.ExpireCriticalReader(CRITICAL, ""),
+        c.ResolveTime(0),
+        c.TimeShown(0),
+        c.TimesShown(0, 0),
+        c.LowerSeal(),
+        c.ReadShardSettings(),
+        c.SetSettings(0, 0),
+        c.AgeHistory(0),
+        c.ForgetHistory(Antichain(1)),
+        c.SetTag("mine", 1),
+        c.SetTag("eom", 2, 1),
+        c.RemoveTag("eom"),
+        c.ReadTags(),
+        c.ReadSchemaTimes(),
+        c.ReadCriticalReaders((CRITICAL,)),
+        c.ReadRetention(),
+        c.TakeCut(1),
+        c.PassCut(1, 1),
+        c.RetractAged(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), version=1),
+        c.NoteLooked(Looked(1, UPPER, 1)),
+        c.SetRungs((Rung("hourly-2026-11-23T04Z", 1),)),
+        c.ForgetTags(),
+        c.ForgetDropped(),
+        c.HoldPoint(POINT, 60_000, time=2),
+        c.DowngradeSince(POINT, Antichain(2), FAR),
+        c.ExpireReader(POINT),
+        c.Lend(LOAN, "clone", loan_key(shard_id, AscendingIds()), 1, SeqNo(1)),
+        c.LendOn(LOAN, "clone", loan_key(shard_id, AscendingIds()), 1, LOAN, ""),
+        c.ShrinkLoan(LOAN, "", "", 1),
+        c.EndLoan(LOAN),
+        c.Returned(LOAN),
+        c.BeginClone(place.state),
+        c.HandOver(2),
+        c.TakeBack(2),
+        c.EvolveSchema(1, schema),
+        c.Constrain(1, schema),
+        c.Drop(True),
+        c.Recreate(schema),
+        c.Finalise(),
+        c.AddRollup(SeqNo(3), rollup_key(shard_id, SeqNo(3), AscendingIds()), 1),
+        c.RemoveRollups(FAR),
+        c.TakeClaim("merge:[0]", "me", 60_000),
+        c.SaveMergeProgress("merge:[0]", "me", (), (), b"", Antichain(0)),
+        c.ReleaseClaim("merge:[0]", "me"),
+        c.ForgetLapsed(),
+        c.RefuseStagedBefore(1),
+        c.MergeResult((), (), Antichain(9)),
+        c.BundleParts((), ()),
+        c.ReplacePart(next(place.state.trace.parts()).id),
+    ]
+
+
+def test_no_command_changes_anything_for_others(place: Place) -> None:
+    """A token for reading could make a shard forget its history, and close it to reads for ever."""
+    tried = commands(place)
+    assert {type(command) for command in tried} == set(c.kinds(c.Command)), "every command is in the table"
+    before = place.told()
+    for command in tried:
+        answer = place.send("read", command)
+        assert (answer.status_code == 403) == ("read" not in command.scopes), (command, answer.text)
+        assert place.told() == before, command
+    place.sent("read", c.ExpireReader(READER))
+    assert place.told() == before
+
+
+def test_who_may_write_moves_no_since_and_no_cursor_changes_no_schema_and_closes_nothing(place: Place) -> None:
+    def told() -> tuple[Any, ...]:
+        state = place.state
+        return state.since, state.critical_readers, state.tags, state.settings, dict(state.schemas), state.is_closed
+
+    before = told()
+    closing = [
+        c.CompareAndAppend(WRITER, TOKEN, Antichain(UPPER), EMPTY, ()),
+        c.Append(WRITER, TOKEN, Antichain(UPPER), EMPTY, ()),
+    ]
+    for command in [*commands(place), *closing]:
+        answer = place.send("write", command)
+        is_refused = command in closing or ("read" not in command.scopes and "write" not in command.scopes)
+        assert (answer.status_code == 403) == is_refused, (command, answer.text)
+        assert told() == before, command
+    for path in (f"append?lower={UPPER}&upper=[]", f"compare-and-append?expected_upper={UPPER}&new_upper=[]"):
+        answer = place.call("write", "POST", f"/v1/shards/{NAME}/{path}&format=csv", content=b"id,v\n")
+        assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden")
+    assert not place.state.upper.is_empty
+
+
+def test_no_route_changes_anything_for_others(place: Place) -> None:
+    before = place.told()
+    tried = 0
+    for path, verbs in place.app.openapi()["paths"].items():
+        for verb in verbs:
+            full = path.replace("{name}", NAME).replace("{key}", "a").replace("{tag}", "eom").replace("{erasure}", "e1")
+            if full.endswith("/listen"):
+                continue  # it never ends; below
+            for query in (
+                "",
+                "?upper=50",
+                "?since=9",
+                "?since=9&cursor=mine&force=true",
+                "?force=true",
+                "?start=0",
+                "?as_of=0",
+            ):
+                place.call("read", verb.upper(), full + query, content=b"")
+                tried += 1
+            assert place.told() == before, (verb, path)
+    assert tried > 50
+
+
+def test_a_listener_that_may_only_read_moves_nothing(place: Place) -> None:
+    before = place.told()
+    answer = place.call("read", "GET", f"/v1/shards/{NAME}/listen?until=9", headers=EVENTS)
+    assert "data:" in answer.text
+    assert place.told() == before
+
+
+@pytest.mark.parametrize("scope", ["read", "write", "maintain"])
+def test_only_a_reader_that_may_manage_moves_since(place: Place, scope: str) -> None:
+    place.sent(scope, c.RegisterReader(READER, Antichain(0), 60_000))
+    told = place.sent(scope, c.DowngradeSince(READER, Antichain(9), FAR))
+    assert told == c.SinceDowngraded(Antichain(9), Antichain(0))
+    assert place.state.since == Antichain(0)
+    told = place.sent("manage", c.DowngradeSince(READER, Antichain(9), FAR))
+    assert told == c.SinceDowngraded(Antichain(9), Antichain(9))
+    assert place.state.since == Antichain(9)
+
+
+# --- who may move frontiers (`manage`) drops no shard, and takes from others no more history than it has itself rea
+
+
+OTHER_COLUMNS = {"fields": [{"name": "z", "type": "int64", "key": True}]}
+BEYOND = 1_700_000_000_000  # the time of day in milliseconds, where times are numbers of inserts
+ROWS = b'{"id": 1}\n'
+NDJSON = {"content-type": "application/x-ndjson"}
+
+CLOSE_WRITES: list[str | c.Command] = [
+    "advance-upper?upper=[]",
+    f"append?lower={UPPER}&upper=[]",
+    f"compare-and-append?expected_upper={UPPER}&new_upper=[]",
+    c.AdvanceUpper(EMPTY),
+    c.CompareAndAppend(WRITER, TOKEN, Antichain(UPPER), EMPTY, ()),
+    c.Append(WRITER, TOKEN, Antichain(UPPER), EMPTY, ()),
+]
+CLOSE_READS: list[str | c.Command] = [
+    "downgrade-since?since=[]",
+    "downgrade-since?since=[]&force=true",
+    c.CompareAndDowngradeSince(CRITICAL, "", "", EMPTY),
+    c.CompareAndDowngradeSince(CRITICAL, "", "", EMPTY, force=True),
+    c.DowngradeSince(READER, EMPTY, FAR),
+]
+
+
+def knock(place: Place, door: str | c.Command) -> int:
+    if isinstance(door, c.Command):
+        return int(place.send("manage", door).status_code)
+    content = b"" if door.startswith(("advance", "downgrade")) else ROWS
+    return int(place.call("manage", "POST", f"/v1/shards/{NAME}/{door}", content=content, headers=NDJSON).status_code)
+
+
+def register(place: Place) -> None:
+    place.sent("manage", c.RegisterWriter(WRITER, 60_000))
+    place.sent("manage", c.RegisterReader(READER, None, 60_000))
+    place.sent("manage", c.RegisterCriticalReader(CRITICAL, "", "cursor"))
+
+
+@pytest.mark.parametrize(("first", "second"), [(CLOSE_WRITES, CLOSE_READS), (CLOSE_READS, CLOSE_WRITES)])
+def test_no_door_of_the_scope_manage_drops_a_shard(
+    place: Place, first: list[str | c.Command], second: list[str | c.Command]
+) -> None:
+    """Both frontiers were closed one after the other. Then the name could be used anew, with other columns."""
+    register(place)
+    shard_id = place.state.shard_id
+    told = {knock(place, door) for door in first}
+    assert 200 in told
+    for door in second:
+        assert knock(place, door) == (200 if isinstance(door, c.DowngradeSince) else 400), door
+    place.sent("manage", c.ExpireReader(READER))
+    assert not place.state.is_closed
+    assert place.call("manage", "PUT", f"/v1/shards/{NAME}", json=OTHER_COLUMNS).status_code == 422
+    assert place.state.shard_id == shard_id
+    assert place.call("manage", "DELETE", f"/v1/shards/{NAME}").status_code == 403
+
+
+def test_a_listener_that_reaches_the_end_of_a_closed_shard_does_not_drop_it(place: Place) -> None:
+    knock(place, "advance-upper?upper=[]")
+    answer = place.call("manage", "GET", f"/v1/shards/{NAME}/listen", headers=EVENTS)
+    assert "id: closed" in answer.text
+    assert not place.state.is_closed
+    assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
+
+
+@pytest.mark.parametrize("scope", ["read", "write", "manage"])
+def test_no_leased_reader_closes_a_shard_to_reads(place: Place, scope: str) -> None:
+    """One command of the scope `write` did, where nobody else held anything: for everybody, for ever."""
+    place.sent(scope, c.RegisterReader(READER, None, 60_000))
+    place.sent(scope, c.RegisterReader(OTHER, EMPTY, 60_000))
+    for reader in (READER, OTHER, READER):
+        for command in (c.MoveHold, c.DowngradeSince):
+            told = place.sent(scope, command(reader, EMPTY, FAR))
+            assert told == c.SinceDowngraded(EMPTY, Antichain(0))
+    assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
+
+
+def test_a_hold_beyond_the_upper_takes_no_history_from_others(place: Place) -> None:
+    """A listener with times of a wrong unit took since with it, without force: all history was unreadable for good."""
+    place.sent("manage", c.RegisterReader(READER, Antichain(BEYOND), 60_000))
+    place.sent("manage", c.RegisterReader(OTHER, Antichain(BEYOND), 60_000))
+    assert place.sent("manage", c.DowngradeSince(READER, Antichain(BEYOND), FAR)) == c.SinceDowngraded(
+        Antichain(BEYOND), Antichain(UPPER - 1)
+    )
+    for _ in range(40):
+        knock(place, "insert")
+    place.sent("manage", c.DowngradeSince(READER, Antichain(BEYOND), FAR))
+    state = place.state
+    assert (state.since, state.upper) == (Antichain(UPPER + 39), Antichain(UPPER + 40))
+    assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
+
+
+def test_the_renewed_lease_of_a_listener_takes_no_history_from_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_leases, "LEASE_MS", 600)
+    path = f"/v1/shards/{NAME}/listen?after={BEYOND}&until={BEYOND + 5}"
+    listening = threading.Thread(target=lambda: place.call("manage", "GET", path, headers=EVENTS))
+    listening.start()
+
+    def moved() -> bool:
+        knock(place, "insert")
+        return place.state.since > Antichain(0)
+
+    wait_until(moved, "the listener's lease was renewed")
+    assert place.state.since < place.state.upper
+    knock(place, f"advance-upper?upper={BEYOND + 5}")
+    listening.join()
+
+
+def test_a_snapshot_beyond_a_forced_since_says_so_at_once(place: Place) -> None:
+    """It waited for a minute, then it said: wait longer."""
+    knock(place, f"downgrade-since?since={BEYOND}&force=true")
+    shard = persist.Client(place.app.state.service.transport).shard(NAME)
+    with pytest.raises(NotReadable, match=f"since .{BEYOND}., beyond its upper .10.: nothing can be read until"):
+        shard.snapshot(wait_s=600)
+    answer = place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?wait=600")
+    assert (answer.status_code, answer.json()["kind"]) == (410, "not_readable")

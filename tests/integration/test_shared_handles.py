@@ -88,23 +88,6 @@ def test_a_front_end_learnt_of_a_column_and_of_a_swap(client: Client) -> None:
     ]
 
 
-def test_rows_of_a_front_end_follow_stricter_constraints_by_number(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = client.shard("s")
-    front = FrontEnd(log, "front")
-
-    def strict() -> None:
-        swapped(log, client)()
-        client.shard("s").set_constraints(checks={"few": "b < 15"})
-
-    monkeypatch.setattr(wal, "one_table", once(strict, wal.one_table, after=True))
-    front.write([ROW])
-    with pytest.raises(ConstraintViolated, match="few"):
-        front.write([{"id": 2, "a": 10, "b": 20}])
-    assert log.snapshot().to_arrow(expand=True).to_pylist() == [SWAPPED]
-
-
 def test_a_replica_undid_what_a_rival_had_brought_to_the_table(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     log, slow = client.shard("s"), Replica.open(client, "s", "table")
     log.rename_column("a", "x")
@@ -162,15 +145,6 @@ def test_keys_were_looked_up_by_a_name_that_another_column_has_by_now(client: Cl
             write([{"id": 1, "a": 7, "b": 7}], number, number + 1)
         write([{"id": number + 1, "a": 1, "b": 1}], number, number + 1)
     assert [row["key"] for row in client.shard("unique").snapshot().to_arrow().to_pylist()] == [1, 2, 3]
-
-
-def test_a_row_was_taken_for_another_one_of_its_key_by_old_names(client: Client) -> None:
-    """A retraction was not found, so the row that takes its place was refused."""
-    shard = client.create_shard("unique", COLUMNS, ["id"], unique=True)
-    shard.insert([ROW])
-    client.shard("unique").alter(*SWAP)
-    shard.compare_and_append([{**ROW, "__diff": -1}, {**ROW, "a": 11, "__diff": 1}], 1, 2)
-    assert client.shard("unique").get(1) == [{"id": 1, "b": 11, "a": 20}]
 
 
 def test_an_answer_that_came_late_put_back_what_another_thread_had_learnt(

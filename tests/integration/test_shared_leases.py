@@ -19,7 +19,6 @@ from persist.client.transport import OneShard
 from persist.core.state import State
 from tests.integration.test_fork import forked
 from tests.support.clocks import Machine, World
-from tests.support.location import TestClock
 from tests.support.server import url_of
 from tests.support.waiting import wait_until
 
@@ -80,13 +79,6 @@ def test_many_small_reads_are_a_few_commits_and_leave_a_handful_of_readers(place
     assert place.readers == 1
     place.pass_s(KEPT_S)
     assert place.readers == 0
-
-
-def test_reads_that_come_now_and_then_have_leases_of_their_own_and_give_them_back_at_once(place: Pooled) -> None:
-    for _ in range(3 * BUSY_READS):
-        place.read()
-        assert place.readers == 0
-        place.pass_s(TAKES_S / 4)
 
 
 def test_reads_while_others_write_see_what_was_written(place: Pooled) -> None:
@@ -185,13 +177,6 @@ def test_after_the_machine_was_suspended_for_longer_than_the_lease_reads_take_an
         assert place.shard.snapshot().to_arrow().num_rows == 3
 
 
-def test_a_purpose_shows_its_own_readers(place: Pooled) -> None:
-    for _ in range(2 * BUSY_READS):
-        place.shard.snapshot(purpose="dashboard").to_arrow()
-        place.shard.snapshot().to_arrow()
-    assert sorted(one.purpose for one in place.state.leased_readers.values()) == ["dashboard", "snapshot"]
-
-
 def test_a_read_that_fails_gives_its_part_of_the_lease_back(place: Pooled) -> None:
     place.read(2 * BUSY_READS)
     for _ in range(BUSY_READS):
@@ -199,12 +184,6 @@ def test_a_read_that_fails_gives_its_part_of_the_lease_back(place: Pooled) -> No
             place.shard.snapshot(columns=["no such"])
     place.pass_s(KEPT_S)
     assert place.readers == 0
-
-
-def test_in_a_pool_whose_clock_stands_still_nothing_lapses() -> None:
-    pool = LeasePool(TestClock())
-    assert pool.tend() is None
-    pool.close()
 
 
 @BY_BOTH
@@ -268,16 +247,6 @@ def test_a_fork_leaves_the_shared_leases_to_its_parent(url: str) -> None:
 
         assert set(forked(use)) == {"refused"}
         assert held.to_arrow().num_rows == 1
-
-
-def test_a_snapshot_that_nobody_closes_is_not_remembered(place: Pooled) -> None:
-    place.read(2 * BUSY_READS)
-    forgotten = place.shard.snapshot()
-    place.pass_s(2 * TAKES_S)
-    assert place.pool.tend() is None, "nothing wakes for it any more"
-    assert place.readers == 1
-    forgotten.close()
-    assert place.readers == 0, "but its own end"
 
 
 def test_after_the_client_was_closed_the_last_user_gives_it_back(place: Pooled) -> None:

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist.client.shard import Shard
-from persist.core.errors import InvalidUsage, UpperMismatch
+from persist.core.errors import InvalidUsage
 from tests.support.clocks import Machine
 from tests.support.waiting import WAIT_S
 
@@ -51,14 +51,6 @@ def test_a_merge_of_dicts_cut_keys_and_values(shard: Shard, row: dict[str, Any])
     with pytest.raises(InvalidUsage, match=r"column '(id|amount|day)' does not fit"):
         shard.merge([row]).when_matched_update().when_matched_delete().execute()
     assert shard.upper().element == 1
-
-
-@pytest.mark.parametrize("value", ["x", {}, [1]])
-def test_a_merge_of_dicts_raised_errors_of_arrow(shard: Shard, value: object) -> None:
-    with pytest.raises(InvalidUsage, match="column 'amount' does not fit"):
-        shard.merge([{"id": 1, "amount": value}]).when_matched_update().execute()
-    with pytest.raises(InvalidUsage, match="column 'op' of the source"):
-        shard.merge([{"id": 1, "op": value}, {"id": 2, "op": 7}]).when_matched_delete().execute()
 
 
 @pytest.mark.parametrize(
@@ -116,11 +108,6 @@ def test_rows_that_only_take_their_key_away_may_lack_columns(shard: Shard) -> No
         shard.upsert([{"id": 2, "gone": True, "amount": 1}, {"id": 1, "state": "x"}], delete_column="gone")
 
 
-def test_rows_of_an_insert_may_lack_different_columns(shard: Shard) -> None:
-    shard.merge([{"id": 3, "state": "x"}, {"id": 4, "amount": 1}]).when_not_matched_insert().execute()
-    assert amounts(shard)[3] == ("x", None)
-
-
 def ndjson(http: TestClient, verb: str, *lines: dict[str, Any], **params: str) -> Any:
     data, headers = "\n".join(map(json.dumps, lines)), {"content-type": "application/x-ndjson"}
     return http.post(f"{PATH}/{verb}", content=data, headers=headers, params=params)
@@ -145,11 +132,6 @@ def test_a_merge_over_http_refused_columns_of_the_source_alone(http: TestClient,
     done = http.post(f"{PATH}/merge", json={"rows": rows, "clauses": clauses})
     assert (done.status_code, done.json()["removed"]) == (200, 1)
     assert amounts(shard) == {2: ("new", 20)}
-
-
-def test_a_delete_column_that_the_shard_has_was_told_to_occur_twice(shard: Shard) -> None:
-    with pytest.raises(InvalidUsage, match="which is a column of the shard too"):
-        shard.upsert([{"id": 1, "state": "x"}], delete_column="state")
 
 
 # --- what was looked at only where a row matched
@@ -197,11 +179,6 @@ def test_where_refused_what_many_write_without_a_remedy(shard: Shard, where: str
     with pytest.raises(InvalidUsage) as refused:
         shard.count(where)
     assert remedy in refused.value.message
-
-
-def test_a_read_time_that_has_not_come_was_told_as_a_write_of_others(shard: Shard) -> None:
-    with pytest.raises(UpperMismatch, match="that time has not come yet"):
-        shard.delete("id = 1", read_time=1)
 
 
 def test_the_contents_alone_could_not_be_subscribed_to(shard: Shard) -> None:

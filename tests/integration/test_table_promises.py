@@ -43,12 +43,6 @@ def test_replace_where_wrote_rows_that_were_there_already(machine: Machine, shar
     assert shard.count() == count - 3
 
 
-def test_replace_where_of_many_rows_of_one_key(shard: Shard) -> None:
-    shard.insert([{"id": 1, "x": str(n), "n": n} for n in range(3_000)])
-    done = shard.replace_where("id = 1", [{"id": 1, "x": str(n), "n": n} for n in range(1, 3_001)])
-    assert (done.added, done.removed, shard.count()) == (1, 1, 3_000)
-
-
 @pytest.mark.parametrize(
     "verb",
     [
@@ -70,36 +64,10 @@ def test_history_that_was_let_go_beyond_the_latest_time_was_waited_for(
     verb(shard)
 
 
-def commits(machine: Machine) -> int:
-    return int(machine.location.machine("t").refresh().seqno)
-
-
-def test_small_reads_of_an_empty_shard_took_holds(machine: Machine, shard: Shard) -> None:
-    before = commits(machine)
-    assert (shard.get(1), shard.get(1, as_of=-1), shard.head(), shard.head(as_of=-1)) == ([], [], [], [])
-    assert commits(machine) == before
-
-
-def test_a_retry_of_an_overwrite_was_told_something_else(machine: Machine, shard: Shard) -> None:
-    shard.insert([{"id": 1}, {"id": 2}])
-    token = machine.client.new_token()
-    new = [{"id": 2}, {"id": 3}, {"id": 4}]
-    assert shard.overwrite(new, token=token) == shard.overwrite(new, token=token)
-
-
 def test_an_upsert_of_some_columns_met_a_key_whose_rows_add_up_to_none(shard: Shard) -> None:
     shard.insert([{"id": 1, "x": "a", "n": 1}, {"id": 1, "x": "b", "n": 2, "__diff": -1}])
     with pytest.raises(InvalidUsage, match="takes one row a key"):
         shard.upsert([{"id": 1, "n": 5}])
-
-
-def test_a_condition_in_text_was_refused_beside_columns_that_it_does_not_name(machine: Machine) -> None:
-    nested = pa.schema([("tags", pa.list_(pa.int64())), ("id", pa.int64())])
-    shard = machine.client.create_shard("nested", nested, ["id"])
-    shard.insert([{"tags": [1], "id": 1}])
-    source = [{"tags": [2], "id": 1, "note": None}]
-    assert shard.merge(source).when_matched_update(condition="source.note = 'x'").execute().changed is False
-    assert shard.merge(source).when_matched_update(condition="source.id = 1").execute().added == 1
 
 
 VALUES: list[tuple[Any, Any]] = [

@@ -80,14 +80,6 @@ def test_a_tagged_time_reads_as_it_did_when_since_has_passed_it(shard: Shard, ma
         shard.snapshot(4)
 
 
-def test_without_a_time_the_latest_one_is_tagged(shard: Shard) -> None:
-    assert shard.tag("now").time == 9
-    shard.insert([{"id": 1, "v": 1}])
-    with pytest.raises(Conflict, match="has a tag 'now' already, at the time 9"):
-        shard.tag("now")
-    assert shard.tag("now", at=9).time == 9
-
-
 def test_a_wall_clock_can_be_tagged(world: World, machine: Machine, shard: Shard) -> None:
     then = datetime.fromtimestamp(machine.clock.now_ms() / 1000 + 1, UTC)
     world.pass_ms(HOUR_MS)
@@ -137,15 +129,6 @@ def test_changes_and_a_restore_begin_at_a_tag_that_since_has_passed(shard: Shard
     assert shown(shard.snapshot()) == (4, 6)
 
 
-def test_nobody_listens_from_a_tag_that_since_has_passed(shard: Shard, machine: Machine) -> None:
-    shard.tag("eom", at=4)
-    passed(shard, machine.location)
-    with pytest.raises(NotReadable, match="that time alone is kept: take a snapshot of it"):
-        shard.listen(4)
-    with pytest.raises(NotReadable, match="that time alone is kept"):
-        shard.open_reader(4)
-
-
 def test_a_tag_is_kept_for_as_long_as_was_asked_and_not_by_a_wrong_clock(
     world: World, machine: Machine, shard: Shard
 ) -> None:
@@ -171,10 +154,12 @@ def test_a_tag_is_kept_for_as_long_as_was_asked_and_not_by_a_wrong_clock(
         shard.snapshot(tag="eom")
 
 
-def test_a_shard_has_a_thousand_tags_at_most(shard: Shard) -> None:
-    for number in range(TAGS_MAX):
+def test_tags_of_a_shard_are_bounded(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TAGS_MAX == 1_000
+    monkeypatch.setattr("persist.core.transitions.history_control.TAGS_MAX", 20)
+    for number in range(20):
         shard.tag(f"t{number}", at=number % 10)
-    with pytest.raises(InvalidUsage, match="has 1000 tags, which is the most"):
+    with pytest.raises(InvalidUsage, match="which is the most"):
         shard.tag("one-more")
     shard.untag("t7")
     shard.tag("one-more")
@@ -282,20 +267,6 @@ def test_bad_requests(served: tuple[TestClient, Shard, Location], method: str, q
     answer = http.request(method, f"/v1/shards/{NAME}{query}")
     assert answer.status_code == status, answer.text
     assert list(shard.tags()) == ["eom"]
-
-
-def test_a_tag_may_be_called_as_a_verb_and_a_shard_may_have_a_region() -> None:
-    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    app = create_app(location, ServerSettings())
-    with TestClient(app, base_url="http://localhost") as http:
-        client = persist.Client(app.state.service.transport)  # type: ignore[attr-defined]
-        for name in ("eu/orders", "eu/tags"):
-            client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "v": 1}])
-        for path in ("eu/orders", "eu%2Forders", "eu%2Ftags"):
-            assert http.put(f"/v1/shards/{path}/tags/snapshot").json()["time"] == 0
-            assert http.get(f"/v1/shards/{path}/tags/snapshot").json()["tag"] == "snapshot"
-            assert http.get(f"/v1/shards/{path}/tags").json()["tags"][0]["tag"] == "snapshot"
-    location.close()
 
 
 # --- the command line

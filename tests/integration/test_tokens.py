@@ -79,16 +79,6 @@ def test_threads_that_repeat_a_write_at_one_time_write_it_once(connect: Callable
         assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "__diff": 1}]
 
 
-def test_an_attribute_is_added_to_once(connect: Callable[[], persist.Client]) -> None:
-    with connect() as client, connect() as other:
-        shard, token = client.create_shard("orders", SCHEMA, ["k"]), client.new_token()
-        add = persist.AttributeUpdate.accumulate(KEY, 5)
-        for each in (shard, client.shard("orders"), other.shard("orders")):
-            each.attributes.update(add, token=token)
-            fail(each)
-        assert shard.attributes.get(KEY) == 5
-
-
 @BY_BOTH
 def test_a_token_stands_for_one_verb_and_one_body(connect: Callable[[], persist.Client]) -> None:
     with connect() as client, connect() as other:

@@ -12,7 +12,7 @@ from persist.client.idempotency import is_final
 from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
 from persist.client.write import WriteHandle
-from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpperMismatch
+from persist.core.errors import InvalidUsage, TokenReused, UnknownShard, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
@@ -70,15 +70,6 @@ def test_the_same_cut_or_an_earlier_one_changes_nothing_again(shard: Shard) -> N
     assert rows(shard) == []
 
 
-def test_it_is_undone_by_a_restore_and_done_again_after_it(shard: Shard) -> None:
-    held = rows(shard)
-    done = shard.truncate(2)
-    shard.restore(done.lower.element - 1)  # type: ignore[operator]
-    assert rows(shard) == held
-    assert shard.truncate(2).removed == 3
-    assert rows(shard) == [(2, "b", 2), (4, "d", 1)]
-
-
 def test_a_dry_run_tells_how_many_and_changes_nothing(machine: Machine, shard: Shard) -> None:
     before = machine.location.machine(NAME).refresh()
     tried = shard.truncate(2, dry_run=True)
@@ -87,32 +78,6 @@ def test_a_dry_run_tells_how_many_and_changes_nothing(machine: Machine, shard: S
     assert (after.trace.batches, after.truncated, after.leased_readers, after.writers) == (
         before.trace.batches, before.truncated, {}, before.writers,
     )  # fmt: skip
-
-
-def test_a_dry_run_tells_what_would_go_now_also_with_a_token_that_has_landed(shard: Shard) -> None:
-    token = token_of_key("nightly")
-    assert shard.truncate(2, token=token).removed == 3
-    tried = shard.truncate(2, token=token, dry_run=True)
-    assert (tried.removed, tried.changed) == (0, False)
-    assert shard.truncate(2, token=token).removed == 3
-
-
-def test_where_nothing_goes_no_time_is_taken(shard: Shard) -> None:
-    shard.truncate(2)
-    shard.insert([{"id": 2, "v": "b", "__diff": -2}])
-    done = shard.truncate(3)
-    assert (done.removed, done.changed, shard.upper()) == (1, True, Antichain(7))
-    empty = shard.truncate(4)
-    assert (empty.removed, empty.changed, shard.upper()) == (0, False, Antichain(7))
-
-
-def test_what_found_nothing_is_remembered(shard: Shard) -> None:
-    """A row that was there before the cut, was gone when it was truncated, and came again, is a new row."""
-    shard.insert([{"id": 2, "v": "b", "__diff": -4}])
-    assert not shard.truncate(1).changed
-    shard.insert([{"id": 1, "v": "a"}])
-    assert not shard.truncate(1).changed
-    assert (1, "a", 1) in rows(shard)
 
 
 def test_a_row_that_went_is_not_taken_again_as_an_equal_one_that_came_since(shard: Shard) -> None:
@@ -125,25 +90,6 @@ def test_a_row_that_went_is_not_taken_again_as_an_equal_one_that_came_since(shar
     assert shard.truncate(7).removed == 1, "that of 6"
     assert rows(shard) == [(9, "z", 1)]
     assert shard.truncate(9).removed == 1
-
-
-def test_a_row_that_was_retracted_and_written_again_counts_as_if_it_had_never_gone(shard: Shard) -> None:
-    """Nothing tells the two apart once the history between is forgotten."""
-    shard.insert([{"id": 3, "v": "c", "__diff": -1}])
-    shard.insert([{"id": 3, "v": "c"}])
-    assert shard.truncate(2, dry_run=True).removed == 3
-    assert shard.truncate(2).removed == 3
-    assert rows(shard) == [(2, "b", 2), (4, "d", 1)]
-
-
-def test_an_earlier_truncation_counts_on_where_a_restore_undoes_a_later_one(shard: Shard) -> None:
-    shard.truncate(2)  # at 4
-    assert shard.truncate(3).removed == 1  # row 4, at 5
-    shard.restore(4)
-    shard.insert([{"id": 3, "v": "c"}])
-    assert not shard.truncate(2).changed
-    assert shard.truncate(3).removed == 1
-    assert rows(shard) == [(2, "b", 2), (3, "c", 1)]
 
 
 def test_truncations_that_readable_times_tell_apart_are_bounded(
@@ -176,13 +122,6 @@ def test_a_wall_clock_means_all_that_was_there_by_then(world: World, shard: Shar
     assert not shard.truncate(datetime(2001, 1, 1, tzinfo=UTC)).changed, "nothing was there by then"
 
 
-def test_a_cut_before_what_was_forgotten_is_refused(shard: Shard) -> None:
-    shard.forget(3)
-    with pytest.raises(NotReadable):
-        shard.truncate(3)
-    assert shard.truncate(4).removed == 6
-
-
 def test_a_retry_with_its_token_lands_once(machine: Machine, shard: Shard) -> None:
     token = token_of_key("old rows")
     first = shard.truncate(2, token=token)
@@ -212,13 +151,6 @@ class Between:
             return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
         monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
-
-
-def test_a_write_that_comes_between_refuses_it(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
-    Between(monkeypatch, shard, 1)
-    with pytest.raises(UpperMismatch, match="while it was truncated before 2; nothing was changed: look at the shard,"):
-        shard.truncate(2)
-    assert rows(shard) == [(2, "b", 4), (4, "d", 1), (9, "new", 1)], "only the other one has written"
 
 
 def test_rows_that_are_added_meanwhile_do_not_hold_it_up(
@@ -285,29 +217,6 @@ def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.Mon
     Between(monkeypatch, shard, 1)
     assert shard.truncate(2, retries=1).removed == 2
     assert rows(shard) == [(2, "b", 2), (4, "d", 1), (9, "new", 1)], "nothing is there less than no times"
-
-
-def test_another_truncation_that_comes_between_has_done_it(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
-    real, left = WriteHandle.commit_truncation, [1]
-
-    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
-        if runs and left:
-            left.pop()
-            shard.truncate(3)
-        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
-    done = shard.truncate(2)
-    assert (done.removed, done.changed, done.upper) == (0, False, Antichain(5))
-
-
-def test_merges_and_history_that_is_forgotten_bring_nothing_back(machine: Machine, shard: Shard) -> None:
-    shard.truncate(2)
-    held = rows(shard)
-    shard.forget(4)
-    Worker(machine.location).run(NAME, idle=True)
-    assert rows(shard) == held
-    assert shard.truncate(2).changed is False
 
 
 @pytest.mark.parametrize(

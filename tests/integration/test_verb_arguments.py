@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pytest
 from fastapi.testclient import TestClient
 
-import persist
 from persist.client.connect import Client, connect
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -50,18 +49,6 @@ def test_a_token_stood_for_the_text_of_an_expression(machine: Machine, shard: Sh
     assert shard.update({column: one}, token=token).lower == done.lower
     with pytest.raises(TokenReused):
         shard.update({column: other}, token=token)
-
-
-def test_a_token_stood_for_the_text_of_a_condition(machine: Machine, shard: Shard) -> None:
-    token = machine.client.new_token()
-
-    def merge(keys: list[int]) -> object:
-        clause = shard.merge([{"k": 1}]).when_matched_delete(persist.source("k").isin(keys))
-        return clause.execute(token=token)
-
-    merge(FIRST)
-    with pytest.raises(TokenReused):
-        merge(SECOND)
 
 
 @pytest.mark.parametrize(("column", "of"), [("f", "d"), ("n", "s"), ("s", "d"), ("n", "d")])
@@ -122,12 +109,6 @@ def test_bad_rows_of_a_merge_raised_errors_of_arrow_and_python(machine: Machine,
     with pytest.raises(InvalidUsage):
         merge.execute(token=machine.client.new_token())
     assert shard.upper().element == 1
-
-
-def test_a_dictionary_column_of_a_merge_had_no_digest(machine: Machine, shard: Shard) -> None:
-    source = pa.table({"k": [1], "s": pa.array(["q"]).dictionary_encode()})
-    shard.merge(source).when_matched_update().execute(token=machine.client.new_token())
-    assert shard.get(1)[0]["s"] == "q"
 
 
 VERBS: dict[str, Callable[[Shard, Any], Any]] = {

@@ -53,11 +53,6 @@ def test_a_row_that_is_there_already_is_not_written(shard: Shard) -> None:
     assert shard.upper().element == 1
 
 
-def test_columns_that_are_not_given_keep_their_values(shard: Shard) -> None:
-    shard.upsert([{"id": 2, "state": "paid"}, {"id": 9, "state": "new"}])
-    assert rows(shard)[1:] == [(2, "paid", 20), (3, "new", 30), (4, "new", 40), (9, "new", None)]
-
-
 def test_an_upsert_takes_frames_and_arrow(shard: Shard) -> None:
     shard.upsert(polars.DataFrame({"id": [1], "state": ["polars"]}))
     shard.upsert(pa.table({"id": [2], "state": ["arrow"]}))
@@ -133,18 +128,6 @@ def test_an_empty_upsert_does_nothing(shard: Shard) -> None:
         shard.upsert([], delete_column="state")
 
 
-def test_an_upsert_takes_keys_away(shard: Shard) -> None:
-    shard.upsert([{"id": 1, "gone": True}, {"id": 2, "state": "kept", "gone": False}], delete_column="gone")
-    assert rows(shard)[:2] == [(2, "kept", 20), (3, "new", 30)]
-
-
-def test_a_key_with_several_rows_becomes_one(shard: Shard) -> None:
-    shard.insert([{"id": 1, "state": "twice", "n": 1}])
-    shard.upsert([{"id": 1, "state": "one", "n": 0, "at": None}])
-    assert rows(shard)[0] == (1, "one", 0)
-    assert len(rows(shard)) == 4
-
-
 def test_delete_by_predicate_and_by_keys_alone(shard: Shard) -> None:
     assert shard.delete("n >= 30 AND state = 'new'").removed == 2
     assert shard.delete(keys=[1, 7]).removed == 1
@@ -178,15 +161,6 @@ def test_an_overwrite_reads_nothing_and_is_one_time(shard: Shard) -> None:
 def overwritten(shard: Shard, times: int) -> list[int | None]:
     """How many rows each overwrite took away; None: it read nothing."""
     return [shard.overwrite([{"id": n, "state": "x", "n": n}]).removed for n in range(times)]
-
-
-def test_overwrites_go_on_when_drops_are_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.core.truncation.DROPS_MAX", 24)
-    monkeypatch.setattr("persist.client.contents_diff.DROPS_MAX", 24)
-    shard = machine.client.create_shard("often", SCHEMA, ["id"])
-    assert overwritten(shard, 20) == [0, *[None] * 8, *[1] * 11]
-    assert rows(shard) == [(19, "x", 19)]
-    assert shard.truncate(20, mode="drop").changed
 
 
 @pytest.mark.proof
@@ -311,14 +285,6 @@ def test_frames_that_arrow_cannot_read_are_refused(shard: Shard) -> None:
                 write(frame)
 
 
-def test_a_merge_updates_all_that_the_source_has(shard: Shard) -> None:
-    shard.merge(
-        [{"id": 1, "state": "s"}, {"id": 6, "state": "t"}]
-    ).when_matched_update().when_not_matched_insert().execute()
-    assert rows(shard)[0] == (1, "s", 10)
-    assert rows(shard)[-1] == (6, "t", None)
-
-
 def test_two_who_read_add_and_upsert_do_not_lose_an_update(shard: Shard) -> None:
     """Each gives the time that it has read, so that the second one is refused, and reads anew."""
 
@@ -333,14 +299,6 @@ def test_two_who_read_add_and_upsert_do_not_lose_an_update(shard: Shard) -> None
     latest = shard.snapshot()
     shard.upsert([add(latest)], read_time=latest.as_of)
     assert rows(shard)[0] == (1, "new", 12)
-
-
-def test_a_read_of_nothing_is_a_read_too(machine: Machine) -> None:
-    shard = machine.client.create_shard("fresh", SCHEMA, ["id"])
-    seen = shard.snapshot().as_of
-    assert shard.upsert(ROWS, read_time=seen).added == 4
-    with pytest.raises(UpperMismatch):
-        shard.overwrite(ROWS, read_time=seen)
 
 
 def test_a_token_stands_for_the_verb_and_its_arguments(machine: Machine, shard: Shard) -> None:
@@ -366,12 +324,6 @@ def test_a_token_remembers_that_nothing_was_to_do(machine: Machine, shard: Shard
     shard.insert([{"id": 6, "state": "later", "n": 6}])
     assert not shard.delete("id = 6", token=token).changed
     assert len(rows(shard)) == 5
-
-
-def test_the_history_tells_the_verb_and_what_was_said(shard: Shard) -> None:
-    shard.delete("id = 1", info={"ticket": 7})
-    entry = shard.history(1)[0]
-    assert (entry.operation, entry.purpose, entry.info, entry.retractions) == ("delete", "delete", {"ticket": 7}, 1)
 
 
 def test_attributes_change_with_the_rows_or_not_at_all(shard: Shard) -> None:

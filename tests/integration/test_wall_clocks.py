@@ -71,13 +71,6 @@ def test_a_wall_clock_shows_what_was_there_by_then_for_ever_and_from_everywhere(
     assert state.attribute_root.count > 20, "most marks lie in the index by now"
 
 
-def test_the_last_rows_before_a_pause_are_shown(world: World, shard: Shard) -> None:
-    insert(world, shard, 1, passes_ms=3_600_000)
-    before = at(world, 1_800_000)
-    insert(world, shard, 2)
-    assert ids(shard, before) == [1]
-
-
 def test_a_snapshot_tells_the_wall_clock_that_it_was_resolved_to(world: World, shard: Shard) -> None:
     insert(world, shard, 1, passes_ms=2_345)
     with shard.snapshot(at(world)) as found:
@@ -115,11 +108,6 @@ def test_an_instant_that_has_no_date_in_utc_is_refused_by_every_door(shard: Shar
         for path in ("time-at?timestamp=", "snapshot?format=csv&timestamp=", "changes?start="):
             answer = http.get(f"/v1/shards/{NAME}/{path}{quote(text)}")
             assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
-
-
-def test_the_last_instant_that_has_a_date_is_still_to_come(shard: Shard) -> None:
-    with pytest.raises(Unavailable, match=r"9999-12-31T23:59:59\.999Z is not over yet"):
-        shard.time_at(datetime.max.replace(tzinfo=UTC))
 
 
 def test_an_instant_that_is_to_come_is_waited_for(world: World, shard: Shard) -> None:
@@ -162,21 +150,6 @@ def test_a_process_whose_clock_is_off_settles_nothing(world: World, shard: Shard
     insert(world, shard, 3)
     assert ids(shard, at(world)) == [1, 2, 3]
     assert ids(shard, settled) == [1]
-
-
-def test_a_clock_that_is_set_while_a_process_runs_settles_nothing_until_it_is_compared(world: World) -> None:
-    machine = world.machine()
-    shard = machine.client.create_shard(NAME, SCHEMA, ["id"])
-    insert(world, shard, 1)
-    machine.clock.off_ms = 300_000
-    insert(world, shard, 2)
-    with pytest.raises(Unavailable, match="do not agree"):
-        shard.time_at(at(world, -200_000))
-    machine.clock.off_ms = 0
-    world.pass_ms(400_000)
-    assert ids(shard, at(world)) == [1], "nobody knows when the second one came, only that it was before now"
-    world.pass_ms(1_000)
-    assert ids(shard, at(world)) == [1, 2]
 
 
 # --- history
@@ -338,11 +311,3 @@ def test_over_http_a_body_that_says_something_twice_is_refused(
         assert "two values for one name" in answer.json()["detail"]
         assert http.get("/v1/shards/new").status_code == 404
     assert shard.settings.version == 1
-
-
-def test_over_http_history_is_forgotten_by_hand(world: World, shard: Shard, http: TestClient) -> None:
-    for number in range(3):
-        insert(world, shard, number)
-    with http:
-        moved = http.post(f"/v1/shards/{NAME}/forget", params={"before": "2"})
-    assert moved.json() == {"result": "history_moved", "hold": [2], "since": [2]}

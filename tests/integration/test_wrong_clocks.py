@@ -96,15 +96,6 @@ def test_a_wrong_clock_ends_no_lease(world: World, right: Machine, off_ms: int) 
     assert sum(len(event.updates) for event in listener.next_events(0)) == len(LARGE) + 1
 
 
-@every_error
-def test_a_lease_that_a_wrong_clock_took_lasts_as_long_as_any_other(world: World, right: Machine, off_ms: int) -> None:
-    lease = reader(world.machine(off_ms).shard(NAME))
-    for minute in range(20):
-        assert (lease.reader in state_of(right).leased_readers) == (minute <= 15)
-        world.pass_ms(MINUTE_MS)
-        right.shard(NAME).insert(row(minute))
-
-
 def test_one_jump_of_a_monotonic_clock_ends_no_lease_that_is_kept(world: World, right: Machine) -> None:
     lease, broken = reader(right.shard(NAME)), world.machine()
     state_of(broken)
@@ -114,16 +105,6 @@ def test_one_jump_of_a_monotonic_clock_ends_no_lease_that_is_kept(world: World, 
         world.pass_ms(5 * MINUTE_MS)
         lease.keep()
     lease.check()
-
-
-def test_a_renewal_counts_though_each_comes_to_a_process_that_has_just_started(world: World, right: Machine) -> None:
-    """Such a process knows nothing of the time that has passed, so it must not take the last renewal for fresh."""
-    lease = reader(right.shard(NAME))
-    for _ in range(6):
-        world.pass_ms(5 * MINUTE_MS)
-        world.machine().location.machine(NAME).apply(c.HeartbeatReader(lease.reader))
-        right.location.machine(NAME).apply(c.ForgetLapsed())
-    assert lease.reader in state_of(right).leased_readers
 
 
 def test_renewals_that_follow_one_another_soon_are_not_committed(world: World, right: Machine) -> None:
@@ -160,16 +141,6 @@ def test_two_that_commit_in_turn_do_not_keep_a_dead_reader_for_ever(world: World
         world.pass_ms(MINUTE_MS // 2)
         other.shard(NAME).insert(row(minute))
     assert lease.reader not in state_of(right).leased_readers
-
-
-def test_a_suspended_machine_ends_no_lease_when_it_wakes(world: World, right: Machine) -> None:
-    sleeper = world.machine()
-    state_of(sleeper)
-    sleeper.suspended(5 * HOUR_MS)
-    lease = reader(right.shard(NAME))
-    sleeper.shard(NAME).insert(row(1))
-    Collector(sleeper.location).run(NAME)
-    lease.check()
 
 
 # --- leases that nobody watches for long
