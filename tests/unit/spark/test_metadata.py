@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,19 @@ from tests.support.without_jvm import read, source
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path}/shards"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shards")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def url(folder: Path) -> str:
+    return f"persist://{folder}"
+
+
+@pytest.fixture(scope="module")
 def shard(url: str) -> Iterator[Any]:
-    """Three times, two schemas, a tag, a reader and a cursor."""
+    """Three times, two schemas, a tag, a reader and a cursor. It is only read."""
     with persist.connect(url) as client:
         shard = client.create_shard("orders", SCHEMA, ["k"], history="forever")
         shard.insert([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
@@ -47,28 +51,24 @@ def shard(url: str) -> Iterator[Any]:
         yield shard
 
 
-@pytest.fixture(params=["directory", "server"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, url: str, shard: Any) -> Iterator[dict[str, str]]:
-    """Where the shard is read: a directory, or a server that gives no more than it must."""
-    if request.param == "directory":
-        yield {"url": url}
-        return
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, folder: Path, shard: Any) -> Iterator[dict[str, str]]:
+    """A server that gives no more than it must."""
     token, digest = mint("reads")
-    file = tmp_path / "tokens.json"
+    file = tmp_path_factory.mktemp("tokens") / "tokens.json"
     file.write_text(json.dumps({"tokens": [{"id": "reads", "sha256": digest, "scopes": ["read"]}]}))
-    with Server(tmp_path / "shards", "--tokens", str(file)) as server:
-        given = {"url": server.url, "token": token}
-        with closed(given):
-            yield given
+    with Server(folder, "--tokens", str(file)) as running:
+        given = {"url": running.url, "token": token}
+        yield given
+        # this process keeps connections to a server
+        executors.transport(Target.of(Options({**given, "path": "orders"})).connection).close()
 
 
-@contextmanager
-def closed(place: dict[str, str]) -> Iterator[None]:
-    """This process keeps connections to a server; a test gives them back."""
-    try:
-        yield
-    finally:
-        executors.transport(Target.of(Options({**place, "path": "orders"})).connection).close()
+@pytest.fixture(params=["directory", "server"])
+def place(request: pytest.FixtureRequest, url: str, shard: Any) -> dict[str, str]:
+    """Where the shard is read."""
+    given: dict[str, str] = {"url": url} if request.param == "directory" else request.getfixturevalue("server")
+    return given
 
 
 def test_detail_is_one_row_of_the_shard(shard: Any, place: dict[str, str]) -> None:
@@ -125,14 +125,9 @@ def test_readers_and_cursors_are_told_where_the_stores_are(shard: Any, url: str)
 
 
 @pytest.mark.parametrize("kind", ["readers", "cursors"])
-def test_a_server_does_not_tell_of_readers(shard: Any, tmp_path: Path, kind: str) -> None:
-    told = f"a server does not tell the {kind} of a shard; .* where the stores are"
-    with (
-        Server(tmp_path / "shards") as server,
-        closed({"url": server.url}),
-        pytest.raises(InvalidUsage, match=told),
-    ):
-        read(server.url, "orders", metadata=kind)
+def test_a_server_does_not_tell_of_readers(server: dict[str, str], kind: str) -> None:
+    with pytest.raises(InvalidUsage, match=f"a server does not tell the {kind} of a shard; .* where the stores are"):
+        read(**server, shard="orders", metadata=kind)
 
 
 def test_parts_that_lie_in_bundles_are_told_one_by_one(tmp_path: Path) -> None:
