@@ -46,16 +46,7 @@ _ATTRIBUTE = re.compile(r"\baa(\d{30})\b")
 _ID = re.compile(r"\b([swrcpil])([0-9a-f]{32})\b")
 _PART = re.compile(r"p(\d+):(\d+)@(\d+)(?:-(\d+))?(?:~(\d+))?(?:\+(-?\d+))?(?:%(\d+))?")
 LEASE_MS = 1000
-LOOKING = {
-    "policy",
-    "tick",
-    "expire-lapsed",
-    "state",
-    "upper",
-    "phase",
-    "new-shard",
-    "clock",
-}  # verbs that commit nothing
+# verbs that commit nothing
 
 
 # --- reading

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from random import Random
 
@@ -207,11 +206,3 @@ class Regions:
             assert state.seqno == self.home.state(name).seqno, f"{name} stays behind"
             table = Client(EmbeddedTransport(self.region, maintain)).shard(name).snapshot().to_arrow()
             assert set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True)) == rows
-
-
-def quietly(work: Callable[[], object]) -> None:
-    """Do it, whether or not the region is ready for it."""
-    try:
-        work()
-    except (Unavailable, UnknownShard):
-        return

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema, consolidate, row_sort
 from persist.parts.consolidate import SAMPLED, stable_order
-from persist.parts.row_sort import LEVELS_MAX, ROWS_MIN
+from persist.parts.row_sort import LENGTH_MAX, LEVELS_MAX, ROWS_MIN
 from tests.support.examples import examples
 from tests.unit.parts.strategies import ALL, KEYED, arrays, as_dict, canonical, naive, plain, updates
 
@@ -173,3 +173,24 @@ def test_words_are_sorted_whether_they_lie_in_runs_or_not(runs: list[list[int]],
         assert row_sort.lies_in_runs(words) == (falls * each < len(words))
         row_sort.sort_words(words)
     assert words.tolist() == sorted(given_words)
+
+
+@pytest.mark.parametrize(
+    "given_values",
+    [
+        [f"k{number:05}" for number in range(ROWS_MIN)],
+        [*["ab"] * (ROWS_MIN - 1), "abc"],
+        [None, *["ab"] * (ROWS_MIN - 1)],
+        [f"{number:0{LENGTH_MAX + 1}}" for number in range(ROWS_MIN)],
+        [""] * ROWS_MIN,
+        [7] * ROWS_MIN,
+        list(range(ROWS_MIN)),
+    ],
+    ids=["one length", "the last one longer", "a null", "long", "empty", "one number", "numbers"],
+)
+def test_many_rows_are_picked_as_arrow_takes_them(given_values: list[Any]) -> None:
+    for values in (pa.array(given_values), pa.array(given_values).slice(3)):
+        rows = pa.array([number * 7 % len(values) for number in range(2 * ROWS_MIN)], pa.int64())
+        found = row_sort.picked(values, rows)
+        found.validate(full=True)
+        assert found.equals(values.take(rows))

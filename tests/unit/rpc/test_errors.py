@@ -11,8 +11,6 @@ from persist.core import errors as e
 from persist.formats.http_messages import error_from_json
 from rpc.errors import STATUS, problem, status_of
 
-RETRIED = (e.Overloaded, e.Unavailable)
-
 
 @pytest.mark.parametrize("cls", list(e.kinds().values()), ids=lambda cls: cls.__name__)
 def test_every_error_of_the_tree_has_a_status_of_its_own_or_its_parents(cls: type[e.PersistError]) -> None:
