@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from unittest.mock import patch
@@ -383,45 +382,6 @@ def test_damage_in_a_bundle_that_left_stops_no_collection() -> None:
     world.clock.advance_ms(48 * 3_600_000)
     world.sweeper().sweep(NAME)
     assert left_over(world) == set()
-
-
-# --- with bundles and without
-
-
-@pytest.mark.parametrize("seed", thinned(range(6), 3))
-def test_with_bundles_and_without_a_shard_is_the_same(seed: int) -> None:
-    worlds = [World(policy=policy) for policy in (TINY, PLAIN)]
-    sizes = [_lived(world, random.Random(seed)) for world in worlds]
-    with_bundles, without = worlds
-    assert with_bundles.rows == without.rows
-    assert sizes[0] > 0
-    assert sizes[1] == 0
-    for world in worlds:
-        world.check_reads()
-        world.check_stores()
-        assert left_over(world) == set()
-
-
-def _lived(world: World, chance: random.Random) -> int:
-    """Appends, merges and collections by chance; how many bundles there were."""
-    seen = 0
-    for _ in range(12):
-        upper = world.state().upper.element
-        assert upper is not None
-        act = chance.choice(["parts", "parts", "append", "forget", "merge", "collect"])
-        if act == "parts":
-            world.append_in_parts(chance.randrange(1, 12), upper + 1, rows=2, first=chance.randrange(20))
-        elif act == "append":
-            world.append([(f"k{chance.randrange(30):05}", 1, upper, 1)], upper + 1)
-        elif act == "forget" and upper:
-            world.forget_before(upper - 1)
-        elif act == "merge":
-            world.worker().run(NAME, idle=True)
-        elif act == "collect":
-            world.collector().run(NAME)
-        seen += len(bundles(world))
-    world.settle()
-    return seen
 
 
 def test_runs_with_inline_parts_stay() -> None:
