@@ -65,6 +65,8 @@ def test_there_is_a_sample_of_every_format_version() -> None:
         assert sum(path.stat().st_size for path in frozen.rglob("*") if path.is_file()) < BYTES_MAX
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_the_sample_can_be_made_anew(tmp_path: Path) -> None:
     """What `python -m tests.compat.generate` makes holds every field, and is read the same after maintenance."""
     directory, at = tmp_path / sample.LOCATION, ["--dir", str(tmp_path / sample.LOCATION)]

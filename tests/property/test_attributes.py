@@ -18,7 +18,7 @@ from persist.attributes.node_store import ChunkReader
 from persist.copies.shard_checks import check_tree
 from persist.core.errors import Unavailable
 from tests.conftest import SeededIds
-from tests.support.examples import examples
+from tests.support.examples import examples, size
 from tests.support.indexed import Indexed, key_of
 
 # Tiny nodes and chunks make deep trees and many chunks of few attributes.
@@ -82,7 +82,7 @@ def bytes_bound(indexed: Indexed, written: int) -> int:
     return 8 * (leaves + 2 * written) * path
 
 
-@examples(4)
+@examples(2, of_a_proof=120)
 @given(histories())
 def test_the_index_is_a_dict_whatever_happens(history: list[tuple[str, object]]) -> None:
     blob = Dying()
@@ -133,7 +133,7 @@ def long_history(seed: int, batch: int, flushes: int, compact: bool) -> Iterator
 @given(st.integers(0, 1000), st.integers(1, BATCH_MAX))
 def test_garbage_is_bounded(seed: int, batch: int) -> None:
     assert LEAVES_A_MOVE == 4, "the bound was worked out for this"
-    for indexed in long_history(seed, batch, 250, compact=True):
+    for indexed in long_history(seed, batch, size(120, 250), compact=True):
         assert indexed.span <= bytes_bound(indexed, BATCH_MAX)
 
 

@@ -137,7 +137,7 @@ def shown(changes: Changes) -> Contents:
     return Counter({(key, value): diff for key, value, diff in rows})
 
 
-@examples(2)
+@examples(1, of_a_proof=60)
 @given(st.booleans(), st.lists(STEPS, min_size=1, max_size=10), st.integers(1, 3), st.data())
 def test_changes_are_the_difference_of_the_contents(
     inline: bool, steps: list[tuple[str, object]], splits: int, data: st.DataObject
@@ -174,7 +174,7 @@ class Restoring(Played):
         assert self.world.contents(self.upper - 1) == wanted
 
 
-@examples(2, of_a_proof=300)
+@examples(1, of_a_proof=300)
 @given(
     st.booleans(),
     st.lists(st.one_of(STEPS, st.tuples(st.just("restore"), st.integers(0, 50))), min_size=1, max_size=12),
@@ -189,7 +189,7 @@ def test_after_a_restore_the_contents_are_those_of_then(inline: bool, steps: lis
     played.check()
 
 
-@examples(2)
+@examples(1, of_a_proof=60)
 @given(st.booleans(), st.lists(STEPS, min_size=1, max_size=6), st.lists(STEPS, min_size=1, max_size=6), st.data())
 def test_changes_between_two_shards_are_the_difference_of_their_contents(
     inline: bool, first: list[tuple[str, object]], second: list[tuple[str, object]], data: st.DataObject

@@ -15,7 +15,9 @@ from tests.simulation import cloning
 from tests.simulation.breaking import Broken
 from tests.support.clones import AGE_MS, Shards
 from tests.support.crashing import Fuse
-from tests.support.examples import thinned
+from tests.support.examples import size, thinned
+
+STRIDE = size(2, 1)  # steps from one at which something else comes between to the next
 
 
 class Interrupted(Fuse):
@@ -34,7 +36,7 @@ class Interrupted(Fuse):
 
 def _merged_between() -> None:
     """The source is merged and collected between any two steps of a clone."""
-    for step in range(1, 40):
+    for step in range(1, 40, STRIDE):
         shards = Shards()
         shards.create("a", 2)
 
@@ -55,7 +57,7 @@ def _merged_between() -> None:
 
 def _slept_between() -> None:
     """Maintenance ends the loan between any two steps of a clone; the name was used before."""
-    for step in range(1, 60):
+    for step in range(1, 60, STRIDE):
         shards = Shards()
         for name in "ab":
             shards.create(name, 2)

@@ -44,8 +44,9 @@ def entries_are_told_twice() -> Any:
     return patch.object(persist.commit.commit_plan, "recorded", recorded)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
-    "broken", [a_file_loses_entries, pytest.param(entries_are_told_twice, marks=pytest.mark.proof)]
+    "broken", [pytest.param(a_file_loses_entries, marks=pytest.mark.smoke), entries_are_told_twice]
 )
 def test_a_broken_build_is_caught(broken: Any) -> None:
     with broken():

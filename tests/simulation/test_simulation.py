@@ -16,7 +16,7 @@ from tests.simulation.mutations import MUTATIONS, RARE, mutated
 from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
 from tests.support import naive_reader
-from tests.support.examples import is_whole, seeds, size, thinned
+from tests.support.examples import is_whole, seeds, size
 
 FEW = range(7)
 MANY = [range(80)]  # `python -m tests.simulation 0:20000` runs more
@@ -183,7 +183,9 @@ def test_a_run_whose_shards_verify_finds_fault_with_is_refused(monkeypatch: pyte
     assert (outcome.check, "a naive reader finds other updates" in str(outcome.violation)) == ("verify", True)
 
 
-@pytest.mark.parametrize("seed", thinned([1, 2, 3], 3))
+@pytest.mark.smoke
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(1, size(2, 4)))
 def test_a_run_is_a_function_of_its_seed(seed: int) -> None:
     """Also in another process, with another hash seed."""
     program = f"from tests.simulation.runner import Plan, run_plan; print(run_plan(Plan.of({seed})).digest)"

@@ -45,7 +45,7 @@ def collection(world: World, fuse: Fuse) -> None:
         pass
 
 
-STRIDE = 4  # steps between two at which one test dies
+STRIDE = 8  # steps between two at which one test dies
 SCENES: dict[str, tuple[Callable[[], World], Callable[[World, Fuse], None]]] = {
     "compaction": (written, compaction),
     "collection": (merged, collection),

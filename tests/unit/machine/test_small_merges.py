@@ -89,25 +89,25 @@ def test_inline_rows_leave_the_state_when_they_take_a_good_part_of_their_room(lo
 
 def test_small_batches_stay_few_and_are_rewritten_a_logarithm_of_times(location: Location) -> None:
     shard, machine = shard_of(location), location.machine(NAME)
-    for n in range(800):
+    for n in range(400):
         shard.insert([{"id": f"k{n % 7}", "amount": n}])
         assert batches_of(machine.state()) <= INLINE_BATCHES + 3 * 4
-    assert machine.metrics.flushes <= 800 / INLINE_BATCHES * 1.5, "mostly one merge for as many appends as it takes"
+    assert machine.metrics.flushes <= 400 / INLINE_BATCHES * 1.5, "mostly one merge for as many appends as it takes"
     assert machine.metrics.reliefs == 0
     assert machine.metrics.upkeep_refused == 0
-    for as_of in (0, 11, 12, 400, 799):
+    for as_of in (0, 11, 12, 200, 399):
         assert len(contents(shard, as_of)) == as_of + 1
 
 
 def test_a_shard_that_is_updated_for_ever_stays_at_its_live_size(location: Location) -> None:
     shard, machine = shard_of(location), location.machine(NAME)
-    for n in range(400):
+    for n in range(200):
         key = n % 20
         update(shard, f"k{key}", n - 20 if n >= 20 else None, n)
         if n >= 20:
             shard.downgrade_since(n)
             assert machine.state().trace.rows <= 3 * 20
-    assert [row["amount"] for row in contents(shard, 399)] == sorted(range(380, 400), key=lambda n: f"k{n % 20}")
+    assert [row["amount"] for row in contents(shard, 199)] == sorted(range(180, 200), key=lambda n: f"k{n % 20}")
 
 
 def test_with_nobody_in_the_background_a_commit_merges_itself() -> None:
