@@ -69,7 +69,7 @@ def make(location: Location, client: Client, rows: int, times: int) -> None:
     ids = np.random.default_rng(1).permutation(rows) * 2
     for time, some in enumerate(np.array_split(ids, times)):
         shard.compare_and_append(pa.table(rows_of(some, 0)), time, time + 1)
-    whole(location, NAME, WorkerSettings(engine=EngineSettings(threads=2, read_ahead=1)))
+    whole(location, NAME, WorkerSettings(engine=EngineSettings(threads=2)))
 
 
 def put_on_top(client: Client, rows: int, first: int) -> None:
@@ -125,7 +125,7 @@ def bench_straight(directory: Path, arguments: argparse.Namespace) -> None:
             files = files_of(location, directory)
         if len(files) > ON_TOP:
             bar("eight batches on top to read_table", compared(client, files, None, rounds), ">= 0.4")
-            whole(location, NAME, WorkerSettings(engine=EngineSettings(threads=2, read_ahead=1)))
+            whole(location, NAME, WorkerSettings(engine=EngineSettings(threads=2)))
         print("merged, with the rows that were replaced and what took them away:")
         files = files_of(location, directory)
         compared(client, files, None, rounds)

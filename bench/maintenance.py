@@ -64,7 +64,7 @@ def merge_child(directory: Path) -> None:
     """Compact the shard in this process, as `persist maintain run` does; prints seconds and peak memory."""
     use_system_allocator()
     with opened(directory) as (location, _):
-        engine = EngineSettings(memory_bytes=BUDGET, threads=2, read_ahead=1)  # DuckDB has two as well
+        engine = EngineSettings(memory_bytes=BUDGET, threads=2)  # DuckDB has two as well
         worker = Worker(location, WorkerSettings(engine=engine))
         start = time.perf_counter()
         [request] = worker.due(NAME, idle=True)

@@ -52,7 +52,7 @@ def make(directory: Path) -> None:
         for number, some in enumerate(np.array_split(ids, BATCHES)):
             shard.compare_and_append(pa.table(rows_of(some, 0)), number, number + 1)
     with opened(directory) as (location, client):  # the merges of the one before have ended
-        whole(location, NAME, WorkerSettings(engine=EngineSettings(threads=2, read_ahead=1)))
+        whole(location, NAME, WorkerSettings(engine=EngineSettings(threads=2)))
         assert len(location.machine(NAME).refresh().trace.batches) == 1, "all of it is one batch"
 
 

@@ -132,7 +132,6 @@ class S3Settings:
     `endpoint`: base URL of a server that is not AWS's. `region`; `profile`: a section of the AWS files.
     `path_style`: bucket in the path and not in the host name; by default exactly with an endpoint.
     `connections`: size of the connection pool. `attempts`: tries per request, the first included.
-    `range_bytes`: a longer range is read by several requests at the same time, of about so many bytes each.
     """
 
     bucket: str
@@ -145,9 +144,6 @@ class S3Settings:
     connect_timeout: float = 5.0
     read_timeout: float = 30.0
     attempts: int = 4
-    multipart_bytes: int = 32 * 2**20
-    part_bytes: int = 16 * 2**20
-    range_bytes: int = 8 * 2**20
 
     def __post_init__(self) -> None:
         if not _BUCKET.fullmatch(self.bucket):
@@ -160,11 +156,9 @@ class S3Settings:
             raise BlobMisconfigured(
                 "s3: option endpoint must be a URL such as http://127.0.0.1:9000, without credentials"
             )
-        for name in ("connections", "attempts", "multipart_bytes", "connect_timeout", "read_timeout", "range_bytes"):
+        for name in ("connections", "attempts", "connect_timeout", "read_timeout"):
             if getattr(self, name) <= 0:
                 raise BlobMisconfigured(f"s3: option {name} must be greater than 0")
-        if self.part_bytes < 5 * 2**20:
-            raise BlobMisconfigured("s3: option part_bytes must be at least 5242880: S3 takes no smaller parts")
 
     @classmethod
     def from_url(cls, url: str) -> S3Settings:
@@ -207,6 +201,12 @@ def _value(name: str, text: str, kind: str) -> Any:
 # Write-once is enforced by the store (`If-None-Match: *`) where it can; a store that answers "not implemented" is asked
 # for the key first. Large blobs go up as multipart uploads, a few parts at a time.
 
+
+MULTIPART_BYTES, PART_BYTES = 32 * 2**20, 16 * 2**20
+"""A blob longer than the first goes up in parts of the second, which S3 asks to be at least 5 MiB."""
+
+RANGE_BYTES = 8 * 2**20
+"""A longer range is read by several requests at the same time, of about so many bytes each."""
 
 DELETE_BATCH = 1_000
 """Keys per DeleteObjects call: S3's limit."""
@@ -335,7 +335,7 @@ class S3Blob(Blob):
             if found is None or found.size < start:
                 raise BlobNotFound(f"no blob {key} of at least {start} bytes")
             return b""
-        pieces = max(1, round(length / self._settings.range_bytes))
+        pieces = max(1, round(length / RANGE_BYTES))
         if pieces == 1:
             return self._piece(key, start, start + length)
         # A connection has its rate: of a long range the pieces come by several. The first one comes by this thread.
@@ -465,7 +465,7 @@ class S3Blob(Blob):
     def _put_once(self, name: str, body: bytes) -> None:
         if not self._conditional and self._exists(name):
             raise Refused("exists")
-        if len(body) > self._settings.multipart_bytes:
+        if len(body) > MULTIPART_BYTES:
             self._put_parts(name, body)
             return
         condition = {"IfNoneMatch": "*"} if self._conditional else {}
@@ -477,7 +477,7 @@ class S3Blob(Blob):
             raise Refused("exists")
         client, target = self._client, {"Bucket": self._bucket, "Key": name}
         upload = self._calling(name, lambda: client.create_multipart_upload(**target)["UploadId"])
-        size = self._settings.part_bytes
+        size = PART_BYTES
         view = memoryview(body)
 
         def send(number: int) -> dict[str, Any]:

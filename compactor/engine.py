@@ -43,21 +43,26 @@ KEPT_LEAST = 256 * 1024 * 1024  # what row groups that are read together may tak
 HEARTBEAT_POLL_S = 1.0
 
 Keep = Callable[[], None]
+CHUNK_PARTS = 4  # parts of full size that are made durable at once
+READ_AHEAD = 1  # tables that are merged in advance
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """`memory_bytes` bounds what a merge holds, whatever its size; `chunk_bytes` (encoded) what a crash can lose.
+    """`memory_bytes` bounds what a merge holds, whatever its size.
 
-    `threads`: key ranges of one merge at a time. `read_ahead`: tables that another thread merges in advance while this
-    one encodes, in a merge that is too small for more than one range.
+    `threads`: key ranges of one merge at a time. With more than one, a merge that is too small for more than one range
+    has another thread merge in advance while this one encodes.
     """
 
     memory_bytes: int = 1024 * 1024 * 1024
     part_bytes_target: int = 128 * 1024 * 1024
-    chunk_bytes: int = 512 * 1024 * 1024
     threads: int = 1
-    read_ahead: int = 0
+
+    @property
+    def chunk_bytes(self) -> int:
+        """What is made durable at once (encoded): so much a crash can lose."""
+        return CHUNK_PARTS * self.part_bytes_target
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class LocalEngine:
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
         threads = self._settings.threads
         job = replace(job, runs=tuple(expanded(job.runs, self._blob)))  # once for all ranges
-        alone = RangeMerger(job, self._blob, self._ids, replace(self._settings, threads=1))  # has all the memory
+        alone = RangeMerger(job, self._blob, self._ids, self._settings, shares=1, reads_ahead=threads > 1)
         ranges = alone.ranges(self._range_bytes(job))
         if threads > 1 and len(ranges) > 1:
             yield from self._merge_in_threads(job, ranges, keep)
@@ -139,7 +144,7 @@ class LocalEngine:
         return max(1, min(settings.chunk_bytes, max(fair, settings.part_bytes_target // 8)))
 
     def _merge_in_threads(self, job: MergeJob, ranges: Sequence[KeyRange], keep: Keep) -> Iterator[MergedChunk]:
-        settings = replace(self._settings, read_ahead=0)  # the ranges keep the threads busy already
+        settings = self._settings
         local = threading.local()
         stop = threading.Event()
 
@@ -149,7 +154,7 @@ class LocalEngine:
 
         def work(key_range: KeyRange) -> MergedChunk:
             if not hasattr(local, "merger"):  # one for each thread: it keeps the footers that it read
-                local.merger = RangeMerger(job, self._blob, self._ids, settings)
+                local.merger = RangeMerger(job, self._blob, self._ids, settings, shares=settings.threads)
             found: MergedChunk = local.merger.merged(key_range, check)
             return found
 
@@ -171,15 +176,27 @@ class LocalEngine:
 
 
 class RangeMerger:
-    """Merges key ranges of one job, one at a time, with one thread's share of the memory. Not thread-safe."""
+    """Merges key ranges of one job, one at a time, with one of so many shares of the memory. Not thread-safe.
 
-    def __init__(self, job: MergeJob, blob: Blobs, ids: IdSource, settings: EngineSettings) -> None:
+    `reads_ahead`: another thread merges a table in advance. Else the ranges keep the threads busy already.
+    """
+
+    def __init__(
+        self,
+        job: MergeJob,
+        blob: Blobs,
+        ids: IdSource,
+        settings: EngineSettings,
+        *,
+        shares: int,
+        reads_ahead: bool = False,
+    ) -> None:
         self._job = job
-        self._read_ahead = settings.read_ahead
-        memory_bytes = settings.memory_bytes // settings.threads
+        self._reads_ahead = reads_ahead
+        memory_bytes = settings.memory_bytes // shares
         # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
         self._target = max(1, min(settings.part_bytes_target, memory_bytes // 6))
-        reading, alone = max(1, memory_bytes - 3 * self._target), settings.threads == 1
+        reading, alone = max(1, memory_bytes - 3 * self._target), shares == 1
         schemas = sound_schemas(job.schemas)
         schema_id, schema = newest(schemas)
         self._sink = PartSink(schema, schema_id, blob, job.shard_id, COMPACTOR, ids)
@@ -206,7 +223,7 @@ class RangeMerger:
         writer = PartWriter(self._sink, self._target)
         job = self._job
         tables = self._reader.read_merged(job.runs, job.since, job.kept, key_range)
-        for table in ahead(tables, self._read_ahead) if self._read_ahead else tables:
+        for table in ahead(tables, READ_AHEAD) if self._reads_ahead else tables:
             keep()
             if crowds is not None:
                 crowds.add(table)

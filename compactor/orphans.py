@@ -22,6 +22,7 @@ from blob import BlobNotFound, BlobStat, Unfinished
 from compactor.metering import MaintenanceMetrics
 from persist.commit.blob_tasks import keys_in
 from persist.commit.clone_refs import LoanLists
+from persist.commit.collector import DELETE_BATCH, STAGED_MS_MAX
 from persist.commit.expiry import Silence
 from persist.commit.location import Location
 from persist.commit.system import StoreClock
@@ -30,7 +31,7 @@ from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, shard_of
 from persist.core.errors import Corruption, InvalidUsage, Unavailable
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.named_holds import is_foreign
-from persist.core.state import Policy, State
+from persist.core.state import State
 from persist.core.transitions import expire_lapsed
 from persist.formats.store_errors import translated, translated_but_missing
 
@@ -38,7 +39,7 @@ log = logging.getLogger("persist.orphans")
 
 HOUR_MS = 3600 * 1000
 AGE_MS_DEFAULT = 24 * HOUR_MS
-AGE_MS_MIN = Policy().staged_ms_max + HOUR_MS  # a blob may wait so long for its commit, and clocks differ
+AGE_MS_MIN = STAGED_MS_MAX + HOUR_MS  # a blob may wait so long for its commit, and clocks differ
 SCAN_LIMIT = 1_000
 LIST_PAGE = 10_000  # blobs listed before the State is read anew
 LISTS_KEPT_MAX = 512  # bundles that are read once a sweep; more are read for each page
@@ -53,7 +54,6 @@ class SweepSettings:
 
     age_ms: int = AGE_MS_DEFAULT
     dry_run: bool = False
-    delete_batch: int = 500
 
     def check(self) -> None:
         """Raises InvalidUsage when `age_ms` is below what default leases make safe."""
@@ -244,9 +244,8 @@ class Sweeper:
         self._metrics.add(orphans_found=len(found), orphan_bytes=nbytes)
         if self._settings.dry_run or not found:
             return
-        size = self._settings.delete_batch
-        for start in range(0, len(found), size):
-            keys = [stat.key for stat in found[start : start + size]]
+        for start in range(0, len(found), DELETE_BATCH):
+            keys = [stat.key for stat in found[start : start + DELETE_BATCH]]
             self._location.identity.confirm()
             with translated():
                 self._location.blob.delete(keys)

@@ -33,7 +33,8 @@ class SparkEngine:
 
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
         job = replace(job, runs=tuple(expanded(job.runs, self.blob)))  # once for all ranges
-        ranges = RangeMerger(job, self.blob, SystemIds(), self.settings).ranges(self.settings.chunk_bytes)
+        merger = RangeMerger(job, self.blob, SystemIds(), self.settings, shares=self.settings.threads)
+        ranges = merger.ranges(self.settings.chunk_bytes)
         context = self.session.sparkContext
         shared = context.broadcast((job, self.blob.url, self.settings))
         wave = max(1, context.defaultParallelism * WAVE_TASKS_PER_CORE)
@@ -58,7 +59,9 @@ def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, Merged
     job, url, settings = shared.value
     blob = open_blob(url)
     try:
-        return number, RangeMerger(job, blob, SystemIds(), settings).merged(key_range, _alone)
+        shares = settings.threads
+        merger = RangeMerger(job, blob, SystemIds(), settings, shares=shares, reads_ahead=shares > 1)
+        return number, merger.merged(key_range, _alone)
     finally:
         blob.close()
 

@@ -8,4 +8,3 @@ from persist.patterns.ingest import Minter as Minter
 from persist.patterns.ingest import Source as Source
 from persist.patterns.reclock import Binding as Binding
 from persist.patterns.reclock import Bindings as Bindings
-from persist.patterns.reclock import BindingsSettings as BindingsSettings

@@ -211,10 +211,11 @@ class ServerSettings:
             value = setting.value_in(self)
             if value is not None and (refusal := setting.refusal(value)) is not None:
                 raise InvalidUsage(f"{setting.key} {refusal}")
-        for name, most in (("inline_part_bytes_max", "inline_shard_bytes_max"), ("rollup_least", "rollup_every")):
-            value, bound = getattr(self.policy, name), getattr(self.policy, most)
-            if value > bound:
-                raise InvalidUsage(f"levers.{name} is {value}; it must be at most {most}, {bound}")
+        part, shard = self.policy.inline_part_bytes_max, self.policy.inline_shard_bytes_max
+        if part > shard:
+            raise InvalidUsage(
+                f"levers.inline_part_bytes_max is {part}; it must be at most inline_shard_bytes_max, {shard}"
+            )
         for name in _FILES:
             if getattr(self, name) == "":  # an empty variable of another program
                 raise InvalidUsage(f"{name} is empty: name a file, or leave the option or variable out")
@@ -314,15 +315,10 @@ _POLICY_LEVERS = (
     ("inline_shard_bytes_max", 0, 8 * MIB, "more: fewer merges into blobs; a larger State, which opening reads"),
     ("inline_batches", 4, 256, "more: fewer merges; reads look at more batches"),
     ("batches_max", 256, 100_000, "more: writers go on for longer without maintenance; reads get slower"),
-    ("plain_parts_max", 64, 16_384, "more: fewer bundles to read; a larger State"),
-    ("bundle_parts_max", 64, 16_384, "more: fewer bundles; each read of one takes longer"),
+    ("plain_parts_max", 64, 16_384, "more: fewer and larger bundles to read; a larger State"),
     ("rollup_every", 32, 65_536, "more: fewer rollups; opening reads so many state diffs"),
-    ("rollup_least", 1, 1_024, "more: fewer rollups after bursts; a longer log"),
-    ("rollup_bytes", 64 * KIB, 64 * MIB, "more: fewer rollups; opening reads so many bytes of state diffs"),
-    ("rollup_gone", 1, 10_000, "more: fewer rollups and collections; more blobs wait to be deleted"),
-    ("attributes_flush_at", 100, 10_000, "more: fewer writes of the index of attributes; a larger State"),
-    ("outcomes_flush_at", 100, 10_000, "more: fewer blobs of outcomes of tokens; a larger State"),
-    ("entries_flush_at", 16, 4_096, "more: fewer blobs of the commit history; a larger State"),
+    ("overlay_flush_at", 100, 10_000, "more: fewer blobs of attributes and outcomes of tokens; a larger State"),
+    ("history_flush_at", 16, 4_096, "more: fewer blobs of the commit history and of marks; a larger State"),
 )
 SETTINGS = _settings()
 """All settings of a server, those of one table together."""

@@ -43,6 +43,7 @@ from bench.speed.flat_shards import (
 from compactor.loop import RESCAN_PER_S, RESCAN_S, in_turn
 from compactor.tasks import gc_task, history_task, merge_task
 from compactor.worker import Worker
+from persist.commit.background_duties import ROLLUP_BYTES
 from persist.commit.collector import Collector
 from persist.commit.state_loader import rolled_up
 from persist.core.shard_view import ViewRequest, view_of
@@ -115,7 +116,7 @@ def costs(grown: Grown) -> dict[str, float]:
         upkeep_us += cpu_us(grown.background.drain)
     found["commit"] = median(commits)
     logged = (grown.bytes - before) / CYCLE
-    inserts = min(POLICY.rollup_every, max(POLICY.rollup_bytes, rollup_bytes) / logged)  # between two rollups
+    inserts = min(POLICY.rollup_every, max(ROLLUP_BYTES, rollup_bytes) / logged)  # between two rollups
     found["upkeep"] = (sum(commits) + upkeep_us) / CYCLE + rollup_us / inserts
     found["bytes"] = logged + rollup_bytes / inserts
     found["open"] = some(OPENS, lambda: grown.location.versions.load(NAME))

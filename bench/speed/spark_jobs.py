@@ -74,7 +74,7 @@ def measure(
 def make_history(directory: Path, rows: int, times: int) -> None:
     """Two shards of so many rows at so many times, compacted; in the second one the last time replaces some."""
     ids = np.random.default_rng(1).permutation(rows)
-    engine = EngineSettings(threads=2, read_ahead=1, part_bytes_target=PART_BYTES)
+    engine = EngineSettings(threads=2, part_bytes_target=PART_BYTES)
     settings = WorkerSettings(engine=engine)
     with opened(directory) as (location, client):
         for name in (HISTORY, REPLACED):

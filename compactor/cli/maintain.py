@@ -147,7 +147,6 @@ def _run(arguments: argparse.Namespace) -> int:
             memory_bytes=memory // arguments.concurrency,
             part_bytes_target=part_size,
             threads=arguments.threads,
-            read_ahead=1,
         ),
         bytes_per_s=rate,
     )

@@ -52,16 +52,20 @@ BACKOFF_S = 0.05
 class PipelineSettings:
     """At most `window_appends_max` appends and about 64 MiB are unacknowledged: then `append` waits.
 
-    A command carries at most `command_appends_max` appends and about 4 MiB. It is sent again for
-    up to `retry_s`; then the writer stops, and a new one of the same id goes on from the number that the shard holds.
+    A command carries at most half as many appends and about 4 MiB. It is sent again for up to
+    `retry_s`; then the writer stops, and a new one of the same id goes on from the number that the shard holds.
     """
 
     window_appends_max: int = 2_000
-    command_appends_max: int = 1_000
     retry_s: float = 600.0
 
     def __post_init__(self) -> None:
         check_numbers(self)
+
+    @property
+    def command_appends_max(self) -> int:
+        """The other half of the window fills while a command is under way."""
+        return max(1, self.window_appends_max // 2)
 
 
 class _Append(NamedTuple):

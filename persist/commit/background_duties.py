@@ -28,11 +28,14 @@ from persist.core.batch import EMPTY_TRACE, HollowBatch
 from persist.core.ids import SeqNo
 from persist.core.manifests import to_bundle
 from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
-from persist.core.state import Policy, State
+from persist.core.state import ROLLUP_LEAST, Policy, State
 from persist.core.transitions import audit_recording
 from persist.core.transitions.audit_recording import outcome_flush_is_due
 
 TURNS_LEFT_MAX = 16  # times in a row that a kind of duty is left to another process that is at it
+ROLLUP_BYTES = 512 * 1024  # of state diffs since the newest rollup, after which one is due
+ROLLUP_GONE = 32  # blobs that have left the State since then: they are deleted once a rollup lies beyond
+MARKS_PER_ENTRY = 2  # a mark is smaller than an entry of the commit history, so twice as many make a flush due
 MARKS_URGENT = 2  # times as many marks as make a flush due do not wait for its turn
 
 
@@ -66,11 +69,11 @@ class SinceRollup:
         while self._commits and self._commits[0][0] <= newest:
             self._drop_first()
         passed = state.seqno - newest
-        turns = max(passed / policy.rollup_every, (passed - len(self._commits)) / policy.rollup_least)
-        if passed >= policy.rollup_least:
+        turns = max(passed / policy.rollup_every, (passed - len(self._commits)) / ROLLUP_LEAST)
+        if passed >= ROLLUP_LEAST:
             # A State that is larger is written as often as the log has grown by as much: each byte twice in all.
             size = max((rollup.size for rollup in state.rollups.values()), default=0)
-            turns = max(turns, self._bytes / max(policy.rollup_bytes, size), self._gone / policy.rollup_gone)
+            turns = max(turns, self._bytes / max(ROLLUP_BYTES, size), self._gone / ROLLUP_GONE)
         return turns
 
     def _drop_first(self) -> None:
@@ -89,6 +92,7 @@ class Upkeep:
     def __init__(self, policy: Policy, merges: bool) -> None:
         self.merging: frozenset[str] = frozenset()  # parts that merges under way will replace
         self._policy = policy
+        self._marks_flush_at = MARKS_PER_ENTRY * policy.history_flush_at
         self._merges = merges
         self._lock = threading.Lock()
         self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
@@ -108,8 +112,8 @@ class Upkeep:
     def due(self, state: State) -> list[Duty]:
         """What the State that was just committed asks for, and is not under way. All of it counts as under way now."""
         duties = []
-        are_many = len(state.marks) >= MARKS_URGENT * self._policy.marks_flush_at
-        if are_many or len(state.attributes) >= self._policy.attributes_flush_at:
+        are_many = len(state.marks) >= MARKS_URGENT * self._marks_flush_at
+        if are_many or len(state.attributes) >= self._policy.overlay_flush_at:
             duties.append(Duty("attributes", FlushIndex()))
         if outcome_flush_is_due(state, self._policy):
             duties.append(Duty("outcomes", FlushTokens(self._policy)))
@@ -139,7 +143,7 @@ class Upkeep:
         flushes = audit_recording.entry_flush_is_due(state, self._policy)
         if flushes and (is_turn or audit_recording.flush_is_urgent(state, self._policy)):
             yield Duty("entries", FlushHistory())
-        elif is_turn and len(state.marks) >= self._policy.marks_flush_at:
+        elif is_turn and len(state.marks) >= self._marks_flush_at:
             self._given_away = newest
             yield Duty("attributes", FlushIndex())
         elif is_turn:

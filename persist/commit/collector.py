@@ -35,31 +35,37 @@ from persist.core.blob_keys import is_bundle_key, is_diff_key, is_loan_key, is_r
 from persist.core.errors import Corruption, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
 from persist.core.named_holds import compact, is_foreign
-from persist.core.state import Policy, State
+from persist.core.state import ROLLUP_LEAST, State
 from persist.formats.store_errors import translated, translated_but_missing
 
 log = logging.getLogger("persist.gc")
 
 SCAN_LIMIT = 1_000
 HOUR_MS = 3_600_000
+DELETE_BATCH = 500  # blobs that one request deletes
+ENTRIES_PER_STEP = 10  # log entries cost a collection as much as one step towards the tombstone of a dropped shard
+STAGED_MS_MAX = 12 * HOUR_MS  # so long a blob may wait for its commit, or a loan for its clone; sweeps wait longer
 
 
 @dataclass(frozen=True, slots=True)
 class GcSettings:
-    """`entries_max` bounds one epoch (to the first rollup beyond it); `rollup_after` is in log entries.
+    """`entries_max` bounds one epoch (to the first rollup beyond it), in log entries.
 
-    A rollup is made when the newest one is that many entries old, or earlier where data waits to be deleted; not where
-    `makes_rollups` says that whoever commits makes enough of them. A loan that no clone took is ended once it is
+    A rollup is made when the newest one is `rollup_after` entries old, or earlier where data waits to be deleted; not
+    where `makes_rollups` says that whoever commits makes enough of them. A loan that no clone took is ended once it is
     `untaken_ms` old.
     """
 
     entries_max: int = 10_000
-    rollup_after: int = 32
-    delete_batch: int = 500
+    rollup_after: int = ROLLUP_LEAST
     delete_threads: int = 8
-    finalise_steps_max: int = 1_000
     makes_rollups: bool = True
-    untaken_ms: int = Policy().staged_ms_max + HOUR_MS
+    untaken_ms: int = STAGED_MS_MAX + HOUR_MS
+
+    @property
+    def finalise_steps_max(self) -> int:
+        """Commits of one run that take a dropped shard towards its tombstone."""
+        return max(1, self.entries_max // ENTRIES_PER_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +294,7 @@ class Collector:
 
     def _delete(self, keys: Iterator[str]) -> int:
         """Delete blobs, several batches at a time; how many. Returns only when all are gone."""
-        size, threads = self.settings.delete_batch, self.settings.delete_threads
+        size, threads = DELETE_BATCH, self.settings.delete_threads
         deleted = 0
         if threads == 1:
             while batch := list(islice(keys, size)):

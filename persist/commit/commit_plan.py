@@ -217,7 +217,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         came = () if grown is None else [key for batch in grown.batches for key in batch.blob_keys()]
         missing = [key for key in came if not base.trace.names(key) and not following.trace.names(key)]
         gone = tuple(sorted({*gone, *missing}))
-    following = departed(following, gone, given.policy)
+    following = departed(following, gone)
     moved = moves(base, following, commands)
     invariants.check_step(base, following)
     if given.check_all:

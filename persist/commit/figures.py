@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
 
-from persist.commit.location import Location
+from persist.commit.location import MACHINES_MAX, Location
 from persist.commit.machine import Machine
 from persist.commit.sight import StoreCalls, Storms
 from persist.commit.system import ThreadBackground
@@ -101,7 +101,7 @@ def pools(pairs: dict[str, tuple[int, int]]) -> Iterator[Family]:
 
 def own_pools(location: Location) -> dict[str, tuple[int, int]]:
     """The pools of a location: what is in use, and the size."""
-    found = {"machines": (len(location.machines()), location.settings.machines_max)}
+    found = {"machines": (len(location.machines()), MACHINES_MAX)}
     if isinstance(location.background, ThreadBackground):
         found["background"] = (location.background.taken, location.background.queue_max)
     return found

@@ -59,11 +59,11 @@ from persist.formats.store_errors import translated
 MARKER = "persist.json"
 MARKER_VERSION = 1
 MARKER_BYTES_MAX = 64 * 1024
-MACHINES_MAX = 20_000
+MACHINES_MAX = 20_000  # shards of which one process has the State in memory
 UNREAD_PART = 20  # names of which no shard was read take at most this part of the places
 EVICTIONS_TRIED_MAX = 100  # machines looked at when one more is made
 NAMES_PAGE = 1_000
-COLLECTS = GcSettings(entries_max=1_000, delete_threads=1, finalise_steps_max=100, makes_rollups=False)
+COLLECTS = GcSettings(entries_max=1_000, delete_threads=1, makes_rollups=False)
 POLL_WITH_PUSH_S = 30.0
 POLL_WITHOUT_PUSH_S = 0.1
 
@@ -72,7 +72,6 @@ POLL_WITHOUT_PUSH_S = 0.1
 class LocationSettings:
     policy: Policy = field(default_factory=Policy)
     machine: MachineSettings = field(default_factory=MachineSettings)
-    machines_max: int = MACHINES_MAX
     build: Build = THIS_BUILD  # what it can read and write
     collects: bool = False  # whether commits have collected in the background what nobody needs any more
     history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
@@ -233,9 +232,9 @@ class Location:
     def _make_room(self, name: str) -> None:
         """For the new machine `name`, under the lock. Whoever uses an evicted one may go on: it only caches.
 
-        A machine that somebody watches stays, also beyond `machines_max`: news reach only those in the cache.
+        A machine that somebody watches stays, also beyond `MACHINES_MAX`: news reach only those in the cache.
         """
-        most = self.settings.machines_max
+        most = MACHINES_MAX
         self._unread[name] = None
         self._unread.move_to_end(name)
         if len(self._unread) > max(1, most // UNREAD_PART):

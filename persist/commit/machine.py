@@ -107,6 +107,8 @@ def _unless_copied(versions: Versions, commit: Commit, group: Sequence[Pending])
 
 
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
+QUEUE_MAX = 10_000  # commands of a shard that wait; one more is refused (Overloaded)
+GROUP_MAX = 1_000  # commands that are committed together
 TURN_S = 1.0  # for which a commit waits for those of other processes
 
 
@@ -115,15 +117,12 @@ class MachineSettings:
     """`retry_s` bounds how long one commit may take; `check_all` checks every invariant at every commit (tests).
 
     `small_merges`: whether upkeep merges small batches; not in a process of maintenance, which merges by its own plan.
-    `queue_max` bounds the commands that wait, `group_max` those that are committed together. `check_threads`: staged
-    blobs of one command that are looked at together.
+    `check_threads`: staged blobs of one command that are looked at together.
     """
 
     retry_s: float = 30.0
     check_all: bool = False
     small_merges: bool = True
-    queue_max: int = 10_000
-    group_max: int = 1_000
     check_threads: int = 8
 
 
@@ -145,7 +144,7 @@ class Machine(CachedState):
         self.metrics = MachineMetrics()
         self._system = system
         self._settings = settings
-        self._queue = CommandQueue(name, settings.queue_max, settings.group_max)
+        self._queue = CommandQueue(name, QUEUE_MAX, GROUP_MAX)
         self._nodes = nodes
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)

@@ -19,6 +19,7 @@ from persist.core.errors import Corruption
 from persist.core.ids import IdSource, SeqNo
 from persist.core.state import Policy, State
 from persist.core.transitions.audit_recording import (
+    OUTCOME_KEPT_MS,
     Written,
     is_alone,
     is_maintenance,
@@ -160,9 +161,9 @@ class OutcomeFiles:
         if not outcome_flush_is_due(state, policy):
             return None
         outcomes = to_flush(state)
-        if len(outcomes) < policy.outcomes_flush_at:
-            return c.FlushOutcomes((), (), None, self._store_ms(state, policy))
-        merged = outcome_files_to_merge(state.outcome_files, len(outcomes), state.lease_now_ms, policy.outcome_kept_ms)
+        if len(outcomes) < policy.overlay_flush_at:
+            return c.FlushOutcomes((), (), None, self._store_ms(state))
+        merged = outcome_files_to_merge(state.outcome_files, len(outcomes), state.lease_now_ms, OUTCOME_KEPT_MS)
         data = encode(outcomes, [self._read(file, 0, file.size) for file in merged])
         key = outcomes_key(state.shard_id, self._ids)
         with translated():
@@ -180,11 +181,11 @@ class OutcomeFiles:
             len(born) < len(outcomes) or any(file.free for file in merged),
         )
         taken = tuple(file.key for file in merged)
-        return c.FlushOutcomes(taken, tuple(outcomes), file, self._store_ms(state, policy))
+        return c.FlushOutcomes(taken, tuple(outcomes), file, self._store_ms(state))
 
-    def _store_ms(self, state: State, policy: Policy) -> int | None:
+    def _store_ms(self, state: State) -> int | None:
         """The store's time, where a file is to be forgotten."""
-        if any(is_outcome_file_outlived(file, state.lease_now_ms, policy) for file in state.outcome_files):
+        if any(is_outcome_file_outlived(file, state.lease_now_ms) for file in state.outcome_files):
             return probed(self._blob, self._ids)
         return None
 

@@ -57,6 +57,9 @@ SPECS_MAX = 64  # merges that one plan names
 LOOKED_AT_MAX = 256  # newest batches
 
 # --- the worker's policy
+GARBAGE_PERCENT, GARBAGE_PERCENT_AT_REST = 200, 120
+GARBAGE_GROWTH_AT_REST = 8
+AGED_PERCENT, AGED_PERCENT_AT_REST = 20, 10
 LEFT_BATCHES_MAX = 128  # with more small batches than this the committers do not keep up, or live too briefly to merge
 
 
@@ -65,14 +68,33 @@ class MergePolicy:
     """What is due for a worker."""
 
     fan_in: int = FAN_IN
-    fan_in_small: int = 2 * FAN_IN  # where the stretch has fewer than `small_rows`: a commit costs more than its rows
-    small_rows: int = 16_384  # nor is a batch of fewer rewritten for its history
+    small_rows: int = (
+        16_384  # a stretch of fewer waits for twice the `fan_in`; a batch is not rewritten for its history
+    )
     batches_soft: int = 24  # with more batches than this the youngest are merged with one that they outweigh
     inline_flush_bytes: int = 256 * 1024
-    garbage_percent: int = 200
-    garbage_growth: int = GARBAGE_GROWTH
-    aged_percent: int = 20  # where history is kept: rows that it no longer needs, in percent of the others
     left_batches_max: int = 0  # so many of the newest small batches are left to the committer
+    is_at_rest: bool = False  # nobody writes: less garbage is kept
+
+    @property
+    def fan_in_small(self) -> int:
+        """The `fan_in` of a stretch with fewer than `small_rows`, of which a commit costs more than the rows."""
+        return self.fan_in if self.is_at_rest else 2 * self.fan_in
+
+    @property
+    def garbage_percent(self) -> int:
+        """Where no history is kept: all rows in percent of those that a merge may leave."""
+        return GARBAGE_PERCENT_AT_REST if self.is_at_rest else GARBAGE_PERCENT
+
+    @property
+    def garbage_growth(self) -> int:
+        """And the rows must have grown by this part of the largest member."""
+        return GARBAGE_GROWTH_AT_REST if self.is_at_rest else GARBAGE_GROWTH
+
+    @property
+    def aged_percent(self) -> int:
+        """Where history is kept: rows that it no longer needs, in percent of the others."""
+        return AGED_PERCENT_AT_REST if self.is_at_rest else AGED_PERCENT
 
     def beside_writers(self) -> MergePolicy:
         """This policy where writers do their small merges themselves."""
@@ -80,16 +102,7 @@ class MergePolicy:
 
     def at_rest(self) -> MergePolicy:
         """This policy while nobody writes: the shard is brought closer to its least size."""
-        return replace(
-            self,
-            fan_in=2,
-            fan_in_small=2,
-            garbage_percent=120,
-            garbage_growth=8,
-            aged_percent=10,
-            small_rows=0,
-            left_batches_max=0,
-        )
+        return replace(self, fan_in=2, small_rows=0, left_batches_max=0, is_at_rest=True)
 
 
 # --- what both ask

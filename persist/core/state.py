@@ -23,6 +23,9 @@ from persist.core.shard_settings import DROP, NO_RETENTION, NO_SETTINGS, KeptCut
 from persist.core.truncation import NOT_TRUNCATED, RowDrop, Truncation, Truncations
 
 SERVICE_TIMES_MAX = 64
+ROLLUP_LEAST = 32  # seqnos from a rollup to the next one, at least, unless `Policy.rollup_every` is fewer
+BUNDLE_GROWTH = 4  # times as many parts as a batch may name itself are listed by one bundle, of about a MiB
+OVERLAY_ROOM = 5  # times as many entries as make a flush due slow writers down (Overloaded)
 
 
 class Policy(Record, frozen=True):
@@ -33,25 +36,19 @@ class Policy(Record, frozen=True):
     inline_batches: int = 64  # of the newest ones that hold inline rows only, which then are merged into a blob
     batches_max: int = 10_000  # more unmerged batches than this slow writers down (Overloaded)
     rollup_every: int = 1_024  # seqnos between rollups, and now and then twice that: so many state diffs opening reads
-    rollup_least: int = 32  # so many, where others make them; and never fewer for what follows
-    rollup_bytes: int = 512 * 1024  # of state diffs since the newest rollup, after which one is due
-    rollup_gone: int = 32  # blobs that have left the State since then: they are deleted once a rollup lies beyond
-    left_parts_max: int = 100_000  # staged parts that left the State which it remembers
-    staged_ms_max: int = 12 * 3600 * 1000  # so long a blob may wait for its commit; the sweep waits longer
-    writers_max: int = 100_000
-    readers_max: int = 10_000  # each is in the State, which every commit works on
-    cursors_max: int = 1_000  # they never lapse: somebody has to give them up
-    attributes_flush_at: int = 2_000  # in the State, so that they are written to the index
-    attributes_overlay_max: int = 10_000  # more that wait for the index than this slow writers down (Overloaded)
-    marks_flush_at: int = 1_024  # in the State, so that they are written to the index
-    outcome_kept_ms: int = 7 * 24 * 3600 * 1000  # for at least so long the outcome of a token is known
-    outcomes_flush_at: int = 2_000  # in the State, so that they are written to a blob
-    outcomes_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
-    entries_flush_at: int = 512  # commits whose entries the State holds, so that they are written to a blob
-    entries_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
-    info_flush_at: int = 64 * 1024  # bytes that callers said in these, so that they are written to a blob
+    overlay_flush_at: int = 2_000  # attributes, or outcomes of tokens, in the State, so that they go to blobs
+    history_flush_at: int = 512  # commits whose entries the State holds, or twice as many marks, likewise
     plain_parts_max: int = 1_024  # parts of a batch that the State names itself; beyond that they go to bundles
-    bundle_parts_max: int = 4_096  # parts that one bundle lists
+
+    @property
+    def overlay_max(self) -> int:
+        """Attributes, outcomes or entries that wait for their blobs; more slow writers down (Overloaded)."""
+        return OVERLAY_ROOM * self.overlay_flush_at
+
+    @property
+    def bundle_parts_max(self) -> int:
+        """Parts that one bundle lists."""
+        return max(2, BUNDLE_GROWTH * self.plain_parts_max)
 
 
 class SchemaRecord(Record, frozen=True):

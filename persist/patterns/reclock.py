@@ -8,14 +8,14 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.arguments import check_numbers, checked, checked_wait
+from persist.client.arguments import checked, checked_wait
 from persist.client.connect import Client
 from persist.client.listen import Listen
 from persist.client.shard import Shard
@@ -356,21 +356,6 @@ TRIES_MAX = 100  # of a mint: each failure is a rival's mint
 WAIT_S = 60.0  # for a mint of a rival
 
 
-@dataclass(frozen=True, slots=True)
-class BindingsSettings:
-    """How much is written and kept in memory.
-
-    A mint is whole once `whole_every_rows` rows were written since the last whole one, or four for each partition.
-    `known_rows_max`: so many bindings are kept in memory; of older ones the shard is asked.
-    """
-
-    whole_every_rows: int = 4_096
-    known_rows_max: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
-
 class Bindings(Closing):
     """Which time each position of a source has: once bound, for ever. `Bindings.open` gives one. Thread-safe.
 
@@ -380,11 +365,16 @@ class Bindings(Closing):
     already is answered, and not bound again.
     """
 
-    def __init__(self, shard: Shard, clock: WallClock | None, settings: BindingsSettings) -> None:
+    WHOLE_EVERY_ROWS: ClassVar[int] = 4_096
+    """A mint is whole once so many rows were written since the last whole one, or four for each partition."""
+
+    KNOWN_ROWS_MAX: ClassVar[int] = 1_000_000
+    """Bindings that are kept in memory; of older ones the shard is asked."""
+
+    def __init__(self, shard: Shard, clock: WallClock | None) -> None:
         self.shard = shard
         self._own = OwnColumns(shard, "bindings")
         self._own.check(shard.schema)
-        self._settings = settings
         self._lock = threading.Lock()
         self._writer = shard.open_writer(purpose="bindings")
         self._listen: Listen | None = None
@@ -393,9 +383,7 @@ class Bindings(Closing):
         self._load()
 
     @classmethod
-    def open(
-        cls, client: Client, shard: str, *, clock: WallClock | None = None, settings: BindingsSettings | None = None
-    ) -> Self:
+    def open(cls, client: Client, shard: str, *, clock: WallClock | None = None) -> Self:
         """The bindings that the shard called `shard` keeps. It is made if it is not there.
 
         Args:
@@ -403,19 +391,17 @@ class Bindings(Closing):
             shard: its name. It holds bindings alone, and keeps history for ever.
             clock: times are its milliseconds since 1970, as far as the stores confirm them; None: times count up
                 from 0.
-            settings: bounds.
         Raises: ShardExists (a shard of that name has other columns), InvalidUsage (it has a policy of rows, which
             would take bindings away, or its columns have other names by now), Corruption (somebody has taken bindings
             away).
         """
         checked("client", client, Client)
-        checked("settings", settings, BindingsSettings, type(None))
         found = OwnColumns.open(client, shard, "bindings", SCHEMA, KEY).shard
         if found.settings.rows is not None:
             raise InvalidUsage(
                 f"shard {shard!r} has a policy of rows, which takes bindings away; end it (Shard.retain)"
             )
-        return cls(found, clock, settings or BindingsSettings())
+        return cls(found, clock)
 
     def __repr__(self) -> str:
         return f"Bindings({self.shard.name!r}, {self._known!r})"
@@ -549,7 +535,7 @@ class Bindings(Closing):
             raise InvalidUsage(f"the source would have {count} partitions; it has at most {PARTITIONS_MAX}")
         time = known.upper if self._clock is None else self._clock.time(known.upper)
         time = max(time, upper - 1)
-        least = max(self._settings.whole_every_rows, 4 * count)
+        least = max(self.WHOLE_EVERY_ROWS, 4 * count)
         whole = bool(moved) and (not known.tails or known.unsaved + len(moved) > least)
         written = {**known.heads(), **moved} if whole else moved
         try:
@@ -563,7 +549,7 @@ class Bindings(Closing):
             return False
         known.add(((partition, position, time) for partition, position in moved.items()), whole)
         known.reach(time + 1)
-        known.trim(self._settings.known_rows_max)
+        known.trim(self.KNOWN_ROWS_MAX)
         return True
 
     def _covering(self, asked: dict[str, int]) -> Binding:
@@ -653,7 +639,7 @@ class Bindings(Closing):
         for updates, upper in whole_events(self._listen, wait_s):
             self._own.check(self._listen.schema)
             self._took(updates, upper.element)
-        self._known.trim(self._settings.known_rows_max)
+        self._known.trim(self.KNOWN_ROWS_MAX)
         return self._listen.frontier != before
 
     def _took(self, updates: pa.Table, upper: int | None) -> None:

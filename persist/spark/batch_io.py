@@ -85,17 +85,16 @@ class SnapshotReader(SplitReader):
             raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
     def _splits(self) -> list[SnapshotSplit]:
-        options = planning.with_times(self._target, self._options)
-        schema = planning.shown(self._target, options)[1]
+        schema = planning.shown(self._target, self._options)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
-        splits = planning.plan_snapshot(self._target, options, columns)
+        splits = planning.plan_snapshot(self._target, self._options, columns)
         for split in splits[:1]:
             self._check(split, columns)
         return splits
 
     def _check(self, split: SnapshotSplit, columns: tuple[str, ...]) -> None:
         """Raise InvalidUsage where a name may mean another column than where the DataFrame was loaded."""
-        if not self._options.then:
+        if not self._options.selection.then:
             planning.check_names(self._target, (*columns, *names_in(self._options.selection.where)), self._known, split)
         elif self._known is not None and split.schema_id != self._known.number:
             raise InvalidUsage(
@@ -148,9 +147,9 @@ class ChangesReader(SplitReader):
 
     def _splits(self) -> list[FeedSplit]:
         target = self._target
-        options = planning.with_times(target, self._options)
+        options = self._options
+        starting, ending = planning.bounds_of_feed(target, options)
         view = executors.view_of(target)
-        starting, ending = options.starting_version, options.ending_version
         lower = (view.since.element or 0) if starting is None else starting
         upper = view.upper if ending is None else frontier(ending + 1)
         if upper <= frontier(lower):

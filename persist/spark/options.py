@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 from persist.client.commit_info import read_info
@@ -265,35 +266,24 @@ class Target:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What every read takes. `partitions` None: by the size of the data."""
+    """What every read takes. `partitions` None: by the size of the data.
+
+    `selection`: the rows and keys that are wanted, of all columns. `as_of` None: the latest time. `starting` and
+    `ending`: where a change feed begins and ends, both inclusive. Planning makes times of wall clocks.
+    """
 
     columns: tuple[str, ...] | None
-    where: str | None
-    start_key: tuple[Any, ...] | None
-    end_key: tuple[Any, ...] | None
-    key_prefix: tuple[Any, ...] | None
+    selection: Selection
     partitions: int | None
     batch_rows: int
-    as_of: int | Tagged | None
+    as_of: int | Tagged | datetime | None
     with_diff: bool
     wait_s: float
     changes: bool
-    starting_version: int | None
-    ending_version: int | None
+    starting: int | datetime | None
+    ending: int | datetime | None
     time_unit: str | None
-    as_of_timestamp: datetime | None = None
-    starting_timestamp: datetime | None = None
-    ending_timestamp: datetime | None = None
     images: bool = False  # of changes: those that are updates are told as such
-    then: bool = False  # by the columns that the shard had as of the time
-
-    @property
-    def selection(self) -> Selection:
-        """The rows and keys that are wanted, of all columns."""
-        called = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
-        return Selection(
-            self.where, self.start_key, self.end_key, self.key_prefix, called=called, then=self.then, from_text=True
-        )
 
     @classmethod
     def of(cls, options: Options, *, streams: bool = False) -> ReadOptions:
@@ -308,36 +298,61 @@ class ReadOptions:
                 "startingVersion=latest is for streams: a batch read has nothing after the latest time; give a time, "
                 "such as that of the change that you have seen last, plus 1"
             )
-        tag = options.text("tag")
-        at = None if tag is None else Tagged(check_tag_name(tag))
         return cls(
             columns=options.names("columns"),
-            where=options.text("where"),
-            start_key=options.values("startKey"),
-            end_key=options.values("endKey"),
-            key_prefix=options.values("keyPrefix"),
+            selection=_selection(options),
             partitions=options.integer("numPartitions", 1, PARTITIONS_MAX),
             batch_rows=options.integer("batchRows", 1, BATCH_ROWS_MAX) or BATCH_ROWS,
-            as_of=at if latest else options.integer(name, BEFORE_ALL, TIME_MAX),
+            as_of=_latest_or_named(options) if latest else options.integer(name, BEFORE_ALL, TIME_MAX),
             with_diff=options.choice("multiplicity", ("expand", "column")) == "column",
             wait_s=options.seconds("waitSeconds", WAIT_S),
             changes=options.flag("readChangeFeed"),
-            starting_version=None if streams else version_of(options, "startingVersion"),
-            ending_version=version_of(options, "endingVersion"),
+            starting=None if streams else _point_of(options, "starting"),
+            ending=_point_of(options, "ending"),
             time_unit=options.text("timeUnit") and options.choice("timeUnit", ("s", "ms", "us")),
-            as_of_timestamp=instant_of(options, "timestampAsOf"),
-            starting_timestamp=instant_of(options, "startingTimestamp"),
-            ending_timestamp=instant_of(options, "endingTimestamp"),
             images=options.flag("changeImages"),
-            then=options.choice("schemaAsOf", (NOW, THEN)) == THEN,
         )
+
+
+def _selection(options: Options) -> Selection:
+    called = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
+    return Selection(
+        options.text("where"),
+        options.values("startKey"),
+        options.values("endKey"),
+        options.values("keyPrefix"),
+        called=called,
+        then=options.choice("schemaAsOf", (NOW, THEN)) == THEN,
+        from_text=True,
+    )
+
+
+def _latest_or_named(options: Options) -> Tagged | datetime | None:
+    """The tag or the wall clock that a read names; None: it is of the latest time."""
+    tag = options.text("tag")
+    return instant_of(options, "timestampAsOf") if tag is None else Tagged(check_tag_name(tag))
+
+
+def _point_of(options: Options, which: str) -> int | datetime | None:
+    """The time or the wall clock of `startingVersion` and `startingTimestamp`, or of those of the end."""
+    when = instant_of(options, f"{which}Timestamp")
+    return version_of(options, f"{which}Version") if when is None else when
+
+
+class SchemaMode(Enum):
+    """What a write does to the columns of the shard."""
+
+    KEEP = "keep"
+    MERGE = "merge"  # the shard gets the columns and wider types that the DataFrame has more
+    OVERWRITE = "overwrite"  # the shard gets the columns of the DataFrame, in the place of its own
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What every write takes. The service chooses the time unless `expected_upper` or `append` is given.
+    """What every write takes. The service chooses the time unless `conditional` or `append` is given.
 
-    `append` is the interval of rows that replicated writers write, of which the shard may have the beginning already.
+    `conditional` is the upper that the shard must have, and the one that it has after the write. `append` is the
+    interval of rows that replicated writers write, of which the shard may have the beginning already.
     """
 
     key: tuple[str, ...] | None
@@ -345,8 +360,7 @@ class WriteOptions:
     diff_column: str | None
     upsert: bool
     delete_column: str | None
-    expected_upper: int | None
-    new_upper: Antichain | None
+    conditional: tuple[int, Antichain] | None
     append: tuple[int, Antichain] | None = None
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
@@ -354,15 +368,21 @@ class WriteOptions:
     info: bytes = b""  # what the commit history is to tell
     write_id: str | None = None  # by which the commit history tells this write from others
     restores: int | None = None  # the time to which the rows, which are changes, lead back
-    merge_schema: bool = False  # the shard gets the columns and wider types that the DataFrame has more
-    overwrite_schema: bool = False  # the shard gets the columns of the DataFrame, in the place of its own
+    schema: SchemaMode = SchemaMode.KEEP
     rewrites: bool = False  # the rows change what was read: where they cancel out there is nothing to write
+
+    @property
+    def expected_upper(self) -> int | None:
+        """The upper that the shard must have; None: any."""
+        return None if self.conditional is None else self.conditional[0]
 
     @property
     def moves_upper(self) -> bool:
         """Whether the write names the upper that comes after it, other than the next time."""
-        expected = self.expected_upper
-        return self.append is not None or (expected is not None and self.new_upper != Antichain(expected + 1))
+        if self.conditional is None:
+            return self.append is not None
+        expected, upper = self.conditional
+        return upper != Antichain(expected + 1)
 
     @property
     def first_time(self) -> int | None:
@@ -410,8 +430,7 @@ class WriteOptions:
             diff_column=diff_column,
             upsert=upsert,
             delete_column=options.text("deleteColumn"),
-            expected_upper=expected,
-            new_upper=upper,
+            conditional=None if expected is None or upper is None else (expected, upper),
             append=append,
             txn=None if version is None else (options.text("txnAppId") or "", version),
             history=options.text("history"),
@@ -419,10 +438,18 @@ class WriteOptions:
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
             rewrites=rewrites,
-            merge_schema=options.flag("mergeSchema"),
-            overwrite_schema=options.flag("overwriteSchema"),
+            schema=_schema_mode(options),
             write_id=_write_id(options),
         )
+
+
+def _schema_mode(options: Options) -> SchemaMode:
+    merges, overwrites = options.flag("mergeSchema"), options.flag("overwriteSchema")
+    if merges and overwrites:
+        raise InvalidUsage(
+            "give one of 'overwriteSchema' and 'mergeSchema': one replaces the columns, one adds to them"
+        )
+    return SchemaMode.MERGE if merges else SchemaMode.OVERWRITE if overwrites else SchemaMode.KEEP
 
 
 def _constraints(options: Options) -> Constraining:

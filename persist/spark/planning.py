@@ -7,13 +7,12 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import pyarrow as pa
 
 from persist.client.idempotency import send
 from persist.client.small_reads import holding_for_plans
-from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs
+from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, holding, leased_blobs
 from persist.client.timestamps import BEFORE_ALL, as_of_at, dates_of, instant_ms, resolved, schema_then
 from persist.core.batch import Run
 from persist.core.commands import ResolveTime, TimeResolved
@@ -33,19 +32,23 @@ SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when no
 SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition
 
 
-def with_times(target: Target, options: ReadOptions) -> ReadOptions:
-    """The options with times in the place of wall clocks. The times are the same whenever Spark plans the read again.
+def as_of(target: Target, options: ReadOptions) -> int | Tagged | None:
+    """The time or the tag that a read names. That of a wall clock is the same whenever Spark plans the read again."""
+    at = options.as_of
+    return as_of_at(target.shard, _resolved(target, options, at)) if isinstance(at, datetime) else at
 
-    A change feed begins with what came at or after its start, and ends with what was there by its end.
+
+def bounds_of_feed(target: Target, options: ReadOptions) -> tuple[int | None, int | None]:
+    """The times by which a change feed begins and ends, both inclusive; those of wall clocks are always the same.
+
+    It begins with what came at or after its start, and ends with what was there by its end.
     """
-    found: dict[str, Any] = {}
-    if options.as_of_timestamp is not None:
-        found["as_of"] = as_of_at(target.shard, _resolved(target, options, options.as_of_timestamp))
-    if options.starting_timestamp is not None:
-        found["starting_version"] = _upper_time(_resolved(target, options, options.starting_timestamp))
-    if options.ending_timestamp is not None:
-        found["ending_version"] = _upper_time(_resolved(target, options, options.ending_timestamp)) - 1
-    return replace(options, **found)
+    first, last = options.starting, options.ending
+    if isinstance(first, datetime):
+        first = _upper_time(_resolved(target, options, first))
+    if isinstance(last, datetime):
+        last = _upper_time(_resolved(target, options, last)) - 1
+    return first, last
 
 
 def upper_at(target: Target, options: ReadOptions, when: datetime) -> Antichain:
@@ -85,17 +88,17 @@ def _upper_time(found: TimeResolved) -> int:
 
 
 def shown(target: Target, options: ReadOptions) -> tuple[int, ShardSchema]:
-    """The columns by which a snapshot is shown, whose wall clocks are times already, and the id of their schema.
+    """The columns by which a snapshot is shown, and the id of their schema.
 
     Raises what a read may.
     """
     view = executors.view_of(target)
-    if not options.then:
+    if not options.selection.then:
         return current_schema(view.schemas)
     one, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
     is_empty = options.as_of is None and view.upper.element == 0
-    as_of = BEFORE_ALL if is_empty else options.as_of
-    with holding(one, target.shard, as_of, "spark schema", options.wait_s, settings) as held:
+    at = BEFORE_ALL if is_empty else as_of(target, options)
+    with holding(one, target.shard, at, "spark schema", options.wait_s, settings) as held:
         try:
             number = schema_then(one, held.view, held.as_of, settings.retry_s)
             return number, shown_by(sound_schemas(held.view.schemas), number)
@@ -109,11 +112,11 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     The lease is not closed: Spark plans once and may read the plan again and again, so it lapses when nobody reads.
     Plans of this process within a minute share one.
     """
-    view = executors.view_of(target)
-    if options.as_of is None and view.upper.element == 0:
+    at, view = as_of(target, options), executors.view_of(target)
+    if at is None and view.upper.element == 0:
         return []
     one, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
-    with holding_for_plans(one, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
+    with holding_for_plans(one, target.shard, at, "spark snapshot", options.wait_s, settings) as held:
         selection = replace(options.selection, columns=columns)
         found = list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
         if held.as_of != BEFORE_ALL:

@@ -70,9 +70,9 @@ class PersistDataSource(DataSource):
         if read.changes:
             return changes_schema(view, read)
         shown = current_schema(view.schemas)[1]
-        if read.then:
+        if read.selection.then:
             target = _near(options)
-            number, shown = planning.shown(target, planning.with_times(target, read))
+            number, shown = planning.shown(target, read)
             self._known = KnownSchema(view.shard_id, number)
         return snapshot_schema(shown, read)
 

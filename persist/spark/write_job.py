@@ -41,7 +41,7 @@ from persist.core.state import SchemaRecord
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.spark import executors, upsert
 from persist.spark.change_feed import CHANGE_COLUMNS
-from persist.spark.options import Target, WriteOptions, listed
+from persist.spark.options import SchemaMode, Target, WriteOptions, listed
 from persist.spark.spark_schemas import check_collations, stored_schema
 from persist.spark.store_assignment import can_be_absent, evolve, merged, named_as, overwritten
 from persist.spark.upsert import lasting
@@ -163,12 +163,12 @@ class Job:
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
         taken = options.txn is not None and is_taken(target, view.shard_id, options.txn)
-        if not taken and not options.overwrite_schema:
+        if not taken and options.schema is not SchemaMode.OVERWRITE:
             view = _fitting(target, options, schema, view)
         schema_id, current = current_schema(view.schemas)
         names = named_as(schema, options, current, target.shard)
         record, before = view.schemas[schema_id], None
-        if options.overwrite_schema and not taken:
+        if options.schema is SchemaMode.OVERWRITE and not taken:
             planned = overwritten(schema, options, current, target.shard)
             _check_columns(schema, planned, options, target.shard, names)
             if planned != current:
@@ -277,8 +277,8 @@ class Job:
                 self.handle(caller).commit_restore(runs, restores, expected, token=self.token)
         elif self.options.append is not None:
             self.handle(caller).commit_append(runs, *self.options.append, token=self.token)
-        elif self.options.expected_upper is not None and (runs or not self.options.rewrites):
-            expected, upper = self.options.expected_upper, self.options.new_upper
+        elif self.options.conditional is not None and (runs or not self.options.rewrites):
+            expected, upper = self.options.conditional
             self.handle(caller).commit_compare_and_append(
                 runs, expected, upper, token=self.token, attributes=attributes
             )
@@ -413,7 +413,7 @@ def _fitting(target: Target, options: WriteOptions, schema: StructType, view: Sh
     """
     for _ in range(ALTER_TRIES):
         current = current_schema(view.schemas)[1]
-        planned = merged(schema, options, current, target.shard) if options.merge_schema else current
+        planned = merged(schema, options, current, target.shard) if options.schema is SchemaMode.MERGE else current
         _check_columns(schema, planned, options, target.shard, named_as(schema, options, planned, target.shard))
         if planned == current:
             return view
@@ -425,12 +425,8 @@ def _fitting(target: Target, options: WriteOptions, schema: StructType, view: Sh
 
 
 def _check_of_columns(options: WriteOptions, overwrite: bool) -> None:
-    if options.overwrite_schema and not overwrite:
+    if options.schema is SchemaMode.OVERWRITE and not overwrite:
         raise InvalidUsage("option 'overwriteSchema' needs mode 'overwrite': columns go only where all rows do")
-    if options.overwrite_schema and options.merge_schema:
-        raise InvalidUsage(
-            "give one of 'overwriteSchema' and 'mergeSchema': one replaces the columns, one adds to them"
-        )
 
 
 def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardView:

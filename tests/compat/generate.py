@@ -54,11 +54,9 @@ from tests.support.location import InlineBackground
 HOUR_MS = 3_600_000
 V1 = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 V2 = V1.append(pa.field("note", pa.string()))
-SMALL = Policy(
-    inline_part_bytes_max=600, rollup_every=8, attributes_flush_at=4, outcomes_flush_at=4, left_parts_max=2
-)  # so that little data shows everything
+SMALL = Policy(inline_part_bytes_max=600, rollup_every=8, overlay_flush_at=4)  # so that little data shows everything
 BLOBS = Policy(inline_part_bytes_max=0)
-BUNDLES = with_fields(BLOBS, plain_parts_max=0, bundle_parts_max=2)
+BUNDLES = with_fields(BLOBS, plain_parts_max=0)
 SHORT_LOG_BYTES = 700  # a value of a log that is too small for the state diff of thirty attributes
 
 
@@ -187,7 +185,7 @@ def copies(story: Story) -> None:
         def dies(shard: str, done: int, total: int) -> None:
             raise Killed
 
-        settings = WorkerSettings(MergePolicy(fan_in=2), EngineSettings(1 << 20, 500, 500))
+        settings = WorkerSettings(MergePolicy(fan_in=2), EngineSettings(1 << 20, 200))
         try:
             Worker(location, settings, progress=dies).run("eu/copies", idle=True)
         except Killed:

@@ -38,7 +38,7 @@ from tests.support.location import InlineBackground
 HOUR_MS = 3_600_000
 BEGIN_MS = -40 * 24 * HOUR_MS  # before the time at which the sample is made: it must not lie in the future
 ROWS = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
-POLICY = Policy(marks_flush_at=3, entries_flush_at=5)
+POLICY = Policy(history_flush_at=2)
 LEFT = "what a database may keep"
 
 

@@ -13,18 +13,16 @@ from persist.commit.machine import MachineSettings
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 
-POLICY = Policy(
-    inline_part_bytes_max=1_500, inline_shard_bytes_max=20_000, rollup_every=32, rollup_least=8, inline_batches=16
-)
+POLICY = Policy(inline_part_bytes_max=1_500, inline_shard_bytes_max=20_000, rollup_every=32, inline_batches=16)
 LOCATION = LocationSettings(policy=POLICY, machine=MachineSettings(retry_s=3.0))
 HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=5_000, retry_s=4.0), read=ReadSettings(lease_ms=2_500, retry_s=4.0)
 )
 TIMEOUT_S = 3.0  # of a request to a server
-MERGES = MergePolicy(fan_in=2, fan_in_small=2, batches_soft=4, inline_flush_bytes=2_000)
-ENGINE = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 14, chunk_bytes=1 << 12)
+MERGES = MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=2_000)
+ENGINE = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 11)
 WORKER = WorkerSettings(policy=MERGES, engine=ENGINE, lease_ms=2_000, idle_ms=500)
-GC = GcSettings(rollup_after=8, delete_batch=4)
+GC = GcSettings(rollup_after=8)
 # Who is silent for longer has lost them.
 LEASES_S = max(HANDLES.write.lease_ms, HANDLES.read.lease_ms, WORKER.lease_ms) / 1000
 LOOK_EVERY_S = 0.3  # how often maintenance looks at all shards where nothing pushes

@@ -34,7 +34,7 @@ from tests.support.waiting import wait_until
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ["eu/items", "eu/orders", "us/orders"]
 KEPT = LocationSettings(policy=Policy(inline_part_bytes_max=0))
-SMALL = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=2, rollup_every=4))
+SMALL = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=0, rollup_every=4))
 
 
 def opened(root: Path, settings: LocationSettings = KEPT) -> persist.Client:

@@ -54,7 +54,7 @@ from tests.support.location import memory_location
 from tests.support.pages import page
 from tests.support.server import Server
 
-BUNDLED = Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=2, bundle_parts_max=4)
+BUNDLED = Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=1)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from tests.support.server import Server
 
 NAME = "orders"
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
-SMALL = Policy(entries_flush_at=4, rollup_every=4, info_flush_at=1_000, inline_batches=16)
+SMALL = Policy(history_flush_at=4, rollup_every=4, inline_batches=16)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_without_history_it_is_as_short_as_the_log(world: World, machine: Machin
     insert(shard, *range(2, 40))
     collect(machine)
     state = state_of(machine)
-    assert len(state.entries) <= SMALL.entries_flush_at
+    assert len(state.entries) <= SMALL.history_flush_at
     assert not state.entry_files
     assert said(shard) == [39, 38, 37, 36][: len(said(shard))]
     insert(shard, 40)
@@ -325,7 +325,7 @@ class _Failing(ForwardingBlob):
 
 
 def test_while_its_blobs_cannot_be_written_it_waits_in_the_state_and_then_writers_slow_down() -> None:
-    world = World(policy=Policy(entries_flush_at=4, entries_overlay_max=9, rollup_every=1_000))
+    world = World(policy=Policy(history_flush_at=4, overlay_flush_at=2, rollup_every=1_000))
     world.blob = failing = _Failing(MemoryBlob("mem:", now_ms=lambda: world.true_ms))  # type: ignore[assignment]
     machine = world.machine()
     shard = created(machine)

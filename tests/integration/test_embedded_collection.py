@@ -15,7 +15,7 @@ import persist
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.ids import SeqNo, family_of, shard_id_of
-from persist.core.state import Policy
+from persist.core.state import ROLLUP_LEAST, Policy
 from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
@@ -24,7 +24,7 @@ LIVE_ROWS = 100
 SINCE_EVERY = 50
 BLOBS_MAX = 60
 ENTRIES_MAX = 4 * Policy().rollup_every
-ROLLUP = Policy().rollup_least  # commits that bring LARGE rows, after which one is due
+ROLLUP = ROLLUP_LEAST  # commits that bring LARGE rows, after which one is due
 LARGE = "x" * 20_000
 
 PROGRAM = f"""

@@ -106,7 +106,7 @@ def peak():  # not ru_maxrss: that one remembers what the process was before it 
     return int(status[status.index("VmHWM:") + 1])
 
 before = peak()
-engine = EngineSettings(memory_bytes=budget, part_bytes_target=budget // 8, chunk_bytes=budget)
+engine = EngineSettings(memory_bytes=budget, part_bytes_target=budget // 8)
 applied = Worker(location, WorkerSettings(engine=engine)).run("wide", idle=True)
 print(applied, (peak() - before) * 1024)
 location.close()

@@ -30,8 +30,8 @@ from tests.support.clocks import HOUR_MS, Machine, World
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = Policy(
-    inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=4, rollup_every=4, outcomes_flush_at=4,
-    entries_flush_at=8, attributes_flush_at=8, marks_flush_at=8,
+    inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4,
+    history_flush_at=6,
 )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def write_all(shard: Shard, writer: str, count: int, dies: Callable[[], bool], s
     """Append the events 1 to `count`, as a program that is killed now and then and goes on where the shard says."""
     while True:
         try:
-            pipe = shard.pipelined_writer(writer, PipelineSettings(window_appends_max=40, command_appends_max=16))
+            pipe = shard.pipelined_writer(writer, PipelineSettings(window_appends_max=40))
             assert pipe.acknowledged >= max(seen, default=0), "an acknowledged event is gone"
             for number in range(pipe.acknowledged + 1, count + 1):
                 assert pipe.append(event(writer, number)) == number
@@ -113,7 +113,7 @@ def run_writers(shards: list[Shard], count: int, seed: int, death: float) -> Non
 def test_sixteen_writers_over_two_processes_with_lost_answers_and_kills(tmp_path: Path, seed: int) -> None:
     blob_url, consensus_url = directory_urls(f"persist://{tmp_path}/location")
     plan = FaultPlan(seed, RATES)
-    policy = Policy(attributes_flush_at=10, rollup_every=16)  # the writers' numbers pass through the index all the time
+    policy = Policy(overlay_flush_at=10, rollup_every=16)  # the writers' numbers pass through the index all the time
     plan.heal()
     clients = []
     for _ in range(2):  # what two servers are to a location, without the sockets
@@ -286,7 +286,7 @@ def test_a_shard_that_is_closed_stops_the_writer(shard: Shard) -> None:
 
 
 def test_the_window_is_bounded(shard: Shard) -> None:
-    settings = PipelineSettings(window_appends_max=3, command_appends_max=2)
+    settings = PipelineSettings(window_appends_max=3)
     with shard.pipelined_writer("w", settings) as writer:
         for number in range(1, 30):
             writer.append(event("w", number))

@@ -93,7 +93,7 @@ SELECTIONS: list[tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = [
 @pytest.fixture
 def in_blobs(tmp_path: Path) -> Iterator[Shard]:
     """A shard whose parts are blobs, some of them in bundles, some of them merged."""
-    settings = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=4))
+    settings = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=1))
     with persist.connect(f"persist://{tmp_path}/blobs", location=settings) as client:
         yield client.create_shard("orders", SCHEMA, ["region", "id"])
 

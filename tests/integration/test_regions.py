@@ -47,8 +47,8 @@ from tests.support.regions import Regions
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = Policy(
-    inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=2, rollup_every=4, outcomes_flush_at=4,
-    entries_flush_at=8, attributes_flush_at=8, marks_flush_at=8,
+    inline_part_bytes_max=0, plain_parts_max=0, rollup_every=4, overlay_flush_at=4,
+    history_flush_at=6,
 )  # fmt: skip
 HOME = Home("eu", ("http://eu:8787",))
 AT_ONCE = HandleSettings(write=WriteSettings(retry_s=0.0), read=ReadSettings(retry_s=0.0))

@@ -25,7 +25,7 @@ from rpc.cli.program import main
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-KEPT = LocationSettings(policy=Policy(inline_part_bytes_max=0, writers_max=100))
+KEPT = LocationSettings(policy=Policy(inline_part_bytes_max=0))
 
 
 class Place:
@@ -164,7 +164,7 @@ def test_a_copy_takes_the_place_of_a_part(place: Place, capsys: pytest.CaptureFi
 
 
 def test_a_part_in_a_bundle_is_found_and_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundling = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=4))
+    bundling = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=1))
     with persist.connect(f"persist://{tmp_path}", location=bundling) as client:
         assert isinstance(client.transport, EmbeddedTransport)
         shard = client.create_shard("orders", SCHEMA, ["id"])

@@ -93,7 +93,7 @@ def merged(shard: Shard) -> Shard:
 
 def merge(shard: Shard) -> None:
     """All files into one."""
-    eager = WorkerSettings(policy=MergePolicy(fan_in=2, small_rows=0, garbage_percent=1, garbage_growth=1_000))
+    eager = WorkerSettings(policy=MergePolicy().at_rest())
     Worker(shard._transport.inner.location, eager).run(shard.name, idle=False)  # type: ignore[attr-defined]
 
 

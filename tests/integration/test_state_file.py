@@ -28,7 +28,7 @@ from tests.support.pages import page
 from tests.support.refused import errors_made
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-SMALL = Policy(inline_part_bytes_max=200, plain_parts_max=3, bundle_parts_max=4, rollup_every=8)
+SMALL = Policy(inline_part_bytes_max=200, plain_parts_max=1, rollup_every=8)
 
 
 @pytest.fixture

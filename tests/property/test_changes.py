@@ -39,8 +39,8 @@ STEPS = st.one_of(
 )
 TINY = replace(
     WORKER,
-    policy=MergePolicy(fan_in=2, fan_in_small=2, batches_soft=3, inline_flush_bytes=2_000),
-    engine=EngineSettings(memory_bytes=100_000, part_bytes_target=1_000, chunk_bytes=3_000),
+    policy=MergePolicy(fan_in=2, batches_soft=3, inline_flush_bytes=2_000),
+    engine=EngineSettings(memory_bytes=100_000, part_bytes_target=1_000),
 )
 
 

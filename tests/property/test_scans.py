@@ -119,7 +119,7 @@ class Story:
 
     def merge(self) -> None:
         """All that is there into one run."""
-        eager = WorkerSettings(policy=MergePolicy(fan_in=2, small_rows=0, garbage_percent=1, garbage_growth=1_000))
+        eager = WorkerSettings(policy=MergePolicy().at_rest())
         Worker(self.shard._transport.inner.location, eager).run(self.shard.name, idle=False)  # type: ignore[attr-defined]
 
     def _row(self) -> dict[str, Any]:

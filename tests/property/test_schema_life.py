@@ -35,8 +35,8 @@ from tests.support.maintained import NAME, WORKER, World
 
 TINY = replace(
     WORKER,
-    policy=MergePolicy(fan_in=2, fan_in_small=2, batches_soft=3, inline_flush_bytes=2_000),
-    engine=EngineSettings(memory_bytes=20_000, part_bytes_target=1_000, chunk_bytes=3_000),
+    policy=MergePolicy(fan_in=2, batches_soft=3, inline_flush_bytes=2_000),
+    engine=EngineSettings(memory_bytes=20_000, part_bytes_target=1_000),
 )
 STRUCT = pa.struct([("a", pa.int8())])
 LADDERS: dict[str, list[pa.DataType]] = {

@@ -30,6 +30,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -170,15 +171,12 @@ class CommitInterpreter:
             inline_part_bytes_max=args.number("part", 64 * 1024),
             inline_shard_bytes_max=args.number("room", 1 << 20),
             rollup_every=args.number("rollup-every", 1_000),
-            rollup_least=args.number("rollup-every", 1_000),
             inline_batches=args.number("inline-batches", 16),
         )
         settings = MachineSettings(
             retry_s=float(args.named("retry", "5")),
             check_all=True,
             small_merges=args.named("merges", "no") == "yes",
-            queue_max=args.number("queue", 100),
-            group_max=args.number("group", 100),
         )
 
         def location(origin: int, log: Any, blob: Any, policy: Policy) -> Location:
@@ -196,7 +194,10 @@ class CommitInterpreter:
         elsewhere.create_shard(NAME, SCHEMA, ["id"])
         self._rows = elsewhere.shard(NAME).open_writer()
         self.another: Machine = location(ANOTHER, self.log.inner, self.blob, policy).machine(NAME)
-        self.machine: Machine = location(OURS, self.log, self.blob, policy).machine(NAME)
+        with patch.multiple(
+            "persist.commit.machine", QUEUE_MAX=args.number("queue", 100), GROUP_MAX=args.number("group", 100)
+        ):
+            self.machine: Machine = location(OURS, self.log, self.blob, policy).machine(NAME)
         for number in range(1, 5):
             self.another.apply(c.RegisterWriter(WriterId(numbered("w", number)), 3_600_000))
         self.machine.refresh()

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from persist.core import commands as c
+from persist.core import state as states
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
 from persist.core.batch import Description, HollowBatch, Part, Run, trace_of
 from persist.core.clock_index import MARKS_PAGE_MAX, Mark
@@ -38,7 +39,14 @@ from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
 from persist.core.shard_settings import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
 from persist.core.state import Policy, SchemaRecord, State, initial_state
-from persist.core.transitions import attribute_updates, audit_recording, history_control, lifecycle
+from persist.core.transitions import (
+    attribute_updates,
+    audit_recording,
+    history_control,
+    lifecycle,
+    reader_holds,
+    writers,
+)
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, SCHEMA, Shard, make_part, numbered
 
@@ -618,6 +626,9 @@ CONSTANTS = {
     "marks_overlay_max": (history_control, "MARKS_OVERLAY_MAX"),
     "finalise_batches_per_step": (lifecycle, "FINALISE_BATCHES_PER_STEP"),
     "outcomes_max": (audit_recording, "OUTCOMES_MAX"),
+    "overlay_room": (states, "OVERLAY_ROOM"),
+    "readers_max": (reader_holds, "READERS_MAX"),
+    "writers_max": (writers, "WRITERS_MAX"),
 }  # limits that no setting changes, by the names that `policy` takes
 
 

@@ -12,7 +12,7 @@ import boto3
 import pytest
 
 from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable, open_blob
-from blob.s3 import S3Blob, S3Settings
+from blob.s3 import MULTIPART_BYTES, PART_BYTES, S3Blob, S3Settings
 from tests.services.fault_proxy import FaultProxy
 from tests.services.plugin import make_bucket
 from tests.services.process import free_ports, wait_until
@@ -114,7 +114,6 @@ def test_a_profile_that_is_not_there(aws_environment: None) -> None:
         ("s3://bucket?attempts=0", "attempts"),
         ("s3://bucket?path_style=perhaps", "path_style"),
         ("s3://bucket?endpoint=127.0.0.1:9000", "endpoint"),
-        ("s3://bucket?part_bytes=1000", "part_bytes"),
         ("s3://key:secret@bucket/x", "credentials"),
     ],
 )
@@ -152,7 +151,7 @@ def test_a_connection_that_is_reset(behind: Blob, direct: Blob, proxy: FaultProx
 
 
 def test_a_download_that_breaks_off_is_begun_anew(behind: Blob, direct: Blob, proxy: FaultProxy) -> None:
-    data = os.urandom(24 * MiB)
+    data = os.urandom(MULTIPART_BYTES + MiB)
     direct.put("large", data)
     done: list[bytes] = []
     thread = threading.Thread(target=lambda: done.append(behind.get("large")))
@@ -167,15 +166,13 @@ def test_a_download_that_breaks_off_is_begun_anew(behind: Blob, direct: Blob, pr
 
 
 def test_large_blobs_go_up_in_parts_and_are_written_once(s3_server: S3Server, bucket: str) -> None:
-    settings = S3Settings(
-        bucket, "parts", endpoint=s3_server.endpoint, path_style=True, multipart_bytes=6 * MiB, part_bytes=5 * MiB
-    )
+    settings = S3Settings(bucket, "parts", endpoint=s3_server.endpoint, path_style=True)
     store = S3Blob(settings)
-    data = os.urandom(16 * MiB + 17)
+    data = os.urandom(3 * PART_BYTES + 17)
     store.put("large", data)
     store.put("large", data)
     assert store.get("large") == data
-    assert store.get_range("large", 5 * MiB - 3, 6) == data[5 * MiB - 3 : 5 * MiB + 3]
+    assert store.get_range("large", PART_BYTES - 3, 6) == data[PART_BYTES - 3 : PART_BYTES + 3]
     with pytest.raises(BlobExists):
         store.put("large", data[:-1])
     client = boto3.session.Session().client("s3", endpoint_url=s3_server.endpoint)
@@ -190,20 +187,18 @@ def test_a_failed_upload_leaves_no_parts(s3_server: S3Server, bucket: str, proxy
         bucket,
         endpoint=f"http://127.0.0.1:{proxy.port}",
         path_style=True,
-        multipart_bytes=6 * MiB,
-        part_bytes=5 * MiB,
         attempts=1,
     )
     store = S3Blob(settings)
     proxy.upload_limit = 2 * MiB
     with pytest.raises(BlobUnavailable):
-        store.put("large", os.urandom(24 * MiB))
+        store.put("large", os.urandom(MULTIPART_BYTES + MiB))
     client = boto3.session.Session().client("s3", endpoint_url=s3_server.endpoint)
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket)
     with pytest.raises(BlobNotFound):
         store.get("large")
     proxy.upload_limit = None
-    store.put("large", b"in parts or not" * MiB)
+    store.put("large", b"in parts or not" * 3 * MiB)
     client.close()
     store.close()
 

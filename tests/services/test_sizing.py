@@ -16,7 +16,7 @@ import pytest
 from bench.cost import S3_STANDARD
 from blob.s3 import S3Settings
 from consensus.sql import POOL_SIZE
-from persist.core.state import Policy
+from persist.commit.background_duties import ROLLUP_BYTES
 from rpc.cli.program import parser_for
 from rpc.settings import Limits
 from tests.services.metering_proxy import MeteringProxy
@@ -59,7 +59,7 @@ def test_its_numbers_are_those_of_the_settings() -> None:
     assert f"at most {limits.snapshots_max} of them at a time (`snapshots_max`)" in PAGE
     assert f"at most {POOL_SIZE + 2}: a pool of {POOL_SIZE}, one to tell commits, one to hear of them" in PAGE
     assert f"at most {S3Settings('bucket', '').connections} (`connections` in the URL)" in PAGE
-    assert f"{Policy().rollup_bytes >> 10} KiB between two rollups" in PAGE
+    assert f"{ROLLUP_BYTES >> 10} KiB between two rollups" in PAGE
 
 
 def test_its_sums_are_right() -> None:

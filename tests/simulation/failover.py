@@ -47,7 +47,7 @@ LOST_MAX = 5  # entries
 HOUR_MS = 3_600_000
 SWEEP = SweepSettings(age_ms=48 * HOUR_MS)
 POLICY = Policy(inline_part_bytes_max=0, rollup_every=8)
-GC = GcSettings(rollup_after=6, delete_batch=3, delete_threads=1)
+GC = GcSettings(rollup_after=6, delete_threads=1)
 Rows = frozenset[int]
 
 

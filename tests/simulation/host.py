@@ -52,8 +52,7 @@ READ_LEASE_MS = 3_000
 WRITE_LEASE_MS = 6_000
 PART_BYTES = 4_096
 OPS_A_STRETCH = 8
-STAGED_MS_MAX = 30_000
-MARKS_FLUSH_AT = 2
+HISTORY_FLUSH_AT = 2  # of runs whose shards keep history: twice as many marks
 
 POLICY = Policy(
     inline_part_bytes_max=700,
@@ -61,15 +60,10 @@ POLICY = Policy(
     rollup_every=8,
     inline_batches=16,
     batches_max=400,
-    staged_ms_max=STAGED_MS_MAX,
-    attributes_flush_at=5,
-    attributes_overlay_max=60,
-    outcomes_flush_at=6,
-    outcomes_overlay_max=60,
-    entries_flush_at=6,
-    entries_overlay_max=60,
+    overlay_flush_at=6,
+    history_flush_at=6,
 )
-BUNDLING = replace(POLICY, plain_parts_max=0, bundle_parts_max=2)  # of every other run
+BUNDLING = replace(POLICY, plain_parts_max=0)  # of every other run
 HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=WRITE_LEASE_MS, retry_s=4.0, part_bytes_target=PART_BYTES),
     read=ReadSettings(lease_ms=READ_LEASE_MS, retry_s=4.0, memory_bytes=64 * 1024),
@@ -225,7 +219,7 @@ class Host:
             SimBlob(world),
             SimConsensus(world, process, run.push),
             settings=LocationSettings(
-                policy=policy if run.kept is None else replace(policy, marks_flush_at=MARKS_FLUSH_AT),
+                policy=policy if run.kept is None else replace(policy, history_flush_at=HISTORY_FLUSH_AT),
                 machine=MachineSettings(retry_s=1.5, check_threads=1),
                 collects=self.random.random() < COLLECT_RATE,
                 history=run.kept,

@@ -31,7 +31,7 @@ from tests.simulation.tagging import read_tags
 from tests.simulation.world import CLOCK_JUMP_MS_MAX
 
 ORPHAN_AGE_MS = 60_000
-SWEEP = SweepSettings(age_ms=ORPHAN_AGE_MS, delete_batch=5)
+SWEEP = SweepSettings(age_ms=ORPHAN_AGE_MS)
 READ_TIMES_MAX = 3  # times that are read at the end
 SETTLE_ROUNDS_MAX = 100
 SETTLED_LOG_MAX = 3 * POLICY.rollup_every  # entries of a log at rest
@@ -45,12 +45,12 @@ ASKED_AGAIN = 40  # instants, at the end
 AGED_WITHIN_MS = 15_000  # beyond the history: three steps of maintenance
 
 WORKER = WorkerSettings(
-    policy=MergePolicy(fan_in=2, fan_in_small=2, small_rows=64, batches_soft=4, inline_flush_bytes=1_500),
-    engine=EngineSettings(memory_bytes=64 * 1024, part_bytes_target=PART_BYTES, chunk_bytes=PART_BYTES // 2),
+    policy=MergePolicy(fan_in=2, small_rows=64, batches_soft=4, inline_flush_bytes=1_500),
+    engine=EngineSettings(memory_bytes=64 * 1024, part_bytes_target=PART_BYTES // 4),
     lease_ms=CLAIM_LEASE_MS,
     idle_ms=2_000,
 )
-GC = GcSettings(entries_max=24, rollup_after=6, delete_batch=3, delete_threads=1, untaken_ms=UNTAKEN_MS)
+GC = GcSettings(entries_max=24, rollup_after=6, delete_threads=1, untaken_ms=UNTAKEN_MS)
 
 
 def compactor(host: Host) -> None:

@@ -12,7 +12,7 @@ from tests.simulation.oracle import expect
 from tests.simulation.writers import as_table
 
 PIPES = ("north", "south")
-SETTINGS = PipelineSettings(window_appends_max=6, command_appends_max=3, retry_s=4.0)
+SETTINGS = PipelineSettings(window_appends_max=6, retry_s=4.0)
 
 
 def pipeliner(host: Host) -> None:

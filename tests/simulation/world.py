@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from blob.errors import BlobError, BlobUnavailable
@@ -26,6 +27,7 @@ from tests.support.consensus_faults import FaultyConsensus
 T = TypeVar("T")
 
 EPOCH_MS = 1_700_000_000_000
+DELETED_AT_ONCE = 3  # blobs
 FAULTS = (
     "fail_before",
     "fail_after",
@@ -344,7 +346,9 @@ class SimBlob(Blob):
 
     def delete(self, keys: Sequence[str]) -> None:
         doomed = list(keys)
-        self._world.call(lambda: self._inner.delete(doomed), self._lost)
+        for start in range(0, len(doomed), DELETED_AT_ONCE):  # a request that deletes many may do so in part
+            some = doomed[start : start + DELETED_AT_ONCE]
+            self._world.call(partial(self._inner.delete, some), self._lost)
 
     def list(self, prefix: str) -> Iterator[BlobStat]:
         return iter(self._world.call(lambda: list(self._inner.list(prefix)), None))

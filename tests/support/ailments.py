@@ -489,7 +489,7 @@ def worker_killed(place: Path) -> Told:
 @of("rollup-old")
 def no_rollups(place: Path) -> Told:
     world = World()
-    location = bare(world, Policy(rollup_every=100_000, rollup_bytes=1 << 40))
+    location = bare(world, Policy(rollup_every=100_000))
     shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
     for upper in range(1, ROLLUP_ENTRIES_MAX + 4):
         shard.advance_upper(upper)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.bindings import BindingsSettings
+from persist.bindings import Bindings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from tests.support.location import AscendingIds, memory_location
 
 PARTITIONS = ["a", "b", "c"]
-SMALL = BindingsSettings(whole_every_rows=4, known_rows_max=6)
+
+
+class SmallBindings(Bindings):
+    """Bindings of which few are in memory, so that the shard is asked."""
+
+    WHOLE_EVERY_ROWS, KNOWN_ROWS_MAX = 4, 6
 
 
 class Processes:

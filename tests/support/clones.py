@@ -24,7 +24,7 @@ from tests.support.maintained import WORKER
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 AGE_MS = 3_600_000
-GC = GcSettings(rollup_after=8, delete_batch=3, delete_threads=1, untaken_ms=AGE_MS)
+GC = GcSettings(rollup_after=8, delete_threads=1, untaken_ms=AGE_MS)
 
 
 class ClockedIds(AscendingIds):

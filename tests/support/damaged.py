@@ -31,13 +31,13 @@ from persist.parts import DIFF, ShardSchema, encode_parquet, sound_schemas
 from tests.support.location import AscendingIds, InlineBackground, TestClock
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-SMALL = {"rollup_every": 8, "attributes_flush_at": 5, "outcomes_flush_at": 4, "entries_flush_at": 6}
+SMALL = {"rollup_every": 8, "overlay_flush_at": 4, "history_flush_at": 6}
 PLAIN = Policy(inline_part_bytes_max=0, **SMALL)
-BUNDLING = Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=2, rollup_every=8)
+BUNDLING = Policy(inline_part_bytes_max=0, plain_parts_max=0, rollup_every=8)
 INLINE = Policy(**SMALL)
 WORKER = WorkerSettings(
-    policy=MergePolicy(fan_in=2, fan_in_small=2, batches_soft=4, inline_flush_bytes=1 << 20),
-    engine=EngineSettings(memory_bytes=1 << 20, part_bytes_target=2_000, chunk_bytes=4_000),
+    policy=MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=1 << 20),
+    engine=EngineSettings(memory_bytes=1 << 20, part_bytes_target=1_000),
 )
 
 

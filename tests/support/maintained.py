@@ -38,12 +38,12 @@ Row = tuple[str, int, int, int]  # key, value, time, diff
 
 # Tiny parts and chunks, so that small tests see many of them.
 WORKER = WorkerSettings(
-    policy=MergePolicy(fan_in=2, fan_in_small=2, batches_soft=4, inline_flush_bytes=1 << 20),
-    engine=EngineSettings(memory_bytes=1 << 20, part_bytes_target=2_000, chunk_bytes=6_000),
+    policy=MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=1 << 20),
+    engine=EngineSettings(memory_bytes=1 << 20, part_bytes_target=1_500),
     lease_ms=LEASE_MS,
     idle_ms=1_000,
 )
-GC = GcSettings(rollup_after=8, delete_batch=3, delete_threads=1)
+GC = GcSettings(rollup_after=8, delete_threads=1)
 
 
 class World:

@@ -23,7 +23,7 @@ from tests.support.clones import Shards
 from tests.support.location import AscendingIds
 
 PUBLISH = PublishSettings(every_s=5.0)
-POLICY = Policy(inline_part_bytes_max=0, rollup_every=6, plain_parts_max=3, bundle_parts_max=2)
+POLICY = Policy(inline_part_bytes_max=0, rollup_every=6, plain_parts_max=0)
 HOME = Home("eu", ("http://eu:8787",))
 HELD_MAX = 12  # steps for which the adversary keeps a blob back
 

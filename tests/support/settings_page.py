@@ -31,7 +31,7 @@ snapshots_max = 16
 
 [levers]
 linger_ms = 2
-rollup_bytes = 1_048_576
+inline_batches = 128
 ```
 
 An option comes before the file. The file comes before the environment, and the environment before the
@@ -88,10 +88,11 @@ TAIL = """
 - `linger_ms` is for many writers on one shard whose commits are expensive, for example over a remote store.
   Commands that come while a commit is under way are committed together anyway.
 - Clients get `inline_part_bytes_max` when they connect. `inline_part_bytes_max` must be at most
-  `inline_shard_bytes_max`, and `rollup_least` at most `rollup_every`.
-- A rollup is due after `rollup_every` commits. It is due sooner after `rollup_least` of them, once they have
-  logged `rollup_bytes`, or as much as the State takes if that is more, or once `rollup_gone` blobs have left
-  the State.
+  `inline_shard_bytes_max`.
+- A rollup is due after `rollup_every` commits. It is due sooner after 32 of them, once they have logged
+  512 KiB, or as much as the State takes if that is more, or once 32 blobs have left the State.
+- A bundle lists up to four times `plain_parts_max` parts. Writers are slowed down while five times
+  `overlay_flush_at` attributes, outcomes or commits wait for their blobs.
 - `part_mib` is for the maintenance that the server starts. `persist maintain run` has `--part-size`.
 - All servers of a location should have the same levers: each acts by its own.
 """

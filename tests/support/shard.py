@@ -138,7 +138,7 @@ class Shard:
         if self.is_stamped:
             before = self.state.upper if state.incarnation == self.state.incarnation else MINIMUM
             new = stamped(new, before, self._checked_ms, self.policy)
-        new = departed(new, gone_between(self.state, new), self.policy)
+        new = departed(new, gone_between(self.state, new))
         self._check(self.state, new)
         self.state = new
 

@@ -47,7 +47,7 @@ def with_updates(state: State, updates: Sequence[AttributeUpdate], context: Cont
     check_updates(updates)
     changed = updated(updates, lambda key: value_of(state, key, context))
     attributes = with_changes(state.attributes, changed)
-    if len(attributes) > max(context.policy.attributes_overlay_max, len(state.attributes)):
+    if len(attributes) > max(context.policy.overlay_max, len(state.attributes)):
         raise Overloaded(
             f"shard {state.name!r} has {len(state.attributes)} attributes that wait to be written to its index",
             retry_after_s=RETRY_SOON_S,

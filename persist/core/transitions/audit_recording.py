@@ -85,6 +85,7 @@ _OTHERS: Mapping[type[c.Command], str] = {
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
 ENTRIES_KEPT_MAX = 256  # commits whose entries a State without a history of its own holds
+INFO_FLUSH_BYTES = 64 * 1024  # that callers said in entries of the State, so that they are written to a blob
 INFO_OVERLAY_MAX = 1024 * 1024  # bytes; more than this slow writers down (Overloaded)
 URGENT = 2  # times as many entries as make a file due do not wait for its turn
 
@@ -136,7 +137,7 @@ def entry_of(
 
 def check_room(state: State, policy: Policy) -> None:
     """Raises Overloaded where too many entries wait for their blob. Maintenance is never refused for that."""
-    is_full = len(state.entries) >= policy.entries_overlay_max or state.info_bytes >= INFO_OVERLAY_MAX
+    is_full = len(state.entries) >= policy.overlay_max or state.info_bytes >= INFO_OVERLAY_MAX
     if is_full and state.settings.keeps_history:
         raise Overloaded(
             f"shard {state.name!r} has the entries of {len(state.entries)} commits that wait to be written to a blob",
@@ -156,13 +157,13 @@ def recorded(state: State, entries: Iterable[CommandEntry], policy: Policy) -> S
     commit = Committed(state.walltime_ms, told)
     kept = with_changes(state.entries, {state.seqno: commit})
     state = replace(state, entries=kept, info_bytes=state.info_bytes + commit.info_bytes)
-    is_much = len(kept) >= ENTRIES_KEPT_MAX or state.info_bytes >= policy.info_flush_at
+    is_much = len(kept) >= ENTRIES_KEPT_MAX or state.info_bytes >= INFO_FLUSH_BYTES
     if state.settings.keeps_history or not is_much:
         return state
     ascending, info_bytes = sorted(kept), state.info_bytes
     gone: list[SeqNo] = []
     for seqno in ascending[:-1]:
-        if 2 * (len(kept) - len(gone)) <= ENTRIES_KEPT_MAX and 2 * info_bytes <= policy.info_flush_at:
+        if 2 * (len(kept) - len(gone)) <= ENTRIES_KEPT_MAX and 2 * info_bytes <= INFO_FLUSH_BYTES:
             break
         gone.append(seqno)
         info_bytes -= kept[seqno].info_bytes
@@ -231,7 +232,7 @@ def cut(state: State, below: SeqNo) -> State:
 
 
 def _is_much(state: State, policy: Policy, times: int) -> bool:
-    entries, info_bytes = times * policy.entries_flush_at, times * policy.info_flush_at
+    entries, info_bytes = times * policy.history_flush_at, times * INFO_FLUSH_BYTES
     return len(state.entries) >= entries or state.info_bytes >= info_bytes
 
 
@@ -267,6 +268,7 @@ def _retractions(parts: Iterable[Part]) -> int | None:
 # Transitions of outcomes: what a token that came alone is answered, and moving what is remembered into files.
 
 
+OUTCOME_KEPT_MS = 7 * 24 * 3600 * 1000  # for at least so long the outcome of a token is known
 OUTCOMES_MAX = 20_000_000  # of a shard; more than this slow writers down (Overloaded)
 
 Written = c.CompareAndAppend | c.Append | c.Insert | c.Rewrite | c.UpdateAttributes  # what comes with a token
@@ -307,7 +309,7 @@ def with_outcome(state: State, command: Written, result: c.Appended, context: Co
     """The State that remembers what the command was answered. Raises Overloaded when there is no room."""
     policy = context.policy
     kept = len(state.outcomes) + sum(file.count for file in state.outcome_files)
-    if len(state.outcomes) >= policy.outcomes_overlay_max or kept >= OUTCOMES_MAX:
+    if len(state.outcomes) >= policy.overlay_max or kept >= OUTCOMES_MAX:
         raise Overloaded(
             f"shard {state.name!r} remembers {kept} tokens, {len(state.outcomes)} of which wait to be written to a "
             "blob; use fewer, or leave them away where a write is not repeated",
@@ -329,7 +331,7 @@ def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, To
     Their makers' clocks are ahead, by seconds mostly. At most `ENDED_MAX`, those that are the least ahead. They stay in
     the State, so they are fewer than a flush waits for.
     """
-    kept_max = min(ENDED_MAX, context.policy.outcomes_flush_at // 2)
+    kept_max = min(ENDED_MAX, context.policy.overlay_flush_at // 2)
     ahead = ((born, key) for key in state.outcomes if (born := born_ms(key)) is not None and born > store_ms)
     return {key: TokenOutcome(EMPTY, EMPTY, ENDED, context.lease_now_ms) for _, key in sorted(ahead)[:kept_max]}
 
@@ -360,7 +362,7 @@ def flush_outcomes(state: State, command: c.FlushOutcomes, context: Context) -> 
             return state, c.Flushed(False)  # the outcomes stay where they are; the next flush writes them anew
         files[first : first + len(command.merged)] = [file]
     store_ms, now_ms = command.store_ms, context.lease_now_ms
-    kept = [known for known in files if store_ms is None or not is_outcome_file_outlived(known, now_ms, context.policy)]
+    kept = [known for known in files if store_ms is None or not is_outcome_file_outlived(known, now_ms)]
     # A birth in the future would hold up everybody's tokens until that time. Whoever minted such a token has a wrong
     # clock: it is forgotten as a free-form key is.
     forgotten = [min(known.born_last, store_ms or 0) for known in files if known not in kept]
@@ -373,9 +375,9 @@ def flush_outcomes(state: State, command: c.FlushOutcomes, context: Context) -> 
     return following, c.Flushed(True)
 
 
-def is_outcome_file_outlived(file: OutcomeFile, now_ms: int, policy: Policy) -> bool:
+def is_outcome_file_outlived(file: OutcomeFile, now_ms: int) -> bool:
     """Whether all outcomes of the file have been kept for their time. `now_ms` is of the lease clock."""
-    return now_ms - file.last_ms > policy.outcome_kept_ms
+    return now_ms - file.last_ms > OUTCOME_KEPT_MS
 
 
 def to_flush(state: State) -> dict[str, TokenOutcome]:
@@ -385,9 +387,9 @@ def to_flush(state: State) -> dict[str, TokenOutcome]:
 
 def outcome_flush_is_due(state: State, policy: Policy) -> bool:
     """Whether outcomes of the State should be moved to a file, or a file has been kept long enough."""
-    if any(is_outcome_file_outlived(file, state.lease_now_ms, policy) for file in state.outcome_files):
+    if any(is_outcome_file_outlived(file, state.lease_now_ms) for file in state.outcome_files):
         return True
-    return len(state.outcomes) >= policy.outcomes_flush_at and len(to_flush(state)) >= policy.outcomes_flush_at
+    return len(state.outcomes) >= policy.overlay_flush_at and len(to_flush(state)) >= policy.overlay_flush_at
 
 
 def _last(writer: WriterState, now_ms: int) -> TokenOutcome:
@@ -423,7 +425,7 @@ def _reused(state: State, token: Token) -> TokenReused:
 def _forgotten(state: State, token: Token, context: Context) -> OutcomeForgotten:
     return OutcomeForgotten(
         f"what became of token {token} on shard {state.name!r} is no longer known: it is older than "
-        f"{context.policy.outcome_kept_ms // 3_600_000} hours, or than a drop of the shard; look at the shard, "
+        f"{OUTCOME_KEPT_MS // 3_600_000} hours, or than a drop of the shard; look at the shard, "
         "then write with a new token",
         born_ms=born_ms(key_of(token)),
     )

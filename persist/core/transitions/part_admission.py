@@ -13,7 +13,7 @@ from persist.core.frontier import FAR_TIME, TIME_MAX, Antichain
 from persist.core.ids import PartId, parse
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
-from persist.core.state import Policy, State
+from persist.core.state import State
 from persist.core.transitions.context import Context
 
 # Which parts a command may name: new ones, of this shard, of which the committer found that they are what they say.
@@ -25,6 +25,7 @@ from persist.core.transitions.context import Context
 
 
 GIVEN_MAX = 2**48  # updates that one part may count for
+LEFT_PARTS_MAX = 100_000  # staged parts that left the State which it remembers
 FORGOTTEN_MAX = 1_000  # parts that one commit looks at, to forget those that are swept
 LEFT_FORGOTTEN_PART = 50  # of those that are remembered: so many are forgotten at once, since it looks at all of them
 DIFF_MAX = 2**32  # of a multiplicity that is written: it takes two thousand million such updates of a row to overflow
@@ -94,11 +95,11 @@ def check_replacement(state: State, part: Part, context: Context) -> None:
     context.verdict.check()
 
 
-def departed(state: State, gone: Iterable[str], policy: Policy) -> State:
+def departed(state: State, gone: Iterable[str]) -> State:
     """The State that remembers which staged parts left it: `gone` are the blob keys that it names no more.
 
     What maintenance may have swept is refused by its age anyway, so it is forgotten. Of the rest at most
-    `left_parts_max` are remembered. Parts as old as one that was forgotten for that are refused from then on.
+    `LEFT_PARTS_MAX` are remembered. Parts as old as one that was forgotten for that are refused from then on.
     """
     went = {_compact(part_id_of(key)): int(state.seqno) for key in gone if is_part_key(key) and _is_staged(key)}
     if not went:
@@ -106,10 +107,10 @@ def departed(state: State, gone: Iterable[str], policy: Policy) -> State:
     left = with_changes(state.left, went)
     swept = [part_id for part_id in islice(left, FORGOTTEN_MAX) if _born_ms(part_id) < state.swept_before_ms]
     left = with_changes(left, {}, swept) if swept else left
-    if len(left) <= policy.left_parts_max:
+    if len(left) <= LEFT_PARTS_MAX:
         return replace(state, left=left)
     # Those that were minted first: what a writer minted whose clock is far ahead is kept, and holds up nobody.
-    some = len(left) - policy.left_parts_max + policy.left_parts_max // LEFT_FORGOTTEN_PART
+    some = len(left) - LEFT_PARTS_MAX + LEFT_PARTS_MAX // LEFT_FORGOTTEN_PART
     forgotten = nsmallest(some, left)
     before_ms = max(state.left_before_ms, _born_ms(forgotten[-1]) + 1)
     return replace(state, left=with_changes(left, {}, forgotten), left_before_ms=before_ms)

@@ -10,13 +10,15 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.persistent_map import with_changes
 from persist.core.phases import only_drop
 from persist.core.record import replace
-from persist.core.state import CriticalReader, LeasedReader, State, held_since, is_kept
+from persist.core.state import ROLLUP_LEAST, CriticalReader, LeasedReader, State, held_since, is_kept
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.history_control import heartbeat_ms, is_fresh, named, without_lapsed_readers
 
 LEASE_MS_MAX = 24 * 3600 * 1000
 PURPOSE_CHARS_MAX = 256
 OPAQUE_CHARS_MAX = 256
+READERS_MAX = 10_000  # with leases: each is in the State, which every commit works on
+CURSORS_MAX = 1_000  # they never lapse: somebody has to give them up
 
 
 def register(state: State, command: c.RegisterReader, context: Context) -> tuple[State, c.ReaderRegistered]:
@@ -95,7 +97,7 @@ def move_hold(
             f"reader {command.reader} of shard {state.name!r} holds {known.since} alone; open another one for {since}"
         )
     seqno = max(known.seqno, min(command.seqno, state.seqno))
-    held = since == known.since and seqno - known.seqno < min(context.policy.rollup_every, context.policy.rollup_least)
+    held = since == known.since and seqno - known.seqno < min(context.policy.rollup_every, ROLLUP_LEAST)
     if held and _is_fresh(command.reader, known, context):
         return state, c.SinceDowngraded(since, state.since)
     moved = replace(known, since=since, seqno=seqno, heartbeat_ms=heartbeat_ms(known, context))
@@ -116,7 +118,7 @@ def register_critical(
         return state, _told(known, state)
     if command.seen is not None and command.seen < state.given_up:
         return state, c.HoldGivenUp(state.given_up)
-    if len(state.critical_readers) >= context.policy.cursors_max:
+    if len(state.critical_readers) >= CURSORS_MAX:
         raise InvalidUsage(
             f"shard {state.name!r} has {len(state.critical_readers)} cursors, which is the most; give one up first"
         )
@@ -189,9 +191,9 @@ def _with_room(state: State, command: c.RegisterReader | c.HoldPoint, context: C
     """The State, without readers whose leases lapsed if there are too many. Raises Overloaded, InvalidUsage."""
     if not 0 < command.lease_ms <= LEASE_MS_MAX:
         raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {LEASE_MS_MAX}]")
-    if len(state.leased_readers) >= context.policy.readers_max:
+    if len(state.leased_readers) >= READERS_MAX:
         state = without_lapsed_readers(state, context.lease_now_ms)
-        if len(state.leased_readers) >= context.policy.readers_max:
+        if len(state.leased_readers) >= READERS_MAX:
             raise Overloaded(
                 f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
                 retry_after_s=RETRY_LATER_S,

@@ -39,15 +39,16 @@ from persist.core.truncation import (
 )
 
 LEASE_MS_MAX = 24 * 3600 * 1000
+WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)
 
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
     if not 0 < command.lease_ms <= LEASE_MS_MAX:
         raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {LEASE_MS_MAX}]")
     known = state.writers.get(command.writer)
-    if known is None and len(state.writers) >= context.policy.writers_max:
+    if known is None and len(state.writers) >= WRITERS_MAX:
         state = without_lapsed_writers(state, context.lease_now_ms)
-        if len(state.writers) >= context.policy.writers_max:
+        if len(state.writers) >= WRITERS_MAX:
             raise Overloaded(
                 f"shard {state.name!r} has {len(state.writers)} writers; expire some",
                 retry_after_s=RETRY_LATER_S,

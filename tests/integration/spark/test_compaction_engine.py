@@ -17,7 +17,7 @@ from persist.client.connect import connect
 pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
-SETTINGS = EngineSettings(memory_bytes=64 << 20, part_bytes_target=60_000, chunk_bytes=20_000)
+SETTINGS = EngineSettings(memory_bytes=64 << 20, part_bytes_target=5_000)
 
 
 @pytest.mark.smoke

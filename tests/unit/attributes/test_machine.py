@@ -20,7 +20,7 @@ from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.shard import SCHEMA, numbered
 
 NAME = "orders"
-POLICY = Policy(attributes_flush_at=8, rollup_every=20)
+POLICY = Policy(overlay_flush_at=8, rollup_every=20)
 
 
 class World:
@@ -81,7 +81,7 @@ def world() -> World:
 def test_the_overlay_stays_small(world: World) -> None:
     for number in range(200):
         world.update(number % 2, AttributeUpdate.replace(key(number + 1), number))
-        assert len(world.machines[0].refresh().attributes) <= POLICY.attributes_flush_at
+        assert len(world.machines[0].refresh().attributes) <= POLICY.overlay_flush_at
     state = world.machines[0].refresh()
     assert state.attribute_root.count + len(state.attributes) == 200
 
@@ -131,7 +131,7 @@ def test_a_full_state_is_flushed_once_the_store_is_back() -> None:
             super().put(key, data)
 
     blob = Broken()
-    location = memory_location(blob=blob, policy=Policy(attributes_flush_at=5, attributes_overlay_max=5))
+    location = memory_location(blob=blob, policy=Policy(overlay_flush_at=5))
     machine, writer = location.machine(NAME), WriterId(numbered("w", 1))
     machine.create(initial_state(NAME, SCHEMA, 0))
     machine.apply(c.RegisterWriter(writer, 3_600_000))
@@ -140,16 +140,16 @@ def test_a_full_state_is_flushed_once_the_store_is_back() -> None:
         updates = (AttributeUpdate.replace(key(number), number),)
         machine.apply(c.UpdateAttributes(writer, mint(Token, location.ids), updates))
 
-    for number in range(1, 6):
+    for number in range(1, 26):
         set_attribute(number)
     for _ in range(2):
         with pytest.raises(Overloaded):
-            set_attribute(6)
+            set_attribute(26)
     blob.broken = False
     with pytest.raises(Overloaded):
-        set_attribute(6)  # this refusal asks for the flush
-    set_attribute(6)
-    assert machine.refresh().attribute_root.count == 5
+        set_attribute(26)  # this refusal asks for the flush
+    set_attribute(26)
+    assert machine.refresh().attribute_root.count == 25
 
 
 def test_dropping_a_shard_lets_its_index_go(world: World) -> None:

@@ -28,7 +28,7 @@ from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import NAME, World
 
-TINY = Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=2, bundle_parts_max=4)
+TINY = Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=1)
 PLAIN = replace(TINY, plain_parts_max=10_000)
 
 

@@ -245,7 +245,7 @@ def test_a_store_that_does_not_answer_leaves_the_claim_to_lapse() -> None:
 def test_any_number_of_threads_writes_the_same_rows(threads: int) -> None:
     world = World()
     world.append_many(6, 90)
-    settings = replace(WORKER, engine=EngineSettings(1 << 20, 2_000, 4_000, threads))
+    settings = replace(WORKER, engine=EngineSettings(1 << 20, 1_000, threads))
     assert world.worker(settings=settings).run(NAME, idle=True) >= 1
     world.check_reads()
     for batch in world.state().trace.batches:

@@ -21,6 +21,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.state import Policy
+from persist.core.transitions import part_admission
 from persist.core.transitions.part_admission import DIFF_MAX, departed
 from persist.parts.codec import encode_inline, encode_parquet
 from tests.support.location import memory_location
@@ -235,8 +236,11 @@ def test_a_staged_part_that_left_the_shard_never_comes_back() -> None:
     refused(other, insert_of(other, Run(tuple(part.without_receipt() for part in first.parts))), "was in shard")
 
 
-def test_what_is_remembered_is_bounded_and_what_was_forgotten_is_refused_by_its_age() -> None:
-    location, shard = shard_of(Policy(inline_part_bytes_max=0, left_parts_max=3))
+def test_what_is_remembered_is_bounded_and_what_was_forgotten_is_refused_by_its_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(part_admission, "LEFT_PARTS_MAX", 3)
+    location, shard = shard_of(BLOB)
     ids = iter(range(1, 1000))
     for number in range(8):
         part = staged_at(location, shard, 1000 * (number + 1), next(ids))
@@ -279,18 +283,21 @@ def test_what_maintenance_may_have_swept_need_not_be_remembered() -> None:
     state = location.machine("s").state()
     assert [key[:6] for key in state.left] == [(1000 * n).to_bytes(6) for n in (1, 2, 3)]
     gone = [part_key(state.shard_id, WriterId("w" + "1" * 32), PartId(f"p{4000:012x}{9:020x}"))]
-    later = departed(replace(state, swept_before_ms=2500), gone, BLOB)
+    later = departed(replace(state, swept_before_ms=2500), gone)
     assert [key[:6] for key in later.left] == [(1000 * n).to_bytes(6) for n in (3, 4)]
     assert later.left_before_ms == 0, "nothing that could still be committed was forgotten"
 
 
 @pytest.mark.parametrize("walltime_ms", [0, 2_000_000, 4_070_908_800_000])
-def test_what_is_forgotten_goes_by_the_births_of_parts_and_by_no_clock_of_a_committer(walltime_ms: int) -> None:
+def test_what_is_forgotten_goes_by_the_births_of_parts_and_by_no_clock_of_a_committer(
+    walltime_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a slow clock too little was refused, so a part came twice. By one of 2099 every new part was."""
+    monkeypatch.setattr(part_admission, "LEFT_PARTS_MAX", 50)
     location, _ = shard_of(BLOB)
     state = replace(location.machine("s").state(), walltime_ms=walltime_ms)
     births = [4_070_908_800_000, *range(1_000_000, 1_000_050)]
     gone = [part_key(state.shard_id, WriterId("w" + "1" * 32), PartId(f"p{born:012x}{7:020x}")) for born in births]
-    later = departed(state, gone, replace(BLOB, left_parts_max=50))
+    later = departed(state, gone)
     assert later.left_before_ms == 1_000_002, "the two that were minted first are forgotten"
     assert len(later.left) == 49

@@ -37,7 +37,7 @@ from tests.support.shard import NAME, SCHEMA
 NEXT_SCHEMA = ShardSchema(pa.schema([("k", pa.string())]), ("k",)).to_record()
 KEY = AttributeKey("ab" * 16)
 OTHER = AttributeKey("cd" * 16)
-FLUSHING = Policy(outcomes_flush_at=1)
+FLUSHING = Policy(overlay_flush_at=1)
 READER = ReaderId("r" + "1" * 32)
 
 
@@ -191,7 +191,7 @@ def test_a_part_that_moves_to_a_bundle_is_not_named_again_beside_it() -> None:
     machine, writer = location.machine("s"), shard.open_writer()
     runs = tuple(run for number in range(3) for run in writer.stage(ROWS.slice(number, 1), None))
     writer.commit_insert(runs)
-    few = Policy(plain_parts_max=2, bundle_parts_max=4)
+    few = Policy(plain_parts_max=1)
     state, token = machine.state(), mint(Token, location.ids)
     bundling = Bundler(location.versions, location.ids, few).bundled(state, state.trace.batches[0])
     assert bundling is not None

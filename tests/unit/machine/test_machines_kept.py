@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.commit.location import EVICTIONS_TRIED_MAX, Location, LocationSettings
+from persist.commit.location import EVICTIONS_TRIED_MAX, Location
 from persist.core.errors import UnknownShard
 from persist.core.state import initial_state
 from tests.support.location import InlineBackground
 from tests.support.shard import SCHEMA
 
 
-def location_of(machines_max: int) -> Location:
-    settings = LocationSettings(machines_max=machines_max)
-    return Location(MemoryBlob(), MemoryConsensus(), settings=settings, background=InlineBackground())
+@pytest.fixture
+def location_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Location]:
+    def opened(machines_max: int) -> Location:
+        monkeypatch.setattr("persist.commit.location.MACHINES_MAX", machines_max)
+        return Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+
+    return opened
 
 
 def create(location: Location, *names: str) -> None:
@@ -27,7 +33,7 @@ def kept(location: Location) -> set[str]:
     return {machine.name for machine in location.machines()}
 
 
-def test_what_was_not_used_for_longest_goes_first() -> None:
+def test_what_was_not_used_for_longest_goes_first(location_of: Callable[[int], Location]) -> None:
     location = location_of(3)
     create(location, "a", "b", "c")
     location.machine("a")
@@ -35,7 +41,7 @@ def test_what_was_not_used_for_longest_goes_first() -> None:
     assert kept(location) == {"a", "c", "d"}
 
 
-def test_names_without_a_shard_do_not_push_shards_out() -> None:
+def test_names_without_a_shard_do_not_push_shards_out(location_of: Callable[[int], Location]) -> None:
     """A machine was kept for whatever name was asked for: unknown ones filled the cache."""
     location = location_of(40)
     shards = [f"s{number}" for number in range(38)]
@@ -47,7 +53,7 @@ def test_names_without_a_shard_do_not_push_shards_out() -> None:
     assert len(kept(location)) <= 40
 
 
-def test_what_somebody_watches_stays_and_goes_when_nobody_does() -> None:
+def test_what_somebody_watches_stays_and_goes_when_nobody_does(location_of: Callable[[int], Location]) -> None:
     location = location_of(3)
     names = [f"s{number}" for number in range(2 * EVICTIONS_TRIED_MAX)]
     create(location, *names[:3])

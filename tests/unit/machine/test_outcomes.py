@@ -17,7 +17,6 @@ from persist.core.dedup import FILE_COUNT_MAX, OutcomeFile, TokenOutcome, outcom
 from persist.core.errors import Corruption, InvalidUsage, OutcomeForgotten, UpgradeNeeded
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, token_of_key, writer_of
-from persist.core.record import replace
 from persist.core.state import Policy, initial_state
 from persist.formats import outcome_frames as frames
 from persist.parts import ShardSchema
@@ -27,8 +26,7 @@ from tests.support.shard import NAME
 SCHEMA = ShardSchema(pa.schema([("k", pa.string())]), ("k",)).to_record()
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-POLICY = Policy(outcomes_flush_at=20, outcomes_overlay_max=40)
-SHORT = replace(POLICY, outcome_kept_ms=HOUR_MS)
+POLICY = Policy(overlay_flush_at=20)
 
 
 def minted(now_ms: int, number: int) -> Token:
@@ -73,10 +71,10 @@ class World:
         )
         return location.machine(NAME)
 
-    def pass_minutes(self, machine: Machine, minutes: int) -> None:
+    def pass_days(self, machine: Machine, days: int) -> None:
         """Any commit moves the lease clock, and has upkeep look."""
-        for _ in range(minutes // 5):
-            self.clock.advance_ms(5 * 60_000)
+        for _ in range(days):
+            self.clock.advance_ms(DAY_MS)
             machine.apply(c.AdvanceUpper(Antichain((machine.state().upper.element or 0) + 1)))
 
 
@@ -104,21 +102,24 @@ def test_a_thousand_tokens_are_known_after_a_restart_and_a_new_one_is_not() -> N
     assert again.refresh().seqno > seqno
 
 
-def test_what_was_kept_for_its_time_is_forgotten_and_its_blobs_leave_the_state() -> None:
-    world = World(SHORT)
+def test_what_was_kept_for_its_time_is_forgotten_and_its_blobs_leave_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("persist.commit.cached_state.LEASE_STEP_MS_MAX", DAY_MS)
+    world = World()
     machine = world.first.machine(NAME)
     tokens = [minted(world.clock.now_ms(), number) for number in range(20)]
     keys = [token_of_key(f"{number}") for number in range(20)]
     for token in (*tokens, *keys):
         machine.apply(command(token, 1))
-    for minutes in range(5, 60, 5):
-        world.clock.advance_ms(5 * 60_000)
-        machine.apply(c.AdvanceUpper(Antichain(minutes)))  # any commit moves the lease clock, and has upkeep look
+    for day in range(1, 7):
+        world.clock.advance_ms(DAY_MS)
+        machine.apply(c.AdvanceUpper(Antichain(day)))  # any commit moves the lease clock, and has upkeep look
     for token in (*tokens, *keys):
         assert world.restarted().apply(command(token, 1)) == c.Done()
-    for minutes in (60, 65, 70):
-        world.clock.advance_ms(5 * 60_000)
-        machine.apply(c.AdvanceUpper(Antichain(minutes)))
+    for day in (7, 8, 9):
+        world.clock.advance_ms(DAY_MS)
+        machine.apply(c.AdvanceUpper(Antichain(day)))
     assert machine.state().outcome_files == ()
     for token in tokens:
         with pytest.raises(OutcomeForgotten, match="no longer known"):
@@ -145,15 +146,16 @@ def test_a_token_of_an_ended_life_is_refused_by_every_later_one() -> None:
             world.restarted().apply(command(token, 1))
 
 
-def test_ids_from_the_future_hold_up_nobody_when_they_are_forgotten() -> None:
+def test_ids_from_the_future_hold_up_nobody_when_they_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """One machine of 2099 made a shard take no new writer and no new token, for ever."""
-    world = World(SHORT)
+    monkeypatch.setattr("persist.commit.cached_state.LEASE_STEP_MS_MAX", DAY_MS)
+    world = World()
     machine, future = world.first.machine(NAME), TestClock(4_070_908_800_000)
     wrong = world.restarted(future)
     for number in range(20):
         wrong.apply(command(minted(future.now_ms(), number), 1))
     machine.refresh()
-    world.pass_minutes(machine, 75)
+    world.pass_days(machine, 9)
     assert (machine.state().outcome_files, machine.state().outcomes) == ((), {})
     assert machine.state().forgotten_ms <= world.clock.now_ms()
     assert machine.apply(command(minted(world.clock.now_ms(), 99), 1)) == c.Done()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from persist.commit.background_duties import TURNS_LEFT_MAX, Duty, Upkeep
+from persist.commit.background_duties import ROLLUP_BYTES, ROLLUP_GONE, TURNS_LEFT_MAX, Duty, Upkeep
 from persist.commit.commit_plan import BatchMerge, FlushIndex, RollUp
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
@@ -14,12 +14,13 @@ from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, Token, WriterId
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
-from persist.core.state import Policy, Rollup, State
+from persist.core.state import ROLLUP_LEAST, Policy, Rollup, State
+from persist.core.transitions.audit_recording import INFO_FLUSH_BYTES
 from tests.scripts.verbs import parse_attribute_key
 from tests.support.shard import Shard, make_part, make_run, numbered
 
 INLINE_BATCHES = 16
-POLICY = Policy(rollup_every=8, attributes_flush_at=3, inline_batches=INLINE_BATCHES)
+POLICY = Policy(rollup_every=8, overlay_flush_at=3, inline_batches=INLINE_BATCHES)
 WRITER = WriterId(numbered("w", 1))
 
 
@@ -126,7 +127,7 @@ def at_version(seqno: int, entries: int, rollup: int, moved: int = 0, info_bytes
 
 
 def kinds(state: State) -> list[str]:
-    policy = replace(POLICY, entries_flush_at=20, info_flush_at=1_000)
+    policy = replace(POLICY, history_flush_at=20)
     return [duty.kind for duty in Upkeep(policy, merges=False).due(state)]
 
 
@@ -153,15 +154,15 @@ def test_a_rollup_that_was_put_off_once_is_not_put_off_again() -> None:
 def test_too_many_entries_wait_for_no_turn() -> None:
     assert kinds(at_version(51, 39, rollup=50)) == []
     assert kinds(at_version(51, 40, rollup=50)) == ["entries"]
-    assert kinds(at_version(51, 1, rollup=50, info_bytes=1_999)) == []
-    assert kinds(at_version(51, 1, rollup=50, info_bytes=2_000)) == ["entries"]
+    assert kinds(at_version(51, 1, rollup=50, info_bytes=2 * INFO_FLUSH_BYTES - 1)) == []
+    assert kinds(at_version(51, 1, rollup=50, info_bytes=2 * INFO_FLUSH_BYTES)) == ["entries"]
     assert kinds(at_version(51, 40, rollup=50, moved=11)) == ["entries"]
 
 
 def test_marks_take_the_place_of_one_rollup_and_not_of_the_next() -> None:
-    upkeep = Upkeep(replace(POLICY, marks_flush_at=2), merges=False)
+    upkeep = Upkeep(replace(POLICY, history_flush_at=1), merges=False)
 
-    def asked(seqno: int, marks: int, rollup: int, entries: int = 1) -> list[str]:
+    def asked(seqno: int, marks: int, rollup: int, entries: int = 0) -> list[str]:
         state = at_version(seqno, entries, rollup)
         state = replace(state, marks=dict.fromkeys(range(marks), MINIMUM))
         duties = upkeep.due(state)
@@ -180,7 +181,7 @@ def test_marks_take_the_place_of_one_rollup_and_not_of_the_next() -> None:
 
 # --- rollups by what was written
 
-RARE = Policy(rollup_every=100, rollup_least=10, rollup_bytes=1_000, rollup_gone=5)
+RARE = Policy(rollup_every=100)
 
 
 def rollups_of(commits: list[tuple[int, int]], others: int = 0, policy: Policy = RARE) -> list[int]:
@@ -204,27 +205,29 @@ def test_a_rollup_is_due_after_many_commits_that_write_little() -> None:
 
 
 def test_a_rollup_is_due_after_fewer_commits_that_write_much() -> None:
-    assert rollups_of([(50, 0)] * 45) == [20, 40]
-    assert rollups_of([(5_000, 0)] * 25) == [10, 20], "and never after fewer than the least"
+    assert rollups_of([(ROLLUP_BYTES // 40, 0)] * 90) == [41, 82]
+    assert rollups_of([(ROLLUP_BYTES, 0)] * 70) == [32, 64], "and never after fewer than the least"
 
 
 def test_a_rollup_is_due_once_there_is_something_to_delete() -> None:
-    assert rollups_of([(1, 1 if number % 4 == 0 else 0) for number in range(40)]) == [17, 37]
+    gone = ROLLUP_GONE // 8  # by every eighth commit
+    assert rollups_of([(1, gone if number % 8 == 0 else 0) for number in range(130)]) == [57, 121]
 
 
 def test_the_commits_of_others_weigh_most() -> None:
     """What they wrote is not known here."""
-    assert rollups_of([(1, 0)] * 30, others=9) == []
-    assert rollups_of([(1, 0)] * 30, others=10) == [1]
+    assert rollups_of([(1, 0)] * 30, others=ROLLUP_LEAST - 1) == []
+    assert rollups_of([(1, 0)] * 30, others=ROLLUP_LEAST) == [1]
 
 
 def test_what_was_written_before_the_newest_rollup_does_not_count() -> None:
     upkeep, state = Upkeep(RARE, merges=False), at_version(1, 0, rollup=1)
-    for seqno in range(2, 21):
-        upkeep.committed(SeqNo(seqno), 1_000, 0)
-    late = replace(state, seqno=SeqNo(20), rollups={SeqNo(15): Rollup("key", 1)})
+    for seqno in range(2, 61):
+        upkeep.committed(SeqNo(seqno), ROLLUP_BYTES, 0)
+    late = replace(state, seqno=SeqNo(60), rollups={SeqNo(60 - ROLLUP_LEAST + 1): Rollup("key", 1)})
     assert upkeep.due(late) == []
-    assert [duty.kind for duty in upkeep.due(replace(late, rollups={SeqNo(10): Rollup("key", 1)}))] == ["rollup"]
+    earlier = {SeqNo(60 - ROLLUP_LEAST): Rollup("key", 1)}
+    assert [duty.kind for duty in upkeep.due(replace(late, rollups=earlier))] == ["rollup"]
 
 
 def test_upkeep_that_another_process_is_at_is_left_to_it_for_a_while() -> None:
@@ -239,9 +242,9 @@ def test_upkeep_that_another_process_is_at_is_left_to_it_for_a_while() -> None:
 
 def test_a_large_state_is_written_once_the_log_has_grown_by_as_much() -> None:
     upkeep, state = Upkeep(RARE, merges=False), at_version(1, 0, rollup=1)
-    state = replace(state, rollups={SeqNo(1): Rollup("key", 5_000)})
+    state = replace(state, rollups={SeqNo(1): Rollup("key", 5 * ROLLUP_BYTES)})
     for seqno in range(2, 60):
-        upkeep.committed(SeqNo(seqno), 100, 0)
+        upkeep.committed(SeqNo(seqno), ROLLUP_BYTES // 10 + 1, 0)
         found = [duty.kind for duty in upkeep.due(replace(state, seqno=SeqNo(seqno)))]
         assert found == (["rollup"] if seqno == 51 else []), seqno
 

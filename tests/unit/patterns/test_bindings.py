@@ -9,16 +9,15 @@ import pyarrow as pa
 import pytest
 
 from compactor.embedded import maintain
-from persist.bindings import Binding, Bindings, BindingsSettings, Minter
+from persist.bindings import Binding, Bindings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Corruption, InvalidUsage, ShardExists, Unavailable
 from persist.patterns import internal_shards, reclock
 from persist.patterns.reclock import PARTITIONS_MAX, POSITION_MAX
+from tests.support.bound import SmallBindings
 from tests.support.clocks import HOUR_MS, YEAR_MS, World
 from tests.support.location import memory_location
-
-SMALL = BindingsSettings(whole_every_rows=4, known_rows_max=6)
 
 
 @pytest.fixture
@@ -147,7 +146,7 @@ def test_a_shard_that_takes_rows_away_holds_no_bindings() -> None:
 
 
 def test_bindings_that_somebody_took_away_are_told(client: Client) -> None:
-    bindings = Bindings.open(client, "bindings", settings=SMALL)
+    bindings = SmallBindings.open(client, "bindings")
     for position in range(3):
         bindings.get_binding(position)
     bindings.shard.delete("whole")
@@ -223,11 +222,11 @@ def test_a_clock_that_runs_away_leads_by_no_more_than_the_look_ahead(monkeypatch
 
 
 def test_opening_reads_what_came_since_the_last_whole_mint(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    bindings = Bindings.open(client, "bindings", settings=SMALL)
+    bindings = SmallBindings.open(client, "bindings")
     for position in range(60):
         bindings.get_binding({"a": position, "b": 5})
     monkeypatch.setattr(reclock, "WINDOW", 2)
-    fresh = Bindings.open(client, "bindings", settings=SMALL)
+    fresh = SmallBindings.open(client, "bindings")
     assert fresh._known.rows <= 12
     assert fresh.heads == {"a": 59, "b": 5}
     assert bindings._known.rows <= 12
@@ -239,11 +238,11 @@ def test_opening_reads_what_came_since_the_last_whole_mint(client: Client, monke
 
 
 def test_an_upkeep_of_the_shard_changes_no_binding(client: Client) -> None:
-    bindings = Bindings.open(client, "bindings", settings=SMALL)
+    bindings = SmallBindings.open(client, "bindings")
     for position in range(100):
         bindings.get_binding({"a": 2 * position})
     bindings.shard.configure(history="none")  # what bindings say does not depend on history
     bindings.shard.optimize()
     bindings.shard.vacuum()
-    fresh = Bindings.open(client, "bindings", settings=SMALL)
+    fresh = SmallBindings.open(client, "bindings")
     assert fresh.times_of("a", range(200)).to_pylist() == [(at + 1) // 2 for at in range(199)] + [None]

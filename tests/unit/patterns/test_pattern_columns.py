@@ -8,16 +8,16 @@ import pyarrow as pa
 import pytest
 
 from compactor.embedded import maintain
-from persist.bindings import Binding, Bindings, BindingsSettings, Ingester, IngestSettings
+from persist.bindings import Binding, Bindings, Ingester, IngestSettings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage, ShardExists
 from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn
 from persist.patterns.partition_map import Routes
 from persist.patterns.routed import RoutedWriter
+from tests.support.bound import SmallBindings
 from tests.support.location import memory_location
 
-SMALL = BindingsSettings(whole_every_rows=4, known_rows_max=6)
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
 
 
@@ -37,7 +37,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def bindings(client: Client) -> Bindings:
-    found = Bindings.open(client, "bindings", settings=SMALL)
+    found = SmallBindings.open(client, "bindings")
     for position in range(100, 1000, 100):
         found.get_binding(position)
     return found
@@ -45,7 +45,7 @@ def bindings(client: Client) -> Bindings:
 
 def test_what_a_rival_bound_was_read_with_positions_for_times(client: Client, bindings: Bindings) -> None:
     """Once the names are back, all goes on, and nothing was lost or mixed up."""
-    rival = Bindings.open(client, "bindings", settings=SMALL)
+    rival = SmallBindings.open(client, "bindings")
     assert rival.get_binding(1000) == Binding({"": 1000}, 9)
     client.shard("bindings").alter(*SWAP)
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_a_column_that_has_no_successor_is_named(client: Client, bindings: Bindi
 
 def test_bindings_with_a_column_more_are_opened(client: Client, bindings: Bindings) -> None:
     client.shard("bindings").alter(AddColumn("note", pa.string(), after="partition"))
-    found = Bindings.open(client, "bindings", settings=SMALL)
+    found = SmallBindings.open(client, "bindings")
     assert found.get_binding(1000) == Binding({"": 1000}, 9)
     bindings.refresh()
     assert bindings.heads == {"": 1000}

@@ -370,7 +370,7 @@ def test_names_that_are_none(body: bytes) -> None:
         ("blob", ["x"]),
         ("blob", {"url": "x"}),
         ("policy", []),
-        ("policy", {"writers_max": 1e999}),
+        ("policy", {"batches_max": 1e999}),
     ],
 )
 def test_a_location_that_is_none(key: str, value: object) -> None:

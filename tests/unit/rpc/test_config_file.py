@@ -44,7 +44,7 @@ headers_s = 1.5
 
 [levers]
 linger_ms = 2
-rollup_bytes = 1_048_576
+inline_batches = 128
 """
 
 BAD = {
@@ -99,7 +99,7 @@ def test_what_a_file_says_is_what_variables_say(tmp_path: Path) -> None:
         history="30d",
         limits=Limits(snapshots_max=16, headers_s=1.5),
         linger_ms=2,
-        policy=Policy(rollup_bytes=2**20),
+        policy=Policy(inline_batches=128),
     )
     settings.check()
 
@@ -174,8 +174,7 @@ def test_a_variable_of_a_lever_or_limit_that_cannot_be_read_is_named(variables: 
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (Policy(rollup_every=8, rollup_least=8), r"rollup_every is 8 and must be in \[32, "),
-        (Policy(rollup_every=40, rollup_least=50), "rollup_least is 50; it must be at most rollup_every, 40"),
+        (Policy(rollup_every=8), r"rollup_every is 8 and must be in \[32, "),
         (Policy(inline_shard_bytes_max=1_000), "inline_part_bytes_max is 65536; it must be at most inline_shard"),
     ],
 )

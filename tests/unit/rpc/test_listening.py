@@ -20,7 +20,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
-from persist.commit.location import Location, LocationSettings
+from persist.commit.location import Location
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.shard_view import ViewRequest
 from persist.parts import codec
@@ -57,11 +57,6 @@ async def listeners(
 def wide(seed: int) -> str:
     """Text that no compression makes much smaller."""
     return b85encode(Random(seed).randbytes(WIDE))[:WIDE].decode()
-
-
-def small_location(machines_max: int) -> Location:
-    settings = LocationSettings(machines_max=machines_max)
-    return Location(MemoryBlob(), MemoryConsensus(), settings=settings, background=InlineBackground())
 
 
 def shard_of(location: Location, name: str = "orders") -> Shard:
@@ -105,11 +100,14 @@ def test_a_step_that_is_shared_ends_where_each_of_its_listeners_ends() -> None:
     asyncio.run(scenario())
 
 
-def test_listeners_and_waits_go_on_where_more_shards_are_watched_than_machines_are_kept() -> None:
+def test_listeners_and_waits_go_on_where_more_shards_are_watched_than_machines_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The machine that a listener looked at was dropped from the cache, and nobody moved it any more."""
+    monkeypatch.setattr("persist.commit.location.MACHINES_MAX", 3)
 
     async def scenario() -> None:
-        location = small_location(3)
+        location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
         shards = [shard_of(location, f"s{number}") for number in range(6)]
         async with listeners(location) as (listening, _, watcher), AsyncExitStack() as held:
             for shard in shards:

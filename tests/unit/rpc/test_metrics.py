@@ -30,8 +30,8 @@ FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
 NDJSON = {"content-type": "application/x-ndjson"}
 
 
-def location(blob: MemoryBlob | CachedBlob | None = None, machines_max: int = 20_000) -> Location:
-    settings = LocationSettings(metered=True, machines_max=machines_max)
+def location(blob: MemoryBlob | CachedBlob | None = None) -> Location:
+    settings = LocationSettings(metered=True)
     return Location(blob or MemoryBlob(), MemoryConsensus(), settings=settings, background=InlineBackground())
 
 
@@ -160,10 +160,11 @@ def test_names_of_shards_that_are_not_there_have_no_series(http: TestClient) -> 
     assert not [series for series in found if "no-such" in series or "pt_" in series or 'shard="s1"' in series]
 
 
-def test_a_shard_that_leaves_the_cache_takes_no_count_with_it() -> None:
+def test_a_shard_that_leaves_the_cache_takes_no_count_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A counter that goes back looks like a server that was started anew."""
+    monkeypatch.setattr("persist.commit.location.MACHINES_MAX", 2)
     with (
-        closing(location(machines_max=2)) as opened,
+        closing(location()) as opened,
         typed(TestClient(create_app(opened), base_url="http://127.0.0.1")) as http,
     ):
         for number in range(6):

@@ -131,7 +131,7 @@ def test_a_server_does_not_tell_of_readers(server: dict[str, str], kind: str) ->
 
 
 def test_parts_that_lie_in_bundles_are_told_one_by_one(tmp_path: Path) -> None:
-    settings = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=4))
+    settings = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=1))
     url = f"persist://{tmp_path}"
     with persist.connect(url, location=settings) as client:
         assert isinstance(client.transport, EmbeddedTransport)

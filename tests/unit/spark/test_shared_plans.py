@@ -130,7 +130,7 @@ def test_a_load_that_fails_leaves_no_hold(tmp_path: Path) -> None:
 
 # --- spark's plans over a shard whose parts lie in bundles: they carry the parts of their own keys
 
-SETTINGS = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=4))
+SETTINGS = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=1))
 PARTS, ROWS = 20, 10
 
 
