@@ -40,8 +40,8 @@ from tests.support.location import InlineBackground
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = Policy(
-    inline_part_bytes_max=0, plain_parts_max=0, rollup_every=4, overlay_flush_at=4,
-    history_flush_at=6,
+    inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4,
+    history_flush_at=8,
 )  # fmt: skip
 
 

@@ -330,13 +330,13 @@ def test_while_its_blobs_cannot_be_written_it_waits_in_the_state_and_then_writer
     machine = world.machine()
     shard = created(machine)
     failing.away = True
-    insert(shard, *range(8))
+    insert(shard, *range(9))
     with pytest.raises(Overloaded, match="wait to be written to a blob"):
         machine.location.machine(NAME).apply(c.AdvanceUpper(Antichain(50)))
     failing.away = False
     machine.location.machine(NAME).apply(c.ForgetLapsed())  # any commit asks for upkeep
-    insert(shard, 8)
-    assert said(shard) == list(range(8, -1, -1))
+    insert(shard, 9)
+    assert said(shard) == list(range(9, -1, -1))
 
 
 def test_a_file_that_is_gone_is_told_and_stops_no_writer(world: World, machine: Machine, shard: Shard) -> None:

@@ -47,7 +47,7 @@ from tests.support.regions import Regions
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = Policy(
-    inline_part_bytes_max=0, plain_parts_max=0, rollup_every=4, overlay_flush_at=4,
+    inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4,
     history_flush_at=6,
 )  # fmt: skip
 HOME = Home("eu", ("http://eu:8787",))
