@@ -21,6 +21,7 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -40,6 +41,7 @@ from persist.core.ids import Token, token_of_key, writer_of
 from persist.core.merge_plan import MergePolicy
 from persist.core.record import replace as with_fields
 from persist.core.state import Policy
+from persist.core.transitions import part_admission
 from persist.formats.records import encoded
 from persist.formats.state_frames import NEWEST_FORMAT
 from persist.parts import ShardSchema
@@ -318,7 +320,8 @@ def main() -> None:
     with ExitStack() as failed:
         failed.callback(shutil.rmtree, target, ignore_errors=True)
         target.mkdir()
-        writes = make(target / LOCATION)
+        with patch.object(part_admission, "LEFT_PARTS_MAX", 2):  # so that some are forgotten
+            writes = make(target / LOCATION)
         tidy(target / LOCATION)
         found = read(target, writes)
         (target / sample.EXPECTED).write_text(json.dumps(found, separators=(",", ":")) + "\n")

@@ -17,8 +17,7 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage, Overloaded, PersistError, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, WriterId
-from persist.core.record import replace
-from persist.core.state import Policy
+from persist.core.transitions import reader_holds, writers
 from tests.support.location import memory_location
 from tests.support.server import url_of
 from tests.support.shard import Shard, numbered
@@ -101,19 +100,19 @@ LEASE_MS = 60_000
 
 BOUNDS: list[tuple[str, Callable[[int], c.Command], type[PersistError], str]] = [
     (
-        "readers_max",
+        "READERS_MAX",
         lambda n: c.RegisterReader(ReaderId(numbered("r", n)), Antichain(0), LEASE_MS, "test"),
         Overloaded,
         "has 3 readers; expire some",
     ),
     (
-        "cursors_max",
+        "CURSORS_MAX",
         lambda n: c.RegisterCriticalReader(CriticalReaderId(numbered("c", n)), "", "test"),
         InvalidUsage,
         "has 3 cursors, which is the most; give one up first",
     ),
     (
-        "writers_max",
+        "WRITERS_MAX",
         lambda n: c.RegisterWriter(WriterId(numbered("w", n)), LEASE_MS),
         Overloaded,
         "has 3 writers; expire some",
@@ -122,8 +121,15 @@ BOUNDS: list[tuple[str, Callable[[int], c.Command], type[PersistError], str]] = 
 
 
 @pytest.mark.parametrize(("bound", "made", "kind", "said"), BOUNDS)
-def test_one_more_is_refused(bound: str, made: Callable[[int], c.Command], kind: type[PersistError], said: str) -> None:
-    shard = Shard(replace(Policy(), **{bound: 3}))
+def test_one_more_is_refused(
+    bound: str,
+    made: Callable[[int], c.Command],
+    kind: type[PersistError],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writers if bound == "WRITERS_MAX" else reader_holds, bound, 3)
+    shard = Shard()
     for number in range(3):
         shard.one(made(number))
     with pytest.raises(kind, match=said) as refused:
@@ -132,8 +138,9 @@ def test_one_more_is_refused(bound: str, made: Callable[[int], c.Command], kind:
     shard.one(made(1))  # the same again is no new one
 
 
-def test_a_cursor_that_is_given_up_makes_room() -> None:
-    shard = Shard(replace(Policy(), cursors_max=1))
+def test_a_cursor_that_is_given_up_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_holds, "CURSORS_MAX", 1)
+    shard = Shard()
     first, second = (CriticalReaderId(numbered("c", n)) for n in (1, 2))
     shard.one(c.RegisterCriticalReader(first, "", "one"))
     shard.one(c.ExpireCriticalReader(first, ""))
@@ -141,12 +148,12 @@ def test_a_cursor_that_is_given_up_makes_room() -> None:
 
 
 def test_the_bounds_are_such_that_a_commit_stays_small() -> None:
-    policy = Policy()
-    assert (policy.readers_max, policy.cursors_max) == (10_000, 1_000)
+    assert (reader_holds.READERS_MAX, reader_holds.CURSORS_MAX) == (10_000, 1_000)
 
 
-def test_callers_without_a_server_are_bounded_alike() -> None:
-    location = memory_location(policy=Policy(cursors_max=2))
+def test_callers_without_a_server_are_bounded_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_holds, "CURSORS_MAX", 2)
+    location = memory_location()
     client = Client(EmbeddedTransport(location, maintain), HandleSettings())
     shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
     for name in ("a", "b", "a"):
