@@ -113,6 +113,7 @@ def attribute(number: int) -> AttributeUpdate:
     return AttributeUpdate.replace(named_key(f"attribute {number}"), number)
 
 
+@patch.object(part_admission, "LEFT_PARTS_MAX", 2)  # so that some are forgotten
 def make(directory: Path) -> list[Write]:
     story = Story(directory)
     for chapter in (orders, copies, tags, constrained, reshaped, names, many, long_diff, staged):
@@ -320,8 +321,7 @@ def main() -> None:
     with ExitStack() as failed:
         failed.callback(shutil.rmtree, target, ignore_errors=True)
         target.mkdir()
-        with patch.object(part_admission, "LEFT_PARTS_MAX", 2):  # so that some are forgotten
-            writes = make(target / LOCATION)
+        writes = make(target / LOCATION)
         tidy(target / LOCATION)
         found = read(target, writes)
         (target / sample.EXPECTED).write_text(json.dumps(found, separators=(",", ":")) + "\n")
