@@ -17,7 +17,7 @@ import pytest
 import persist
 from blob import open_blob
 from persist.commit.system import SystemClock, SystemIds
-from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, BackupStore
+from persist.copies.backup_store import BLOBS, RUNNING, BackupStore
 from rpc.cli.program import main
 from tests.support.pages import page
 from tests.support.refused import errors_made
@@ -229,35 +229,6 @@ WRONG: dict[str, Wrong] = {
         p, RUNNING, "prune", "--from", p.url, "--last", "1"
     ),
 }
-MORE: list[tuple[str, Wrong]] = [
-    (
-        "`--as` with more than one shard, or with no name of a shard",
-        lambda p: restored(p, "us/orders", "--as", "no name"),
-    ),
-    (
-        "`--from` without backups, or a directory that is not there",
-        lambda p: ["list", "--from", f"file://{p.root}/nothing"],
-    ),
-    (
-        "`restore` of a name that the location has, or had",
-        lambda p: ["restore", "--from", p.url, "--dir", p.data, "us/orders", "--as", "eu/items"],
-    ),
-    *(
-        (
-            BAD_PACE,
-            lambda p, rate=rate: create(p, "--rate", rate),  # type: ignore[misc]
-        )
-        for rate in ("1023", "fast", "9" * 19)
-    ),
-    ("`prune` without `--last` and `--within`, or with `--last 0`", lambda p: ["prune", "--from", p.url]),
-    ("`restore` of a name that the location has, or had", lambda p: ["restore", "--from", p.url, "--dir", p.data]),
-    ("`--backup` that is no id, or of which there is none", lambda p: ["verify", "--from", p.url, "--backup", "b1"]),
-    ("names together with `--prefix`", lambda p: restored(p, "eu/orders", "--prefix", "eu/")),
-    (
-        "`prune` while a backup is made, or `create` while the store is pruned",
-        lambda p: beside(p, PRUNING, *create(p)),
-    ),
-]
 
 
 def documented() -> dict[str, str]:
@@ -269,7 +240,7 @@ def test_every_row_of_the_page_has_its_test() -> None:
     assert list(documented()) == list(WRONG)
 
 
-@pytest.mark.parametrize(("row", "wrong"), [*WRONG.items(), *MORE])
+@pytest.mark.parametrize(("row", "wrong"), WRONG.items())
 def test_what_is_wrong_is_refused_and_nothing_is_written(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, row: str, wrong: Wrong
 ) -> None:

@@ -183,18 +183,6 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "`--rate` without `--deep`": lambda p: at(p, "--rate", "1MiB"),
     "`--rate` below 1,024, or no number of bytes": lambda p: at(p, "--deep", "--rate", "5"),
 }  # fmt: skip
-MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
-    ("a pattern with characters that no name has", lambda p: at(p, "x" * 300)),
-    ("`--held`, `--behind` or `--token-age` that is no age", lambda p: at(p, "--behind", "forever")),
-    ("`--held`, `--behind` or `--token-age` that is no age", lambda p: at(p, "--token-age", "0d")),
-    ("`--held`, `--behind` or `--token-age` that is no age", lambda p: at(p, "--held", "9" * 30 + "d")),
-    ("`--free` that is no number in [0, 100]", lambda p: at(p, "--free", "1.5")),
-    ("`--free` that is no number in [0, 100]", lambda p: at(p, "--free", "٣")),
-    ("`--backup-age` that is no age", lambda p: at(p, "--backup-age", "none")),
-    ("`--dir` whose log, or blobs, are not there", lambda p: at(without(p, "blob"))),
-    ("`--url` that is none", lambda p: ["--url", "http://"]),
-    ("`--rate` below 1,024, or no number of bytes", lambda p: at(p, "--deep", "--rate", "fast")),
-]
 OVER_HTTP: dict[str, str] = {
     "a pattern with characters that no name has": "?pattern=a%20b*",
     "a name that is no shard": "?pattern=nowhere",
@@ -218,7 +206,7 @@ def test_every_row_of_the_page_has_its_test() -> None:
     assert {row for row, (_, _, status) in table.items() if status.isdecimal()} == set(OVER_HTTP)
 
 
-@pytest.mark.parametrize(("row", "wrong"), [*WRONG.items(), *MORE])
+@pytest.mark.parametrize(("row", "wrong"), WRONG.items())
 def test_what_is_wrong_is_one_sentence_with_its_exit_code(
     row: str,
     wrong: Callable[[Path], list[str]],

@@ -98,11 +98,6 @@ def test_cat_writes_bytes_that_are_read_back(
     assert table.to_pylist() == [{"id": 1, "state": "paid"}, {"id": 2, "state": "new"}]
 
 
-def test_count_by_a_predicate_and_as_of_a_time(orders: Any) -> None:
-    assert orders("cat", "orders", "--count", "--where", "state = 'paid'") == ["1"]
-    assert orders("cat", "orders", "--count", "--where", "state = 'paid'", "--as-of", "0") == ["0"]
-
-
 def test_tail_shows_the_changes_of_the_last_times(orders: Any) -> None:
     last = ['{"id":1,"state":"new","__time":1,"__diff":-1}', '{"id":1,"state":"paid","__time":1,"__diff":1}']
     first = [f'{{"id":{number},"state":"new","__time":0,"__diff":1}}' for number in (1, 2)]
@@ -206,16 +201,6 @@ def test_each_file_is_a_commit_and_a_second_run_writes_what_is_missing(typed: An
     assert typed("cat", "orders", "--count") == ["3"]
 
 
-def test_all_files_are_one_commit_where_that_is_asked_for(typed: Any) -> None:
-    Path("a.csv").write_text("id,state\n1,a\n")
-    Path("b.ndjson").write_text('{"id":2}\n')
-    typed("create", "orders", "--schema", SCHEMA, "--key", "id")
-    words = ("import", "orders", "a.csv", "b.ndjson", "--one-commit")
-    assert told(typed(*words)) == [("imported", 2, 0)]
-    assert told(typed(*words)) == [("already imported", 2, 0)]
-    assert typed("cat", "orders") == ['{"id":1,"state":"a"}', '{"id":2,"state":null}']
-
-
 @pytest.mark.parametrize("verb", ["--upsert", "--overwrite"])
 def test_verbs_are_safe_to_run_again_too(orders: Any, verb: str) -> None:
     Path("more.csv").write_text("id,state\n1,sent\n3,new\n")
@@ -310,12 +295,6 @@ def test_the_columns_of_a_new_shard_are_those_of_the_file(typed: Any, place: Pla
         "tags": "list<item: string>",
     }
     assert told(typed("import", "events", "events.ndjson", "--create", "--key", "id")) == [("already imported", 2, 0)]
-
-
-def test_rows_may_be_taken_away_by_their_diff(orders: Any) -> None:
-    Path("gone.csv").write_text("id,state,__diff\n2,new,-1\n")
-    orders("import", "orders", "gone.csv")
-    assert orders("cat", "orders") == ['{"id":1,"state":"paid"}']
 
 
 def test_an_import_is_in_the_commit_history(orders: Any, place: Place) -> None:

@@ -138,24 +138,6 @@ def test_each_kind_of_change_has_its_operation(shard: Shard) -> None:
     assert shard.history(1)[0].purpose == "restore to 4"
 
 
-@pytest.mark.parametrize(
-    ("diffs", "rows", "retractions"),
-    [
-        ([1, 1, 1], 3, 0),
-        ([1, -1, -1], 3, 2),
-        ([-1, -5], 2, 2),
-        ([7, 2], 2, 0),
-        ([7, -2], 2, None),
-    ],
-)
-def test_retractions_are_counted_or_said_to_be_unknown(
-    shard: Shard, diffs: list[int], rows: int, retractions: int | None
-) -> None:
-    shard.insert([row(number, diff) for number, diff in enumerate(diffs)])
-    entry = shard.history(1)[0]
-    assert (entry.rows, entry.retractions) == (rows, retractions)
-
-
 def test_of_an_append_only_what_was_not_there_is_told(shard: Shard) -> None:
     shard.append([{**row(n), "__time": n} for n in range(4)], 0, 4)
     shard.append([{**row(n), "__time": n} for n in range(4)], 0, 4)

@@ -38,7 +38,7 @@ from tests.support.read_comparison import reader_differences
 
 FULL, DEEP = "full", "deep"
 DEPTHS = {FULL: Depth(), DEEP: Depth(deep=True)}
-Plant = Callable[[Damaged], str]  # the key of the blob that is at fault; "": it is of no blob
+Plant = Callable[[Damaged], str | None]  # the key of the blob that is at fault; none where it is of no blob
 
 
 @dataclass(frozen=True)
@@ -80,40 +80,24 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("a log entry is cut short", FULL, FaultKind.LOG, r"log entry v36 .*cut short")
-def _(place: Damaged) -> str:
-    place.set_entry("orders", 36, place.entries("orders")[36][:-3])
-    return ""
-
-
-@case("a log entry is empty", FULL, FaultKind.LOG, r"log entry v36 .*only 0 bytes")
-def _(place: Damaged) -> str:
-    place.set_entry("orders", 36, b"")
-    return ""
-
-
-@case("a log entry is missing in the middle", FULL, FaultKind.LOG, r"from v35 to v37: entries are not there")
-def _(place: Damaged) -> str:
-    place.set_entry("orders", 36, None)
-    return ""
-
-
-@case("an old log entry is missing", FULL, FaultKind.LOG, r"from v4 to v6: entries are not there")
-def _(place: Damaged) -> str:
-    place.set_entry("orders", 5, None)
-    return ""
-
-
-@case("a log entry stands twice", FULL, FaultKind.LOG, r"log entry v36 .*state diff v35")
-def _(place: Damaged) -> str:
-    place.set_entry("orders", 36, place.entries("orders")[35])
-    return ""
-
-
-@case("a log entry is that of another shard", FULL, FaultKind.LOG, r"state diff v36 .*follows another v35")
-def _(place: Damaged) -> str:
-    place.set_entry("orders", 36, place.entries("other")[36])
-    return ""
+case("a log entry is cut short", FULL, FaultKind.LOG, r"log entry v36 .*cut short")(
+    lambda p: p.set_entry("orders", 36, p.entries("orders")[36][:-3])
+)
+case("a log entry is empty", FULL, FaultKind.LOG, r"log entry v36 .*only 0 bytes")(
+    lambda p: p.set_entry("orders", 36, b"")
+)
+case("a log entry is missing in the middle", FULL, FaultKind.LOG, r"from v35 to v37: entries are not there")(
+    lambda p: p.set_entry("orders", 36, None)
+)
+case("an old log entry is missing", FULL, FaultKind.LOG, r"from v4 to v6: entries are not there")(
+    lambda p: p.set_entry("orders", 5, None)
+)
+case("a log entry stands twice", FULL, FaultKind.LOG, r"log entry v36 .*state diff v35")(
+    lambda p: p.set_entry("orders", 36, p.entries("orders")[35])
+)
+case("a log entry is that of another shard", FULL, FaultKind.LOG, r"state diff v36 .*follows another v35")(
+    lambda p: p.set_entry("orders", 36, p.entries("other")[36])
+)
 
 
 @case("the newest log entries are lost", FULL, FaultKind.LOG, r"ends at v30, but the blob store has a rollup of v33")
@@ -137,29 +121,21 @@ def rollup_keys(place: Damaged, name: str = "orders") -> list[str]:
     return [rollup.key for _, rollup in sorted(place.state(name).rollups.items())]
 
 
-@case("a bit of the newest rollup is flipped", FULL, FaultKind.ROLLUP, "newest rollup cannot be read: .*checksum")
-def _(place: Damaged) -> str:
-    return place.flip(rollup_keys(place)[-1])
-
-
-@case("a bit of an older rollup is flipped", FULL, FaultKind.ROLLUP, "rollup v17 cannot be read: .*checksum")
-def _(place: Damaged) -> str:
-    return place.flip(rollup_keys(place)[1])
-
-
-@case("a rollup is empty", FULL, FaultKind.ROLLUP, "rollup v17 cannot be read: .*only 0 bytes")
-def _(place: Damaged) -> str:
-    return place.write(rollup_keys(place)[1], b"")
-
-
-@case("a rollup is that of another shard", FULL, FaultKind.ROLLUP, "rollup v17 holds v17 of shard 'other'")
-def _(place: Damaged) -> str:
-    return place.write(rollup_keys(place)[1], place.read(rollup_keys(place, "other")[1]))
-
-
-@case("the newest rollup is that of another shard", FULL, FaultKind.ROLLUP, "newest rollup holds v33 of shard 'other'")
-def _(place: Damaged) -> str:
-    return place.write(rollup_keys(place)[-1], place.read(rollup_keys(place, "other")[-1]))
+case("a bit of the newest rollup is flipped", FULL, FaultKind.ROLLUP, "newest rollup cannot be read: .*checksum")(
+    lambda p: p.flip(rollup_keys(p)[-1])
+)
+case("a bit of an older rollup is flipped", FULL, FaultKind.ROLLUP, "rollup v17 cannot be read: .*checksum")(
+    lambda p: p.flip(rollup_keys(p)[1])
+)
+case("a rollup is empty", FULL, FaultKind.ROLLUP, "rollup v17 cannot be read: .*only 0 bytes")(
+    lambda p: p.write(rollup_keys(p)[1], b"")
+)
+case("a rollup is that of another shard", FULL, FaultKind.ROLLUP, "rollup v17 holds v17 of shard 'other'")(
+    lambda p: p.write(rollup_keys(p)[1], p.read(rollup_keys(p, "other")[1]))
+)
+case("the newest rollup is that of another shard", FULL, FaultKind.ROLLUP, "newest rollup holds v33 of shard 'other'")(
+    lambda p: p.write(rollup_keys(p)[-1], p.read(rollup_keys(p, "other")[-1]))
+)
 
 
 @case("a rollup is stale", FULL, FaultKind.ROLLUP, "rollup v17 holds v1 of")
@@ -168,18 +144,12 @@ def _(place: Damaged) -> str:
     return place.write(keys[1], place.read(keys[0]))
 
 
-@case(
+case(
     "an older rollup holds another State than the log", FULL, FaultKind.ROLLUP, "v17 holds another State .*event_count"
-)
-def _(place: Damaged) -> str:
-    return place.rollup("orders", lambda state: replace(state, event_count=state.event_count + 1), at=1)
-
-
-@case(
+)(lambda p: p.rollup("orders", lambda state: replace(state, event_count=state.event_count + 1), at=1))
+case(
     "the newest rollup holds another State than the log", FULL, FaultKind.ROLLUP, "v33 holds another State .*byte_count"
-)
-def _(place: Damaged) -> str:
-    return place.rollup("orders", lambda state: replace(state, byte_count=state.byte_count + 1))
+)(lambda p: p.rollup("orders", lambda state: replace(state, byte_count=state.byte_count + 1)))
 
 
 @case("the shard names a rollup of the future", FULL, FaultKind.LOG, "cannot be loaded: rollup .* holds v33, not v90")
@@ -195,28 +165,18 @@ def _(place: Damaged) -> str:
 # --- States, with sound checksums
 
 
-@case("batches leave a hole", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[5\]")
-def _(place: Damaged) -> str:
-    place.edit_batches("orders", lambda all_: [all_[0], _until(all_[1], 5), *all_[2:]])
-    return ""
-
-
-@case("batches overlap", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[7\]")
-def _(place: Damaged) -> str:
-    place.edit_batches("orders", lambda all_: [all_[0], _until(all_[1], 7), *all_[2:]])
-    return ""
-
-
-@case("a batch is gone", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[4\]")
-def _(place: Damaged) -> str:
-    place.edit_batches("orders", lambda all_: [all_[0], *all_[2:]])
-    return ""
-
-
-@case("upper was moved back", FULL, FaultKind.STEP, "upper of shard 'orders' would move back from")
-def _(place: Damaged) -> str:
-    place.edit_batches("orders", lambda all_: all_[:-1])
-    return ""
+case("batches leave a hole", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[5\]")(
+    lambda p: p.edit_batches("orders", lambda all_: [all_[0], _until(all_[1], 5), *all_[2:]])
+)
+case("batches overlap", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[7\]")(
+    lambda p: p.edit_batches("orders", lambda all_: [all_[0], _until(all_[1], 7), *all_[2:]])
+)
+case("a batch is gone", FULL, FaultKind.STATE, r"do not tile: \[6\]\[10\]\[0\] follows \[4\]")(
+    lambda p: p.edit_batches("orders", lambda all_: [all_[0], *all_[2:]])
+)
+case("upper was moved back", FULL, FaultKind.STEP, "upper of shard 'orders' would move back from")(
+    lambda p: p.edit_batches("orders", lambda all_: all_[:-1])
+)
 
 
 def _until(batch: HollowBatch, upper: int) -> HollowBatch:
@@ -230,10 +190,9 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("since lies beyond upper", FULL, FaultKind.STATE, "beyond what its own history holds")
-def _(place: Damaged) -> str:
-    place.commit("orders", lambda state: replace(state, since=Antichain(1_000)))
-    return ""
+case("since lies beyond upper", FULL, FaultKind.STATE, "beyond what its own history holds")(
+    lambda p: p.commit("orders", lambda state: replace(state, since=Antichain(1_000)))
+)
 
 
 @case("since has passed what a reader holds", FULL, FaultKind.STATE, r"critical reader .* holds \[1\], which since")
@@ -245,10 +204,9 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("a batch has a wrong number of rows", FULL, FaultKind.STATE, "says that it has 801 rows, and its parts have 800")
-def _(place: Damaged) -> str:
-    place.edit_batches("orders", lambda all_: [replace(all_[0], rows=all_[0].rows + 1), *all_[1:]])
-    return ""
+case("a batch has a wrong number of rows", FULL, FaultKind.STATE, "says that it has 801 rows, and its parts have 800")(
+    lambda p: p.edit_batches("orders", lambda all_: [replace(all_[0], rows=all_[0].rows + 1), *all_[1:]])
+)
 
 
 @case("a part stands in two batches", FULL, FaultKind.STATE, "occurs twice")
@@ -287,9 +245,9 @@ def _swapped(run: Run) -> Run:
     return Run((run.parts[1], run.parts[0], *run.parts[2:]))
 
 
-@case("a part names a schema that there is not", FULL, FaultKind.STATE, "names schema 7, which is not registered")
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", schema_id=7)
+case("a part names a schema that there is not", FULL, FaultKind.STATE, "names schema 7, which is not registered")(
+    lambda p: p.edit_part("orders", schema_id=7)
+)
 
 
 @case("the keys of a part end before they begin", FULL, FaultKind.STATE, "has keys that end before they begin")
@@ -298,22 +256,15 @@ def _(place: Damaged) -> str:
     return place.edit_part("orders", key_lower=part.key_upper, key_upper=part.key_lower)
 
 
-@case(
+case(
     "a part has times beyond its batch", FULL, FaultKind.STATE, r"has times up to 90, beyond its batch \[0\]\[4\]\[0\]"
+)(lambda p: p.edit_part("orders", time_max=90))
+case("a part has times before its batch", FULL, FaultKind.STATE, r"has times from 0, before its batch \[4\]\[6\]\[0\]")(
+    lambda p: p.edit_part("orders", 1, time_min=0)
 )
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", time_max=90)
-
-
-@case("a part has times before its batch", FULL, FaultKind.STATE, r"has times from 0, before its batch \[4\]\[6\]\[0\]")
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", 1, time_min=0)
-
-
-@case("a claim is for nothing", FULL, FaultKind.STATE, "the claim merge:.* is for nothing")
-def _(place: Damaged) -> str:
-    place.commit("orders", lambda state: replace(state, claims={"merge:[0]": Claim("worker", 1, 60_000)}))
-    return ""
+case("a claim is for nothing", FULL, FaultKind.STATE, "the claim merge:.* is for nothing")(
+    lambda p: p.commit("orders", lambda state: replace(state, claims={"merge:[0]": Claim("worker", 1, 60_000)}))
+)
 
 
 @case("a blob comes back that had left the shard", FULL, FaultKind.STEP, "names a blob that had left")
@@ -334,10 +285,9 @@ def _(place: Damaged) -> str:
     return foreign.key or ""
 
 
-@case("chunks of the index of attributes leave a hole", FULL, FaultKind.STATE, "nodes outside its chunks")
-def _(place: Damaged) -> str:
-    place.commit("orders", lambda state: replace(state, attribute_chunks={}))
-    return ""
+case("chunks of the index of attributes leave a hole", FULL, FaultKind.STATE, "nodes outside its chunks")(
+    lambda p: p.commit("orders", lambda state: replace(state, attribute_chunks={}))
+)
 
 
 # --- loans
@@ -369,72 +319,48 @@ def _(place: Damaged) -> str:
     return wanted
 
 
-@case("a bit of the list of a loan is flipped", FULL, FaultKind.LOAN, "list .*checksum", "copy")
-def _(place: Damaged) -> str:
-    return place.flip(place.keys("orders", ".loan")[0])
+case("a bit of the list of a loan is flipped", FULL, FaultKind.LOAN, "list .*checksum", "copy")(
+    lambda p: p.flip(p.keys("orders", ".loan")[0])
+)
 
 
 # --- blobs
 
 
-@case("a part is missing", FULL, FaultKind.MISSING, "is not there")
-def _(place: Damaged) -> str:
-    return place.write(place.keys("orders", ".parquet")[0], None)
-
-
-@case("a part is empty", FULL, FaultKind.SIZE, "has 0 bytes, not")
-def _(place: Damaged) -> str:
-    return place.write(place.keys("orders", ".parquet")[0], b"")
-
-
-@case("a part is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, not")
-def _(place: Damaged) -> str:
-    return place.cut(place.keys("orders", ".parquet")[0])
-
-
-@case("a part is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")
-def _(place: Damaged) -> str:
-    return place.extend(place.keys("orders", ".parquet")[0])
-
-
-@case("the State says a wrong size of a part", FULL, FaultKind.SIZE, r"has \d+ bytes, not 99")
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", size=99)
-
-
-@case("an older rollup is missing", FULL, FaultKind.MISSING, "is not there")
-def _(place: Damaged) -> str:
-    return place.write(rollup_keys(place)[1], None)
-
-
-@case("a chunk of the index of attributes is missing", FULL, FaultKind.MISSING, "is not there")
-def _(place: Damaged) -> str:
-    return place.write(place.keys("orders", ".nodes")[0], None)
-
-
-@case("a file of outcomes is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, not")
-def _(place: Damaged) -> str:
-    return place.cut(place.keys("orders", ".outcomes")[0])
-
-
-@case("a file of the commit history is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")
-def _(place: Damaged) -> str:
-    return place.extend(place.keys("orders", ".entries")[0])
-
-
-@case("the list of a loan is missing", FULL, FaultKind.MISSING, "of loan .* is not there", "copy")
-def _(place: Damaged) -> str:
-    return place.write(place.keys("orders", ".loan")[0], None)
-
-
-@case("a bit of a bundle is flipped", FULL, FaultKind.BUNDLE, "does not match its checksum", "bundled")
-def _(place: Damaged) -> str:
-    return place.flip(place.keys("bundled", ".bundle")[0])
-
-
-@case("a bundle lists a part that is missing", FULL, FaultKind.MISSING, "is not there", "bundled")
-def _(place: Damaged) -> str:
-    return place.write(listed(place)[0], None)
+case("a part is missing", FULL, FaultKind.MISSING, "is not there")(
+    lambda p: p.write(p.keys("orders", ".parquet")[0], None)
+)
+case("a part is empty", FULL, FaultKind.SIZE, "has 0 bytes, not")(
+    lambda p: p.write(p.keys("orders", ".parquet")[0], b"")
+)
+case("a part is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
+    lambda p: p.cut(p.keys("orders", ".parquet")[0])
+)
+case("a part is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
+    lambda p: p.extend(p.keys("orders", ".parquet")[0])
+)
+case("the State says a wrong size of a part", FULL, FaultKind.SIZE, r"has \d+ bytes, not 99")(
+    lambda p: p.edit_part("orders", size=99)
+)
+case("an older rollup is missing", FULL, FaultKind.MISSING, "is not there")(lambda p: p.write(rollup_keys(p)[1], None))
+case("a chunk of the index of attributes is missing", FULL, FaultKind.MISSING, "is not there")(
+    lambda p: p.write(p.keys("orders", ".nodes")[0], None)
+)
+case("a file of outcomes is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
+    lambda p: p.cut(p.keys("orders", ".outcomes")[0])
+)
+case("a file of the commit history is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
+    lambda p: p.extend(p.keys("orders", ".entries")[0])
+)
+case("the list of a loan is missing", FULL, FaultKind.MISSING, "of loan .* is not there", "copy")(
+    lambda p: p.write(p.keys("orders", ".loan")[0], None)
+)
+case("a bit of a bundle is flipped", FULL, FaultKind.BUNDLE, "does not match its checksum", "bundled")(
+    lambda p: p.flip(p.keys("bundled", ".bundle")[0])
+)
+case("a bundle lists a part that is missing", FULL, FaultKind.MISSING, "is not there", "bundled")(
+    lambda p: p.write(listed(p)[0], None)
+)
 
 
 @case("a bundle lists other parts than the shard says", FULL, FaultKind.BUNDLE, "lists other parts", "bundled")
@@ -459,14 +385,12 @@ def listed(place: Damaged) -> list[str]:
 # --- bytes and rows
 
 
-@case("a bit of a part is flipped", DEEP, FaultKind.PART, "does not match its checksum")
-def _(place: Damaged) -> str:
-    return place.flip(place.keys("orders", ".parquet")[0])
-
-
-@case("a bit of the footer of a part is flipped", DEEP, FaultKind.PART, "does not match its checksum")
-def _(place: Damaged) -> str:
-    return place.flip(place.keys("orders", ".parquet")[0], at=0.99)
+case("a bit of a part is flipped", DEEP, FaultKind.PART, "does not match its checksum")(
+    lambda p: p.flip(p.keys("orders", ".parquet")[0])
+)
+case("a bit of the footer of a part is flipped", DEEP, FaultKind.PART, "does not match its checksum")(
+    lambda p: p.flip(p.keys("orders", ".parquet")[0], at=0.99)
+)
 
 
 @case("two parts are swapped", DEEP, FaultKind.PART, "does not match its checksum", "bundled")
@@ -480,24 +404,18 @@ def _(place: Damaged) -> str:
     raise AssertionError("no two parts have one size")
 
 
-@case("the State says a wrong checksum of a part", DEEP, FaultKind.PART, "does not match its checksum")
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", checksum=1)
-
-
-@case("the State says a wrong number of rows of a part", DEEP, FaultKind.PART, "799|not have the 801 rows")
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", rows=801)
-
-
-@case("the State says a wrong sum of diffs of a part", DEEP, FaultKind.PART, "says diff_sum 7, but its rows have 800")
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", diff_sum=7)
-
-
-@case("the State says a wrong greatest diff of a part", DEEP, FaultKind.PART, "says diff_max 9, but its rows have 1")
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", diff_max=9)
+case("the State says a wrong checksum of a part", DEEP, FaultKind.PART, "does not match its checksum")(
+    lambda p: p.edit_part("orders", checksum=1)
+)
+case("the State says a wrong number of rows of a part", DEEP, FaultKind.PART, "799|not have the 801 rows")(
+    lambda p: p.edit_part("orders", rows=801)
+)
+case("the State says a wrong sum of diffs of a part", DEEP, FaultKind.PART, "says diff_sum 7, but its rows have 800")(
+    lambda p: p.edit_part("orders", diff_sum=7)
+)
+case("the State says a wrong greatest diff of a part", DEEP, FaultKind.PART, "says diff_max 9, but its rows have 1")(
+    lambda p: p.edit_part("orders", diff_max=9)
+)
 
 
 @case("the State says a wrong bound of keys of a part", DEEP, FaultKind.PART, "says other bounds of its keys")
@@ -506,19 +424,15 @@ def _(place: Damaged) -> str:
     return place.edit_part("orders", key_lower=part.key_lower + b"\x01")
 
 
-@case("the State says a wrong least time of a part", DEEP, FaultKind.PART, "says time_min 1, but its rows have 0")
-def _(place: Damaged) -> str:
-    return place.edit_part("orders", time_min=1)
-
-
-@case("a part has a surplus update", DEEP, FaultKind.PART, "rows", "other")
-def _(place: Damaged) -> str:
-    return place.reencode("other", lambda rows: pa.concat_tables([rows, _changed(rows.slice(799), 9_999)]))
-
-
-@case("a part lacks an update", DEEP, FaultKind.PART, "rows", "other")
-def _(place: Damaged) -> str:
-    return place.reencode("other", lambda rows: rows.slice(0, 799))
+case("the State says a wrong least time of a part", DEEP, FaultKind.PART, "says time_min 1, but its rows have 0")(
+    lambda p: p.edit_part("orders", time_min=1)
+)
+case("a part has a surplus update", DEEP, FaultKind.PART, "rows", "other")(
+    lambda p: p.reencode("other", lambda rows: pa.concat_tables([rows, _changed(rows.slice(799), 9_999)]))
+)
+case("a part lacks an update", DEEP, FaultKind.PART, "rows", "other")(
+    lambda p: p.reencode("other", lambda rows: rows.slice(0, 799))
+)
 
 
 @case(
@@ -553,9 +467,9 @@ def _(place: Damaged) -> str:
     return place.reencode("other", lambda rows: rows.take(order))
 
 
-@case("a part has an update twice", DEEP, FaultKind.ORDER, "has an update twice", "other")
-def _(place: Damaged) -> str:
-    return place.reencode("other", lambda rows: rows.take([0, 1, 1, *range(3, 800)]))
+case("a part has an update twice", DEEP, FaultKind.ORDER, "has an update twice", "other")(
+    lambda p: p.reencode("other", lambda rows: rows.take([0, 1, 1, *range(3, 800)]))
+)
 
 
 @case(
@@ -575,23 +489,21 @@ def _(place: Damaged) -> str:
     return place.edit_part("inline", data=bytes(data))
 
 
-@case("the State says a wrong sum of diffs of inline rows", DEEP, FaultKind.PART, "says diff_sum 7, but", "inline")
-def _(place: Damaged) -> str:
-    return place.edit_part("inline", diff_sum=7)
-
-
-@case("the State says a wrong bound of keys of inline rows", DEEP, FaultKind.PART, "other bounds of its keys", "inline")
-def _(place: Damaged) -> str:
-    return place.edit_part("inline", key_lower=_inline(place).key_lower + b"\x01", key_upper=None)
+case("the State says a wrong sum of diffs of inline rows", DEEP, FaultKind.PART, "says diff_sum 7, but", "inline")(
+    lambda p: p.edit_part("inline", diff_sum=7)
+)
+case("the State says a wrong bound of keys of inline rows", DEEP, FaultKind.PART, "other bounds of its keys", "inline")(
+    lambda p: p.edit_part("inline", key_lower=_inline(p).key_lower + b"\x01", key_upper=None)
+)
 
 
 def _inline(place: Damaged) -> Part:
     return next(place.state("inline").trace.parts())
 
 
-@case("a bit of a node of attributes is flipped", DEEP, FaultKind.INDEX, "fails its checksum")
-def _(place: Damaged) -> str:
-    return place.flip(place.keys("orders", ".nodes")[0])
+case("a bit of a node of attributes is flipped", DEEP, FaultKind.INDEX, "fails its checksum")(
+    lambda p: p.flip(p.keys("orders", ".nodes")[0])
+)
 
 
 @case("the index of attributes has a key twice", DEEP, FaultKind.INDEX, "has a key twice")
@@ -606,20 +518,15 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("the State says a wrong number of attributes", DEEP, FaultKind.INDEX, r"attributes has \d+ of them, not 99")
-def _(place: Damaged) -> str:
-    place.commit("orders", lambda state: replace(state, attribute_root=replace(state.attribute_root, count=99)))
-    return ""
-
-
-@case("a bit of a file of outcomes is flipped", DEEP, FaultKind.BLOB, "is damaged")
-def _(place: Damaged) -> str:
-    return place.flip(place.keys("orders", ".outcomes")[0])
-
-
-@case("a bit of a file of the commit history is flipped", DEEP, FaultKind.BLOB, "is damaged")
-def _(place: Damaged) -> str:
-    return place.flip(place.keys("orders", ".entries")[0], at=0.2)
+case("the State says a wrong number of attributes", DEEP, FaultKind.INDEX, r"attributes has \d+ of them, not 99")(
+    lambda p: p.commit("orders", lambda state: replace(state, attribute_root=replace(state.attribute_root, count=99)))
+)
+case("a bit of a file of outcomes is flipped", DEEP, FaultKind.BLOB, "is damaged")(
+    lambda p: p.flip(p.keys("orders", ".outcomes")[0])
+)
+case("a bit of a file of the commit history is flipped", DEEP, FaultKind.BLOB, "is damaged")(
+    lambda p: p.flip(p.keys("orders", ".entries")[0], at=0.2)
+)
 
 
 # --- the tests
@@ -646,7 +553,7 @@ def found_by(place: Damaged, how: Depth) -> Iterator[Fault]:
 def test_planted_damage_is_found_and_named(place: Damaged, name: str) -> None:
     """At the depth that the table says, and at deeper ones; not before."""
     planted = CASES[name]
-    key = planted.plant(place)
+    key = planted.plant(place) or ""
     depths = list(DEPTHS)
     for depth in depths[: depths.index(planted.depth)]:
         assert list(found_by(place, DEPTHS[depth])) == [], depth

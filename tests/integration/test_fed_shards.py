@@ -247,26 +247,6 @@ def test_a_unique_key_that_is_to_be_erased_may_be_written_anew(
         fed.append([{"id": 2, "v": "newer"}], 2, 3)
 
 
-@pytest.mark.parametrize("write", WRITES, ids=["append", "replica", "compare_and_append", "insert"])
-def test_a_unique_key_that_a_pending_truncation_takes_away_may_be_written_anew(
-    machine: Machine, write: Callable[[Shard, list[dict[str, Any]]], Any]
-) -> None:
-    """It was refused until the owner of the feed completed another time, which he could not with that key."""
-    fed = machine.client.create_shard("keyed", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"], unique=True)
-    fed.append([{"id": key, "v": "old"} for key in (1, 2)], 0, 1)
-    assert fed.truncate(1).pending
-    new = [{"id": 1, "v": "new"}] if write is WRITES[-1] else [{"id": 1, "v": "new", "__time": 1}]
-    retracts = [*new, {**new[0], "id": 2, "v": "old", "__diff": -1}]
-    for refused in ([new[0], {**new[0], "v": "twice"}], retracts):  # by a retraction the truncation is withdrawn
-        with pytest.raises(ConstraintViolated):
-            write(fed, refused)
-    write(fed, new)
-    assert [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()] == [(1, "new")]
-    assert not fed.broken_constraints()
-    with pytest.raises(ConstraintViolated):
-        fed.append([{"id": 1, "v": "newer"}], 2, 3)
-
-
 @pytest.mark.parametrize("write", [WRITES[0], *WRITES[2:]], ids=["append", "compare_and_append", "insert"])
 def test_a_truncation_that_is_withdrawn_after_keys_were_looked_up(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, write: Callable[[Shard, list[dict[str, Any]]], Any]
@@ -352,18 +332,6 @@ def test_an_append_overtakes_an_erasure(monkeypatch: pytest.MonkeyPatch, shard: 
     assert (asked.phase, asked.at, asked.removed) == ("pending", 5, 2)
     append(shard, 5)
     assert ids(shard) == [0, 2, 3, 5]
-
-
-def test_an_erasure_by_a_token_is_one(shard: Shard) -> None:
-    token = token_of_key("orders-1")
-    first = shard.erase(keys=[1], token=token)
-    assert shard.erase(keys=[1], token=token).id == first.id
-    append(shard, 4)
-    again = shard.erase(keys=[1], token=token)
-    assert (again.id, again.phase, ids(shard)) == (first.id, "retracted", [0, 2, 3, 4])
-    with pytest.raises(PersistError) as refused:
-        shard.erase(keys=[2], token=token)
-    assert refused.value.kind == "token_reused"
 
 
 ENDS: list[Callable[[Shard], Any]] = [

@@ -222,72 +222,72 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
 # --- bad input: one sentence, the right status, nothing written
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "kind"),
-    [
-        ("GET", "/nowhere", None, 404, "invalid_usage"),
-        ("PATCH", "/v1/shards/orders", None, 405, "invalid_usage"),
-        ("GET", "/v1/shards/nope", None, 404, "unknown_shard"),
-        ("GET", "/v1/shards/nope/snapshot", None, 404, "unknown_shard"),
-        ("GET", "/v1/shards/nope/listen", None, 404, "unknown_shard"),
-        ("POST", "/v1/shards/nope/insert", b"", 404, "unknown_shard"),
-        ("GET", "/v1/shards/bad name", None, 400, "invalid_usage"),
-        ("GET", "/v1/shards/..%2F..%2Fetc", None, 400, "invalid_usage"),
-        ("GET", "/v1/shards?limit=0", None, 422, "invalid_usage"),
-        ("GET", "/v1/shards/orders?past=x", None, 422, "invalid_usage"),
-        ("GET", "/v1/shards/orders?lower=x", None, 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", b"{", 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", b"[" * 100_000, 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", b'{"fields": %s}' % (b"[" * 990 + b"]" * 990), 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", DEEP % (b"list<" * 150, b">" * 150), 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", DEEP % (b"list<" * 5_000, b">" * 5_000), 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/insert?format=ndjson", b'{"id": ' + b"[" * 15_000, 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", b"{}", 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", b'{"fields": []}', 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", b'{"fields": [{"name": "a", "type": "money"}]}', 400, "invalid_usage"),
-        ("PUT", "/v1/shards/new", b'{"schema": "AAAA", "key": ["a"]}', 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", b"", 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", b'{"command": "drop"}', 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", packb(["advance_upper"]), 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [-1]]), 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", packb(["heartbeat_writer", "w1"]), 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9]])[:-1], 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", packb(["fly", [9]]), 501, "upgrade_needed"),
-        (
-            "POST",
-            "/v1/shards/orders/commands",
-            packb(["advance_upper", [9], None, False, "twice"]),
-            501,
-            "upgrade_needed",
-        ),
-        ("POST", "/v1/shards/nope/commands", packb(["drop"]), 404, "unknown_shard"),
-        ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, [b"garbage", ["id"]]]), 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, RENAMED]), 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, RETYPED]), 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/downgrade-since?since=9&cursor=typo", b"", 400, "invalid_usage"),
-        ("POST", f"/v1/shards/orders/downgrade-since?since=1&cursor={'c' * 257}", b"", 422, "invalid_usage"),
-        ("POST", "/v1/shards/orders/insert?format=xml", b"", 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\na,x\n", 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\n" + b"a,1\n" * 101, 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/append?lower=0", b"", 422, "invalid_usage"),
-        ("POST", "/v1/shards/orders/append?lower=0&upper=soon", b"", 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/insert?writer=me", b"", 400, "invalid_usage"),
-        ("GET", "/v1/shards/orders/snapshot?columns=colour", None, 400, "invalid_usage"),
-        ("GET", "/v1/shards/orders/snapshot?format=xml", None, 400, "invalid_usage"),
-        ("GET", "/v1/shards/orders/snapshot?as_of=5&wait=0", None, 409, "not_complete"),
-        ("GET", "/v1/blobs/location-id", None, 400, "invalid_usage"),
-        ("GET", "/v1/blobs/../../etc/passwd", None, 404, "invalid_usage"),
-        ("GET", "/v1/blobs/..%2F..%2Fetc%2Fpasswd", None, 400, "invalid_usage"),
-        ("PUT", f"/v1/blobs/{key()}x", b"x", 400, "invalid_usage"),
-        ("GET", f"/v1/blobs/{key()}", None, 404, "blob_missing"),
-    ],
-)
-def test_bad_requests(http: TestClient, method: str, path: str, body: bytes | None, status: int, kind: str) -> None:
+BAD_REQUESTS: list[tuple[str, str, bytes | None, int, str]] = [
+    ("GET", "/nowhere", None, 404, "invalid_usage"),
+    ("PATCH", "/v1/shards/orders", None, 405, "invalid_usage"),
+    ("GET", "/v1/shards/nope", None, 404, "unknown_shard"),
+    ("GET", "/v1/shards/nope/snapshot", None, 404, "unknown_shard"),
+    ("GET", "/v1/shards/nope/listen", None, 404, "unknown_shard"),
+    ("POST", "/v1/shards/nope/insert", b"", 404, "unknown_shard"),
+    ("GET", "/v1/shards/bad name", None, 400, "invalid_usage"),
+    ("GET", "/v1/shards/..%2F..%2Fetc", None, 400, "invalid_usage"),
+    ("GET", "/v1/shards?limit=0", None, 422, "invalid_usage"),
+    ("GET", "/v1/shards/orders?past=x", None, 422, "invalid_usage"),
+    ("GET", "/v1/shards/orders?lower=x", None, 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", b"{", 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", b"[" * 100_000, 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", b'{"fields": %s}' % (b"[" * 990 + b"]" * 990), 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", DEEP % (b"list<" * 150, b">" * 150), 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", DEEP % (b"list<" * 5_000, b">" * 5_000), 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/insert?format=ndjson", b'{"id": ' + b"[" * 15_000, 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", b"{}", 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", b'{"fields": []}', 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", b'{"fields": [{"name": "a", "type": "money"}]}', 400, "invalid_usage"),
+    ("PUT", "/v1/shards/new", b'{"schema": "AAAA", "key": ["a"]}', 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", b"", 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", b'{"command": "drop"}', 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", packb(["advance_upper"]), 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [-1]]), 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", packb(["heartbeat_writer", "w1"]), 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9]])[:-1], 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", packb(["fly", [9]]), 501, "upgrade_needed"),
+    (
+        "POST",
+        "/v1/shards/orders/commands",
+        packb(["advance_upper", [9], None, False, "twice"]),
+        501,
+        "upgrade_needed",
+    ),
+    ("POST", "/v1/shards/nope/commands", packb(["drop"]), 404, "unknown_shard"),
+    ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, [b"garbage", ["id"]]]), 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, RENAMED]), 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, RETYPED]), 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/downgrade-since?since=9&cursor=typo", b"", 400, "invalid_usage"),
+    ("POST", f"/v1/shards/orders/downgrade-since?since=1&cursor={'c' * 257}", b"", 422, "invalid_usage"),
+    ("POST", "/v1/shards/orders/insert?format=xml", b"", 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\na,x\n", 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\n" + b"a,1\n" * 101, 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/append?lower=0", b"", 422, "invalid_usage"),
+    ("POST", "/v1/shards/orders/append?lower=0&upper=soon", b"", 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/insert?writer=me", b"", 400, "invalid_usage"),
+    ("GET", "/v1/shards/orders/snapshot?columns=colour", None, 400, "invalid_usage"),
+    ("GET", "/v1/shards/orders/snapshot?format=xml", None, 400, "invalid_usage"),
+    ("GET", "/v1/shards/orders/snapshot?as_of=5&wait=0", None, 409, "not_complete"),
+    ("GET", "/v1/blobs/location-id", None, 400, "invalid_usage"),
+    ("GET", "/v1/blobs/../../etc/passwd", None, 404, "invalid_usage"),
+    ("GET", "/v1/blobs/..%2F..%2Fetc%2Fpasswd", None, 400, "invalid_usage"),
+    ("PUT", f"/v1/blobs/{key()}x", b"x", 400, "invalid_usage"),
+    ("GET", f"/v1/blobs/{key()}", None, 404, "blob_missing"),
+]
+
+
+def test_bad_requests(http: TestClient, location: Location) -> None:
     http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\nkept,1\n")
-    before = http.app.state.service.location.machine("orders").state()  # type: ignore[attr-defined]
-    problem(http.request(method, path, content=body), status, kind)
-    assert http.get("/v1/shards/orders").json()["upper"] == [1]
-    after = http.app.state.service.location.machine("orders").refresh()  # type: ignore[attr-defined]
+    before = location.machine("orders").state()
+    for method, path, body, status, kind in BAD_REQUESTS:
+        problem(http.request(method, path, content=body), status, kind)
+        assert http.get("/v1/shards/orders").json()["upper"] == [1], path
+    after = location.machine("orders").refresh()
     assert (after.schemas, after.critical_readers) == (before.schemas, before.critical_readers)
     assert http.get("/v1/shards").json()["shards"] == ["orders"]
 

@@ -236,7 +236,7 @@ def test_after_an_import_its_rows_are_there_once(tmp_path: Path, seed: int, caps
                     shard.restore(chance.randint(0, latest))
 
 
-@pytest.mark.parametrize("seed", thinned(range(24), 3))
+@pytest.mark.parametrize("seed", thinned(range(24), 8))
 def test_after_any_four_operations_an_import_leaves_its_rows_once(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

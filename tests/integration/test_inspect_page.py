@@ -150,27 +150,12 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "a State of which nothing can be made": spoilt,
 }  # fmt: skip
 MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
-    ("a name that no shard can have", lambda p: at(p, "attributes", "")),
-    ("a name that is no shard", lambda p: at(p, "digest", "nowhere")),
     ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--at", "0")),
-    ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--at", "-1")),
     ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--at", "9" * 30)),
-    ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--from", "1.5")),
-    ("a version that is no number, or 0", lambda p: at(p, "log", "orders", "--from", "0")),
-    ("a version that is still to come", lambda p: at(p, "state", "orders", "--from", "1", "--at", "35")),
-    ("a version that is still to come", lambda p: at(p, "log", "orders", "--from", "35")),
     ("a version that the log does not have any more", lambda p: forgotten(p, "log", "orders", "--to", "2")),
-    ("a timestamp without a zone", lambda p: at(p, "state", "orders", "--timestamp", "yesterday")),
-    ("a part's key that is none", lambda p: at(p, "part", "")),
     ("a part's key that is none", lambda p: at(p, "part", ROLLUP)),
     ("`--as-of` that is no time", lambda p: at(p, "digest", "orders", "--as-of", "9" * 30)),
-    ("`--as-of` that is no time", lambda p: at(p, "digest", "orders", "--as-of=-1")),
-    ("`--dir` whose log, or blobs, are not there", lambda p: at(without(p, "blob"), "usage")),
-    ("`--url` that is none", lambda p: ["usage", "--url", "http://"]),
     ("`--url` that is none", lambda p: ["usage", "--url", "http://[::1"]),
-    ("`--url` that is none", lambda p: ["usage", "--url", "http://127.0.0.1:8x/"]),
-    ("an argument of where the shards are that is empty", lambda p: ["usage", "--url", ""]),
-    ("`--ca-file` that cannot be read, or without a server", lambda p: at(p, "usage", "--ca-file", "x")),
 ]
 
 

@@ -23,7 +23,7 @@ from persist.commit.location import Location
 from persist.commit.location_identity import LOG_KEY
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import PublishSettings
-from persist.copies.recovery import GAP, SEQNO_GAP, Recovered, plan, recover
+from persist.copies.recovery import GAP, SEQNO_GAP, plan, recover
 from persist.copies.verify import Depth, verified
 from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
@@ -188,16 +188,6 @@ def test_a_blob_store_that_is_older_than_the_log(world: World) -> None:
     assert told.lost > 40
     world.rows = [row for row in world.rows if row[2] < upper]
     whole(world, location, upper)
-
-
-def test_a_dry_run_writes_nothing(world: World) -> None:
-    publish(world)
-    before, log = {stat.key for stat in world.blob.list("")}, MemoryConsensus("mem:new")
-    location = empty(world, consensus=log)
-    told = plan(location)
-    assert [shard.name for shard in told.shards] == [NAME]
-    assert {stat.key for stat in world.blob.list("")} == before
-    assert recover(location) == Recovered(told.epoch, told.shards, told.beat_ms)
 
 
 def test_until_it_has_ended_nobody_opens_the_location(world: World) -> None:

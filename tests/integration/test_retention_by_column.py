@@ -468,17 +468,6 @@ def test_a_column_that_tells_no_wall_clock_holds_it_back(world: World, machine: 
     assert ids(shard) == [1]
 
 
-def test_what_would_take_more_than_half_at_once_needs_confirm(world: World, shard: Shard, http: TestClient) -> None:
-    shard.insert(rows(world, r1=20, r2=20, r3=1))
-    path = f"/v1/shards/{NAME}/retention"
-    with pytest.raises(InvalidUsage, match="2 of the 3 rows"):
-        shard.retain(POLICY)
-    answer = http.put(path, json=POLICY, headers={"if-match": '"1"'})
-    assert (answer.status_code, answer.json()["details"]) == (400, {"removed": 2, "rows": 3})
-    assert shard.retain({**POLICY, "column_age": "21d"}).version == 2
-    assert shard.retain(POLICY, confirm=True).version == 3
-
-
 # --- over HTTP and by commands
 
 

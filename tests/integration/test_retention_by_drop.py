@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from compactor.worker import Worker
 from persist.client.shard import Shard
 from persist.commit.expiry import age, forget_dropped
 from persist.core import commands as c
+from persist.core.errors import InvalidUsage
 from persist.core.retention_plan import facts_of
 from tests.integration.test_retention import days, ids, keeper
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
@@ -223,3 +225,26 @@ def test_what_a_restore_brings_back_goes_again(world: World, machine: Machine, s
 
 
 # --- what is refused
+
+
+# --- what a drop took away is not counted among the rows that are there: a policy would take more than half unasked
+
+
+COLUMNS = pa.schema([("id", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
+NEW = datetime.fromtimestamp(START_MS / 1000, UTC)
+OLD = NEW - timedelta(days=300)
+
+
+@pytest.mark.parametrize("mode", ["retract", "drop"])
+@pytest.mark.parametrize("history", ["forever", "none"])
+def test_a_policy_that_takes_more_than_half_needs_confirm(mode: str, history: str) -> None:
+    machine = World().machine()
+    shard = machine.client.create_shard("orders", COLUMNS, ["id"], history=history)
+    for start in range(0, 60, 10):
+        shard.insert([{"id": start + number, "t": OLD} for number in range(10)])
+    shard.truncate(5, mode=mode)
+    shard.insert([{"id": 1_000 + number, "t": NEW} for number in range(8)])
+    assert shard.retention().rows in (18, None)
+    with pytest.raises(InvalidUsage, match="take away 10"):
+        shard.retain({"column": "t", "column_age": "30d"})
+    assert shard.retain({"column": "t", "column_age": "30d"}, confirm=True).policy is not None

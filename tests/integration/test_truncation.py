@@ -80,6 +80,14 @@ def test_a_dry_run_tells_how_many_and_changes_nothing(machine: Machine, shard: S
     )  # fmt: skip
 
 
+def test_a_dry_run_tells_what_would_go_now_also_with_a_token_that_has_landed(shard: Shard) -> None:
+    token = token_of_key("nightly")
+    assert shard.truncate(2, token=token).removed == 3
+    tried = shard.truncate(2, token=token, dry_run=True)
+    assert (tried.removed, tried.changed) == (0, False)
+    assert shard.truncate(2, token=token).removed == 3
+
+
 def test_a_row_that_went_is_not_taken_again_as_an_equal_one_that_came_since(shard: Shard) -> None:
     """Cuts that slide over equal rows: each takes what came before it, and none a row of after it."""
     for _ in range(3):

@@ -170,6 +170,8 @@ def test_servers_are_replaced_one_by_one_there_and_back_and_there_while_everybod
         assert sorted(load.followed) == [LAST, *written]
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_a_server_that_was_forgotten_refuses_what_it_cannot_read_and_harms_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with ExitStack() as stack:
@@ -192,6 +194,8 @@ def test_a_server_that_was_forgotten_refuses_what_it_cannot_read_and_harms_nothi
         assert rows(old) == [1, 2, 3, 4]
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_after_the_format_was_raised_the_way_back_is_a_backup_from_before(tmp_path: Path) -> None:
     directory, copies, again = (str(tmp_path / name) for name in ("data", "copies", "again"))
     with servers(Path(directory), older) as one, persist.connect(one.urls[0]) as client:
@@ -208,6 +212,8 @@ def test_after_the_format_was_raised_the_way_back_is_a_backup_from_before(tmp_pa
     assert format_version(Path(again)) == OLD
 
 
+@pytest.mark.smoke
+@pytest.mark.proof
 def test_an_older_client_writes_and_reads_through_a_newer_server(tmp_path: Path) -> None:
     rows_of, directory = tmp_path / "rows.csv", tmp_path / "data"
     rows_of.write_text("id\n2\n3\n")

@@ -107,15 +107,6 @@ def test_one_jump_of_a_monotonic_clock_ends_no_lease_that_is_kept(world: World, 
     lease.check()
 
 
-def test_renewals_that_follow_one_another_soon_are_not_committed(world: World, right: Machine) -> None:
-    lease = reader(right.shard(NAME))
-    before = state_of(right).seqno
-    for _ in range(100):
-        world.pass_ms(100)
-        lease.check()
-    assert state_of(right).seqno == before
-
-
 def test_what_an_older_state_would_allow_counts_for_no_lease_that_was_renewed_since(
     world: World, right: Machine
 ) -> None:
@@ -156,15 +147,6 @@ def test_a_collector_that_runs_once_a_night_ends_dead_leases(world: World, right
     lease = reader(right.shard(NAME))
     nightly(world)
     assert lease.reader not in state_of(right).leased_readers
-
-
-def test_what_was_renewed_since_the_rollup_is_kept_in_the_night(world: World, right: Machine) -> None:
-    lease = reader(right.shard(NAME))
-    nightly(world, 1)
-    world.pass_ms(DAY_MS)
-    world.machine().location.machine(NAME).apply(c.HeartbeatReader(lease.reader))
-    Collector(world.machine().location).run(NAME)
-    lease.check()
 
 
 @pytest.mark.parametrize("off_ms", [40 * DAY_MS, 73 * YEAR_MS])
