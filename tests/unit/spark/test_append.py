@@ -34,11 +34,6 @@ UPDATES = [
 Interval = tuple[int, int]
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path}/data"
-
-
 def tables(interval: Interval, tasks: int, seed: int = 0) -> list[pa.Table]:
     """The definite data of an interval, dealt out to so many tasks."""
     updates = [update for update in UPDATES if interval[0] <= update[1] < interval[1]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,11 +21,6 @@ from tests.support.without_jvm import read, rows_of, source
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 IMAGES = {"readChangeFeed": "true", "changeImages": "true", "startingVersion": "0"}
 PRE, POST = "update_preimage", "update_postimage"
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path}/shards"
 
 
 @pytest.fixture

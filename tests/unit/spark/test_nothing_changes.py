@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,11 +13,6 @@ from tests.support.without_jvm import write
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 REWRITES = {"diffColumn": "d", "readTime": "0", "rewrites": "true"}
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path}"
 
 
 @pytest.fixture

@@ -22,17 +22,6 @@ from tests.support.without_jvm import read, rows_of, source, write, writer
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path}/shards"
-
-
-@pytest.fixture
-def client(url: str) -> Any:
-    with persist.connect(url) as client:
-        yield client
-
-
 def made(client: Client) -> Any:
     """Four rows, at times 0 to 3."""
     shard = client.create_shard("orders", SCHEMA, ["k"])

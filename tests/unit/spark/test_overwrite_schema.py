@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-import persist
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core import commands as c
@@ -27,17 +24,6 @@ SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string()), ("n", pa.int32()
 ROWS = [{"id": 1, "state": "new", "n": 1, "note": "x"}, {"id": 2, "state": "old", "n": 2, "note": "y"}]
 FRAME = pa.table({"n": pa.array([2**40], pa.int64()), "id": [7], "city": ["Bonn"], "state": pa.array([5], pa.int32())})
 AFTER = [{"n": 2**40, "id": 7, "city": "Bonn", "state": 5}]
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path / 'data'}"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[Client]:
-    with closing(persist.connect(url)) as client:
-        yield client
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +10,6 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-import persist
 from persist.client.connect import Client
 from persist.core.errors import InvalidUsage, UpperMismatch
 from persist.parts.schema_changes import AddColumn, DropColumn, RenameColumn
@@ -21,17 +18,6 @@ from persist.spark import write_job
 from tests.support.without_jvm import read, rows_of, source, write
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path / 'data'}"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[Client]:
-    with closing(persist.connect(url)) as client:
-        yield client
 
 
 @pytest.mark.parametrize("name", ["__time", "__DIFF", "_change_type", "_Commit_Version", "_commit_timestamp"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,11 +18,6 @@ from persist.spark.stream import StreamReader
 
 EVERYTHING = ReadAllAvailable()
 CLOSED = pytest.mark.parametrize("rows", [[{"k": "z", "n": 9, "__time": 5}], []], ids=["with rows", "without rows"])
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path}"
 
 
 @pytest.fixture

@@ -25,11 +25,6 @@ NIGHTLY = "nightly"
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"persist://{tmp_path}"
-
-
-@pytest.fixture
 def shard(url: str) -> Any:
     """One row, at time 0."""
     with persist.connect(url) as client:
