@@ -87,7 +87,7 @@ def once_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
     return patched
 
 
-@pytest.mark.parametrize(("verb", "form"), zip(VERBS, [*BODIES, *BODIES], strict=False))
+@pytest.mark.parametrize(("verb", "form"), list(zip(VERBS, [*BODIES, *BODIES], strict=False)))
 def test_rows_went_into_the_columns_that_had_their_names_before(servers: Servers, verb: str, form: str) -> None:
     """The server has not heard yet that another one has let two columns change their names."""
     servers.other.alter(*SWAP)
