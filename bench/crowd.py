@@ -22,7 +22,7 @@ from persist.client.shard import Shard
 from persist.commit.location import Location, open_location
 from persist.core import commands as c
 from persist.core.errors import PersistError
-from persist.core.ids import ReaderId, WriterId, mint, token_of_key, writer_of
+from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writer_of
 from tests.support.location import InlineBackground
 
 FEW = 10
@@ -74,7 +74,7 @@ def fill(location: Location, shard: Shard, writers: int, readers: int, tokens: i
 
 def _commands(location: Location, writers: int, readers: int, tokens: int) -> Iterator[c.Command]:
     for _ in range(writers):
-        yield c.RegisterWriter(mint(WriterId, location.ids), LEASE_MS)
+        yield c.UpdateAttributes(mint(WriterId, location.ids), mint(Token, location.ids), (), lease_ms=LEASE_MS)
     for _ in range(readers):
         yield c.RegisterReader(mint(ReaderId, location.ids), None, LEASE_MS)
     for number in range(tokens):

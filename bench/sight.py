@@ -84,7 +84,6 @@ def make_parts(folder: str, count: int) -> None:
             fresh.write_bytes(Path(source).read_bytes())
             source = str(fresh)
         os.link(source, blobs / str(one.key))
-    machine.apply(c.RegisterWriter(writer, 60_000))
     machine.apply(c.Insert(writer, mint(Token, location.ids), location.versions.receipts.given(shard_id, runs)))
     state = machine.refresh()
     assert sum(batch.part_count for batch in state.trace.batches) == count

@@ -95,7 +95,6 @@ BODY_BYTES_MAX = 2_000  # of a request whose body is told
 MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER, CLOSE = "move cursor", "move since", "move upper", "close"
 # Commands of rich clients that have a line, and what they are called.
 OF_COMMANDS: Mapping[type[c.Command], str] = {
-    c.RegisterWriter: "open writer",
     c.Insert: "insert",
     c.Append: "append",
     c.CompareAndAppend: "compare-and-append",

@@ -231,7 +231,6 @@ def with_attributes(size: int) -> Grown:
     grown = Grown()
     machine = grown.location.machine(NAME)
     writer = mint(WriterId, grown.location.ids)
-    machine.apply(c.RegisterWriter(writer, LEASE_MS))
     for first in range(0, size, ATTRIBUTES_A_COMMAND):
         numbers = range(first, min(size, first + ATTRIBUTES_A_COMMAND))
         updates = tuple(AttributeUpdate.replace((n + 1).to_bytes(16, "little"), n) for n in numbers)

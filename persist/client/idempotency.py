@@ -28,7 +28,6 @@ from persist.core.errors import (
 )
 from persist.core.frontier import Antichain
 from persist.core.record import replace
-from persist.core.transitions.audit_recording import Written
 from persist.parts.row_stats import MODULUS as MODULUS
 from persist.parts.row_stats import digest_of_rows as digest_of_rows
 
@@ -40,8 +39,6 @@ BACKOFF_MAX_S = 2.0
 DOUBLINGS_MAX = 10
 # What these change, if anything, lapses by itself: a hold or a registration. A try of unknown outcome harms nobody.
 LAPSING = (
-    c.RegisterWriter,
-    c.HeartbeatWriter,
     c.ExpireWriter,
     c.RegisterReader,
     c.HeartbeatReader,
@@ -91,12 +88,13 @@ def send(
             raise answers.pop()
         return transport.apply(name, command, caller)
 
+    has_token = isinstance(command, c.WriterCommand)
     return settled(
         ask,
         RetriedCall(f"a command on shard {name!r}", name),
         transport,
         retry_s,
-        remedy="call again with its token" if isinstance(command, Written) else "look at the shard before you go on",
+        remedy="call again with its token" if has_token else "look at the shard before you go on",
         lapses=isinstance(command, LAPSING),
     )
 
@@ -215,7 +213,7 @@ def _wait_s(error: Exception, tries: int, transport: Transport) -> float:
 # command.
 
 
-def digest_of(command: Written, rows: int | None = None) -> bytes:
+def digest_of(command: c.WriterCommand, rows: int | None = None) -> bytes:
     """The digest of a command. Raises InvalidUsage where a part does not tell the digest of its rows.
 
     `rows`: the digest of those that a command without parts would have, if their times are their own.
@@ -229,6 +227,7 @@ def digest_of(command: Written, rows: int | None = None) -> bytes:
         return _digest([*said, command.as_of, _attributes(command.attributes)])
     if isinstance(command, c.Rewrite):  # a retry finds other rows: those that differ by then
         return _digest([*said, command.as_of])
+    assert isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes))
     if isinstance(command, c.CompareAndAppend):
         said += [command.expected_upper.to_json(), command.new_upper.to_json()]
     elif isinstance(command, c.Append):

@@ -23,7 +23,6 @@ from persist.core.batch import Run
 from persist.core.errors import PersistError
 from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.core.record import replace
-from persist.core.transitions.audit_recording import Written
 from persist.parts import ShardSchema, stage_at_once
 
 Append: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
@@ -50,7 +49,7 @@ class OneShardByNames(OneShard):
         self._embedded = inner
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        if not isinstance(command, Written):
+        if not isinstance(command, c.WriterCommand):
             return super().apply(name, command, caller)
         return self._embedded.apply(name, replace(command, shard=self.shard), caller, by_names=True)
 
@@ -93,11 +92,10 @@ class ThinWriter(CheckedWriter):
         """What `command` makes of a few rows, for a caller who sends it; no call of a store is made.
 
         For who is the only one to use this handle meanwhile. None: a call is needed, as the rows are many, or have a
-        column that is not known, or keys that are unique, or the writer has to be registered. Raises InvalidUsage
-        (the rows do not fit).
+        column that is not known, or keys that are unique. Raises InvalidUsage (the rows do not fit).
         """
         _, schema_id, schema, _ = self.names
-        if (token is None and not self._registered) or not set(rows.schema.names).issubset(schema.updates_schema.names):
+        if not set(rows.schema.names).issubset(schema.updates_schema.names):
             return None
         if schema.details.unique:
             return None
@@ -106,7 +104,7 @@ class ThinWriter(CheckedWriter):
         if runs is None:
             return None
         if token is None:
-            made = command(self.writer_id, mint(Token, self._transport.ids), runs)
+            made = self._by_writer(lambda w, t: command(w, t, runs), mint(Token, self._transport.ids))
         else:
             made = by_token(lambda w, t: command(w, t, runs), token)
         return replace(made, shard=self.names.shard)

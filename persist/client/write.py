@@ -112,7 +112,7 @@ class WriteHandle(Timeable):
         self._settings = settings
         self._process = OwnProcess("this writer")
         self._lock = threading.Lock()
-        self._registered = False
+        self._has_written = False
         self.writer_id = writer_id or mint(WriterId, transport.ids)
 
     @property
@@ -416,16 +416,16 @@ class WriteHandle(Timeable):
         return self._appended(command, token)
 
     def close(self) -> None:
-        """Retire the writer; without it, its lease lapses in the end. What is written by it afterwards registers anew.
+        """Retire the writer; without it, its lease lapses in the end. A later write is by a new writer.
 
         Raises what every call may.
         """
         self._process.check()
         with self._lock:
-            if self._registered:
+            if self._has_written:
                 send(self._transport, self._name, c.ExpireWriter(self.writer_id), self._settings.retry_s)
                 self.writer_id = mint(WriterId, self._transport.ids)  # a retired one never comes back
-                self._registered = False
+                self._has_written = False
 
     def _appended(
         self, command: Callable[[WriterId, Token], _Append], token: Token | None, said: bytes = b""
@@ -441,18 +441,16 @@ class WriteHandle(Timeable):
             return self._send(by_token(command, token), caller)
         with self._lock:
             token = mint(Token, self._transport.ids)
-            if not self._registered:
-                self._register()
             try:
-                return self._send(command(self.writer_id, token), caller)
+                return self._send(self._by_writer(command, token), caller)
             except Expired:
                 self.writer_id = mint(WriterId, self._transport.ids)  # the lease lapsed while idle: nothing happened
-                self._register()
-                return self._send(command(self.writer_id, token), caller)
+                return self._send(self._by_writer(command, token), caller)
 
-    def _register(self) -> None:
-        self._send(c.RegisterWriter(self.writer_id, self._settings.lease_ms))
-        self._registered = True
+    def _by_writer(self, command: Callable[[WriterId, Token], _T], token: Token) -> _T:
+        """The command of this writer, which it registers if it is its first one."""
+        self._has_written = True
+        return replace(command(self.writer_id, token), lease_ms=self._settings.lease_ms)
 
     def _send(self, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         return send(self._transport, self._name, command, self._settings.retry_s, caller)

@@ -20,7 +20,6 @@ from persist.core.ids import IdSource, SeqNo
 from persist.core.state import Policy, State
 from persist.core.transitions.audit_recording import (
     OUTCOME_KEPT_MS,
-    Written,
     is_alone,
     is_maintenance,
     is_outcome_file_outlived,
@@ -141,10 +140,10 @@ class OutcomeFiles:
         self._cache = cache
 
     def remembered(self, state: State, commands: Iterable[c.Command]) -> dict[str, TokenOutcome]:
-        """What the files hold of the tokens of these commands, and of writers that are to be registered."""
+        """What the files hold of the tokens of these commands, and of writers that are not registered."""
         found = {}
         for command in commands:
-            key = _asked(command)
+            key = _key_in_files(state, command)
             if key is None or key in state.outcomes:
                 continue
             for file in reversed(state.outcome_files):
@@ -207,8 +206,10 @@ class OutcomeFiles:
             raise StaleIndex(str(error)) from error
 
 
-def _asked(command: c.Command) -> str | None:
+def _key_in_files(state: State, command: c.Command) -> str | None:
     """The id under which a file may remember something that the command must know."""
-    if isinstance(command, Written):
-        return key_of(command.token) if is_alone(command) else None
-    return key_of(command.writer) if isinstance(command, c.RegisterWriter) else None
+    if isinstance(command, c.WriterCommand) and is_alone(command):
+        return key_of(command.token)
+    if not isinstance(command, (c.WriterCommand, c.ExpireWriter)):
+        return None
+    return None if command.writer in state.writers else key_of(command.writer)

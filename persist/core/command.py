@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from persist.core.ids import ShardId, written
-from persist.core.record import Record
+from persist.core.dedup import DIGEST_BYTES
+from persist.core.ids import ShardId, Token, WriterId, written
+from persist.core.record import Meta, Record
 from persist.core.results import snake
 
 READ, WRITE, MANAGE, MAINTAIN, ADMIN = SCOPES = "read", "write", "manage", "maintain", "admin"
@@ -20,6 +21,8 @@ INCLUDED: Mapping[str, frozenset[str]] = {
 """Of each scope all those that it opens, itself too."""
 
 TIME_MS_MAX = 2**48 - 1  # that the key of a blob can hold
+LEASE_MS = 900_000  # of a writer
+LEASE_MS_MAX = 24 * 3600 * 1000
 
 
 class Command(Record, frozen=True, kw_only=True, tag=snake):
@@ -40,10 +43,22 @@ class WriteCommand(Command, frozen=True):
     scopes: ClassVar[tuple[str, ...]] = (WRITE,)
 
 
-class WriterCommand(WriteCommand, frozen=True):
-    """Of registered writers, such as the one by which maintenance carries out a policy of rows."""
+class TokenCommand(WriteCommand, frozen=True, kw_only=True):
+    """The fields of a `WriterCommand` that have defaults. `digest` is of the request; empty: unknown."""
 
-    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
+    digest: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
+    lease_ms: Annotated[int, Meta(gt=0, le=LEASE_MS_MAX)] = LEASE_MS
+
+
+class WriterCommand(TokenCommand, frozen=True):
+    """A write with a token. The first one of a writer registers it for `lease_ms`; each one begins its lease anew.
+
+    A token that a caller gave comes with `writer_of(token)`, which is never registered. Expired: the writer was
+    retired, or its lease lapsed, or it is older than the shard.
+    """
+
+    writer: Annotated[WriterId, written(WriterId)]
+    token: Annotated[Token, written(Token)]
 
 
 class ManagedCommand(WriteCommand, frozen=True):

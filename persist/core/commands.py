@@ -13,12 +13,13 @@ may send it; its name in snake case is what tells it from the others when it is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from persist.core.attribute import AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
 from persist.core.command import ADMIN as ADMIN
 from persist.core.command import INCLUDED as INCLUDED
+from persist.core.command import LEASE_MS_MAX as LEASE_MS_MAX
 from persist.core.command import MAINTAIN as MAINTAIN
 from persist.core.command import MANAGE as MANAGE
 from persist.core.command import READ as READ
@@ -32,7 +33,7 @@ from persist.core.command import ReadCommand as ReadCommand
 from persist.core.command import WriteCommand as WriteCommand
 from persist.core.command import WriterCommand as WriterCommand
 from persist.core.command import kinds as kinds
-from persist.core.dedup import DIGEST_BYTES, OutcomeFile
+from persist.core.dedup import OutcomeFile
 from persist.core.frontier import Antichain
 from persist.core.history_commands import EDITS as EDITS
 from persist.core.history_commands import AgeHistory as AgeHistory
@@ -70,8 +71,8 @@ from persist.core.history_commands import TakeCut as TakeCut
 from persist.core.history_commands import TimeShown as TimeShown
 from persist.core.history_commands import TimesShown as TimesShown
 from persist.core.history_commands import Truncate as Truncate
-from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, written
-from persist.core.record import Meta, Record
+from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, WriterId, written
+from persist.core.record import Record
 from persist.core.results import Appended as Appended
 from persist.core.results import AttributeValues as AttributeValues
 from persist.core.results import Bundled as Bundled
@@ -101,7 +102,6 @@ from persist.core.results import TagRemoved as TagRemoved
 from persist.core.results import TagsAre as TagsAre
 from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import TimeToCome as TimeToCome
-from persist.core.results import WriterRegistered as WriterRegistered
 from persist.core.shard_commands import BeginClone as BeginClone
 from persist.core.shard_commands import Constrain as Constrain
 from persist.core.shard_commands import EndLoan as EndLoan
@@ -120,9 +120,7 @@ from persist.core.shard_commands import TakeBack as TakeBack
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.state import SchemaRecord
 
-_Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 _Writer = Annotated[WriterId, written(WriterId)]
-_Token = Annotated[Token, written(Token)]
 _Reader = Annotated[ReaderId, written(ReaderId)]
 _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
 
@@ -130,26 +128,18 @@ _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
 # --- writers
 
 
-class RegisterWriter(WriterCommand, frozen=True):
-    """Register a writer, or extend its lease if it is registered. -> WriterRegistered"""
+class ExpireWriter(WriteCommand, frozen=True):
+    """Retire a writer. -> Done, also when it is gone already.
 
-    writer: _Writer
-    lease_ms: int
+    Maintenance may too, for the writer by which it carries out a policy of rows.
+    """
 
-
-class HeartbeatWriter(WriterCommand, frozen=True):
-    """Extend a writer's lease. -> Done. Expired when it is gone."""
-
-    writer: _Writer
-
-
-class ExpireWriter(WriterCommand, frozen=True):
-    """Retire a writer. -> Done, also when it is gone already."""
+    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
 
     writer: _Writer
 
 
-class CompareAndAppend(WriteCommand, frozen=True):
+class CompareAndAppend(WriterCommand, frozen=True):
     """Append a batch `[expected_upper, new_upper)` iff the shard's upper is `expected_upper`. -> Appended
 
     All times of the rows lie in the interval. Linearises all writers. UpperMismatch carries the actual upper. `cut`:
@@ -157,17 +147,14 @@ class CompareAndAppend(WriteCommand, frozen=True):
     withdrawn.
     """
 
-    writer: _Writer
-    token: _Token
     expected_upper: Antichain
     new_upper: Antichain
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
-    digest: _Digest = b""
     cut: int = 0
 
 
-class Append(WriteCommand, frozen=True):
+class Append(WriterCommand, frozen=True):
     """Append a batch `[lower, upper)`; what the shard has already is dropped. -> Appended
 
     For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the shard's upper
@@ -175,27 +162,21 @@ class Append(WriteCommand, frozen=True):
     `cut` as for CompareAndAppend.
     """
 
-    writer: _Writer
-    token: _Token
     lower: Antichain
     upper: Antichain
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
-    digest: _Digest = b""
     cut: int = 0
 
 
-class Insert(WriteCommand, frozen=True):
+class Insert(WriterCommand, frozen=True):
     """Append rows at the next time, chosen by the service. -> Appended
 
     Inserts that are committed together share one time and one batch.
     """
 
-    writer: _Writer
-    token: _Token
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
-    digest: _Digest = b""
 
 
 class ForcedCommand(ManagedCommand, frozen=True, kw_only=True):
@@ -216,13 +197,10 @@ class AdvanceUpper(ForcedCommand, frozen=True):
 # --- attributes
 
 
-class UpdateAttributes(WriteCommand, frozen=True):
+class UpdateAttributes(WriterCommand, frozen=True):
     """Change attributes alone, all or nothing. -> Done"""
 
-    writer: _Writer
-    token: _Token
     attributes: tuple[AttributeUpdate, ...]
-    digest: _Digest = b""
 
 
 class ReadAttributes(ReadCommand, frozen=True):

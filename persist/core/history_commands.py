@@ -18,12 +18,12 @@ from persist.core.command import (
     MaintainCommand,
     ManageCommand,
     ReadCommand,
-    WriteCommand,
+    WriterCommand,
 )
 from persist.core.dedup import DIGEST_BYTES
 from persist.core.erasure import DEADLINE_MS_MAX, QUESTION_BYTES, Doomed, Proof
 from persist.core.frontier import Antichain
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId, written
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, written
 from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX
 from persist.core.record import Meta
 from persist.core.results import Result
@@ -174,18 +174,15 @@ class ReadCriticalReaders(ReadCommand, frozen=True):
 # Commands that rewrite what a shard holds, by an earlier time. `commands` has all of their names too.
 
 
-class Rewrite(WriteCommand, frozen=True):
+class Rewrite(WriterCommand, frozen=True):
     """Append rows at the next time iff the shard's upper is `expected_upper`. -> Appended
 
     The writer has worked them out from the contents as of `as_of`. UpperMismatch carries the actual upper.
     """
 
-    writer: Annotated[WriterId, written(WriterId)]
-    token: Annotated[Token, written(Token)]
     expected_upper: Antichain
     as_of: int
     runs: tuple[Run, ...]
-    digest: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
 
 
 class Restore(Rewrite, frozen=True):

@@ -34,11 +34,6 @@ class Done(Result, frozen=True):
     pass
 
 
-class WriterRegistered(Result, frozen=True):
-    upper: Antichain
-    schema_id: int
-
-
 class Appended(Result, frozen=True):
     """The batch covers `[lower, upper)`; an insert's rows have the time `lower`."""
 

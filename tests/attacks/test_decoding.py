@@ -150,10 +150,6 @@ def _staged(house: House, rows: pa.Table, number: int, monkeypatch: pytest.Monke
         patch.setattr(codec, "ROW_GROUP_BYTES", 1 << 40)
         patch.setattr(codec, "ROW_GROUP_ROWS", len(rows))
         part, data = encode_parquet(rows.cast(schema.updates_schema), schema, 1, PartId(f"p{number:032x}"), key)
-    assert (
-        house.ask("evil", "POST", f"/v1/shards/{PARTS_SHARD}/commands", encoded(c.RegisterWriter(writer, 600_000)))[0]
-        == 200
-    )
     assert house.ask("evil", "PUT", f"/v1/blobs/{key}", data)[0] == 204
     return c.Insert(writer, Token(f"i{number:032x}"), (Run((part,)),))
 

@@ -191,7 +191,7 @@ def frame_samples() -> dict[str, bytes]:
     staged, _ = encode_parquet(rows, SCHEMA, 1, mint(PartId, ids), f"s{'0' * 32}/{writer}/{mint(PartId, ids)}.parquet")
     run, token = Run((part,)), mint(Token, ids)
     found: dict[str, Any] = {
-        "register": c.RegisterWriter(writer, 60_000),
+        "register": c.Insert(writer, token, (), lease_ms=60_000),
         "insert": c.Insert(writer, token, (run,)),
         "twice": c.Insert(writer, token, (run, run)),
         "blob": c.Insert(writer, token, (Run((staged,)),)),

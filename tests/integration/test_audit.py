@@ -108,7 +108,6 @@ COMMANDS: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(7), ()), ("append", {"upper": [7]})),
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(None), ()), ("close", {})),
     (c.CompareAndAppend(WRITER, TOKEN, Antichain(0), Antichain(None), ()), ("close", {})),
-    (c.RegisterWriter(WRITER, 60_000), ("open writer", {})),
     (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="upsert"), ("upsert", {"as_of": 1})),
     (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="merge_into"), ("merge", {"as_of": 1})),
     (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="replace_where"), ("replace-where", {"as_of": 1})),

@@ -180,7 +180,6 @@ def test_a_clone_counts_what_it_names_at_once(house: House) -> None:
 
 def test_who_may_not_write_added_rows_by_a_truncation(house: House) -> None:
     assert house.ask("admin", "POST", "/v1/shards/eu/a/insert", FIVE).status_code == 200
-    house.ask("etl", "POST", "/v1/shards/eu/a/commands", c.RegisterWriter(WRITER, 60_000))
     schema = ShardSchema(pa.schema([pa.field("id", pa.int64())]), ("id",))
     for diff, status in ((1, 403), (-1, 200)):
         rows = pa.table({"id": [0], TIME: [0], DIFF: [diff]}, schema=schema.updates_schema)
@@ -202,7 +201,6 @@ def test_parts_that_were_never_committed_counted_for_no_bytes(house: House) -> N
 
 def test_a_part_that_an_append_dropped_counted_no_more(house: House) -> None:
     """Of an interval that the shard has already nothing is committed: the part's blob stays, and counts."""
-    house.ask("etl", "POST", "/v1/shards/eu/a/commands", c.RegisterWriter(WRITER, 600_000))
     assert house.ask("etl", "POST", "/v1/shards/eu/a/advance-upper?upper=1").status_code == 200
     house.says(prefixes={"eu/": {"bytes": 100_000}})
     schema = ShardSchema(pa.schema([pa.field("id", pa.int64())]), ("id",))

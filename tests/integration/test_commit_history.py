@@ -179,9 +179,6 @@ def test_commands_that_are_committed_together_have_an_entry_each(machine: Machin
         runs = writer.stage_for_one_commit([row(number)], None)
         token = machine.client.new_token()
         commands.append((c.Insert(writer.writer_id, token, runs), Caller(purpose=f"w{number}")))
-    registered = [c.RegisterWriter(writer.writer_id, 60_000) for writer in writers]
-    for command in registered:
-        committer.apply(command)
     for command, caller in commands:
         committer.submit(command, leads.append, lambda outcome: None, caller=caller)
     leads[0]()

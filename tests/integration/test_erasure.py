@@ -366,7 +366,6 @@ def test_a_restore_cannot_bring_it_back(machine: Machine, shard: Shard) -> None:
         shard.restore(0)
     token, committer = token_of_key("back"), machine.location.machine(NAME)
     writer = WriterId("w" + token[1:])
-    committer.apply(c.RegisterWriter(writer, 60_000))
     with pytest.raises(NotReadable, match="were erased at time 2"):
         committer.apply(c.Restore(writer, token, Antichain(3), 0, ()))
 

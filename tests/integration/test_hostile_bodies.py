@@ -245,7 +245,6 @@ def plain(http: TestClient, location: Location) -> TestClient:
 
 def inserting(location: Location, *runs: Run) -> c.Insert:
     writer = mint(WriterId, location.ids)
-    location.machine("u").apply(c.RegisterWriter(writer, 60_000))
     return c.Insert(writer, mint(Token, location.ids), runs)
 
 

@@ -129,8 +129,6 @@ def test_no_spelling_of_a_name_leads_elsewhere(http: TestClient, tokens: Tokens,
 def test_a_commit_cannot_name_another_shards_parts(http: TestClient, tokens: Tokens) -> None:
     writer = WriterId("w" + "0" * 32)
     headers = tokens.header("eu-writer")
-    register = encoded(c.RegisterWriter(writer, 60_000))
-    assert http.post("/v1/shards/eu/orders/commands", content=register, headers=headers).status_code == 200
     part = make_part(1, shard="us/orders")
     insert = encoded(c.Insert(writer, Token("i" + "1" * 32), (Run((part,)),)))
     response = http.post("/v1/shards/eu/orders/commands", content=insert, headers=headers)

@@ -226,7 +226,6 @@ def one_command(location: Location, shard: Shard, parts: int) -> c.Insert:
     life = machine.state().shard_id
     copies = [replace(run.parts[0], id=name, key=part_key(life, writer, name), receipt=b"") for name in names]
     runs = location.versions.receipts.given(life, [Run((copy,)) for copy in copies])
-    machine.apply(c.RegisterWriter(writer, 60_000))
     return c.Insert(writer, mint(Token, location.ids), runs)
 
 

@@ -73,7 +73,6 @@ def served(location: Location) -> Iterator[str]:
 def refused_insert(url: str, client: Client) -> tuple[int, str | None]:
     """Status and Retry-After of an insert that is sent once."""
     writer = client.shard("orders").open_writer()
-    client.transport.apply("orders", c.RegisterWriter(writer.writer_id, 60_000))
     command = c.Insert(writer.writer_id, Token("i" + "7" * 32), writer.stage(rows(0), 0))
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port)

@@ -37,6 +37,7 @@ from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.support.location import AscendingIds, InlineBackground
 from tests.support.scopes_page import BY_COMMAND, OPEN, PAGE, SCOPES_OF_ROUTES, page
+from tests.support.shard import first_write
 from tests.support.waiting import wait_until
 
 SHARD = "eu/orders"
@@ -215,8 +216,6 @@ def commands(place: Place) -> list[c.Command]:
     shard_id = place.state.shard_id
     schema = SchemaRecord(b"", ())
     return [
-        c.RegisterWriter(WRITER, 60_000),
-        c.HeartbeatWriter(WRITER),
         c.ExpireWriter(WRITER),
         c.CompareAndAppend(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
         c.Append(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
@@ -409,7 +408,7 @@ def knock(place: Place, door: str | c.Command) -> int:
 
 
 def register(place: Place) -> None:
-    place.sent("manage", c.RegisterWriter(WRITER, 60_000))
+    place.sent("manage", first_write(WRITER))
     place.sent("manage", c.RegisterReader(READER, None, 60_000))
     place.sent("manage", c.RegisterCriticalReader(CRITICAL, "", "cursor"))
 

@@ -54,9 +54,9 @@ from persist.core.state import Policy
 from persist.core.state_diff import MapDiff, StateDiff
 from persist.formats.state_frames import decode_diff
 from tests.scripts.harness import Arguments, ScriptError, print_error
-from tests.scripts.verbs import COMMANDS, parse_frontier, parse_written, short, show_result
+from tests.scripts.verbs import COMMANDS, parse_command, parse_frontier, parse_written, short, show_result
 from tests.support.location import AscendingIds, TestClock
-from tests.support.shard import NAME, numbered
+from tests.support.shard import NAME, first_write, numbered
 
 SCHEMA = pa.schema([("id", pa.int64())])
 OURS, ANOTHER, STAGING = 0, 1, 2  # origins of ids, and so of commits
@@ -199,7 +199,7 @@ class CommitInterpreter:
         ):
             self.machine: Machine = location(OURS, self.log, self.blob, policy).machine(NAME)
         for number in range(1, 5):
-            self.another.apply(c.RegisterWriter(WriterId(numbered("w", number)), 3_600_000))
+            self.another.apply(first_write(WriterId(numbered("w", number)), 3_600_000))
         self.machine.refresh()
         self._seen: int = self.machine.state().seqno
         self._rivals = 90
@@ -263,7 +263,7 @@ class CommitInterpreter:
             raise ScriptError(f"there is no verb {args.verb!r}")
         rows = args.optional("rows")
         if rows is None:
-            return COMMANDS[args.verb](args)
+            return parse_command(args.verb, args)
         writer, token = parse_written(args)
         if args.verb == "insert":
             return c.Insert(writer, token, self._staged(int(rows), None))
@@ -296,7 +296,7 @@ class CommitInterpreter:
 
     def _rival_commits(self) -> None:
         self._rivals += 1
-        self.another.apply(c.RegisterWriter(WriterId(numbered("w", self._rivals)), 3_600_000))
+        self.another.apply(first_write(WriterId(numbered("w", self._rivals)), 3_600_000))
 
     def _lost(self, real: Callable[[], bool]) -> bool:
         self._rival_commits()

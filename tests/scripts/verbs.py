@@ -458,28 +458,34 @@ def _optional_number(word: str | None) -> int | None:
 def _of_life(args: Arguments) -> c.Command:
     """`of-life 0 insert …`: a command of a handle that was opened in that life of the name."""
     life, verb = int(args.next("a life")), args.next("a verb")
-    return replace(COMMANDS[verb](args), shard=shard_id_of(NAME, life))
+    return replace(parse_command(verb, args), shard=shard_id_of(NAME, life))
+
+
+def parse_command(verb: str, args: Arguments) -> c.Command:
+    """The command; one of a writer has a short lease, unless the script gives another one."""
+    command = COMMANDS[verb](args)
+    if isinstance(command, c.WriterCommand):
+        return replace(command, lease_ms=args.number("lease", LEASE_MS))
+    return command
 
 
 COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
-    "register-writer": lambda a: c.RegisterWriter(_writer(a), a.number("lease", LEASE_MS)),
-    "heartbeat-writer": lambda a: c.HeartbeatWriter(_writer(a)),
     "expire-writer": lambda a: c.ExpireWriter(_writer(a)),
     "compare-and-append": lambda a: c.CompareAndAppend(
-        *parse_written(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a), _digest(a)
+        *parse_written(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a), digest=_digest(a)
     ),
     "append": lambda a: c.Append(
-        *parse_written(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a), _digest(a)
+        *parse_written(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a), digest=_digest(a)
     ),
-    "insert": lambda a: c.Insert(*parse_written(a), parse_runs(a.rest()), _attributes(a), _digest(a)),
+    "insert": lambda a: c.Insert(*parse_written(a), parse_runs(a.rest()), _attributes(a), digest=_digest(a)),
     "restore": lambda a: c.Restore(
-        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
+        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), digest=_digest(a)
     ),
     "truncate": lambda a: c.Truncate(
-        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
+        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), digest=_digest(a)
     ),
     "drop-before": lambda a: c.DropBefore(
-        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
+        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), digest=_digest(a)
     ),
     "edit": lambda a: c.Edit(
         *parse_written(a),
@@ -521,7 +527,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "advance-upper": lambda a: c.AdvanceUpper(_frontier(a)),
     "update-attributes": lambda a: c.UpdateAttributes(
-        *parse_written(a), tuple(parse_update(word) for word in a.rest()), _digest(a)
+        *parse_written(a), tuple(parse_update(word) for word in a.rest()), digest=_digest(a)
     ),
     "read-attributes": lambda a: c.ReadAttributes(
         tuple(
@@ -665,7 +671,7 @@ class StepInterpreter:
         for args in group:
             if args.verb not in COMMANDS:
                 raise ScriptError(f"there is no verb {args.verb!r}")
-            commands.append(COMMANDS[args.verb](args))
+            commands.append(parse_command(args.verb, args))
             args.finish()
         self.told |= {type(command) for command in commands}
         before = self.shard.state

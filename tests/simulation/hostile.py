@@ -100,8 +100,7 @@ def _tell(host: Host, runs: tuple[Run, ...], what: str) -> bool:
     writer, token = mint(WriterId, host.ids), mint(Token, host.ids)
     host.run.oracle.note(f"{me(host)} names {what}: {runs[0].parts[0].id}")
     try:
-        host.transport.inner.apply(MAIN, c.RegisterWriter(writer, WRITE_LEASE_MS))
-        host.transport.inner.apply(MAIN, c.Insert(writer, token, runs))
+        host.transport.inner.apply(MAIN, c.Insert(writer, token, runs, lease_ms=WRITE_LEASE_MS))
     except (InvalidUsage, Expired):
         host.run.path("lie refused")
         return True

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -26,7 +25,6 @@ from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
 from persist.core.transitions import reader_holds
 from tests.simulation.breaking import Broken, every, resent_as, transition
-from tests.simulation.host import WEATHER
 
 IDS_KEPT = 12  # of inline parts, before the first of them is given out again
 LAG = 8
@@ -39,10 +37,8 @@ def retried_as_another_writer() -> Broken:
     def another(transport: Any, name: str, command: Any) -> Any:
         if not isinstance(command, c.Insert):
             return command
-        command = replace(command, writer=mint(WriterId, transport.ids), runs=renamed(command.runs, transport))
-        with suppress(*WEATHER):
-            transport.apply(name, c.RegisterWriter(command.writer, OTHER_LEASE_MS))
-        return command
+        runs = renamed(command.runs, transport)
+        return replace(command, writer=mint(WriterId, transport.ids), runs=runs, lease_ms=OTHER_LEASE_MS)
 
     def renamed(runs: tuple[Run, ...], transport: Any) -> tuple[Run, ...]:
         return tuple(Run(tuple(replace(part, id=mint(PartId, transport.ids)) for part in run.parts)) for run in runs)

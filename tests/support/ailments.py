@@ -39,6 +39,7 @@ from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
 from tests.support.damaged import Damaged, healthy
 from tests.support.inspected import PART, copied, everything, spoil_entry
 from tests.support.location import InlineBackground
+from tests.support.shard import first_write
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
 CALM = CheckThresholds(free_percent=0)  # whatever else fills the disk of the machine on which tests run
@@ -331,7 +332,7 @@ def writers(place: Path) -> Told:
     location, world = crowded()
     machine = location.machine(NAME)
     for number in range(1_000):
-        machine.apply(c.RegisterWriter(WriterId(f"w{number:032x}"), 900_000))
+        machine.apply(first_write(WriterId(f"w{number:032x}"), 900_000))
     return Told(examine(world), ("1,000 registered writers",))
 
 

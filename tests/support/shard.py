@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
 from persist.core.blob_keys import part_key
-from persist.core.commands import Appended, Command, Insert, Result
+from persist.core.commands import Appended, Command, Insert, Result, UpdateAttributes
 from persist.core.dedup import TokenOutcome
 from persist.core.errors import PersistError
 from persist.core.frontier import MINIMUM
-from persist.core.ids import PartId, SeqNo, WriterId, shard_id_of
+from persist.core.ids import PartId, SeqNo, Token, WriterId, shard_id_of
 from persist.core.invariants import check_state, check_step
 from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State, initial_state
@@ -26,6 +26,11 @@ SCHEMA = SchemaRecord(b"k: string, v: int64", ("k",))
 def numbered(letter: str, number: int) -> str:
     """The id of that type with that number, easy to read in a failure. A token is not that of the writer's number."""
     return f"{letter}{'1' if letter == 'i' else '0'}{number:031d}"
+
+
+def first_write(writer: WriterId, lease_ms: int = 60_000) -> UpdateAttributes:
+    """What registers a writer and changes nothing else. Its token is less than all others."""
+    return UpdateAttributes(writer, Token("i" + "0" * 24 + "f" * 8), (), lease_ms=lease_ms)
 
 
 def make_part(

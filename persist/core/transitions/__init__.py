@@ -33,8 +33,6 @@ __all__ = ["Context", "expire_lapsed", "step"]
 _Transition = Callable[[State, Any, Context], tuple[State, c.Result]]
 
 _TRANSITIONS: Mapping[type[Any], _Transition] = {
-    c.RegisterWriter: writers.register,
-    c.HeartbeatWriter: writers.heartbeat,
     c.ExpireWriter: writers.expire,
     c.CompareAndAppend: writers.compare_and_append,
     c.Append: writers.append,

@@ -269,19 +269,18 @@ def _retractions(parts: Iterable[Part]) -> int | None:
 
 
 OUTCOME_KEPT_MS = 7 * 24 * 3600 * 1000  # for at least so long the outcome of a token is known
+UNREGISTERED = WriterState(0, 0)
 OUTCOMES_MAX = 20_000_000  # of a shard; more than this slow writers down (Overloaded)
 
-Written = c.CompareAndAppend | c.Append | c.Insert | c.Rewrite | c.UpdateAttributes  # what comes with a token
 
-
-def is_alone(command: Written) -> bool:
+def is_alone(command: c.WriterCommand) -> bool:
     """Whether the command's token is remembered by itself, and not with a registered writer."""
     return command.writer == writer_of(command.token)
 
 
 def is_of_the_future(command: c.Command, now_ms: int) -> bool:
     """Whether the command's token was minted so long after `now_ms` that one of the two clocks is wrong."""
-    if not isinstance(command, Written) or not is_alone(command):
+    if not isinstance(command, c.WriterCommand) or not is_alone(command):
         return False
     born = born_ms(key_of(command.token))
     return born is not None and born > now_ms + FUTURE_MS_MAX
@@ -292,7 +291,7 @@ def outcome_of(state: State, key: str, context: Context) -> TokenOutcome | None:
     return state.outcomes.get(key) or context.remembered.get(key)
 
 
-def answered(state: State, command: Written, context: Context) -> c.Appended | None:
+def answered(state: State, command: c.WriterCommand, context: Context) -> c.Appended | None:
     """What the command was answered the first time; None: it is new. Raises TokenReused, OutcomeForgotten."""
     known = outcome_of(state, key_of(command.token), context)
     if known is None:
@@ -305,7 +304,7 @@ def answered(state: State, command: Written, context: Context) -> c.Appended | N
     return c.Appended(known.lower, known.upper)
 
 
-def with_outcome(state: State, command: Written, result: c.Appended, context: Context) -> State:
+def with_outcome(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:
     """The State that remembers what the command was answered. Raises Overloaded when there is no room."""
     policy = context.policy
     kept = len(state.outcomes) + sum(file.count for file in state.outcome_files)
@@ -337,10 +336,12 @@ def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, To
 
 
 def retired(state: State, writers: Iterable[WriterId], now_ms: int) -> State:
-    """The State without these registered writers, of which those that have written are remembered."""
+    """The State without these writers, which are remembered: none of them is registered again."""
     gone = list(writers)[:RETIRED_PER_COMMIT_MAX]
-    kept = {key_of(writer): _last(state.writers[writer], now_ms) for writer in gone if state.writers[writer].token}
-    outcomes = with_changes(state.outcomes, kept) if kept else state.outcomes
+    if not gone:
+        return state
+    kept = {key_of(writer): _last(state.writers.get(writer, UNREGISTERED), now_ms) for writer in gone}
+    outcomes = with_changes(state.outcomes, kept)
     return replace(state, writers=with_changes(state.writers, {}, gone), outcomes=outcomes)
 
 

@@ -1,4 +1,4 @@
-"""Transitions of writers: register, heartbeat, expire, and the ways to move a shard's upper."""
+"""Transitions of writers: registration by their first write, and the ways to move a shard's upper."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
 from persist.core.transitions.attribute_updates import with_updates
-from persist.core.transitions.audit_recording import Written, answered, is_alone, is_retired, retired, with_outcome
+from persist.core.transitions.audit_recording import answered, is_alone, is_retired, retired, with_outcome
 from persist.core.transitions.context import RETRY_LATER_S, Context
-from persist.core.transitions.history_control import forgotten, heartbeat_ms, is_fresh, without_lapsed_writers
+from persist.core.transitions.history_control import forgotten, heartbeat_ms, without_lapsed_writers
 from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
 from persist.core.transitions.tombstones import (
@@ -38,42 +38,12 @@ from persist.core.truncation import (
     with_truncation,
 )
 
-LEASE_MS_MAX = 24 * 3600 * 1000
 WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)
 
-
-def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
-    if not 0 < command.lease_ms <= LEASE_MS_MAX:
-        raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {LEASE_MS_MAX}]")
-    known = state.writers.get(command.writer)
-    if known is None and len(state.writers) >= WRITERS_MAX:
-        state = without_lapsed_writers(state, context.lease_now_ms)
-        if len(state.writers) >= WRITERS_MAX:
-            raise Overloaded(
-                f"shard {state.name!r} has {len(state.writers)} writers; expire some",
-                retry_after_s=RETRY_LATER_S,
-            )
-    if known is None and is_retired(state, command.writer, context):
-        raise Expired(
-            f"writer {command.writer} of shard {state.name!r} was retired, or is of before the shard was created; "
-            "open a new writer"
-        )
-    if known is None:
-        entry = WriterState(context.lease_now_ms, command.lease_ms)
-    else:
-        entry = replace(known, heartbeat_ms=heartbeat_ms(known, context), lease_ms=command.lease_ms)
-    return _with_writer(state, command.writer, entry), c.WriterRegistered(state.upper, state.schema_id)
-
-
-def heartbeat(state: State, command: c.HeartbeatWriter, context: Context) -> tuple[State, c.Done]:
-    known = _registered(state, command.writer)
-    if is_fresh(known, lambda earlier: earlier.writers.get(command.writer), context):
-        return state, c.Done()
-    return _with_writer(state, command.writer, replace(known, heartbeat_ms=heartbeat_ms(known, context))), c.Done()
-
-
 def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[State, c.Done]:
-    if command.writer not in state.writers:
+    """An id that is not known is remembered too: a first write of it that comes late must not register it."""
+    is_over = state.tombstone or (state.upper.is_empty and state.since.is_empty)
+    if command.writer not in state.writers and (is_over or is_retired(state, command.writer, context)):
         return state, c.Done()
     return retired(state, (command.writer,), context.lease_now_ms), c.Done()
 
@@ -89,9 +59,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     state = with_updates(state, command.attributes, context)
     result = c.Appended(lower, upper)
     if lower == upper and not command.attributes and not is_alone(command):
-        known = state.writers[command.writer]
-        entry = replace(known, heartbeat_ms=heartbeat_ms(known, context))
-        return _with_writer(state, command.writer, entry), result
+        return _kept(state, command, context), result
     if lower == upper:
         return _recorded(state, command, result, context), result
     return _push(without_undue(state, command.runs), command, result, _named(command.runs), context)
@@ -389,16 +357,17 @@ def update_attributes(state: State, command: c.UpdateAttributes, context: Contex
 
 
 def answered_before(state: State, command: c.Command, context: Context) -> c.Result | None:
-    """The answer to a command that comes again; None: it is new. Raises Expired without the writer.
+    """The answer to a command that comes again; None: it is new. Raises Expired where its writer ended.
 
     Raises TokenReused and OutcomeForgotten for a token that comes alone.
     """
-    if not isinstance(command, Written):
+    if not isinstance(command, c.WriterCommand):
         return None
     if is_alone(command):
         answer = answered(state, command, context)
     else:
-        answer = _answered(_registered(state, command.writer), command.token)
+        _check_registrable(state, command, context)
+        answer = _answered(state.writers.get(command.writer), command.token)
     return c.Done() if answer is not None and isinstance(command, c.UpdateAttributes) else answer
 
 
@@ -411,7 +380,7 @@ def _join_insert(state: State, command: c.Insert, context: Context, time: int) -
 
 
 def _push(
-    state: State, command: Written, result: c.Appended, runs: tuple[Run, ...], context: Context
+    state: State, command: c.WriterCommand, result: c.Appended, runs: tuple[Run, ...], context: Context
 ) -> tuple[State, c.Appended]:
     """The State with a batch of these runs, and of erasures that are pending, from its upper to that of `result`."""
     if len(state.trace.batches) >= context.policy.batches_max and runs:
@@ -446,39 +415,50 @@ def _stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     return tuple(Run(tuple(replace(part, given=None, rows_digest=None) for part in run.parts)) for run in runs)
 
 
-def _recorded(state: State, command: Written, result: c.Appended, context: Context) -> State:
+def _recorded(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:
     """The State that remembers the answer, for when the command comes again."""
     if is_alone(command):
         return with_outcome(state, command, result, context)
-    entry = replace(
-        state.writers[command.writer],
-        heartbeat_ms=context.lease_now_ms,
-        token=command.token,
-        lower=result.lower,
-        upper=result.upper,
-    )
-    return _with_writer(state, command.writer, entry)
+    entry = WriterState(context.lease_now_ms, command.lease_ms, command.token, result.lower, result.upper)
+    return _with_writer(state, command.writer, entry, context)
 
 
-def _with_writer(state: State, writer: WriterId, entry: WriterState) -> State:
+def _kept(state: State, command: c.WriterCommand, context: Context) -> State:
+    """The State in which the writer's lease begins anew, and its last outcome is what it was."""
+    known = state.writers.get(command.writer, WriterState(0, command.lease_ms))
+    entry = replace(known, heartbeat_ms=heartbeat_ms(known, context), lease_ms=command.lease_ms)
+    return _with_writer(state, command.writer, entry, context)
+
+
+def _with_writer(state: State, writer: WriterId, entry: WriterState, context: Context) -> State:
+    """The State with this writer, which may be a new one. Raises Overloaded where there are too many."""
+    if writer not in state.writers and len(state.writers) >= WRITERS_MAX:
+        state = without_lapsed_writers(state, context.lease_now_ms)
+        if len(state.writers) >= WRITERS_MAX:
+            raise Overloaded(
+                f"shard {state.name!r} has {len(state.writers)} writers; close some",
+                retry_after_s=RETRY_LATER_S,
+            )
     return replace(state, writers=with_changes(state.writers, {writer: entry}))
 
 
-def _registered(state: State, writer: WriterId) -> WriterState:
-    known = state.writers.get(writer)
-    if known is None:
+def _check_registrable(state: State, command: c.WriterCommand, context: Context) -> None:
+    """Raises Expired for a writer that is not registered and may have written before, InvalidUsage for its lease."""
+    if not 0 < command.lease_ms <= c.LEASE_MS_MAX:
+        raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {c.LEASE_MS_MAX}]")
+    if command.writer not in state.writers and is_retired(state, command.writer, context):
         raise Expired(
-            f"writer {writer} is not registered with shard {state.name!r}, or its lease lapsed; open a new writer"
+            f"writer {command.writer} of shard {state.name!r} was retired, its lease lapsed, or it is older than the "
+            "shard; open a new writer"
         )
-    return known
 
 
-def _answered(writer: WriterState, token: Token) -> c.Appended | None:
+def _answered(writer: WriterState | None, token: Token) -> c.Appended | None:
     """What the writer's most recent command was answered, if this is that command again.
 
     A writer's tokens ascend, so an older one is a duplicate that was under way for long: its caller has gone on.
     """
-    if writer.token is None or writer.token < token:
+    if writer is None or writer.token is None or writer.token < token:
         return None
     if writer.token == token:
         return c.Appended(writer.lower, writer.upper)

@@ -141,7 +141,7 @@ def test_a_damaged_chunk_is_noticed(indexed: Indexed) -> None:
 def test_a_step_sees_what_was_read_in_the_index(indexed: Indexed) -> None:
     indexed.flush({key_of(70_005): 5})
     writer = WriterId(numbered("w", 1))
-    state, _ = step(indexed.state, c.RegisterWriter(writer, 1_000), Context(0, Policy()))
+    state = indexed.state
     update = AttributeUpdate.accumulate(key_of(70_005), 10)
     command = c.UpdateAttributes(writer, Token(numbered("i", 1)), (update,))
     context = Context(0, Policy(), indexed=indexed.index.indexed(state, [command]))

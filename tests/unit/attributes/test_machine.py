@@ -37,8 +37,6 @@ class World:
         self.machines: list[Machine] = [location.machine(NAME) for location in self.locations]
         self.machines[0].create(initial_state(NAME, SCHEMA, clock.now_ms()))
         self.writers = [WriterId(numbered("w", number)) for number in (1, 2)]
-        for machine, writer in zip(self.machines, self.writers, strict=True):
-            machine.apply(c.RegisterWriter(writer, 3_600_000))
 
     def update(self, process: int, *updates: AttributeUpdate) -> None:
         token = mint(Token, self.locations[process].ids)
@@ -90,8 +88,6 @@ def test_commands_that_wait_together_with_a_flush_see_what_it_moved(world: World
     """Whatever is committed around a flush, a sum that every command adds to loses nothing."""
     machine, ids = world.machines[0], world.locations[0].ids
     writers = [mint(WriterId, ids) for _ in range(8)]
-    for writer in writers:
-        machine.apply(c.RegisterWriter(writer, 3_600_000))
 
     def work(writer: WriterId, number: int) -> None:
         for turn in range(40):
@@ -134,7 +130,6 @@ def test_a_full_state_is_flushed_once_the_store_is_back() -> None:
     location = memory_location(blob=blob, policy=Policy(overlay_flush_at=5))
     machine, writer = location.machine(NAME), WriterId(numbered("w", 1))
     machine.create(initial_state(NAME, SCHEMA, 0))
-    machine.apply(c.RegisterWriter(writer, 3_600_000))
 
     def set_attribute(number: int) -> None:
         updates = (AttributeUpdate.replace(key(number), number),)

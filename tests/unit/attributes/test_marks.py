@@ -86,7 +86,6 @@ def test_when_many_times_were_written_is_told_page_by_page(index: AttributeIndex
 
 def test_marks_are_no_attributes(index: AttributeIndex, shard: Shard) -> None:
     mine = AttributeKey("fe" * 16)
-    shard.one(c.RegisterWriter(WriterId(numbered("w", 1)), 1_000))
     update = AttributeUpdate.replace(mine, 7)
     shard.one(c.UpdateAttributes(WriterId(numbered("w", 1)), Token(numbered("i", 1)), (update,)))
     shard.one(index.flush(shard.state))
@@ -142,7 +141,6 @@ def test_where_no_mark_is_in_the_index_the_first_instant_is_that_of_the_state(in
     """Attributes may be there alone."""
     shard = Shard()
     writer = WriterId(numbered("w", 1))
-    shard.one(c.RegisterWriter(writer, 1_000))
     update = AttributeUpdate.replace(AttributeKey("fe" * 16), 7)
     shard.one(c.UpdateAttributes(writer, Token(numbered("i", 1)), (update,)))
     shard.one(index.flush(shard.state))
@@ -158,7 +156,6 @@ def test_attributes_that_go_to_the_index_before_the_first_mark_does(index: Attri
     """The mark of a new shard lies at instant 0, before which there is nothing to look for."""
     shard = Shard()
     writer = WriterId(numbered("w", 1))
-    shard.one(c.RegisterWriter(writer, 1_000))
     for number, marks in ((1, {}), (2, {0: Antichain(0)}), (3, {})):
         update = AttributeUpdate.replace(AttributeKey("fe" * 16), number)
         shard.one(c.UpdateAttributes(writer, Token(numbered("i", number)), (update,)))

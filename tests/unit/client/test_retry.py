@@ -46,7 +46,7 @@ from tests.support.location import AscendingIds, TestClock, memory_location
 
 WRITE = c.Insert("w" + "0" * 32, "i" + "1" * 32, ())
 READ = c.HeartbeatReader("r" + "0" * 32)
-REGISTRATION = c.RegisterWriter("w" + "0" * 32, 60_000)
+RETIREMENT = c.ExpireWriter("w" + "0" * 32)
 DONE = c.Appended(Antichain(0), Antichain(1))
 RETRY_S = 10.0
 DETAILS: dict[str, dict[str, Any]] = {
@@ -215,7 +215,7 @@ def test_what_a_retry_cannot_mend_is_told_at_once(error: str) -> None:
 )
 def test_a_read_is_never_told_that_it_may_have_happened(answers: str, told: str) -> None:
     assert outcome(answers, READ) == told
-    assert outcome(answers, REGISTRATION) == told  # no row was sent: a registration lapses by itself
+    assert outcome(answers, RETIREMENT) == told  # no row was sent: a registration lapses
 
 
 @pytest.mark.parametrize("kind", sorted(c.ReadCommand.__subclasses__(), key=lambda kind: kind.__name__))

@@ -77,7 +77,6 @@ class Place:
 
     def insert(self) -> c.Insert:
         writer = mint(WriterId, self.location.ids)
-        self.machine.apply(c.RegisterWriter(writer, 60_000))
         return c.Insert(writer, mint(Token, self.location.ids), (Run((self.inline(),)),))
 
     def merging(self, output: Part) -> c.Command:

@@ -45,7 +45,6 @@ def staged(shard: Shard, rows: pa.Table = ROWS) -> Part:
 
 def insert_of(location: Location, *runs: Run) -> c.Insert:
     writer = mint(WriterId, location.ids)
-    location.machine("s").apply(c.RegisterWriter(writer, 60_000))
     return c.Insert(writer, mint(Token, location.ids), runs)
 
 

@@ -186,7 +186,6 @@ def test_what_was_looked_at_for_one_life_of_a_name_is_not_committed_to_the_next_
     new = shard_id_of("s", 1)
     assert all(part.key is None or belongs_to(part.key, new) for run in runs for part in run.parts)
     token, own = mint(Token, location.ids), mint(WriterId, location.ids)
-    location.machine("s").apply(c.RegisterWriter(own, 60_000))
     for shard in (new, None):
         with pytest.raises(InvalidUsage):
             late.machine("s").apply(c.Insert(own, token, runs, shard=shard))

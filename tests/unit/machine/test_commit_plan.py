@@ -27,7 +27,6 @@ Tasks = list[Spill | BatchMerge]
 @pytest.fixture
 def base() -> State:
     shard = Shard(POLICY)
-    shard.one(c.RegisterWriter(WRITER, 60_000))
     return shard.state
 
 

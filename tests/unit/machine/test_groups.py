@@ -32,7 +32,7 @@ from persist.core.transitions import writers
 from persist.core.transitions.context import Context
 from persist.parts import ShardSchema
 from tests.support.location import InlineBackground, TestClock, memory_location
-from tests.support.shard import NAME, SCHEMA
+from tests.support.shard import NAME, SCHEMA, first_write
 
 NEXT_SCHEMA = ShardSchema(pa.schema([("k", pa.string())]), ("k",)).to_record()
 KEY = AttributeKey("ab" * 16)
@@ -140,10 +140,9 @@ def test_a_retired_writer_is_not_registered_again_beside_the_flush() -> None:
     location = opened()
     machine = location.machine(NAME)
     writer = mint(WriterId, location.ids)
-    machine.apply(c.RegisterWriter(writer, 60_000))
     machine.apply(c.UpdateAttributes(writer, mint(Token, location.ids), ()))
     machine.apply(c.ExpireWriter(writer))
-    flush, again = together(machine, flushed(location, machine), c.RegisterWriter(writer, 60_000))
+    flush, again = together(machine, flushed(location, machine), first_write(writer))
     assert flush == c.Flushed(True)
     assert isinstance(again, Expired)
 
@@ -315,7 +314,7 @@ def test_a_damaged_index_of_attributes_fails_only_who_needs_it() -> None:
 def test_a_value_that_nobody_could_read_fails_only_who_brings_it() -> None:
     location = opened()
     machine = location.machine(NAME)
-    wrong = c.RegisterWriter(mint(WriterId, location.ids), 60_000.5)  # type: ignore[arg-type]
+    wrong = c.RegisterReader(mint(ReaderId, location.ids), None, 60_000.5)  # type: ignore[arg-type]
     *before, refused, after = together(machine, *neighbours()[:2], wrong, neighbours()[2])
     assert isinstance(refused, InvalidUsage)
     assert [type(other) for other in (*before, after)] == [c.Appended, c.ReaderRegistered, c.Done]

@@ -23,14 +23,15 @@ from persist.commit.cached_state import LEASE_STEP_MS_MAX
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.blob_keys import is_rollup_key
-from persist.core.errors import InvalidUsage, UpperMismatch
+from persist.core.errors import Expired, InvalidUsage, UpperMismatch
 from persist.core.frontier import Antichain
-from persist.core.ids import WriterId, mint
+from persist.core.ids import Token, WriterId, mint
 from persist.core.state import Policy
 from rpc.concurrency_limits import Work
 from rpc.settings import Limits
 from tests.support.clocks import World
 from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.shard import first_write
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -157,13 +158,34 @@ def test_two_creators_of_one_shard_end_with_one_shard(consensus: Meddling, locat
     assert contents(first) == contents(second) == [1, 2]
 
 
+def test_the_first_write_of_a_handle_is_one_commit(location: Location, shard: Shard) -> None:
+    machine = location.machine("orders")
+    before = machine.refresh().seqno
+    writer = shard.open_writer()
+    writer.insert(rows(1))
+    assert machine.refresh().seqno == before + 1
+    assert list(machine.state().writers) == [writer.writer_id]
+    writer.insert(rows(2))
+    assert machine.refresh().seqno == before + 2
+
+
+def test_a_first_write_that_comes_after_its_writer_was_closed_is_refused(location: Location, shard: Shard) -> None:
+    """The request was held by a proxy, say: its caller was told that the outcome is not known."""
+    machine, writer = location.machine("orders"), shard.open_writer()
+    late = c.Insert(writer.writer_id, mint(Token, location.ids), writer.stage_for_one_commit(rows(1), None))
+    machine.apply(c.ExpireWriter(writer.writer_id))
+    with pytest.raises(Expired):
+        machine.apply(late)
+    assert shard.count() == 0
+
+
 @pytest.mark.parametrize("lease_ms", [True, 60_000.0])
 def test_a_value_of_a_wrong_type_is_refused_before_it_is_in_the_log(
     location: Location, shard: Shard, lease_ms: int
 ) -> None:
     """Nobody could read the shard any more."""
     with pytest.raises(InvalidUsage, match="a value of a wrong type; nothing was written"):
-        location.machine("orders").apply(c.RegisterWriter(mint(WriterId, location.ids), lease_ms))
+        location.machine("orders").apply(first_write(mint(WriterId, location.ids), lease_ms))
     shard.insert(rows(1))
     assert contents(Client(EmbeddedTransport(location, maintain)).shard("orders")) == [1]
 

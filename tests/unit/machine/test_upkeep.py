@@ -28,7 +28,6 @@ def shard_of(batches: int, inline: int | None = 100) -> Shard:
     """A shard with so many batches of one row each, whose newest rollup is that of v1."""
     shard = Shard(POLICY)
     shard.state = replace(shard.state, rollups={SeqNo(1): Rollup("key", 1)})
-    shard.one(c.RegisterWriter(WRITER, 60_000))
     for number in range(1, batches + 1):
         runs = (make_run(make_part(number, inline=inline)),)
         shard.one(c.Insert(WRITER, Token(numbered("i", number)), runs))
@@ -48,7 +47,6 @@ def test_a_rollup_is_asked_for_once_while_it_is_under_way() -> None:
     asked = shard.state
     [duty] = upkeep.due(asked)
     assert duty == Duty("rollup", RollUp(asked))
-    shard.one(c.RegisterWriter(WriterId(numbered("w", 2)), 60_000))
     assert upkeep.due(shard.state) == []
     upkeep.ended(duty)
     assert upkeep.due(shard.state) == [Duty("rollup", RollUp(shard.state))]
@@ -253,7 +251,6 @@ def test_only_batches_that_came_are_looked_at_for_bundles() -> None:
     policy = replace(POLICY, plain_parts_max=2)
     upkeep, shard, looked = Upkeep(policy, merges=False), Shard(policy), []
     shard.state = replace(shard.state, rollups={SeqNo(1): Rollup("key", 1)})
-    shard.one(c.RegisterWriter(WRITER, 60_000))
 
     def to_bundle(batch: HollowBatch, *_: object) -> tuple[Run, ...]:
         looked.append(batch)

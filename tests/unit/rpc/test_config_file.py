@@ -18,7 +18,6 @@ import pytest
 from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.ids import WriterId
 from persist.core.state import Policy
@@ -29,7 +28,7 @@ from rpc.config_file import ENVIRONMENT, FILE, OPTION, Loaded, in_force, load, m
 from rpc.settings import SETTINGS, Limits, ServerSettings, Setting, server_settings
 from tests.support import settings_page
 from tests.support.location import memory_location
-from tests.support.shard import numbered
+from tests.support.shard import first_write, numbered
 
 GOOD = """
 # of a server behind a balancer
@@ -241,7 +240,7 @@ def test_a_server_that_lingers_commits_together_what_comes_meanwhile() -> None:
         async def both() -> None:
             async def later(number: int) -> object:
                 await asyncio.sleep(0.005 * number)
-                return await work.apply(machine, c.RegisterWriter(WriterId(numbered("w", number)), 60_000))
+                return await work.apply(machine, first_write(WriterId(numbered("w", number))))
 
             await asyncio.gather(*(later(number) for number in range(1, 4)))
 
