@@ -79,7 +79,7 @@ def _commands(location: Location, writers: int, readers: int, tokens: int) -> It
         yield c.RegisterReader(mint(ReaderId, location.ids), None, LEASE_MS)
     for number in range(tokens):
         token = token_of_key(f"load {number}")
-        yield c.UpdateAttributes(writer_of(token), token, (), b"d" * 16)
+        yield c.UpdateAttributes(writer_of(token), token, (), digest=b"d" * 16)
 
 
 def measure(lonely: Shard, crowded: Shard) -> None:

@@ -40,6 +40,7 @@ from persist.core.truncation import (
 
 WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)
 
+
 def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[State, c.Done]:
     """An id that is not known is remembered too: a first write of it that comes late must not register it."""
     is_over = state.tombstone or (state.upper.is_empty and state.since.is_empty)

@@ -36,6 +36,7 @@ class World:
         ]
         self.machines: list[Machine] = [location.machine(NAME) for location in self.locations]
         self.machines[0].create(initial_state(NAME, SCHEMA, clock.now_ms()))
+        self.machines[1].refresh()
         self.writers = [WriterId(numbered("w", number)) for number in (1, 2)]
 
     def update(self, process: int, *updates: AttributeUpdate) -> None:

@@ -80,7 +80,7 @@ def together(machine: Machine, *commands: c.Command) -> list[Outcome]:
 
 def adds(token: Token, amount: int = 1, key: AttributeKey = KEY) -> c.UpdateAttributes:
     update = AttributeUpdate.accumulate(key, amount)
-    return c.UpdateAttributes(writer_of(token), token, (update,), bytes([amount]) * 16)
+    return c.UpdateAttributes(writer_of(token), token, (update,), digest=bytes([amount]) * 16)
 
 
 def flushed(location: Location, machine: Machine) -> c.FlushOutcomes:
@@ -304,7 +304,7 @@ def test_a_damaged_index_of_attributes_fails_only_who_needs_it() -> None:
     location.blob.delete([chunk.key])
     location.blob.put(chunk.key, bytes(len(data)))
     replaced = c.UpdateAttributes(
-        writer_of(token_of_key("b")), token_of_key("b"), (AttributeUpdate.replace(KEY, 7),), b"b" * 16
+        writer_of(token_of_key("b")), token_of_key("b"), (AttributeUpdate.replace(KEY, 7),), digest=b"b" * 16
     )
     outcomes = together(restarted(location), adds(token_of_key("c")), *neighbours()[:2], replaced)
     assert isinstance(outcomes[0], Corruption)

@@ -34,7 +34,7 @@ def minted(now_ms: int, number: int) -> Token:
 
 
 def command(token: Token, body: int = 0) -> c.UpdateAttributes:
-    return c.UpdateAttributes(writer_of(token), token, (), bytes([body]) * 16)
+    return c.UpdateAttributes(writer_of(token), token, (), digest=bytes([body]) * 16)
 
 
 class ClockIds(AscendingIds):

@@ -43,7 +43,7 @@ def test_a_young_shard_asks_for_nothing() -> None:
 
 
 def test_a_rollup_is_asked_for_once_while_it_is_under_way() -> None:
-    upkeep, shard = Upkeep(POLICY, merges=False), shard_of(7)
+    upkeep, shard = Upkeep(POLICY, merges=False), shard_of(8)
     asked = shard.state
     [duty] = upkeep.due(asked)
     assert duty == Duty("rollup", RollUp(asked))
