@@ -102,11 +102,8 @@ def test_what_a_look_has_seen_by_itself_is_not_taken_back(house: House) -> None:
 def test_a_stream_went_on_after_its_token_was_no_longer_good(ends: str, tmp_path: Path) -> None:
     reader, of_reader = mint("reader")
     writer, of_writer = mint("writer")
-    expires = datetime.now(UTC) + timedelta(seconds=8)
-    entry = {"id": "reader", "sha256": of_reader, "scopes": ["read"]}
+    entry: dict[str, object] = {"id": "reader", "sha256": of_reader, "scopes": ["read"]}
     entries = [entry, {"id": "writer", "sha256": of_writer, "scopes": ["admin"]}]
-    if ends == "expired":
-        entry["expires"] = expires.isoformat()
     tokens = tmp_path / "tokens.json"
     write_tokens(tokens, entries)
     with Server(tmp_path / "d", "--tokens", str(tokens)) as server, urllib3.PoolManager() as http:
@@ -123,8 +120,9 @@ def test_a_stream_went_on_after_its_token_was_no_longer_good(ends: str, tmp_path
         heard = stream.read1(1 << 16)
         while b'"id":1' not in heard:
             heard += stream.read1(1 << 16)
-        if ends == "taken away":
-            write_tokens(tokens, entries[1:])
+        if ends == "expired":
+            entry["expires"] = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+        write_tokens(tokens, entries if ends == "expired" else entries[1:])
         wait_until(
             lambda: http.request("GET", f"{server.url}/v1/location", headers=header).status == 401, "it is good no more"
         )

@@ -34,6 +34,7 @@ from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.state import Policy
 from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
+from tests.support.shard import first_write
 
 SCHEMA = pa.schema([pa.field("k", pa.int64())])
 VALUE_BYTES = 4_000
@@ -236,6 +237,7 @@ def test_a_long_diff_is_planned_once(log: Consensus, monkeypatch: pytest.MonkeyP
     options = {"settings": LocationSettings(Policy(inline_part_bytes_max=0)), "background": NoBackground()}
     location = Location(blob, log, **options)  # type: ignore[arg-type]
     command = one_command(location, shard_of(location), PARTS if isinstance(log, Small) else ETCD_PARTS)
+    location.machine("orders").apply(first_write(mint(WriterId, location.ids)))  # a first commit writes more blobs
     seqno = location.machine("orders").state().seqno + 1
     for module, name, is_meant in (
         ("machine", "plan_commit", lambda base: True),
