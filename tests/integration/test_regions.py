@@ -362,6 +362,20 @@ def test_what_has_arrived_can_be_read_wherever_replication_is_killed(seed: int) 
     assert regions.read
 
 
+def test_nothing_is_sent_twice_and_what_home_deletes_goes_later(place: Place) -> None:
+    puts = place.copy.puts
+    assert place.replicator.round(whole=True).copied == 0
+    assert place.copy.puts == puts
+    gone = next(stat.key for stat in place.world.blob.list("pub/") if stat.key.endswith(".journal"))
+    place.world.blob.delete([gone])
+    assert place.replicator.round(whole=True).waiting == 1
+    place.world.pass_ms(299_000)
+    assert place.replicator.round(whole=True).deleted == 0
+    place.world.pass_ms(2_000)
+    assert place.replicator.round(whole=True).deleted == 1
+    assert place.copy.stat(gone) is None
+
+
 def test_a_round_between_looks_at_shards_that_have_moved_only(place: Place) -> None:
     place.machine.client.create_shard("idle", SCHEMA, ["id"]).insert([{"id": 1, "v": "x"}])
     place.replicate()
