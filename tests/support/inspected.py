@@ -9,21 +9,24 @@ from pathlib import Path
 
 from tests.compat.sample import HERE, LOCATION
 
-NOW_MS = 1_795_953_600_000  # 2026-11-29T12:00:00Z, a day after it was made
-PART = "s888959849585e19650ada335a3e06ebd/wc0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0/p01a223d7bcb675fe84aef08768a8df75.parquet"
+NOW_MS = 1_795_998_600_000  # 2026-11-30T00:30:00Z, 15 hours after it was made
+SHARD = HERE / "v1" / LOCATION / "blob/s888959849585e19650ada335a3e06ebd"
+PART, ROLLUP = (  # of the shard that has one of all that there is
+    sorted(path.relative_to(SHARD.parent).as_posix() for path in SHARD.glob(pattern))[-1]
+    for pattern in ("wc0*/*.parquet", "v*/*.rollup")
+)
 UNNAMED = PART[:-9] + ("0" if PART[-9] != "0" else "1") + PART[-8:]  # the key of a part that no State names
-ROLLUP = "s888959849585e19650ada335a3e06ebd/v00000000000000000033/r01a223d7cdfc7fe6bc301a09cdc7c253.rollup"
 
 # Each command with what it is asked, by the name of its golden file.
 COMMANDS: dict[str, list[str]] = {
     "state": ["state", "orders"],
     "state-at": ["state", "orders", "--at", "v9"],
-    "state-timestamp": ["state", "orders", "--timestamp", "2026-11-28T20:27:51.000Z"],
+    "state-timestamp": ["state", "orders", "--timestamp", "2026-11-29T09:23:53.000Z"],
     "state-keys": ["state", "eu/copies", "--keys"],
     "log": ["log", "orders"],
     "log-span": ["log", "orders", "--from", "4", "--to", "v6"],
-    "state-changes": ["state", "orders", "--from", "v3", "--at", "v33"],
-    "state-merge": ["state", "tagged", "--from", "8", "--at", "19"],
+    "state-changes": ["state", "orders", "--from", "v2", "--at", "v31"],
+    "state-merge": ["state", "tagged", "--from", "7", "--at", "17"],
     "parts": ["parts", "many"],
     "parts-keys": ["parts", "orders", "--keys"],
     "part": ["part", PART],
