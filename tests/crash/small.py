@@ -20,7 +20,7 @@ HANDLES = HandleSettings(
 )
 TIMEOUT_S = 3.0  # of a request to a server
 MERGES = MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=2_000)
-ENGINE = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 11)
+ENGINE = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 13)
 WORKER = WorkerSettings(policy=MERGES, engine=ENGINE, lease_ms=2_000, idle_ms=500)
 GC = GcSettings(rollup_after=8)
 # Who is silent for longer has lost them.
