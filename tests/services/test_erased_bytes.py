@@ -66,11 +66,13 @@ def shown(data: Path, log: str, secret: str) -> list[str]:
 def test_postgres_keeps_nothing_after_vacuum_full(postgres_server: Postgres, tmp_path: Path) -> None:
     secret, data = marker(), postgres_server.directory / "data"
     url = postgres_server.create_database(f"erased_{secret[:16]}")
-    left = erased(tmp_path, url, secret)
-    assert "VACUUM FULL consensus_log" in left
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CHECKPOINT")
-        assert shown(data, "pg_wal", secret) != [], "so the search finds dead rows"
+        with psycopg.connect(url) as reader:  # while its snapshot is open PostgreSQL prunes no page
+            reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            reader.execute("SELECT 1")
+            assert "VACUUM FULL consensus_log" in erased(tmp_path, url, secret)
+            connection.execute("CHECKPOINT")
+            assert shown(data, "pg_wal", secret) != [], "so the search finds dead rows"
         connection.execute("VACUUM FULL consensus_log")
         connection.execute("CHECKPOINT")
     assert shown(data, "pg_wal", secret) == []

@@ -151,17 +151,23 @@ def test_a_connection_that_is_reset(behind: Blob, direct: Blob, proxy: FaultProx
 
 
 def test_a_download_that_breaks_off_is_begun_anew(behind: Blob, direct: Blob, proxy: FaultProxy) -> None:
-    data = os.urandom(MULTIPART_BYTES + MiB)
+    data = os.urandom(24 * MiB)
     direct.put("large", data)
     done: list[bytes] = []
+    came: list[int] = []
+
+    def count(piece: bytes) -> bytes:
+        came.append(len(piece))
+        return piece
+
+    proxy.rewrite = count
     thread = threading.Thread(target=lambda: done.append(behind.get("large")))
     thread.start()
-    cuts = 0
-    while thread.is_alive() and cuts < 2:
-        thread.join(0.02)
-        proxy.cut()
-        cuts += 1
+    # In the midst of the body: what breaks off before it is boto3's to repeat, which has one attempt here.
+    wait_until(lambda: sum(came) > MiB or not thread.is_alive(), "a part of the body has come")
+    proxy.cut()
     thread.join()
+    proxy.rewrite = None
     assert done == [data]
 
 
@@ -203,7 +209,7 @@ def test_a_failed_upload_leaves_no_parts(s3_server: S3Server, bucket: str, proxy
     store.close()
 
 
-def test_an_upload_that_was_never_ended_is_told_and_can_be_abandoned(direct: Blob) -> None:
+def test_an_upload_that_was_never_ended_is_told_and_can_be_abandoned(direct: Blob, s3_server: S3Server) -> None:
     """As of a process that was killed: its parts lie in the bucket under no key, until a lifecycle rule comes."""
     assert isinstance(direct, S3Blob)
     client, bucket = direct._client, direct._bucket
@@ -217,7 +223,8 @@ def test_an_upload_that_was_never_ended_is_told_and_can_be_abandoned(direct: Blo
     client.list_multipart_uploads = real
     found = list(direct.unfinished("s1/"))
     assert sorted(one.where for one in found) == ["s1/w1/a (upload)", "s1/w1/b (upload)"]
-    assert all(abs(one.begun_ms - time.time() * 1000) < 3_600_000 for one in found)
+    if s3_server.kind != "moto":  # which says the same instant of every upload
+        assert all(abs(one.begun_ms - time.time() * 1000) < 3_600_000 for one in found)
     direct.abandon(found)
     direct.abandon(found)
     assert [one.where for one in direct.unfinished("s")] == ["s2/w1/a (upload)"]
