@@ -25,6 +25,8 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=60)
     options = parser.parse_args()
     first, _, last = options.seeds.partition(":")
+    if options.jobs and (options.mutation or options.faults or options.roles or options.ops):
+        parser.error("--jobs runs whole seeds of the build as it is: leave out --mutation, --faults, --roles and --ops")
     if options.jobs:
         totals = run_batch(range(int(first), int(last)), options.jobs)
         print("\n\n".join([*totals.failures, str(totals)]))
