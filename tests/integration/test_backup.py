@@ -722,7 +722,7 @@ def test_shards_in_every_phase_of_their_life(world: World, machine: Machine, kep
     sweeper = Sweeper(other.location, SweepSettings(age_ms=14 * HOUR_MS))
     for name in other.location.all_names():
         Collector(other.location).run(name)
-        assert sweeper.sweep(name).orphans == 0
+        assert sweeper.sweep(name).orphans == (name == "closed"), "the rows that were refused"
     assert sweeper.sweep_unborn().orphans == 0
     found = verified(other.location, other.location.all_names(with_dropped=False), Depth(deep=True))
     assert [shard.shard for shard in found if not shard.is_sound] == []
