@@ -57,7 +57,7 @@ SPECS_MAX = 64  # merges that one plan names
 LOOKED_AT_MAX = 256  # newest batches
 
 # --- the worker's policy
-GARBAGE_PERCENT, GARBAGE_PERCENT_AT_REST = 200, 120
+WORKER_GARBAGE_PERCENT, GARBAGE_PERCENT_AT_REST = 200, 120
 GARBAGE_GROWTH_AT_REST = 8
 AGED_PERCENT, AGED_PERCENT_AT_REST = 20, 10
 LEFT_BATCHES_MAX = 128  # with more small batches than this the committers do not keep up, or live too briefly to merge
@@ -84,7 +84,7 @@ class MergePolicy:
     @property
     def garbage_percent(self) -> int:
         """Where no history is kept: all rows in percent of those that a merge may leave."""
-        return GARBAGE_PERCENT_AT_REST if self.is_at_rest else GARBAGE_PERCENT
+        return GARBAGE_PERCENT_AT_REST if self.is_at_rest else WORKER_GARBAGE_PERCENT
 
     @property
     def garbage_growth(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import duckdb
 import pandas
@@ -26,6 +27,7 @@ from persist.client.connect import Client
 from persist.client.read_leases import Hold
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings
+from persist.core import merge_plan
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable, Unavailable
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
@@ -93,8 +95,9 @@ def merged(shard: Shard) -> Shard:
 
 def merge(shard: Shard) -> None:
     """All files into one."""
-    eager = WorkerSettings(policy=MergePolicy().at_rest())
-    Worker(shard._transport.inner.location, eager).run(shard.name, idle=False)  # type: ignore[attr-defined]
+    eager = WorkerSettings(policy=MergePolicy(fan_in=2, small_rows=0))
+    with patch.multiple(merge_plan, WORKER_GARBAGE_PERCENT=1, GARBAGE_GROWTH=1_000):
+        Worker(shard._transport.inner.location, eager).run(shard.name, idle=False)  # type: ignore[attr-defined]
 
 
 def with_duckdb(scan: persist.Scan) -> list[Any]:

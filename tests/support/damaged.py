@@ -33,7 +33,7 @@ from tests.support.location import AscendingIds, InlineBackground, TestClock
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = {"rollup_every": 8, "overlay_flush_at": 4, "history_flush_at": 6}
 PLAIN = Policy(inline_part_bytes_max=0, **SMALL)
-BUNDLING = Policy(inline_part_bytes_max=0, plain_parts_max=0, rollup_every=8)
+BUNDLING = Policy(inline_part_bytes_max=0, plain_parts_max=1, rollup_every=8)
 INLINE = Policy(**SMALL)
 WORKER = WorkerSettings(
     policy=MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=1 << 20),
