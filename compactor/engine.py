@@ -144,8 +144,7 @@ class LocalEngine:
         return max(1, min(settings.chunk_bytes, max(fair, settings.part_bytes_target // 8)))
 
     def _merge_in_threads(self, job: MergeJob, ranges: Sequence[KeyRange], keep: Keep) -> Iterator[MergedChunk]:
-        settings = self._settings
-        local = threading.local()
+        threads, local = self._settings.threads, threading.local()
         stop = threading.Event()
 
         def check() -> None:
@@ -154,16 +153,16 @@ class LocalEngine:
 
         def work(key_range: KeyRange) -> MergedChunk:
             if not hasattr(local, "merger"):  # one for each thread: it keeps the footers that it read
-                local.merger = RangeMerger(job, self._blob, self._ids, settings, shares=settings.threads)
+                local.merger = RangeMerger(job, self._blob, self._ids, self._settings, shares=threads)
             found: MergedChunk = local.merger.merged(key_range, check)
             return found
 
-        pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="persist-merge")
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="persist-merge")
         waiting = deque(ranges)
         running: deque[Future[MergedChunk]] = deque()
         try:
             while waiting or running:
-                while waiting and len(running) < 2 * settings.threads:
+                while waiting and len(running) < 2 * threads:
                     running.append(pool.submit(work, waiting.popleft()))
                 future = running.popleft()
                 while not future.done():

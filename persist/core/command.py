@@ -22,7 +22,7 @@ INCLUDED: Mapping[str, frozenset[str]] = {
 
 TIME_MS_MAX = 2**48 - 1  # that the key of a blob can hold
 LEASE_MS = 900_000  # of a writer
-LEASE_MS_MAX = 24 * 3600 * 1000
+LEASE_MS_MAX = 24 * 3600 * 1000  # of a reader, a writer or a claim
 
 
 class Command(Record, frozen=True, kw_only=True, tag=snake):

@@ -68,9 +68,7 @@ class MergePolicy:
     """What is due for a worker."""
 
     fan_in: int = FAN_IN
-    small_rows: int = (
-        16_384  # a stretch of fewer waits for twice the `fan_in`; a batch is not rewritten for its history
-    )
+    small_rows: int = 16_384  # a stretch of fewer waits for more batches; nor is a batch rewritten for its history
     batches_soft: int = 24  # with more batches than this the youngest are merged with one that they outweigh
     inline_flush_bytes: int = 256 * 1024
     left_batches_max: int = 0  # so many of the newest small batches are left to the committer

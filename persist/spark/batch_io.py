@@ -85,9 +85,10 @@ class SnapshotReader(SplitReader):
             raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
     def _splits(self) -> list[SnapshotSplit]:
-        schema = planning.shown(self._target, self._options)[1]
+        options = replace(self._options, as_of=planning.as_of(self._target, self._options))  # resolved once
+        schema = planning.shown(self._target, options)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
-        splits = planning.plan_snapshot(self._target, self._options, columns)
+        splits = planning.plan_snapshot(self._target, options, columns)
         for split in splits[:1]:
             self._check(split, columns)
         return splits

@@ -46,7 +46,7 @@ def leases_by_an_older_state() -> Broken:
 def heartbeats_by_the_lease_clock() -> Broken:
     """A heartbeat changes nothing where the lease clock, which may be far behind, says that the last one is recent."""
 
-    def is_fresh(known: Any, before: Any, context: Any) -> bool:
+    def is_fresh(reader: Any, known: Any, context: Any) -> bool:
         fresh: bool = context.lease_now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY
         return fresh
 

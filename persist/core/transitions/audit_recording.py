@@ -306,7 +306,13 @@ def answered(state: State, command: c.WriterCommand, context: Context) -> c.Appe
 
 def with_outcome(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:
     """The State that remembers what the command was answered. Raises Overloaded when there is no room."""
-    policy = context.policy
+    check_outcome_room(state, context.policy)
+    outcome = TokenOutcome(result.lower, result.upper, command.digest, context.lease_now_ms)
+    return replace(state, outcomes=with_changes(state.outcomes, {key_of(command.token): outcome}))
+
+
+def check_outcome_room(state: State, policy: Policy) -> None:
+    """Raises Overloaded if the State cannot remember one more outcome."""
     kept = len(state.outcomes) + sum(file.count for file in state.outcome_files)
     if len(state.outcomes) >= policy.overlay_max or kept >= OUTCOMES_MAX:
         raise Overloaded(
@@ -314,8 +320,6 @@ def with_outcome(state: State, command: c.WriterCommand, result: c.Appended, con
             "blob; use fewer, or leave them away where a write is not repeated",
             retry_after_s=RETRY_SOON_S,
         )
-    outcome = TokenOutcome(result.lower, result.upper, command.digest, context.lease_now_ms)
-    return replace(state, outcomes=with_changes(state.outcomes, {key_of(command.token): outcome}))
 
 
 def is_retired(state: State, writer: WriterId, context: Context) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from persist.core import commands as c
@@ -10,11 +10,12 @@ from persist.core.clock_index import Mark, lowered, passed_by, sealed_by, with_g
 from persist.core.erasure_progress import erased_from
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain
+from persist.core.ids import ReaderId
 from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import Entries, with_changes
 from persist.core.record import replace
 from persist.core.shard_settings import DROP, ShardSettings
-from persist.core.state import Leased, Policy, State, held_since, is_kept, latest_time
+from persist.core.state import Leased, LeasedReader, Policy, State, held_since, is_kept, latest_time
 from persist.core.transitions.audit_recording import retired, without_outlived
 from persist.core.transitions.context import Context
 
@@ -81,8 +82,14 @@ def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tu
     return expire_lapsed(state, context.lease_now_ms), c.Done()
 
 
-def is_fresh(known: Leased, before: Callable[[State], Leased | None], context: Context) -> bool:
-    """Whether a lease was renewed so lately that a heartbeat changes nothing. `before` finds it in an earlier State.
+def check_lease(what: str, lease_ms: int) -> None:
+    """Raises InvalidUsage if the lease of a reader, a writer or a claim is too short or too long."""
+    if not 0 < lease_ms <= c.LEASE_MS_MAX:
+        raise InvalidUsage(f"{what} lease {lease_ms} ms is outside (0, {c.LEASE_MS_MAX}]")
+
+
+def is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:
+    """Whether the lease of a reader was renewed so lately that a heartbeat changes nothing.
 
     The lease clock cannot tell: it may be far behind the time that has passed. So this committer must have seen that
     the lease was not renewed yet, a short while ago. If it does not know, the heartbeat is committed.
@@ -90,7 +97,9 @@ def is_fresh(known: Leased, before: Callable[[State], Leased | None], context: C
     soon_ms = known.lease_ms // HEARTBEAT_EVERY
     if context.lease_clock_ms is None:
         return context.now_ms - known.heartbeat_ms < soon_ms
-    return any(renewed.age_ms < soon_ms and before(renewed.state) != known for renewed in context.renewed)
+    return any(
+        renewed.age_ms < soon_ms and renewed.state.leased_readers.get(reader) != known for renewed in context.renewed
+    )
 
 
 def heartbeat_ms(known: Leased, context: Context) -> int:

@@ -15,15 +15,12 @@ from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State, kept_below
 from persist.core.transitions.audit_recording import cut
 from persist.core.transitions.context import Context
-from persist.core.transitions.history_control import CLAIM_KEPT_LEASES, expire_lapsed, heartbeat_ms
+from persist.core.transitions.history_control import CLAIM_KEPT_LEASES, check_lease, expire_lapsed, heartbeat_ms
 from persist.core.transitions.part_admission import check_merged, check_replacement
 from persist.core.transitions.tombstones import brings_back, recounted
 from persist.core.truncation import clipped
 
 # Transitions of maintenance: rollups, claims, and the result of a merge. None of them can make a writer fail.
-
-
-CLAIM_LEASE_MS_MAX = 24 * 3600 * 1000
 
 
 def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[State, c.RollupAdded]:
@@ -54,8 +51,7 @@ def remove_rollups(state: State, command: c.RemoveRollups, context: Context) -> 
 
 
 def take_claim(state: State, command: c.TakeClaim, context: Context) -> tuple[State, c.Claimed]:
-    if not 0 < command.lease_ms <= CLAIM_LEASE_MS_MAX:
-        raise InvalidUsage(f"claim lease {command.lease_ms} ms is outside (0, {CLAIM_LEASE_MS_MAX}]")
+    check_lease("claim", command.lease_ms)
     held = state.claims.get(command.key)
     if held is not None and held.owner != command.owner and not held.lapsed(context.lease_now_ms):
         return state, c.Claimed(False, held.owner)

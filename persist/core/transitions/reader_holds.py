@@ -12,9 +12,14 @@ from persist.core.phases import only_drop
 from persist.core.record import replace
 from persist.core.state import ROLLUP_LEAST, CriticalReader, LeasedReader, State, held_since, is_kept
 from persist.core.transitions.context import RETRY_LATER_S, Context
-from persist.core.transitions.history_control import heartbeat_ms, is_fresh, named, without_lapsed_readers
+from persist.core.transitions.history_control import (
+    check_lease,
+    heartbeat_ms,
+    is_fresh,
+    named,
+    without_lapsed_readers,
+)
 
-LEASE_MS_MAX = 24 * 3600 * 1000
 PURPOSE_CHARS_MAX = 256
 OPAQUE_CHARS_MAX = 256
 READERS_MAX = 10_000  # with leases: each is in the State, which every commit works on
@@ -74,7 +79,7 @@ def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tup
     known = _registered(state, command.reader)
     if command.seqno is not None and known.seqno > command.seqno:
         raise _gone(state, command.reader)
-    if _is_fresh(command.reader, known, context):
+    if is_fresh(command.reader, known, context):
         return state, c.Done()
     return _with_reader(state, command.reader, replace(known, heartbeat_ms=heartbeat_ms(known, context))), c.Done()
 
@@ -98,7 +103,7 @@ def move_hold(
         )
     seqno = max(known.seqno, min(command.seqno, state.seqno))
     held = since == known.since and seqno - known.seqno < min(context.policy.rollup_every, ROLLUP_LEAST)
-    if held and _is_fresh(command.reader, known, context):
+    if held and is_fresh(command.reader, known, context):
         return state, c.SinceDowngraded(since, state.since)
     moved = replace(known, since=since, seqno=seqno, heartbeat_ms=heartbeat_ms(known, context))
     return _with_reader(state, command.reader, moved), c.SinceDowngraded(since, state.since)
@@ -183,14 +188,9 @@ def _with_since_recomputed(state: State, context: Context) -> State:
     return replace(live, since=since)
 
 
-def _is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:
-    return is_fresh(known, lambda earlier: earlier.leased_readers.get(reader), context)
-
-
 def _with_room(state: State, command: c.RegisterReader | c.HoldPoint, context: Context) -> State:
     """The State, without readers whose leases lapsed if there are too many. Raises Overloaded, InvalidUsage."""
-    if not 0 < command.lease_ms <= LEASE_MS_MAX:
-        raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {LEASE_MS_MAX}]")
+    check_lease("reader", command.lease_ms)
     if len(state.leased_readers) >= READERS_MAX:
         state = without_lapsed_readers(state, context.lease_now_ms)
         if len(state.leased_readers) >= READERS_MAX:

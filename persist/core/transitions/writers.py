@@ -15,9 +15,16 @@ from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
 from persist.core.transitions.attribute_updates import with_updates
-from persist.core.transitions.audit_recording import answered, is_alone, is_retired, retired, with_outcome
+from persist.core.transitions.audit_recording import (
+    answered,
+    check_outcome_room,
+    is_alone,
+    is_retired,
+    retired,
+    with_outcome,
+)
 from persist.core.transitions.context import RETRY_LATER_S, Context
-from persist.core.transitions.history_control import forgotten, heartbeat_ms, without_lapsed_writers
+from persist.core.transitions.history_control import check_lease, forgotten, heartbeat_ms, without_lapsed_writers
 from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
 from persist.core.transitions.tombstones import (
@@ -43,9 +50,10 @@ WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)
 
 def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[State, c.Done]:
     """An id that is not known is remembered too: a first write of it that comes late must not register it."""
-    is_over = state.tombstone or (state.upper.is_empty and state.since.is_empty)
-    if command.writer not in state.writers and (is_over or is_retired(state, command.writer, context)):
-        return state, c.Done()
+    if command.writer not in state.writers:
+        if state.is_closed or is_retired(state, command.writer, context):
+            return state, c.Done()
+        check_outcome_room(state, context.policy)
     return retired(state, (command.writer,), context.lease_now_ms), c.Done()
 
 
@@ -445,8 +453,7 @@ def _with_writer(state: State, writer: WriterId, entry: WriterState, context: Co
 
 def _check_registrable(state: State, command: c.WriterCommand, context: Context) -> None:
     """Raises Expired for a writer that is not registered and may have written before, InvalidUsage for its lease."""
-    if not 0 < command.lease_ms <= c.LEASE_MS_MAX:
-        raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {c.LEASE_MS_MAX}]")
+    check_lease("writer", command.lease_ms)
     if command.writer not in state.writers and is_retired(state, command.writer, context):
         raise Expired(
             f"writer {command.writer} of shard {state.name!r} was retired, its lease lapsed, or it is older than the "
