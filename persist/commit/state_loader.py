@@ -161,7 +161,11 @@ class Versions:
             if tail is not None and tail.seqno >= newest.seqno:
                 self._check_log(name, tail.shard_id, tail.seqno)
                 return tail
-        raise Corruption(f"the rollup that the newest state diff of shard {name!r} names stays missing")
+        raise Corruption(
+            f"the rollup that the newest state diff of shard {name!r} names stays missing. Restore both stores from "
+            "one backup, or go on with what the blob store tells, by `persist backup recover` and an empty consensus "
+            "store"
+        )
 
     def catch_up(self, state: State) -> State:
         """The current State, from an earlier one. HistoryLost: the log is not the one that led to that State."""

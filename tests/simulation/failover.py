@@ -71,10 +71,17 @@ class Log(MemoryConsensus):
         return won
 
     def lose(self, key: str, entries: int) -> None:
-        """Lose so many of the newest entries, but never all that are live."""
+        """Lose so many of the newest entries, but none on which a collection relied.
+
+        That is the one that names the rollup at which the log begins: the rollups before it may be gone. Where it is
+        lost, whoever starts is told that a rollup is missing.
+        """
         with self._lock:
-            for _ in range(min(entries, len(self._logs[key]) - 1)):
+            for _ in range(entries):
                 seqno = self._heads[key]
+                first = min(self._logs[key])
+                if seqno == first or decode_diff(self._logs[key][seqno - 1]).rollup_seqno < first:
+                    return
                 del self._logs[key][seqno]
                 self._heads[key] -= 1
                 self.lost.update(self.landed[key].pop(seqno, ()))

@@ -159,13 +159,6 @@ def test_a_broken_build_is_caught(mutation: str) -> None:
     assert seed is not None, f"{mutation} survives"
 
 
-def test_a_clone_over_a_dropped_name_may_merge_in_its_first_commit() -> None:
-    """It was refused as if it named something of the shard that was dropped."""
-    outcome = run_plan(Plan.of(20_607))
-    assert outcome.violation is None
-    assert outcome.paths["clone after a drop"]
-
-
 def test_every_broken_build_has_a_seed_to_begin_with() -> None:
     assert MUTATIONS.keys() - RARE <= remembered().keys() <= MUTATIONS.keys()
 
