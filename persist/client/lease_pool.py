@@ -1,14 +1,13 @@
-"""Leases that small reads of one process share, so that reads cost the shard no commits of their own.
+"""Holds that the reads of one process share, so that a read costs the shard no commit.
 
-A lease takes two commits, and each State carries all that are held. Where reads of a shard come often, those that a
-shared lease covers use it: reads as of its time or later, planned from its State or a later one. It takes new readers
-for a short while only, so that history and blobs are held hardly longer than by leases of their own
-(docs/design/0024-shared-leases.md).
+A process that reads a shard keeps a leased reader there for each purpose. It holds the earliest time that is read or
+was read a moment ago, and later times with it. Times that the shard keeps alone, such as those of tags, have leased
+readers of their own. A read joins one where a view of the shard shows that it is there and covers the read, so nothing
+is written for it; a reader that nobody has used for a while is given back (docs/design/0024-shared-leases.md).
 """
 
 from __future__ import annotations
 
-import atexit
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -16,24 +15,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.util import Finalize
 from typing import Protocol
 
 from persist.client import deadlines
 from persist.client.deadlines import Deadline
 from persist.commit.system import Clock, OwnProcess
 from persist.core.errors import Expired
+from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId
 
-BUSY_READS = 8  # so many leases of its own each kind of read has in BUSY_S seconds; what comes on top is shared
-BUSY_S = 10.0
-TAKES_S = 10.0  # a shared lease takes new readers for so long
-PLANS_S = 60.0  # the same, of plans, which nobody gives back: it lapses when nobody reads them any more
-PARTS_OF_LEASE = 15  # but never longer than such a part of the lease, of which so much may have passed for a new reader
-KEPT_S = 2.0  # it is given back so long after its last reader, if nobody comes
-KINDS_MAX = 1_000  # kinds of reads of which it is known how often they come
-OPEN_MAX = 4  # shared leases of one kind that take readers at once: for reads as of several times
+KEPT_S = 60.0  # a shared lease is given back so long after its last read
+PARTS_OF_LEASE = 4  # it moves forward, or is renewed, once in such a part of the lease, and is kept for no longer
+PERIODS = 6  # into which the time that it is kept is divided, to forget the times that were read before
+PLANS_S = 60.0  # a lease of plans takes more of them for so long, or a fifteenth of itself: nobody gives it back
+PLAN_PARTS_OF_LEASE = 15
+POINTS_MAX = 8  # leases of one kind that hold a single time
+KINDS_MAX = 1_000  # kinds of reads that share at the same time
 OPENING_S = 1.0  # how long a read waits while another one takes the lease; then it takes one of its own
-TRIES = 3  # how often a shared lease may turn out to have lapsed; then a read takes one of its own
+LOOK_S = 5.0  # how often the leases are looked at, at least
 EXIT_S = 1.0  # how long the end of the process may take to give leases back
 
 
@@ -43,7 +43,13 @@ class Lease(Protocol):
     reader: ReaderId
     seqno: SeqNo
 
+    def keep(self) -> None: ...
+
+    def renew(self) -> None: ...
+
     def check(self) -> None: ...
+
+    def move_alone(self, since: Antichain, seqno: SeqNo) -> None: ...
 
     def close(self) -> None: ...
 
@@ -59,27 +65,55 @@ class Kind:
     is_plan: bool = False  # what is read elsewhere: nobody tells when it ends
 
     @property
+    def moves_s(self) -> float:
+        return self.lease_ms / 1000 / PARTS_OF_LEASE
+
+    @property
+    def kept_s(self) -> float:
+        return min(KEPT_S, self.moves_s)
+
+    @property
     def takes_s(self) -> float:
-        return min(PLANS_S if self.is_plan else TAKES_S, self.lease_ms / 1000 / PARTS_OF_LEASE)
+        return min(PLANS_S, self.lease_ms / 1000 / PLAN_PARTS_OF_LEASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A single time that is read: that of a tag, or one that something keeps."""
+
+    time: int
+    tag: str = ""
 
 
 @dataclass(eq=False)
 class Shared:
-    """A lease that several use: it holds `since` and later times, and States from its own on."""
+    """A lease that several reads use. It holds `since` and later times, or its `point` alone, from `lease.seqno` on."""
 
     lease: Lease
     since: int
+    point: Point | None
     opened_s: float
-    users: int = 0
-    idle_s: float = 0.0  # since when nobody uses it, where nobody does
+    moved_s: float
+    idle_s: float  # when the last read of it began or ended
+    seen: SeqNo  # a State of which a read was planned
+    uses: set[Use] = field(default_factory=set)
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PERIODS + 1))  # period, earliest time
     is_left: bool = False  # to those who use it: it takes no more, and the last of them closes it
 
 
 @dataclass(eq=False)
-class _Known:
-    """What is known of one kind of read."""
+class Use:
+    """One read by a shared lease: of a time, planned from the State `seqno`."""
 
-    came_s: deque[float] = field(default_factory=lambda: deque(maxlen=BUSY_READS))
+    shared: Shared
+    as_of: int
+    seqno: SeqNo
+
+
+@dataclass(eq=False)
+class _Known:
+    """The leases of one kind that take readers."""
+
     shared: list[Shared] = field(default_factory=list)
     opening: threading.Lock = field(default_factory=threading.Lock)
 
@@ -94,71 +128,125 @@ class LeasePool:
         self._known: OrderedDict[Kind, _Known] = OrderedDict()
         self._tends = False
         self._closed = False
-        self._at_exit = partial(_close_at_exit, weakref.ref(self))
-        atexit.register(self._at_exit)
+        # Not by `atexit`: that is not run at the end of processes which `multiprocessing` has started.
+        self._at_exit = Finalize(self, _close_at_exit, (weakref.ref(self),), exitpriority=0)
 
-    def is_busy(self, kind: Kind) -> bool:
-        """Count a read. Whether reads of its kind come so often that they are to share; plans always are."""
-        if self._process.is_left or self._closed:
-            return False
-        now = self._clock.monotonic()
-        with self._changed:
-            came = self._of(kind).came_s
-            is_busy = kind.is_plan or (len(came) == BUSY_READS and now - came[0] < BUSY_S)
-            came.append(now)
-            return is_busy
+    def take(self, kind: Kind, as_of: int | str | None) -> Use | None:
+        """A use of the lease that is to cover this time, this tag, or the latest time (None); None: there is none.
 
-    def take(self, kind: Kind, as_of: int, open_lease: Callable[[], Lease]) -> Shared | None:
-        """A lease that covers `as_of`, with one user more; None: let the read take one of its own.
-
-        Raises what `open_lease` does, which takes a new one at `as_of`.
+        It holds whatever the lease does, until `joined` says what is read.
         """
+        if self._process.is_left:
+            return None
         with self._changed:
-            known = self._of(kind)
-        for _ in range(TRIES):
-            found = self._covering(kind, known, as_of)
+            known = self._known.get(kind)
+            found = next((one for one in known.shared if self._fits(kind, one, as_of)), None) if known else None
             if found is None:
-                return self._opened(kind, known, as_of, open_lease)
-            try:
-                found.lease.check()
-                return found
-            except Expired:  # this machine was suspended
-                self._forget(known, found)
-            except BaseException:
-                self.give_back(found)
-                raise
-        return None
+                return None
+            use = Use(found, found.since, found.lease.seqno)
+            found.uses.add(use)
+            return use
 
-    def give_back(self, shared: Shared) -> None:
-        """One user less. The last one leaves it to the next, for a moment."""
+    def joined(self, kind: Kind, use: Use, as_of: int, seqno: SeqNo) -> None:
+        """What the read has come to: this time, planned from this State."""
+        with self._changed:
+            use.as_of, use.seqno = as_of, seqno
+            self._read(kind, use)
+
+    def open(
+        self, kind: Kind, as_of: int, point: Point | None, instead: Shared | None, opened: Callable[[], Lease]
+    ) -> Use | None:
+        """A use of a new lease, which `opened` takes; `instead` was there and did not cover the time.
+
+        None: another read is taking one at this moment, or has taken one, or there are too many. Raises what `opened`
+        does.
+        """
+        if self._process.is_left or self._closed:
+            return None
+        with self._changed:
+            opening = self._of(kind).opening
+        if not opening.acquire(timeout=deadlines.at_most(OPENING_S)):
+            return None
+        try:
+            with self._changed:
+                there = [one for one in self._of(kind).shared if one is not instead]
+                if any(self._fits(kind, one, point.tag if point and point.tag else as_of) for one in there):
+                    return None
+                if point is not None and sum(one.point is not None for one in there) >= POINTS_MAX:
+                    return None
+            now = self._clock.monotonic()
+            lease = opened()
+            made = Shared(lease, as_of, point, now, now, now, lease.seqno)
+            use = Use(made, as_of, lease.seqno)
+            made.uses.add(use)
+            with self._changed:
+                made.is_left = self._closed
+                if not self._closed:
+                    self._of(kind).shared.append(made)
+                    self._read(kind, use)
+                    self._changed.notify_all()
+                    self._begin_to_tend()
+        finally:
+            opening.release()
+        self._end(  # what the new one covers, the others need not
+            lambda other, one: (
+                other == kind and one is not made and (one is instead or (one.point, point) == (None, None))
+            )
+        )
+        return use
+
+    def forget(self, use: Use) -> None:
+        """The lease of this use is gone: it takes no more readers, and is not given back."""
+        with self._changed:
+            for known in self._known.values():
+                known.shared = [one for one in known.shared if one is not use.shared]
+
+    def give_back(self, use: Use) -> None:
+        """The read is over. The lease stays for the next one, for a while."""
         if self._process.is_left:
             return
+        shared = use.shared
         with self._changed:
-            shared.users -= 1
+            shared.uses.discard(use)
             shared.idle_s = self._clock.monotonic()
-            self._changed.notify_all()
-            ended = shared.is_left and not shared.users
+            ended = shared.is_left and not shared.uses
         if ended:
             shared.lease.close()
 
     def let_go(self, name: str) -> None:
         """Give back what nobody uses of this shard now: something is asked that waits for holds."""
         if not self._process.is_left:
-            self._end(lambda kind, shared: kind.name == name and not shared.users)
+            self._end(lambda kind, shared: kind.name == name and not shared.uses)
 
-    def tend(self) -> float | None:
-        """Give back what nobody has used for a while. In how many seconds to look again; None: nothing is shared."""
+    def tend(self) -> bool:
+        """Give back what nobody has used for a while, and move on or renew the others. Whether any lease is left."""
         now = self._clock.monotonic()
-        self._end(lambda kind, shared: now >= self._due_s(kind, shared))
+        self._end(lambda kind, shared: now >= _ends_s(kind, shared))
         with self._changed:
-            due = [self._due_s(kind, shared) for kind, known in self._known.items() for shared in known.shared]
-            return max(0.0, min(due) - now) if due else None
+            due = [
+                (kind, shared, self._moved(kind, shared, now))
+                for kind, known in self._known.items()
+                for shared in known.shared
+                if not kind.is_plan and now >= shared.moved_s + kind.moves_s
+            ]
+        for _, shared, (since, seqno) in due:
+            try:
+                if shared.point is not None:
+                    shared.lease.renew()
+                else:
+                    shared.lease.move_alone(Antichain(since), seqno)
+            except Expired:  # this process was suspended; who uses it is told at the next renewal
+                self.forget(Use(shared, since, seqno))
+            except Exception:
+                pass
+        with self._changed:
+            return any(known.shared for known in self._known.values())
 
     def close(self) -> None:
         """Give back what nobody uses. What somebody still uses is given back when they are done. Raises nothing."""
         if self._process.is_left:
             return
-        atexit.unregister(self._at_exit)
+        self._at_exit.cancel()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -175,49 +263,31 @@ class LeasePool:
         self._known.move_to_end(kind)
         return known
 
-    def _opened(self, kind: Kind, known: _Known, as_of: int, open_lease: Callable[[], Lease]) -> Shared | None:
-        """A new one, or one that another read has opened meanwhile."""
-        if not known.opening.acquire(timeout=deadlines.at_most(OPENING_S)):
-            return None
-        try:
-            found = self._covering(kind, known, as_of)
-            if found is not None:
-                return found
-            with self._changed:
-                if sum(self._takes(kind, shared) for shared in known.shared) >= OPEN_MAX:
-                    return None
-            opened_s = self._clock.monotonic()
-            made = Shared(open_lease(), as_of, opened_s, users=1)
-            with self._changed:
-                made.is_left = self._closed
-                if not self._closed:
-                    self._of(kind).shared.append(made)
-                    self._changed.notify_all()
-                    self._begin_to_tend()
-            return made
-        finally:
-            known.opening.release()
+    def _fits(self, kind: Kind, shared: Shared, as_of: int | str | None) -> bool:
+        if kind.is_plan and self._clock.monotonic() - shared.opened_s >= kind.takes_s:
+            return False
+        if shared.point is not None:
+            return as_of == shared.point.tag if isinstance(as_of, str) else as_of == shared.point.time
+        return as_of is None or (isinstance(as_of, int) and shared.since <= as_of)
 
-    def _covering(self, kind: Kind, known: _Known, as_of: int) -> Shared | None:
-        """The latest that covers the time, with one user more."""
-        with self._changed:
-            fit = [one for one in known.shared if one.since <= as_of and self._takes(kind, one)]
-            found = max(fit, key=lambda one: one.since, default=None)
-            if found is not None:
-                found.users += 1
-            return found
+    def _read(self, kind: Kind, use: Use) -> None:
+        """Remember which time was read, for as long as leases are kept."""
+        shared, now = use.shared, self._clock.monotonic()
+        shared.idle_s, shared.seen = now, max(shared.seen, use.seqno)
+        period = int(now * PERIODS / kind.kept_s)
+        if shared.recent and shared.recent[-1][0] == period:
+            period, earliest = shared.recent.pop()
+            shared.recent.append((period, min(earliest, use.as_of)))
+        else:
+            shared.recent.append((period, use.as_of))
 
-    def _forget(self, known: _Known, shared: Shared) -> None:
-        with self._changed, suppress(ValueError):
-            known.shared.remove(shared)
-
-    def _takes(self, kind: Kind, shared: Shared) -> bool:
-        return self._clock.monotonic() - shared.opened_s < kind.takes_s
-
-    def _due_s(self, kind: Kind, shared: Shared) -> float:
-        """When to give it back, or to leave it to those who use it, as it takes no more readers then."""
-        full_s = shared.opened_s + kind.takes_s
-        return full_s if shared.users else min(shared.idle_s + KEPT_S, max(full_s, shared.idle_s))
+    def _moved(self, kind: Kind, shared: Shared, now: float) -> tuple[int, SeqNo]:
+        """Where a lease moves to: what is read, or was read a moment ago, stays held. No read joins before it."""
+        shared.moved_s = now
+        begin = int(now * PERIODS / kind.kept_s) - PERIODS
+        wanted = [use.as_of for use in shared.uses] + [time for period, time in shared.recent if period >= begin]
+        shared.since = max(shared.since, min(wanted, default=shared.since))
+        return shared.since, min((use.seqno for use in shared.uses), default=shared.seen)
 
     def _end(self, is_due: Callable[[Kind, Shared], bool]) -> None:
         ended = []
@@ -227,30 +297,39 @@ class LeasePool:
                 known.shared = [shared for shared in known.shared if shared not in due]
                 for shared in due:
                     shared.is_left = True
-                ended += [shared for shared in due if not shared.users]  # of a plan nobody tells: it lapses
+                ended += [shared for shared in due if not shared.uses]  # of a plan nobody tells: it lapses
         for shared in ended:
             shared.lease.close()
 
     def _begin_to_tend(self) -> None:
         if not self._tends:
             self._tends = True
-            threading.Thread(target=self._tend_all, name="persist-leases", daemon=True).start()
-
-    def _tend_all(self) -> None:
-        """Runs for as long as anything is shared."""
-        while True:
-            wait_s = None
-            with suppress(Exception):  # the stores were closed meanwhile: the leases lapse
-                wait_s = self.tend()
-            with self._changed:
-                if not any(known.shared for known in self._known.values()):
-                    self._tends = False
-                    return
-                self._changed.wait(KEPT_S if wait_s is None else wait_s)
+            threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
 
 
-def _close_at_exit(pool: weakref.ref[LeasePool]) -> None:
-    found = pool()
-    if found is not None:
-        with suppress(Exception), deadlines.within(Deadline(EXIT_S, found._clock)):
-            found.close()
+def _ends_s(kind: Kind, shared: Shared) -> float:
+    """When it takes no more readers: it is given back then, or left to those who use it."""
+    if kind.is_plan:
+        return shared.opened_s + kind.takes_s
+    return float("inf") if shared.uses else shared.idle_s + kind.kept_s
+
+
+def _tend_all(found: weakref.ref[LeasePool]) -> None:
+    """Runs for as long as anything is shared."""
+    while (pool := found()) is not None:
+        tends = True
+        with suppress(Exception):  # the stores were closed meanwhile: the leases lapse
+            tends = pool.tend()
+        with pool._changed:
+            if not tends and not any(known.shared for known in pool._known.values()):
+                pool._tends = False
+                return
+            pool._changed.wait(LOOK_S)
+        del pool
+
+
+def _close_at_exit(found: weakref.ref[LeasePool]) -> None:
+    pool = found()
+    if pool is not None:
+        with suppress(Exception), deadlines.within(Deadline(EXIT_S, pool._clock)):
+            pool.close()

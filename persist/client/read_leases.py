@@ -258,7 +258,8 @@ class Hold:
     def __init__(self, lease: RenewedLease, lease_ms: int | None = None) -> None:
         self.lease = lease
         self._ended = threading.Event()
-        self._finish = weakref.finalize(self, _let_go, lease, self._ended, OwnProcess("a hold"))
+        self._process = OwnProcess("a hold")
+        self._finish = weakref.finalize(self, _let_go, lease, self._ended, self._process)
         if lease_ms is not None:
             pause_s = lease_ms / 1000 / (2 * LEASE_RENEWED_AFTER)
             # Neither the thread nor what runs at the end may refer to this object: it would never end.
@@ -269,6 +270,11 @@ class Hold:
     @property
     def is_closed(self) -> bool:
         return self._ended.is_set()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether this is a fork of the process that took it."""
+        return self._process.is_left
 
     def keep(self) -> None:
         """Renew the lease if a part of it has passed. Raises Expired: it is gone."""

@@ -108,8 +108,7 @@ class SnapshotSplit:
         """
         if self.shard_id is not None:
             transport = OneShard(transport, self.shard_id)
-        lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
-        lease.renew()
+        lease = self._renewed(transport)
         settings = self.settings
         if self.limit is not None:
             batch_rows = min(self.limit, batch_rows or FEW_BATCH_ROWS) or 1
@@ -119,6 +118,21 @@ class SnapshotSplit:
         _, reader = part_reader(transport, self, settings, wanted.keeps)
         pieces = kept(replace(self, columns=wanted.read)._pieces(reader, batch_rows), lease)
         yield from limited(filter(len, map(wanted.apply, pieces)), self.limit)
+
+    def _renewed(self, transport: Transport) -> ReadLease:
+        """The lease of the snapshot, which this process holds, or, elsewhere, what it has by its id. Raises Expired."""
+        hold = self._hold
+        if hold is not None and not hold.is_left and isinstance(hold.lease, ReadLease):
+            if hold.is_closed:
+                raise Expired(
+                    f"the hold on shard {self.shard!r} as of {self.as_of} is gone: its snapshot was closed, or read to "
+                    "its end; take the snapshot again"
+                )
+            hold.keep()
+            return hold.lease
+        lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
+        lease.renew()
+        return lease
 
     def _pieces(self, reader: PartReader, batch_rows: int | None) -> Iterator[pa.Table]:
         key_range, columns = self.key_range, self.columns
@@ -281,7 +295,7 @@ def holding(
     if as_of is None:
         as_of, lease = _lease_latest(transport, name, purpose, settings)
     elif isinstance(as_of, Tagged):
-        lease = _lease_point(transport, name, as_of, purpose, settings)
+        lease = lease_point(transport, name, as_of, purpose, settings)
         as_of = lease.since.element or 0
     else:
         checked_time("as_of", as_of, BEFORE_ALL)
@@ -292,7 +306,7 @@ def holding(
     try:
         view = wait_for_upper(transport, name, as_of, lease, wait_s)
         if lease.is_point and not lease.is_held:  # what keeps the time may have gone before the view was read
-            _lease_point(transport, name, as_of, purpose, settings)
+            lease_point(transport, name, as_of, purpose, settings)
         yield Held(transport, as_of, view, lease, settings)
     except BaseException:
         lease.close()
@@ -312,11 +326,22 @@ def _lease_latest(transport: Transport, name: str, purpose: str, settings: ReadS
                 raise
 
 
-def _lease_point(transport: Transport, name: str, at: Tagged | int, purpose: str, settings: ReadSettings) -> ReadLease:
-    """A hold on one time alone, that of a tag or `at` itself: since does not wait for it. Raises NotReadable."""
-    reader = mint(ReaderId, transport.ids)
+def lease_point(
+    transport: Transport,
+    name: str,
+    at: Tagged | int,
+    purpose: str,
+    settings: ReadSettings,
+    *,
+    must_hold: bool = False,
+) -> ReadLease:
+    """A hold on one time alone, that of a tag or `at` itself: since does not wait for it. Raises NotReadable.
+
+    `must_hold` as in `ReadLease.open`.
+    """
     tag, time = (at.name, 0) if isinstance(at, Tagged) else ("", at)
-    return taken(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings, must_hold=False)
+    command = c.HoldPoint(mint(ReaderId, transport.ids), settings.lease_ms, purpose, tag, time)
+    return taken(transport, name, command, settings, must_hold=must_hold)
 
 
 def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, settings: ReadSettings) -> ReadLease:
@@ -325,7 +350,7 @@ def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, setting
         return ReadLease.open(transport, name, Antichain(as_of), purpose, settings, must_hold=False)
     except NotReadable as error:
         try:
-            return _lease_point(transport, name, as_of, purpose, settings)
+            return lease_point(transport, name, as_of, purpose, settings)
         except (NotReadable, InvalidUsage, UpgradeNeeded):  # nothing keeps it, or tags are not known there
             raise error from None
 

@@ -260,6 +260,11 @@ class OneShard(ForwardingTransport):
             leases.let_go(name)
         return super().apply(name, replace(command, shard=self.shard), caller)
 
+    def maintain(self, name: str, verb: str) -> dict[str, Any]:
+        if (leases := self.leases) is not None:
+            leases.let_go(name)
+        return super().maintain(name, verb)
+
     def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         found = super().history(name, before, limit, maintenance)
         if found.shard != self.shard:

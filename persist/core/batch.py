@@ -291,6 +291,11 @@ class Batches(Sequence[HollowBatch]):
     def _all_blocks(self) -> tuple[_Block, ...]:
         return (*self._blocks, self._newest)
 
+    def is_start_of(self, other: Batches) -> bool:
+        """Whether the other one is this one with more batches at its end, as it nearly always is. False: unknown."""
+        held = len(self._newest)
+        return self._blocks is other._blocks and other._newest[:held] == self._newest  # by identity, in C
+
     def with_more(self, batch: HollowBatch) -> Batches:
         """The sequence with one more batch at its end."""
         if len(self._newest) < BLOCK_MAX:
@@ -399,7 +404,7 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         if type(self.batches) is not Batches:
             force_setattr(self, "batches", batches_of(self.batches))
 
-    @property
+    @cached_property
     def upper(self) -> Antichain:
         return self.batches[-1].desc.upper if self.batches else MINIMUM
 
@@ -508,10 +513,15 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         before, after = self.batches, later.batches
         if before is after:
             return None
+        assert isinstance(before, Batches)
+        assert isinstance(after, Batches)
+        if before.is_start_of(after) and len(before) < len(after):
+            return len(before), 0, after[len(before) :]
         first = common_start(before, after)
         if first == len(before) == len(after):
             return None
-        tail = common_end(before, after, min(len(before), len(after)) - first)
+        most = min(len(before), len(after)) - first
+        tail = common_end(before, after, most) if most else 0
         return first, len(before) - first - tail, tuple(after[first : len(after) - tail])
 
 

@@ -121,7 +121,7 @@ def claimed(state: State, now_ms: int | None = None) -> frozenset[str]:
 
 
 def _is_taken(batch: HollowBatch, taken: Set[str]) -> bool:
-    return bool(taken) and any(part.id in taken for part in batch.parts())
+    return any(part.id in taken for part in batch.parts())
 
 
 def _with_rows(batches: Sequence[HollowBatch]) -> int:
@@ -132,10 +132,15 @@ def _passed(batches: Sequence[HollowBatch], since: Antichain) -> int:
     """How many batches, from the first on, since has wholly passed: all their rows may be brought to one time."""
     if since.element is None:
         return 0
-    end = bisect_right(batches, since, key=lambda batch: batch.desc.lower)  # those that begin beyond it come last
+    end = bisect_right(batches, since.element, key=_begin)  # those that begin beyond it come last
     while end and _is_beyond(batches[end - 1], since.element):
         end -= 1
     return end
+
+
+def _begin(batch: HollowBatch) -> int:
+    assert batch.desc.lower.element is not None, "nothing comes after []"
+    return batch.desc.lower.element
 
 
 def _is_beyond(batch: HollowBatch, since: int) -> bool:
@@ -258,7 +263,7 @@ def inline_stretch(trace: Trace, taken: Set[str] = frozenset()) -> Sequence[Holl
 def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[HollowBatch]:
     count = 0
     for batch in reversed(batches):
-        if count == LOOKED_AT_MAX or not _is_inline(batch) or _is_taken(batch, taken):
+        if count == LOOKED_AT_MAX or not _is_inline(batch) or (taken and _is_taken(batch, taken)):
             break
         count += 1
     return batches[len(batches) - count :]

@@ -8,6 +8,7 @@ many they are folded into a new dict (as log-structured stores do).
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from itertools import repeat
 from math import isqrt
 from typing import Any, Generic, TypeVar
 
@@ -136,7 +137,11 @@ def watched(entries: Mapping[_K, _V]) -> Entries[_K, _V]:
 def difference(before: Mapping[_K, _V], after: Mapping[_K, _V]) -> tuple[dict[_K, _V], tuple[_K, ...]]:
     """What `with_changes` takes to make `after` of `before`: the entries to set, and the keys to delete."""
     if isinstance(before, Entries) and isinstance(after, Entries) and before._base is after._base:
-        keys: Iterable[_K] = {**before._changes, **after._changes}
+        old, new = before._changes, after._changes  # of which one was made from the other, so most are the same object
+        pairs = zip(new, map(old.get, new, repeat(_SAME)), new.values(), strict=False)
+        keys: Iterable[_K] = [key for key, was, now in pairs if was is not now]
+        if not old.keys() <= new.keys():
+            keys = [*keys, *(key for key in old if key not in new)]
     elif isinstance(after, Entries) and after._base is before:
         keys = after._changes
     else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 
 from persist.core.batch import HollowBatch, Run
-from persist.core.erasure_progress import pending_erasures, pending_runs
+from persist.core.erasure_progress import erased_from, pending_erasures, pending_runs
 from persist.core.frontier import MINIMUM, Antichain
-from persist.core.ids import SeqNo, ShardId
+from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.record import Record
-from persist.core.state import SchemaRecord, State, told_apart
+from persist.core.state import LeasedReader, SchemaRecord, State, told_apart
 from persist.core.truncation import RowDrop, Truncations
 
 # What readers and writers need of a State, and how they ask for it.
@@ -28,7 +28,9 @@ class ShardView(Record, frozen=True):
     Who reads contents from the batches asks `persist.core.truncation.contents` which of them count. `truncations` are
     those that a readable time comes before and no restore has undone; only with batches. `service_times` are the
     intervals of times that the service chose; only where they were asked for. `erasing` are so many erasures that are
-    pending; `retracting` is what they take away at the upper; only with batches.
+    pending; `retracting` is what they take away at the upper; only with batches. From `erased` on new readers may hold
+    the shard. `reader` is the one that was asked for, None where it is gone; `tagged` the time of the tag, None where
+    there is none.
     """
 
     name: str
@@ -45,6 +47,9 @@ class ShardView(Record, frozen=True):
     service_times: tuple[tuple[int, int], ...] = ()
     erasing: int = 0
     retracting: tuple[Run, ...] = ()
+    erased: Antichain = MINIMUM
+    reader: LeasedReader | None = None
+    tagged: int | None = None
 
     @property
     def seen(self) -> SeenVersion:
@@ -61,6 +66,8 @@ def view_of(state: State, request: ViewRequest) -> ShardView:
     """The view of a State with what the request asks for. Costs what is shown, not what is there."""
     batches = state.trace.beyond(request.lower) if request.with_batches else ()
     pending = pending_erasures(state)
+    reader = state.leased_readers.get(request.reader) if request.reader is not None else None
+    tag = state.tags.get(request.tag)
     return ShardView(
         state.name,
         state.shard_id,
@@ -76,6 +83,9 @@ def view_of(state: State, request: ViewRequest) -> ShardView:
         state.service_times if request.with_service_times else (),
         len(pending),
         pending_runs(pending) if request.with_batches else (),
+        erased_from(state),
+        reader if reader is not None and not reader.lapsed(state.lease_now_ms) else None,
+        tag.time if tag is not None else None,
     )
 
 
@@ -86,7 +96,7 @@ class ViewRequest(Record, frozen=True):
     acknowledged before the request, or, where `min_seqno` is given, every commit up to that one. `lower`: leave out
     batches whose upper is not beyond it. `seen`: what the caller has read of the shard, perhaps through another
     process; HistoryLost, if that is not in the log any more. `with_service_times`: show the times that the service
-    chose.
+    chose. `reader`, `tag`: show what this leased reader holds, and the time of this tag.
     """
 
     past: int | None = None
@@ -96,6 +106,8 @@ class ViewRequest(Record, frozen=True):
     with_batches: bool = True
     seen: SeenVersion | None = None
     with_service_times: bool = False
+    reader: ReaderId | None = None
+    tag: str = ""
 
 
 # What callers were told of a shard, besides rows, as a digest: maintenance and leases leave it as it is. Pure.

@@ -8,6 +8,7 @@ change, never that of the State.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter, is_not
 from typing import Any, Generic, TypeVar
 
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
@@ -142,6 +143,8 @@ SCALARS = tuple(
     for name in State.__struct_fields__
     if name in StateDiff.__struct_fields__ and name not in (*MAPPINGS, "seqno", "walltime_ms", "commit_id", "trace")
 )
+# One call each, and not one for each field.
+_MAPPINGS_OF, _SCALARS_OF, _NAMING_OF = attrgetter(*MAPPINGS), attrgetter(*SCALARS), attrgetter(*_NAMING_BLOBS)
 
 
 def diff(
@@ -149,13 +152,12 @@ def diff(
 ) -> StateDiff:
     """The state diff that leads from `old` to `new`. `gone`: what left it, where that is known already."""
     changed: dict[str, Any] = {}
-    for name in MAPPINGS:
-        before, after = getattr(old, name), getattr(new, name)
+    for name, before, after in zip(MAPPINGS, _MAPPINGS_OF(old), _MAPPINGS_OF(new), strict=True):
         if before is not after and (change := MapDiff(*difference(before, after))) != _NO_CHANGE:
             changed[name] = change
-    for name in SCALARS:
-        if getattr(old, name) != getattr(new, name):
-            changed[name] = getattr(new, name)
+    for name, was, now in zip(SCALARS, _SCALARS_OF(old), _SCALARS_OF(new), strict=True):
+        if was is not now and was != now:
+            changed[name] = now
     rollup_seqno = max(new.rollups, default=SeqNo(0))
     return StateDiff(
         seqno=new.seqno,
@@ -240,7 +242,7 @@ def gone_between(old: State, new: State) -> tuple[str, ...]:
     if change is not None and change.count:
         replaced = old.trace.batches[change.first : change.first + change.count]
         gone.update(key for batch in replaced for key in batch.blob_keys())
-    if any(getattr(old, name) is not getattr(new, name) for name in _NAMING_BLOBS):
+    if any(map(is_not, _NAMING_OF(old), _NAMING_OF(new))):
         gone.update(auxiliary_blob_keys(old))
     if not gone:
         return ()

@@ -14,7 +14,7 @@ from persist.core.audit_log import HistoryPage
 from persist.core.batch import Run
 from persist.core.commands import Command, Result, kinds
 from persist.core.errors import Corruption, InvalidUsage, PersistError, from_kind
-from persist.core.frontier import Antichain
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.record import Record, asdict
 from persist.core.shard_view import ShardView
 from persist.formats.records import decoded
@@ -22,8 +22,8 @@ from persist.formats.records import decoded
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
 RECORD = "application/vnd.persist.record"  # MessagePack
-_OF_BATCHES = frozenset({"batches", "drops", "truncations"})
-PROTOCOL_VERSION = 2  # of the records that cross HTTP
+_OF_RECORDS = frozenset({"batches", "drops", "truncations", "erased", "reader", "tagged"})
+PROTOCOL_VERSION = 3  # of the records that cross HTTP
 
 
 class StagedRuns(Record, frozen=True):
@@ -52,7 +52,7 @@ def decode_result(data: bytes) -> Result:
 def encode_view(view: ShardView) -> bytes:
     """The bytes of a view, without empty fields at its end, so that clients read it which do not know these."""
     values = [getattr(view, name) for name in view.__struct_fields__]
-    while values[-1] in ((), 0):
+    while values[-1] in ((), 0, None, MINIMUM):
         values.pop()
     return msgspec.msgpack.encode(values)
 
@@ -82,7 +82,7 @@ def view_to_json(view: ShardView) -> dict[str, Any]:
         str(number): {"arrow": b64encode(schema.arrow).decode(), "key": schema.key}
         for number, schema in view.schemas.items()
     }
-    hidden = _OF_BATCHES if view.service_times else _OF_BATCHES | {"service_times"}
+    hidden = _OF_RECORDS if view.service_times else _OF_RECORDS | {"service_times"}
     return {name: value for name, value in _shown(view).items() if name not in hidden} | {"schemas": schemas}
 
 

@@ -316,6 +316,10 @@ class HttpTransport:
             query += f"&past={request.past}"
         if request.with_service_times:
             query += "&service_times=true"
+        if request.reader is not None:
+            query += f"&reader={request.reader}"
+        if request.tag:
+            query += f"&tag={_quoted(request.tag)}"
         headers = _VIEW
         if request.seen is not None:
             headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}

@@ -18,7 +18,7 @@ from persist.codecs.schema_json import read_schema, write_schema
 from persist.core import commands as c
 from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
-from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
+from persist.core.ids import ReaderId, ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
 from persist.core.shard_view import ShardView, ViewRequest, view_of
@@ -260,13 +260,16 @@ async def view(  # noqa: PLR0913 - a query parameter each
     lower: Annotated[str, Query(description="Leave out batches that end at or before this time.")] = "0",
     batches: Annotated[bool, Query(description="Whether a record shows batches; JSON never does.")] = False,
     service_times: Annotated[bool, Query(description="Whether to show the times that the service chose.")] = False,
+    reader: Annotated[str | None, Query(description="A record shows what this leased reader holds.")] = None,
+    tag: Annotated[str, Query(description="A record shows the time of this tag.")] = "",
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     from_time = frontier(lower, "lower")
     wait_s = min(timeout, WAIT_S_MAX)
     if service.watcher.waiting >= WAITS_MAX:
         wait_s = 0.0
-    wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, with_service_times=service_times)
+    holder = parse(ReaderId, reader) if reader is not None else None
+    wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, None, service_times, holder, tag)
     state = await service.watcher.state(name, wanted)
     if read := seen_of(request):
         await service.work.run(service.location.machine(name).check_seen, state, read)

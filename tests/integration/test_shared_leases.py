@@ -1,7 +1,8 @@
-"""Reads that come often share a lease: they cost a shard no commits, and nobody hears of it."""
+"""Reads of one process share leases: they cost a shard no commits, and hold no more than somebody needs."""
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 import persist
 from persist.client.embedded import EmbeddedTransport
-from persist.client.lease_pool import BUSY_READS, KEPT_S, TAKES_S, LeasePool
+from persist.client.lease_pool import KEPT_S, PARTS_OF_LEASE, POINTS_MAX, LeasePool
 from persist.client.transport import OneShard
 from persist.core.state import State
 from tests.integration.test_fork import forked
@@ -24,7 +25,7 @@ from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
 READS = 300
-FEW = 3 * BUSY_READS
+MOVES_S = 900 / PARTS_OF_LEASE
 
 
 BY_BOTH = pytest.mark.parametrize("url", ["directory", "server"], indirect=True)
@@ -47,6 +48,7 @@ class Pooled:
         assert isinstance(transport, EmbeddedTransport)
         self.pool = transport.leases = LeasePool(self.machine.clock)
         self.shard = self.machine.client.create_shard("orders", SCHEMA, ["id"])
+        self.other = self.world.machine().client.shard("orders")
 
     @property
     def state(self) -> State:
@@ -55,6 +57,15 @@ class Pooled:
     @property
     def readers(self) -> int:
         return len(self.state.leased_readers)
+
+    @property
+    def held(self) -> list[int]:
+        """The times that leases hold."""
+        return sorted(one.since.element or 0 for one in self.state.leased_readers.values())
+
+    def write(self, times: int = 1) -> None:
+        for number in range(times):
+            self.other.insert([{"id": number}])
 
     def read(self, times: int = 1, as_of: int | None = None) -> None:
         for _ in range(times):
@@ -72,41 +83,92 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Pooled:
     return made
 
 
-def test_many_small_reads_are_a_few_commits_and_leave_a_handful_of_readers(place: Pooled) -> None:
+def test_many_reads_are_one_commit_and_a_minute_after_the_last_one_the_hold_is_gone(place: Pooled) -> None:
     before = place.state.seqno
     place.read(READS)
-    assert place.state.seqno - before <= FEW
+    assert place.state.seqno - before == 1
+    place.pass_s(KEPT_S - 1)
     assert place.readers == 1
-    place.pass_s(KEPT_S)
+    place.pass_s(1)
     assert place.readers == 0
 
 
 def test_reads_while_others_write_see_what_was_written(place: Pooled) -> None:
-    for number in range(1, 5 * BUSY_READS):
-        place.shard.insert([{"id": number}])
+    for number in range(1, 20):
+        place.other.insert([{"id": number}])
         assert place.shard.snapshot().to_arrow().num_rows == number + 1
     assert place.readers == 1
 
 
-def test_reads_that_never_cease_take_a_new_lease_now_and_then_and_history_moves_on(place: Pooled) -> None:
-    held = []
-    for number in range(60):
-        place.shard.insert([{"id": number}])
+def test_earlier_times_and_tags_join_too(place: Pooled) -> None:
+    place.write(5)
+    place.shard.tag("first", at=0)
+    place.read()
+    place.read(as_of=2)
+    place.shard.snapshot(tag="first").to_arrow()
+    before = place.state.seqno
+    for as_of in (2, 3, 5, None):
+        place.read(as_of=as_of)
+    assert place.shard.snapshot(tag="first").to_arrow().num_rows == 1
+    assert place.state.seqno == before
+    assert place.held == [0, 2], "the lease of the latest time was given up for the one of the earlier time"
+
+
+def test_a_time_that_is_kept_alone_is_read_at_itself_only(place: Pooled) -> None:
+    place.write(5)
+    place.shard.tag("first", at=0)
+    place.shard.tag("second", at=2)
+    place.shard.downgrade_since(4)
+    for _ in range(2):
+        assert place.shard.snapshot(tag="first").to_arrow().num_rows == 1
+        assert place.shard.snapshot(0).to_arrow().num_rows == 1
+        assert place.shard.snapshot(2).as_of == 2
+        for lost in (1, 3):
+            with pytest.raises(persist.NotReadable):
+                place.shard.snapshot(lost)
+    place.shard.untag("first")
+    with pytest.raises(persist.NotReadable):
+        place.shard.snapshot(tag="first")
+
+
+def test_a_tag_that_was_set_anew_is_read_at_its_new_time(place: Pooled) -> None:
+    place.write(5)
+    place.shard.tag("month", at=1)
+    assert place.shard.snapshot(tag="month").as_of == 1
+    place.shard.untag("month")
+    place.shard.tag("month", at=3)
+    assert place.shard.snapshot(tag="month").as_of == 3
+
+
+def test_more_single_times_than_are_shared_are_read_as_well(place: Pooled) -> None:
+    times = range(POINTS_MAX + 3)
+    place.write(len(times) + 1)
+    for time in times:
+        place.shard.tag(f"t{time}", at=time)
+    place.shard.downgrade_since(len(times))
+    for _ in range(2):
+        assert [place.shard.snapshot(time).as_of for time in times] == list(times)
+    assert place.readers == POINTS_MAX
+
+
+def test_reads_that_never_cease_let_history_go_on(place: Pooled) -> None:
+    for _ in range(40):
+        place.write()
         place.read(2)
-        place.pass_s(TAKES_S / 10)
-        assert place.readers <= 2
-        held.append(min((one.since for one in place.state.leased_readers.values()), default=None))
-    assert len(set(held)) > 3, "no reader holds the first time for ever"
+        place.pass_s(MOVES_S / 5)
+        assert place.readers == 1
+        upper = place.state.upper.element or 0
+        assert place.held[0] >= upper - 1 - 5 - 2, "a quarter of the lease, and a minute"
 
 
 def test_a_long_read_keeps_what_it_needs_after_the_others_have_gone(place: Pooled) -> None:
-    place.read(2 * BUSY_READS)
+    place.read()
     slow = place.shard.snapshot()
-    place.shard.insert([{"id": 1}])
-    place.pass_s(2 * TAKES_S)
-    place.read(2 * BUSY_READS)
+    place.write()
+    place.pass_s(2 * MOVES_S)
+    place.read()
     place.shard.downgrade_since(1)
-    place.pass_s(2 * TAKES_S)
+    place.pass_s(2 * MOVES_S)
     assert place.state.since <= persist.Antichain(slow.as_of)
     assert slow.to_arrow().num_rows == 1
     place.pass_s(KEPT_S)
@@ -114,42 +176,41 @@ def test_a_long_read_keeps_what_it_needs_after_the_others_have_gone(place: Poole
 
 
 def test_a_reader_that_ended_keeps_nobody_from_dropping_or_forgetting(place: Pooled) -> None:
-    place.shard.insert([{"id": 1}])
-    place.read(2 * BUSY_READS)
+    place.write()
+    place.read()
     assert place.readers == 1
     assert place.shard.downgrade_since(1) == persist.Antichain(1)
     place.shard.critical_reader("default").expire()
-    place.read(2 * BUSY_READS)
+    place.read()
     place.shard.drop()
     with pytest.raises(persist.UnknownShard):
         place.shard.snapshot()
 
 
 def test_another_life_of_the_name_shares_nothing_with_the_last_one(place: Pooled) -> None:
-    place.read(2 * BUSY_READS)
+    place.read(2)
     place.shard.drop()
     other = place.machine.client.create_shard("orders", SCHEMA, ["id"])
     other.insert([{"id": 7}])
-    for _ in range(2 * BUSY_READS):
+    for _ in range(3):
         assert other.snapshot().to_arrow().num_rows == 1
 
 
 def test_a_time_before_an_erasure_is_not_read_anew_though_a_shared_lease_holds_it(place: Pooled) -> None:
     place.shard.insert([{"id": 1}])
-    place.read(2 * BUSY_READS)
     reading = place.shard.snapshot()
-    place.shard.erase(keys=[(1,)])
-    for _ in range(2 * BUSY_READS):
+    place.other.erase(keys=[(1,)])
+    for _ in range(2):
         with pytest.raises(persist.NotReadable):
             place.shard.snapshot(reading.as_of)
         assert place.shard.snapshot().to_arrow()["id"].to_pylist() == [0]
     assert reading.to_arrow().num_rows == 2, "who held the time before reads on"
-    place.pass_s(2 * TAKES_S)
+    place.pass_s(2 * MOVES_S)
     assert place.readers == 0, "so the erasure goes on"
 
 
 def test_snapshots_of_several_splits_have_leases_of_their_own(place: Pooled) -> None:
-    place.read(2 * BUSY_READS)
+    place.read()
     far = place.shard.snapshot(num_splits=2)
     (near,) = place.shard.snapshot().splits
     assert {split.reader for split in far.splits}.isdisjoint({near.reader})
@@ -157,31 +218,42 @@ def test_snapshots_of_several_splits_have_leases_of_their_own(place: Pooled) -> 
 
 
 def test_a_split_that_went_elsewhere_can_be_read_while_its_snapshot_is_open(place: Pooled) -> None:
-    place.read(2 * BUSY_READS)
+    place.read()
     snapshot = place.shard.snapshot()
     (split,) = pickle.loads(pickle.dumps(snapshot.splits))
-    place.pass_s(3 * TAKES_S)
+    for _ in range(3):
+        place.write()
+        place.read()
+        place.pass_s(MOVES_S)
     elsewhere = place.world.machine().client
     assert sum(table.num_rows for table in split.read(elsewhere.transport)) == 1
     snapshot.close()
 
 
 def test_after_the_machine_was_suspended_for_longer_than_the_lease_reads_take_another_one(place: Pooled) -> None:
-    place.read(2 * BUSY_READS)
+    place.read()
     place.machine.suspended(3_600_000)
     watcher = place.world.machine()
     watcher.shard("orders").insert([{"id": 1}])
     place.world.pass_ms(3_600_000)
     watcher.shard("orders").insert([{"id": 2}])
-    for _ in range(2 * BUSY_READS):
+    for _ in range(3):
         assert place.shard.snapshot().to_arrow().num_rows == 3
 
 
+def test_a_lease_that_somebody_took_away_is_noticed_by_the_next_read(place: Pooled) -> None:
+    place.read()
+    [reader] = place.state.leased_readers
+    place.machine.location.machine("orders").apply(persist.core.commands.ExpireReader(reader))
+    place.read()
+    assert place.readers == 1
+    assert reader not in place.state.leased_readers
+
+
 def test_a_read_that_fails_gives_its_part_of_the_lease_back(place: Pooled) -> None:
-    place.read(2 * BUSY_READS)
-    for _ in range(BUSY_READS):
-        with pytest.raises(persist.InvalidUsage):
-            place.shard.snapshot(columns=["no such"])
+    place.read()
+    with pytest.raises(persist.InvalidUsage):
+        place.shard.snapshot(columns=["no such"])
     place.pass_s(KEPT_S)
     assert place.readers == 0
 
@@ -204,9 +276,6 @@ def test_many_threads_read_at_once(url: str) -> None:
             thread.join()
         assert seen == [1] * 400
         assert isinstance(shard._transport, OneShard)
-        pool = shard._transport.leases
-        assert pool is not None
-        wait_until(lambda: pool.tend() is None, "the lease is given back")
     with persist.connect(url) as client:
         client.shard("orders").drop()
 
@@ -214,18 +283,28 @@ def test_many_threads_read_at_once(url: str) -> None:
 EXITS = """
 import sys, persist
 client = persist.connect(sys.argv[1])
-shard = client.shard("orders")
-for _ in range(40):
-    shard.snapshot().to_arrow()
+client.shard("orders").snapshot().to_arrow()
 """
+
+
+def read_once(url: str) -> None:
+    """Run by a child of `multiprocessing`, whose end runs no `atexit`."""
+    persist.connect(url).shard("orders").snapshot().to_arrow()
 
 
 @pytest.mark.smoke
 @pytest.mark.proof
-def test_a_process_that_ends_leaves_no_shared_lease_behind(url: str) -> None:
+@pytest.mark.parametrize("how", ["program", "child"])
+def test_a_process_that_ends_leaves_no_shared_lease_behind(url: str, how: str) -> None:
     with persist.connect(url) as client:
         client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 0}])
-        subprocess.run([sys.executable, "-c", EXITS, url], check=True)
+        if how == "program":
+            subprocess.run([sys.executable, "-c", EXITS, url], check=True)
+        else:
+            child = multiprocessing.get_context("spawn").Process(target=read_once, args=(url,))
+            child.start()
+            child.join()
+            assert child.exitcode == 0
         client.shard("orders").drop()  # is refused while readers hold it
 
 
@@ -234,8 +313,6 @@ def test_a_fork_leaves_the_shared_leases_to_its_parent(url: str) -> None:
     with persist.connect(url) as client:
         shard = client.create_shard("orders", SCHEMA, ["id"])
         shard.insert([{"id": 0}])
-        for _ in range(3 * BUSY_READS):
-            shard.snapshot().to_arrow()
         held = shard.snapshot()
 
         def use(_number: int) -> str:
@@ -250,10 +327,24 @@ def test_a_fork_leaves_the_shared_leases_to_its_parent(url: str) -> None:
 
 
 def test_after_the_client_was_closed_the_last_user_gives_it_back(place: Pooled) -> None:
-    place.read(2 * BUSY_READS)
+    place.read()
     last = place.shard.snapshot()
     place.pool.close()
     place.read()
     assert place.readers == 1
     last.close()
     assert place.readers == 0
+
+
+def test_the_leases_of_a_client_that_is_idle_are_given_back_by_themselves(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.client.lease_pool.KEPT_S", 0.05)
+    monkeypatch.setattr("persist.client.lease_pool.LOOK_S", 0.05)
+    with persist.connect(url) as client, persist.connect(url) as other:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 0}])
+        shard.snapshot().to_arrow()
+        assert isinstance(other.transport, EmbeddedTransport)
+        machine = other.transport.location.machine("orders")
+        wait_until(lambda: not machine.refresh().leased_readers, "the lease is given back")

@@ -108,6 +108,7 @@ def test_a_snapshot_of_a_tag_whose_lease_has_lapsed_is_refused(shard: Shard, mac
     location = machine.location.machine(NAME)
     [reader] = location.state().leased_readers
     location.apply(c.ExpireReader(reader))
+    world.pass_ms(DAY_MS)  # so it is renewed before anything is read
     with pytest.raises(Expired):
         held.to_arrow()
 

@@ -13,10 +13,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.simulation import sharing
 from tests.simulation.cloning import CLONES_FROM
 from tests.simulation.ingesting import INGESTED
 from tests.simulation.mutations import MEANT_FOR, MUTATIONS, NEEDED, mutated
 from tests.simulation.runner import Plan, run_plan
+from tests.simulation.sharing import SHARED_FROM
 
 SEEDS_MAX = 500
 OUTGROWN = (TypeError, AttributeError, NameError)  # raised by a patch that does not fit what it replaces
@@ -52,6 +54,8 @@ def _seeds(name: str, first: int | None) -> Iterator[int]:
         yield known
     needed = NEEDED.get(name, set())
     begins = INGESTED.start if "ingester" in needed else CLONES_FROM if needed & {"cloner", "publisher"} else 0
+    if name in {broken.__name__ for broken in sharing.BROKEN}:
+        begins = SHARED_FROM
     for seed in itertools.count(first or begins):
         plan = Plan.of(seed)
         if NEEDED.get(name, set()) <= {*plan.faults, *(role for share in plan.roles for role in share)}:

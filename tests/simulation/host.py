@@ -39,6 +39,7 @@ from persist.core.state import Policy
 from tests.simulation.history import History
 from tests.simulation.instants import number
 from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, is_clone, life_of
+from tests.simulation.sharing import SHARED_FROM, SimPool
 from tests.simulation.world import LATE_S_MAX, Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
 
 MAIN = "main"  # compare-and-append, insert and advance
@@ -231,7 +232,10 @@ class Host:
         )
         if not run.push:
             self.location.poll_s = 0.5
-        self.transport = RecordingTransport(EmbeddedTransport(self.location), run, process)
+        embedded = EmbeddedTransport(self.location)
+        if run.seed >= SHARED_FROM:
+            embedded.leases = SimPool(self.clock)
+        self.transport = RecordingTransport(embedded, run, process)
         self.client = Client(self.transport, HANDLES)
 
     def sleep(self, seconds: float) -> None:

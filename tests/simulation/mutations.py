@@ -59,6 +59,7 @@ from tests.simulation import (
     publishing,
     restoring,
     retaining,
+    sharing,
     tagging,
     truncating,
     trusting,
@@ -505,6 +506,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *cloning.BROKEN,
         *publishing.BROKEN,
         *ingesting.BROKEN,
+        *sharing.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from unittest.mock import patch
 
+import persist.client.lease_pool
 import persist.client.pipelined
 import persist.client.shard
 import persist.client.write
@@ -26,6 +27,7 @@ import persist.parts.reader
 import persist.patterns.reclock
 import tests.simulation.oracle
 from consensus.memory_logs import VALUE_BYTES_MAX
+from tests.simulation import sharing
 from tests.simulation.actors import ROLES
 from tests.simulation.chronicle import check_chronicle
 from tests.simulation.cloning import CLONES_FROM
@@ -70,6 +72,7 @@ LOCKING = (
     persist.parts.part_files,
     persist.parts.reader,
     persist.parts.read_plan,
+    persist.client.lease_pool,
     persist.client.pipelined,
     persist.client.write,
     persist.patterns.reclock,
@@ -229,6 +232,7 @@ def run_plan(plan: Plan) -> Outcome:
         if any("eraser" in share for share in plan.roles):
             stack.enter_context(plain_parts())
         stack.enter_context(small_pages())
+        stack.enter_context(patch.object(persist.client.lease_pool, "LOOK_S", sharing.LOOK_S))
         # Every process and the oracle read every entry of the log: the same bytes are decoded once.
         decode = lru_cache(DECODED_MAX)(persist.commit.state_loader.decode_diff)
         for module in (persist.commit.state_loader, tests.simulation.oracle):

@@ -14,6 +14,7 @@ from tests.simulation.controls import caught, remembered
 from tests.simulation.ingesting import INGESTED
 from tests.simulation.mutations import MUTATIONS, RARE, mutated
 from tests.simulation.runner import Plan, run_plan
+from tests.simulation.sharing import SHARED_FROM
 from tests.simulation.world import FAULTS
 from tests.support import naive_reader
 from tests.support.examples import is_whole, seeds, size
@@ -21,6 +22,7 @@ from tests.support.examples import is_whole, seeds, size
 FEW = range(7)
 MANY = [range(80)]  # `python -m tests.simulation 0:20000` runs more
 COPIED = range(CLONES_FROM, CLONES_FROM + size(2, 40))
+SHARED = range(SHARED_FROM, SHARED_FROM + size(2, 40))
 FED = range(INGESTED.start, INGESTED.start + size(2, 40))
 OF_TODAY = seeds(80)
 QUICK = ("merge_beyond_since", "splits_overlap", "tokens_made_anew")  # mutations that the first seed shows
@@ -135,6 +137,14 @@ def test_clones_and_publications_keep_every_promise() -> None:
     print(totals)
     assert not totals.failures, "\n\n".join(totals.failures)
     assert not is_whole() or [path for path in COPY_PATHS if not totals.paths[path]] == []
+
+
+@pytest.mark.smoke
+@pytest.mark.proof
+def test_reads_that_share_leases_keep_every_promise() -> None:
+    totals = run_here(SHARED)
+    print(totals)
+    assert not totals.failures, "\n\n".join(totals.failures)
 
 
 @pytest.mark.smoke

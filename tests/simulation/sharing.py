@@ -1,0 +1,36 @@
+"""Reads of a simulated process that share leases, in runs with seeds of their own."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from persist.client.lease_pool import Kind, LeasePool, Shared
+from persist.core.ids import SeqNo
+from tests.simulation.world import SimClock
+
+SHARED_FROM = 40_000  # seeds from here on, so that those before it mean what they meant
+LOOK_S = 0.3  # simulated; leases last for three seconds
+
+
+class SimPool(LeasePool):
+    """The shared leases of a simulated process, at whose end nothing is given back."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock)
+        self._at_exit.cancel()
+
+
+def shared_lease_leaves_its_users() -> AbstractContextManager[Any]:
+    """A shared lease moves on to the newest State, whatever is read by it."""
+
+    def moved(self: LeasePool, kind: Kind, shared: Shared, now: float) -> tuple[int, SeqNo]:
+        shared.moved_s = now
+        newest = max(time for _, time in shared.recent)
+        return newest, shared.seen
+
+    return patch.object(LeasePool, "_moved", moved)
+
+
+BROKEN = (shared_lease_leaves_its_users,)
