@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from bench.bars import bar, interleaved, median
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.lease_pool import LeasePool
+from persist.client.shard import Shard
 from tests.support.clocks import World
 from tests.support.server import Server
 
@@ -68,13 +70,17 @@ def read_commits() -> int:
         assert upper is not None
         choices: list[Callable[[], object]] = [
             lambda: mine.snapshot().to_arrow(),
-            lambda upper=upper: mine.snapshot(upper - 1 - EARLIER).to_arrow(),
+            partial(_read_at, mine, upper - 1 - EARLIER),
             lambda: mine.snapshot(tag="first").to_arrow(),
         ]
         choices[number % len(choices)]()
         world.pass_ms(EVERY_S * 1000)
         pool.tend()
     return machine.refresh().seqno - before - written
+
+
+def _read_at(shard: Shard, time: int) -> None:
+    shard.snapshot(time).to_arrow()
 
 
 def first_commits() -> int:
@@ -109,7 +115,7 @@ def insert_events() -> int:
 
 def latencies() -> dict[str, float]:
     """Median milliseconds of a read of 1,000 rows, embedded and through a server, and of a listener's event."""
-    found = {}
+    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder, "location")
         with persist.connect(f"persist://{directory}") as client:

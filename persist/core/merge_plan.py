@@ -191,9 +191,10 @@ def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -
 
 def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
     """Batches whose inline rows should leave the State, because they are many or take much of their room."""
-    newest = _newest_inline(trace.batches, taken)
-    if _with_rows(newest) >= policy.inline_batches:
-        return newest
+    if len(trace.batches) >= policy.inline_batches:  # every commit asks, and fewer cannot hold so many
+        newest = _newest_inline(trace.batches, taken)
+        if _with_rows(newest) >= policy.inline_batches:
+            return newest
     if trace.inline_bytes * INLINE_ROOM_PART >= policy.inline_shard_bytes_max:
         return inline_stretch(trace, taken)
     return ()

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle
+from persist.core.batch import Run
 from persist.core.errors import Conflict, Corruption, SchemaMismatch, UnknownShard
 from persist.parts import ShardSchema
 from tests.simulation.host import DOOMED, EXTRAS, MAIN, WEATHER, Host, expect_damage, extras_of, lived, me
@@ -69,11 +70,14 @@ def insert(host: Host, writer: WriteHandle, updates: list[Update], extras: tuple
     write = Write(0, "insert", me(host), name, updates)
     if not updates:
         return True
+    staged: list[tuple[Run, ...]] = []
     with attempted(host, write) as token:
-        runs = writer.stage(as_table(updates, timed=False, extras=extras), None)
-        told(write, writer.commit_insert(runs, token=token))
-    if write.answer == "unknown":
-        retried(host, write, lambda t: writer.commit_insert(runs, token=t))
+        staged.append(writer.stage(as_table(updates, timed=False, extras=extras), None))
+        told(write, writer.commit_insert(staged[0], token=token))
+    if not staged:  # so nothing was sent
+        write.answer = "refused"
+    elif write.answer == "unknown":
+        retried(host, write, lambda t: writer.commit_insert(staged[0], token=t))
     return write.answer != "unknown"
 
 
