@@ -380,7 +380,7 @@ def test_a_location_that_is_none(key: str, value: object) -> None:
         persist.connect(server.url)
 
 
-@pytest.mark.parametrize("body", [DEEP, b"{}", b"[]", b'{"version": 2}'])
+@pytest.mark.parametrize("body", [DEEP, b"{}", b"[]", b'{"version": %d}' % PROTOCOL_VERSION])
 def test_an_answer_that_is_no_location(body: bytes) -> None:
     with Answering(answer(200, body)) as server, pytest.raises(InvalidUsage, match="not a persist server"):
         persist.connect(server.url)
