@@ -33,7 +33,7 @@ from persist.regions.region_index import region_of
 from rpc.audit import BODY, BODY_BYTES_MAX, Audit
 from rpc.auth import Principal, Tokens
 from rpc.change_streams import Listeners
-from rpc.concurrency_limits import CommandTurns, Slots, Work, share
+from rpc.concurrency_limits import CommandTurns, Slots, TokenLeases, Work, share
 from rpc.connection_limits import ConnectionBounds
 from rpc.metrics import ServerMetrics
 from rpc.prefix_usage import Tally
@@ -42,7 +42,6 @@ from rpc.quotas import Quotas
 from rpc.request_body import Body, check_declared
 from rpc.settings import ServerSettings
 from rpc.shard_watcher import WAITS_MAX, ShardWatcher
-from rpc.token_leases import TokenLeases
 
 # Whether both stores answer, asked for by strangers: each look writes to the stores, so one look answers many.
 

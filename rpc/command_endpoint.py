@@ -16,9 +16,9 @@ from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
 from rpc.audit import DID, of_command, upper_of
 from rpc.auth import Principal, label_of
+from rpc.concurrency_limits import ABOUT
 from rpc.quotas import admit, check_room, check_takes_away, settle
 from rpc.request_body import decoded
-from rpc.token_leases import ABOUT
 
 if TYPE_CHECKING:
     from rpc.app_state import Service

@@ -1,23 +1,27 @@
-"""Limits of concurrent work: slots of all and of each caller, and bounded thread pools."""
+"""Limits of concurrent work: slots of all and of each caller, bounded thread pools, and leases of each token."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from persist.commit.commit_plan import Outcome
 from persist.commit.machine import Machine
 from persist.commit.part_validator import BRINGING, is_at_once
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.errors import Overloaded, Unavailable
+from persist.core.errors import Indeterminate, Overloaded, PersistError, Unavailable
+from persist.core.ids import ReaderId
+from persist.core.state import State
 from persist.core.transitions.context import SOUND, Verdict
 from rpc.settings import Limits
 
@@ -343,3 +347,122 @@ def _closing(error: RuntimeError) -> Exception:
     if "shutdown" in str(error):
         return Unavailable("the server is shutting down; ask another one, or again")
     return error
+
+
+# How many leased readers each token has taken through this server: on one shard, and on all of them.
+#
+# A token that may only read holds back collection with every lease, and each costs every writer of the shard a little.
+# Another server counts for itself; one that has just started knows of no earlier leases until they are renewed.
+
+
+LEASE_RETRY_AFTER_S = 5.0
+RENEWED_S = 3600.0  # for so long a lease counts of which only the renewal was seen here
+TAKES = frozenset({c.RegisterReader, c.HoldPoint})
+RENEWS = frozenset({c.HeartbeatReader, c.MoveHold, c.DowngradeSince})
+ABOUT = TAKES | RENEWS | {c.ExpireReader}
+
+
+class _Lease(NamedTuple):
+    lapses_s: float
+    lease_s: float
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The leases of one token, and how many of them each shard has; also those that have lapsed since it was full."""
+
+    leases: dict[tuple[str, ReaderId], _Lease] = field(default_factory=dict)
+    by_shard: Counter[str] = field(default_factory=Counter)
+
+    def forget(self, shard: str, reader: ReaderId) -> None:
+        """A lease is not counted any more. Does nothing where it was not."""
+        if self.leases.pop((shard, reader), None) is not None:
+            self.by_shard[shard] -= 1
+            if not self.by_shard[shard]:
+                del self.by_shard[shard]
+
+
+class TokenLeases:
+    """Not thread-safe: it belongs to the event loop."""
+
+    def __init__(self, of_shard_max: int, of_all_max: int, now_s: Callable[[], float]) -> None:
+        self._of_shard_max = of_shard_max
+        self._of_all_max = of_all_max
+        self._now_s = now_s
+        self._taken: dict[str, _Taken] = {}
+
+    def count(self, token: str) -> int:
+        """How many leases of a token are counted."""
+        found = self._taken.get(token)
+        return 0 if found is None else len(found.leases)
+
+    @contextmanager
+    def counted(
+        self, token: str, shard: str, command: c.Command, known_state: Callable[[], State | None]
+    ) -> Iterator[None]:
+        """Count what a command, one of `ABOUT`, takes, renews or gives back. Raises Overloaded where it takes too much.
+
+        A lease that was refused is not counted. One that is given up counts for as long as the shard's State, which
+        `known_state` tells once the command is done, has it: a command for another life of the shard ends nothing.
+        """
+        reader: ReaderId = command.reader  # type: ignore[attr-defined]
+        known = self._taken.get(token)
+        is_new = known is None or (shard, reader) not in known.leases
+        if isinstance(command, (c.RegisterReader, c.HoldPoint)):
+            self._take(token, shard, reader, command.lease_ms / 1000)
+        try:
+            yield
+        except Indeterminate:
+            raise
+        except PersistError:
+            if is_new:
+                self._give_back(token, shard, reader)
+            raise
+        if type(command) in RENEWS:
+            self._renew(token, shard, reader)
+        elif isinstance(command, c.ExpireReader):
+            state = known_state()
+            if state is not None and reader not in state.leased_readers:
+                self._give_back(token, shard, reader)
+
+    def _take(self, token: str, shard: str, reader: ReaderId, seconds: float) -> None:
+        """One that is taken again for less is not shortened: the shard may keep the longer."""
+        taken = self._taken.setdefault(token, _Taken())
+        known, lapses_s = taken.leases.get((shard, reader)), self._now_s() + seconds
+        if known is None:
+            if self._is_full(taken, shard):
+                self._forget_lapsed(taken)
+            if self._is_full(taken, shard):
+                raise Overloaded(
+                    f"the token {token!r} holds {taken.by_shard[shard]} leases on shard {shard!r} and "
+                    f"{len(taken.leases)} in all; close readers, or wait: it may hold {self._of_shard_max} on one "
+                    f"shard and {self._of_all_max} in all",
+                    retry_after_s=LEASE_RETRY_AFTER_S,
+                )
+            taken.by_shard[shard] += 1
+        if known is None or known.lapses_s <= lapses_s:
+            taken.leases[shard, reader] = _Lease(lapses_s, seconds)
+
+    def _is_full(self, taken: _Taken, shard: str) -> bool:
+        return len(taken.leases) >= self._of_all_max or taken.by_shard[shard] >= self._of_shard_max
+
+    def _renew(self, token: str, shard: str, reader: ReaderId) -> None:
+        taken = self._taken.get(token)
+        held = None if taken is None else taken.leases.get((shard, reader))
+        if held is not None:
+            self._take(token, shard, reader, held.lease_s)
+        elif taken is None or not self._is_full(taken, shard):  # of another server, or of before this one started
+            self._take(token, shard, reader, RENEWED_S)
+
+    def _give_back(self, token: str, shard: str, reader: ReaderId) -> None:
+        taken = self._taken.get(token)
+        if taken is not None:
+            taken.forget(shard, reader)
+            if not taken.leases:
+                del self._taken[token]
+
+    def _forget_lapsed(self, taken: _Taken) -> None:
+        now_s = self._now_s()
+        for (shard, reader), lease in list(taken.leases.items()):
+            if lease.lapses_s <= now_s:
+                taken.forget(shard, reader)

@@ -15,14 +15,25 @@ from starlette.responses import Response
 
 from persist.codecs.allowance import BodyTooLarge
 from persist.core import errors as e
-from persist.formats.http_messages import PROBLEM_JSON, error_to_json
+from persist.formats.http_messages import PROBLEM_JSON, BlobMissing, error_to_json
 from rpc.csrf import FormRefused
-from rpc.request_errors import BlobMissing, HeadersTooLarge, RequestLineTooLong, TooSlow
 
 CLIENT_GONE = 499  # for logs and counters only: nobody reads it
 RETRY_AFTER_DEFAULT_S = 1.0
 TOLD = "persist.error"
 """The key of a request's scope that holds the error which its answer tells of, for the log and the counters."""
+
+
+class TooSlow(e.Unavailable):
+    """A request that did not come in time. It goes out with its parent's kind, as the two below: clients know these."""
+
+
+class RequestLineTooLong(e.InvalidUsage):
+    """A URL beyond `REQUEST_LINE_BYTES_MAX`."""
+
+
+class HeadersTooLarge(e.InvalidUsage):
+    """Headers beyond `HEADERS_MAX` or `HEADERS_BYTES_MAX`."""
 
 
 STATUS: Mapping[type[e.PersistError], int] = {

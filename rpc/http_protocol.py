@@ -19,8 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from persist.core.errors import InvalidUsage, Overloaded, PersistError, Unavailable
 from rpc.connection_limits import ConnectionBounds, Pace
-from rpc.errors import TOLD, problem
-from rpc.request_errors import HeadersTooLarge, RequestLineTooLong, TooSlow
+from rpc.errors import TOLD, HeadersTooLarge, RequestLineTooLong, TooSlow, problem
 from rpc.settings import Limits
 from rpc.tls import Peer, peer_of
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rpc.console.files import console_files
+from rpc.routes.server_routes import console_files
 
 MODULES = ("dom.js", "clock.js", "format.js", "draw.js", "timeline.js")  # each after those that it imports
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)

@@ -26,6 +26,12 @@ _OF_RECORDS = frozenset({"batches", "drops", "truncations", "erased", "reader", 
 PROTOCOL_VERSION = 3  # of the records that cross HTTP
 
 
+class BlobMissing(InvalidUsage):
+    """There is no blob of that key (any more), or it ends before the range does."""
+
+    kind = "blob_missing"
+
+
 class StagedRuns(Record, frozen=True):
     """Staged runs, for which receipts are asked, or which have them."""
 

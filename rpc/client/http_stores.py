@@ -12,6 +12,7 @@ from blob import Blob, BlobError, BlobExists, BlobMisconfigured, BlobNotFound, B
 from blob.interface import check_key, check_range
 from persist.client import deadlines, transport
 from persist.core.errors import Conflict, InvalidUsage, PersistError
+from persist.formats.http_messages import BlobMissing
 from persist.http_client.http_calls import Call, HttpCalls, decoded_json
 from persist.http_client.http_connection import (
     ANSWER_BYTES_MAX,
@@ -23,7 +24,6 @@ from persist.http_client.http_connection import (
     TimedOut,
     tls_of,
 )
-from rpc.request_errors import BlobMissing
 
 # The blob store of a client that cannot reach the real one: by the server's routes for blobs, or presigned URLs.
 

@@ -16,12 +16,12 @@ from persist.core.blob_keys import belongs_to, is_bundle_key, is_of_maintenance,
 from persist.core.commands import MAINTAIN, READ, WRITE
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unauthorized
 from persist.core.ids import ShardId
+from persist.formats.http_messages import BlobMissing
 from persist.formats.store_errors import translated
 from rpc.app_state import Service, principal_of, service_of
 from rpc.auth import Principal
 from rpc.change_streams import HeldStream
 from rpc.errors import problem
-from rpc.request_errors import BlobMissing
 from rpc.route_table import Router
 
 router = Router(prefix="/v1/blobs", tags=["blobs"])

@@ -27,8 +27,17 @@ from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.python_values import keys_of_json
 from rpc.app_state import principal_of, service_of
 from rpc.route_table import Router
-from rpc.routes.long_work import worked_with_body
-from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, JsonBody, read_as, rows_body, token_of
+from rpc.routes.parameters import (
+    SAID_PARAMETERS,
+    Format,
+    IdempotencyToken,
+    JsonBody,
+    json_body,
+    read_as,
+    rows_body,
+    token_of,
+    worked_with_body,
+)
 
 router = Router(prefix="/v1/shards", tags=["verbs"])
 
@@ -70,11 +79,6 @@ class _Merge(JsonBody):
     rows: list[Any]
     clauses: list[_Clause]
     on: list[str] | None = None
-
-
-def _json_body(example: dict[str, Any]) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"type": "object"}, "example": example}}
-    return {"parameters": SAID_PARAMETERS, "requestBody": {"required": True, "content": content}}
 
 
 @router.on(
@@ -154,7 +158,7 @@ async def replace_where(
     audit="delete",
     frees=True,
     summary="Take rows away",
-    openapi_extra=_json_body({"where": "amount < 0"}),
+    openapi_extra=json_body(_Delete, SAID_PARAMETERS, example={"where": "amount < 0"}),
 )
 async def delete(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`where` or `keys` say which. History keeps them; `erasures` take rows away for good."""
@@ -175,7 +179,7 @@ async def delete(request: Request, read_time: ReadTime = None, token: Idempotenc
     audit="update",
     writes=True,
     summary="Give rows new values in some columns",
-    openapi_extra=_json_body({"set": {"state": "paid"}, "where": "id = 7"}),
+    openapi_extra=json_body(_Update, SAID_PARAMETERS, example={"set": {"state": "paid"}, "where": "id = 7"}),
 )
 async def update(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`set` has a value for each of these columns. Without `where` all rows get them."""
@@ -203,7 +207,7 @@ _MERGE = {
     audit="merge",
     writes=True,
     summary="Match rows with those that are there",
-    openapi_extra=_json_body(_MERGE),
+    openapi_extra=json_body(_Merge, SAID_PARAMETERS, example=_MERGE),
 )
 async def merge(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`on` names the columns by which rows match, else the key. Of each kind of rows the first clause that fits counts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -57,6 +56,7 @@ from rpc.routes.parameters import (
     asking_for,
     caller_of,
     frontier,
+    json_body,
     json_response,
     read_as,
     version_of,
@@ -68,18 +68,8 @@ from rpc.routes.parameters import (
 router = Router(prefix="/v1/shards", tags=["history"])
 SETTINGS_BYTES_MAX = 64 * 1024
 
-_SETTINGS_BODY: dict[str, Any] = {
-    "parameters": [IF_MATCH],
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": {"type": "object"}, "example": {"history": "30d", "mark_every_ms": 1000}}
-        },
-    },
-}
 
-
-class _Settings(JsonBody):
+class _SettingsBody(JsonBody):
     history: Any
     mark_every_ms: int = MARK_EVERY_MS
 
@@ -124,13 +114,13 @@ async def settings(request: Request) -> Response:
     audit="settings",
     audits_body=True,
     summary="Change the settings of a shard",
-    openapi_extra=_SETTINGS_BODY,
+    openapi_extra=json_body(_SettingsBody, [IF_MATCH], example={"history": "30d", "mark_every_ms": 1000}),
 )
 async def configure(request: Request) -> Response:
     """What is left out has its default. 409 where the settings have another version than If-Match says."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     version = version_of(request)
-    body = await service.json(request, SETTINGS_BYTES_MAX, read_as(_Settings))
+    body = await service.json(request, SETTINGS_BYTES_MAX, read_as(_SettingsBody))
     kept_ms, every_ms = history_ms(body.history), body.mark_every_ms
     known = await service.apply(name, c.ReadShardSettings())
     assert isinstance(known, c.SettingsAre)
@@ -259,13 +249,6 @@ def _shown(tag: ShardTag) -> dict[str, Any]:
 BODY_BYTES_MAX = 64 * 1024
 _T = TypeVar("_T")
 _EXAMPLE = {"age": "90d", "bytes": "500GiB", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "120d"}
-_BODY: dict[str, Any] = {
-    "parameters": [IF_MATCH],
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object", "nullable": True}, "example": _EXAMPLE}},
-    },
-}
 
 
 @router.on("GET", "/{name}/retention", (READ,), summary="Which rows a shard keeps, and what holds its policy back")
@@ -284,7 +267,7 @@ async def show(request: Request) -> Response:
     audit="retention",
     audits_body=True,
     summary="Say which rows a shard keeps",
-    openapi_extra=_BODY,
+    openapi_extra=json_body(None, [IF_MATCH], example=_EXAMPLE),
 )
 async def configure_retention(
     request: Request,
@@ -315,7 +298,7 @@ async def run(
     service, name = service_of(request), check_shard_name(shard_of(request))
     with service.snapshots:  # it takes as much memory as one
         done = await _with_shard(request, lambda shard: run_retention(shard, name, service.handles, dry_run=dry_run))
-    return Response(json.dumps(done.to_json()), media_type="application/json")
+    return json_response(done.to_json())
 
 
 async def _with_shard(request: Request, work: Callable[[OneShard], _T]) -> _T:
@@ -340,7 +323,7 @@ def _read_policy(wanted: Any) -> RowPolicy | None:
 
 def _policy_json(found: RowRetention) -> Response:
     headers = {"etag": f'"{found.version}"'}
-    return Response(json.dumps(found.to_json()), media_type="application/json", headers=headers)
+    return json_response(found.to_json(), headers)
 
 
 # Cuts: a frontier for each of many shards, and truncating all of them by it.
@@ -358,13 +341,7 @@ class _Cut(JsonBody):
     cursors: tuple[str, ...] = ()
 
 
-def _body(example: object) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"type": "object"}, "example": example}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-_ASKED = _body({"prefix": "eu/", "at": "2030-01-01T12:00:00Z"})
-_CUT = _body({"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upper", "shards": {"orders": [7]}, "crc": 0})
+_CUT = {"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upper", "shards": {"orders": [7]}, "crc": 0}
 
 
 @cuts_router.on(
@@ -372,7 +349,7 @@ _CUT = _body({"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upp
     "/cuts",
     (READ,),
     summary="A frontier for each of many shards, by which they can be truncated",
-    openapi_extra=_ASKED,
+    openapi_extra=json_body(_Cut, example={"prefix": "eu/", "at": "2030-01-01T12:00:00Z"}),
 )
 async def cut(request: Request) -> Response:
     """Changes nothing. Give `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
@@ -393,7 +370,7 @@ async def cut(request: Request) -> Response:
     audit="truncate",
     audits_body=True,
     summary="Truncate every shard of a cut",
-    openapi_extra=_CUT,
+    openapi_extra=json_body(None, example=_CUT),
 )
 async def truncate_all(
     request: Request,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Depends, Query, Request
@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from persist.client.arguments import columns_of
 from persist.client.read_api import LIMIT_MAX, NOW, is_then, selection_of
+from persist.client.shard import Shard
 from persist.client.timestamps import read_instant
 from persist.client.transport import Transport
 from persist.codecs import rows
@@ -25,14 +26,14 @@ from persist.core.errors import Forbidden, InvalidUsage
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import SeqNo, Token, check_shard_name, parse, token_of_key
 from persist.core.named_holds import check_tag_name
-from persist.core.shard_view import SeenVersion
+from persist.core.shard_view import SeenVersion, ViewRequest
 from persist.formats.http_messages import named_once
 from persist.parts import EVERYTHING, Selection, ShardSchema
 from persist.parts.column_types import EXACT_NUMBERS
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.python_values import keys_of_json
 from persist.parts.scan_spec import KEY_CHARS_MAX, Values, read_values
-from rpc.app_state import principal_of, service_of
+from rpc.app_state import principal_of, service_of, shard_of
 from rpc.http_protocol import peer_in
 from rpc.listen_frames import INFO, PURPOSE, said
 from rpc.quotas import WithinQuotas
@@ -104,6 +105,30 @@ def read_as(kind: type[B]) -> Callable[[Any], B]:
             raise InvalidUsage(f"the body must be a JSON object with {known}, as its types are: {error}") from error
 
     return read
+
+
+def json_body(kind: type[JsonBody] | None, parameters: Sequence[Any] = (), **shown: Any) -> dict[str, Any]:
+    """The JSON body of a route for the OpenAPI document; None: an object that its handler checks, or null.
+
+    `parameters`: those that FastAPI does not see, such as headers. `shown`: `example` or `examples`.
+    """
+    schema: Any = {"type": "object", "nullable": True}
+    if kind is not None:
+        [found], definitions = msgspec.json.schema_components((kind,))
+        schema = _inlined(found, definitions)
+    content = {"application/json": {"schema": schema, **shown}}
+    return {"parameters": list(parameters), "requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """A JSON schema with what it refers to in its place."""
+    if isinstance(schema, list):
+        return [_inlined(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(one, definitions) for name, one in schema.items()}
 
 
 def caller_of(request: Request) -> Caller:
@@ -375,3 +400,35 @@ def still_allowed(request: Request) -> Callable[[], None]:
             tokens.principal(given, peer).require_any(scopes, name)
 
     return check
+
+
+# Long work on one shard through a handle, and what it came to as JSON.
+
+
+class Told(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+async def worked(request: Request, work: Callable[[Shard], Told]) -> Response:
+    """Do it on the shard of the request, in the name of who asks, and tell what it came to."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    asking = asking_for(request)
+
+    def done() -> Told:
+        view = asking.view(name, ViewRequest(with_batches=False))  # of a dropped shard too: it knows its tokens
+        return work(Shard(asking, name, view, service.handles))
+
+    with service.snapshots:  # it takes as much memory as one
+        found = await service.work.run(done)
+    return json_response(found.to_json())
+
+
+async def worked_with_body(request: Request, bytes_max: int, work: Callable[[Shard, bytes], Told]) -> Response:
+    """The same with the body of the request, which is held meanwhile."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    async with service.body(request, bytes_max) as data:
+        principal = principal_of(request)
+        service.quotas.rows(principal, 0)
+        if not route_of(request).frees:
+            service.quotas.room_for(principal, name)
+        return await worked(request, lambda shard: work(shard, data))

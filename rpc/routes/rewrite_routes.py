@@ -28,8 +28,18 @@ from persist.parts.column_types import EXACT_NUMBERS
 from persist.parts.python_values import keys_of_json
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.route_table import Router
-from rpc.routes.long_work import worked, worked_with_body
-from rpc.routes.parameters import AsOf, Format, IdempotencyToken, JsonBody, json_response, read_as, token_of
+from rpc.routes.parameters import (
+    AsOf,
+    Format,
+    IdempotencyToken,
+    JsonBody,
+    json_body,
+    json_response,
+    read_as,
+    token_of,
+    worked,
+    worked_with_body,
+)
 from rpc.routes.row_routes import open_shard, streamed, timestamp_header
 
 # What a shard was: the changes between two of its times, making it again what it was, and truncating it.
@@ -154,17 +164,7 @@ class _Erasure(JsonBody):
     force: bool = False
 
 
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"type": "object"},
-                "example": {"keys": [["ann"]], "deadline": "30d", "reason": "dsr-4711"},
-            }
-        },
-    },
-}
+_EXAMPLE = {"keys": [["ann"]], "deadline": "30d", "reason": "dsr-4711"}
 
 
 @router.on(
@@ -174,7 +174,7 @@ _BODY: dict[str, Any] = {
     audit="erase",
     frees=True,
     summary="Take rows away for good",
-    openapi_extra=_BODY,
+    openapi_extra=json_body(_Erasure, example=_EXAMPLE),
 )
 async def erase(request: Request, token: IdempotencyToken = None) -> Response:
     """`keys` or `where` say which; `gone`: what was retracted or truncated before. The answer has its `id`.

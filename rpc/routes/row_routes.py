@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -37,6 +36,7 @@ from rpc.routes.parameters import (
     Selecting,
     caller_of,
     frontier,
+    json_response,
     on_shard,
     rows_body,
     token_of,
@@ -125,7 +125,7 @@ async def _posted(request: Request, form: str | None, token: str | None, kind: I
     chosen = rows.format_of(request.headers.get("content-type"), form)
     posted = Posted(name, chosen, kind, token_of(request, token), caller_of(request), principal_of(request))
     result = await post(service, request, posted)
-    return Response(json.dumps(result_to_json(result)), media_type="application/json")
+    return json_response(result_to_json(result))
 
 
 _COUNT: dict[int | str, dict[str, Any]] = {
@@ -187,7 +187,7 @@ async def count(
         return {"as_of": found.as_of, "count": rows}
 
     with service.snapshots:
-        return Response(json.dumps(await service.work.run(told)), media_type="application/json")
+        return json_response(await service.work.run(told))
 
 
 async def streamed(

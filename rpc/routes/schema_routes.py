@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from persist.parts.constraint_checks import constraints_json
 from persist.parts.schema_changes import Change
 from rpc.app_state import service_of, shard_of
 from rpc.route_table import Router
-from rpc.routes.parameters import JsonBody, asking_for, caller_of, read_as
+from rpc.routes.parameters import JsonBody, asking_for, caller_of, json_body, json_response, read_as
 
 # The columns of a shard, changed.
 
@@ -37,14 +36,6 @@ class _Columns(JsonBody):
     changes: list[Any]
 
 
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "example": {"changes": EXAMPLE}}},
-    }
-}
-
-
 @router.on(
     "POST",
     "/{name}/schema",
@@ -52,7 +43,7 @@ _BODY: dict[str, Any] = {
     audit="evolve schema",
     audits_body=True,
     summary="Change the columns of a shard, by one commit",
-    openapi_extra=_BODY,
+    openapi_extra=json_body(_Columns, example={"changes": EXAMPLE}),
 )
 async def alter(request: Request) -> Response:
     """The changes are made one after the other, all or none. `fields` are the columns as of then."""
@@ -66,7 +57,7 @@ async def alter(request: Request) -> Response:
         view = shard.view()
         return {"schema_id": view.schema_id, "fields": write_schema(view.schemas)}
 
-    return Response(json.dumps(await service.work.run(done)), media_type="application/json")
+    return json_response(await service.work.run(done))
 
 
 def _changes(wanted: Any) -> list[Change]:
@@ -85,12 +76,6 @@ class _Constraints(JsonBody):
 
 
 _EXAMPLE = {"unique": True, "not_null": ["amount"], "checks": {"positive": "amount > 0"}}
-_CONSTRAINTS_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
-    }
-}
 
 
 @router.on("GET", "/{name}/constraints", (READ,), summary="What a shard asks of its rows beside their types")
@@ -107,7 +92,7 @@ async def constraints(request: Request) -> Response:
     audit="set constraints",
     audits_body=True,
     summary="Change the constraints of a shard",
-    openapi_extra=_CONSTRAINTS_BODY,
+    openapi_extra=json_body(_Constraints, example=_EXAMPLE),
 )
 async def change(request: Request) -> Response:
     """What is left out stays. 400 where what the shard holds breaks them: nothing is changed then."""
@@ -126,4 +111,4 @@ def _read(wanted: Any) -> dict[str, Any]:
 
 
 def _json(schema: ShardSchema) -> Response:
-    return Response(json.dumps(constraints_json(schema)), media_type="application/json")
+    return json_response(constraints_json(schema))

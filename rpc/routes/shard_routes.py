@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Annotated, Any
 
@@ -33,7 +32,7 @@ from rpc.command_endpoint import answer, bytes_max_of
 from rpc.prefix_usage import held_by
 from rpc.request_body import decoded
 from rpc.route_table import BY_COMMAND, Router
-from rpc.routes.parameters import Frontier, JsonBody, caller_of, frontier, json_response, read_as, seen_of
+from rpc.routes.parameters import Frontier, JsonBody, caller_of, frontier, json_body, json_response, read_as, seen_of
 from rpc.shard_watcher import WAITS_MAX
 
 # Shards: list, create, view, drop, their frontiers, and the commands of rich clients.
@@ -67,6 +66,8 @@ class _Drop(JsonBody):
 
 
 class _Clone(JsonBody):
+    """`source`: the shard whose contents it has; `name`: the new shard; `keep_policies`: its policy of rows goes on."""
+
     source: str
     name: str
     keep_policies: bool = False
@@ -88,38 +89,6 @@ _CREATE_EXAMPLES = {
         "summary": "A serialized Arrow schema in base64, for programs",
         "value": {"schema": "/////…", "key": ["id"]},
     },
-}
-_CREATE_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "examples": _CREATE_EXAMPLES}},
-    }
-}
-_DELETE_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "example": {"prefix": "tmp/", "confirm": 12}}},
-    }
-}
-_CLONE_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "source": {"type": "string", "description": "The shard whose contents it has."},
-                        "name": {"type": "string", "description": "The name of the new shard."},
-                        "keep_policies": {"type": "boolean", "description": "Whether its policy of rows goes on."},
-                    },
-                    "required": ["source", "name"],
-                    "additionalProperties": False,
-                },
-                "example": {"source": "orders", "name": "orders-test"},
-            }
-        },
-    }
 }
 _COMMAND_BODY = {
     "requestBody": {"required": True, "content": {RECORD: {"schema": {"type": "string", "format": "binary"}}}}
@@ -153,7 +122,7 @@ async def names(
     audit="drop",
     audits_body=True,
     summary="Drop many shards, by a list or a prefix",
-    openapi_extra=_DELETE_BODY,
+    openapi_extra=json_body(_Drop, example={"prefix": "tmp/", "confirm": 12}),
 )
 async def delete_many(request: Request) -> Response:
     """`shards` or `prefix`; without `confirm`, the number of them, it only tells which. An outcome for each."""
@@ -178,7 +147,7 @@ async def delete_many(request: Request) -> Response:
     audit="create",
     audits_body=True,
     summary="Create a shard, unless it exists with this schema",
-    openapi_extra=_CREATE_BODY,
+    openapi_extra=json_body(_Create, examples=_CREATE_EXAMPLES),
 )
 async def create(
     request: Request,
@@ -221,7 +190,7 @@ def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
     audit="clone",
     audits_body=True,
     summary="Make a shard with the contents of another one, as of now; no row is copied",
-    openapi_extra=_CLONE_BODY,
+    openapi_extra=json_body(_Clone, example={"source": "orders", "name": "orders-test"}),
 )
 async def clone(request: Request) -> Response:
     service = service_of(request)
@@ -408,4 +377,4 @@ async def _maintained(request: Request, verb: str) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     with service.snapshots:  # a merge takes as much memory as one
         found = await service.work.run(partial(service.transport.maintain, name, verb))
-    return Response(json.dumps(found), media_type="application/json")
+    return json_response(found)

@@ -26,9 +26,8 @@ from persist.core.errors import UnknownShard
 from persist.core.state import State
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.console.files import POLICY, console_files
 from rpc.csrf import SAFE_HEADERS
-from rpc.routes.server_routes import PATHS
+from rpc.routes.server_routes import PATHS, POLICY, console_files
 from rpc.routes.shard_routes import BATCHES_ON_THE_LOOP_MAX
 from rpc.settings import ServerSettings
 from rpc.shard_stats import trace_json

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import rpc.stream_leases
+import rpc.change_streams
 from persist.client.shard import Shard
 from persist.core.commands import ADMIN
 from rpc.auth import mint
@@ -184,7 +184,7 @@ def test_lines_of_the_tail_stand_below_the_names_of_their_own_schema(page: Page,
 def test_who_follows_lets_no_history_go_whatever_the_token_may_do(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc.stream_leases, "MOVES_PER_LEASE", 36_000)
+    monkeypatch.setattr(rpc.change_streams, "MOVES_PER_LEASE", 36_000)
     token, digest = mint("root")
     file = tmp_path / "tokens.json"
     file.write_text(json.dumps({"tokens": [{"id": "root", "sha256": digest, "scopes": [ADMIN], "prefixes": []}]}))

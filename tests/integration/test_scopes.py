@@ -31,7 +31,7 @@ from persist.core.shard_settings import Looked, Rung
 from persist.core.state import SchemaRecord, State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
-from rpc import stream_leases
+from rpc import change_streams
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
@@ -469,7 +469,7 @@ def test_a_hold_beyond_the_upper_takes_no_history_from_others(place: Place) -> N
 def test_the_renewed_lease_of_a_listener_takes_no_history_from_others(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_leases, "LEASE_MS", 600)
+    monkeypatch.setattr(change_streams, "LEASE_MS", 600)
     path = f"/v1/shards/{NAME}/listen?after={BEYOND}&until={BEYOND + 5}"
     listening = threading.Thread(target=lambda: place.call("manage", "GET", path, headers=EVENTS))
     listening.start()

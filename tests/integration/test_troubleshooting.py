@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 import persist
-import rpc.request_errors
+import rpc.errors
 from persist.client.write import WriteHandle
 from persist.core.errors import PersistError, kinds
+from persist.formats.http_messages import BlobMissing
 from rpc.settings import ServerSettings
 from tests.support.pages import page
 
@@ -31,7 +32,7 @@ def rows(heading: str) -> list[str]:
 
 def test_every_kind_has_a_row_and_every_row_is_a_kind() -> None:
     assert rpc.errors.BodyTooLarge.kind in kinds()
-    assert rpc.request_errors.BlobMissing.kind in kinds()
+    assert BlobMissing.kind in kinds()
     assert sorted(cell.strip("`") for cell in rows("Errors by kind")) == sorted(kinds())
 
 

@@ -18,10 +18,10 @@ from persist.core import commands as c
 from persist.core.errors import Expired, NotReadable, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.state import State
-from rpc import stream_leases as module
+from rpc import change_streams as module
+from rpc.change_streams import StreamHold, StreamLeases
 from rpc.concurrency_limits import Work
 from rpc.settings import Limits
-from rpc.stream_leases import StreamHold, StreamLeases
 from tests.support.location import TestClock, memory_location
 from tests.support.waiting import WAIT_S
 

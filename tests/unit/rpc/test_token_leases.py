@@ -10,7 +10,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo
 from persist.core.record import replace
 from persist.core.state import LeasedReader, State, blank_state
-from rpc.token_leases import RENEWED_S, TokenLeases
+from rpc.concurrency_limits import RENEWED_S, TokenLeases
 
 LEASE_MS = 60_000
 NO_READERS = blank_state("orders")
