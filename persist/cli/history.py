@@ -1,4 +1,4 @@
-"""`persist history NAME`: how much history a shard keeps, which time a wall clock names, and what was done to it.
+"""`persist history`, `restore` and `tag`: the history of a shard, and its times that stay readable or come back.
 
 A line of JSON for each answer. What is not asked for is not done.
 """
@@ -9,12 +9,13 @@ import argparse
 import json
 from typing import Any
 
-from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.connection_args import add_client_arguments, add_subcommand, client_of
+from persist.client.arguments import read_attribute
 from persist.client.commit_info import checked_limit, entry_json, read_place
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.client.timestamps import instant_ms, instant_text, read_instant
+from persist.client.timestamps import instant_ms, instant_text, read_instant, read_point
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
@@ -23,7 +24,7 @@ from persist.core.shard_settings import history_ms, history_text
 from persist.core.transitions.history_control import check_forgettable
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_history(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="the shard")
     add_client_arguments(parser)
     parser.add_argument("--keep", metavar="AGE", help="keep so much from now on: 7d, none, forever")
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repair-clock", action="store_true", help="take back what a clock far ahead has settled")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_history(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
         shard, location = client.shard(arguments.name), _location(client)
         _check(arguments, shard, location)
@@ -117,3 +118,66 @@ def _repaired(location: Location, name: str) -> dict[str, Any]:
 
 def _tell(found: dict[str, Any]) -> None:
     print(json.dumps(found))
+
+
+# `persist restore NAME --at POINT`: make the contents of a shard again what they were. Prints a line of JSON.
+
+
+def add_restore(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    add_client_arguments(parser)
+    parser.add_argument("--at", metavar="POINT", required=True, help="a time, or an instant: 2026-11-20T12:00:00Z")
+    parser.add_argument(
+        "--attribute",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set an attribute in the same commit, such as a position; KEY= unsets it; others are kept",
+    )
+    parser.add_argument("--retries", metavar="N", type=int, default=0, help="how often, if others write meanwhile (0)")
+
+
+def run_restore(arguments: argparse.Namespace) -> int:
+    to = read_point("--at", arguments.at)
+    attributes = [read_attribute("--attribute", text) for text in arguments.attribute]
+    with client_of(arguments) as client:
+        done = client.shard(arguments.name).restore(to, retries=arguments.retries, attributes=attributes)
+    print(json.dumps({"shard": arguments.name, **done.to_json()}))
+    return 0
+
+
+# `persist tag list|set|remove NAME`: times of a shard that stay readable although its history moves on.
+#
+# A line of JSON for each tag, as they are then.
+
+
+def add_tag(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="do", required=True, metavar="SUBCOMMAND")
+    add_client_arguments(_subcommand(commands, "list", "list the tags"))
+    setting = _subcommand(commands, "set", "set a tag")
+    removing = _subcommand(commands, "remove", "remove a tag: its time may be forgotten")
+    for subcommand in (setting, removing):
+        subcommand.add_argument("tag", metavar="TAG", help="the tag")
+        add_client_arguments(subcommand)
+    setting.add_argument("--at", metavar="POINT", help="a time, or an instant: 2026-11-20T12:00:00Z; else the latest")
+    setting.add_argument("--keep", metavar="AGE", help="for how long: 400d; else until it is removed")
+
+
+def _subcommand(commands: Any, do: str, what: str) -> argparse.ArgumentParser:
+    found = add_subcommand(commands, do, what, _run_tag)
+    found.add_argument("name", metavar="NAME", help="the shard")
+    return found
+
+
+def _run_tag(arguments: argparse.Namespace) -> int:
+    at = read_point("--at", arguments.at) if arguments.do == "set" and arguments.at is not None else None
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
+        if arguments.do == "set":
+            shard.tag(arguments.tag, at, keep=arguments.keep)
+        if arguments.do == "remove" and not shard.untag(arguments.tag):
+            raise InvalidUsage(f"shard {shard.name!r} has no tag {arguments.tag!r}")
+        for tag, found in shard.tags().items():
+            until = None if found.until is None else instant_text(instant_ms("until", found.until))
+            print(json.dumps({"shard": shard.name, "tag": tag, "time": found.time, "until": until}))
+    return 0

@@ -18,7 +18,7 @@ from persist.cli import row_files
 from persist.cli.connection_args import add_client_arguments, check_given, client_of
 from persist.cli.long_running import ended_by_sigterm
 from persist.cli.row_files import RowPiece, RowSource, first_bad
-from persist.cli.schema_argument import schema_of
+from persist.cli.schema import schema_of
 from persist.cli.terminal import ProgressBar, Screen, plain
 from persist.client.arguments import columns_of
 from persist.client.commit_info import HistoryEntry

@@ -26,7 +26,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from persist.cli.inference import JsonValues, Texts
-from persist.cli.schema_argument import storable
+from persist.cli.schema import storable
 from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, csv_options, values_of_cells
 from persist.codecs.json_rows import BOM, UNREADABLE, names_of_lines, read_ndjson
 from persist.codecs.parquet_files import check_alone, open_parquet

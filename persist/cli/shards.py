@@ -1,4 +1,4 @@
-"""`persist shards [NAME]`: which shards there are, or all about one.
+"""`persist shards`, `create`, `drop` and `clone`: which shards there are, and making and dropping them.
 
 Through a server it tells what any client may know: who reads and writes is seen on the machine of the stores.
 """
@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from persist.cli.connection_args import add_client_arguments, client_of, url_of, where_of
+from persist.cli import row_files
+from persist.cli.connection_args import add_client_arguments, check_given, client_of, url_of, where_of
+from persist.cli.schema import add_check_argument, read_checks, read_columns, read_schema_file, schema_of
+from persist.cli.terminal import Screen, plain
+from persist.client.arguments import columns_of
 from persist.client.connect import Client
+from persist.client.shard_listing import ShardsDropped
+from persist.client.timestamps import kept_ms, read_point
 from persist.core.batch import HollowBatch
-from persist.core.errors import InvalidUsage, PersistError
+from persist.core.errors import InvalidUsage, PersistError, UnknownShard
 from persist.core.ids import check_shard_name
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
-from persist.parts import current_schema
+from persist.parts import ShardSchema, current_schema
 from persist.parts.constraint_checks import constraints_json
 
 BATCHES_SHOWN = 10
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_shards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="show this shard; without it, list all")
     add_client_arguments(parser)
     parser.add_argument("--prefix", default="", help="list the shards whose names begin with this")
@@ -32,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--names", action="store_true", help="print names alone, a line for each")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_shards(arguments: argparse.Namespace) -> int:
     if arguments.name is not None:
         check_shard_name(arguments.name)
     if arguments.names and (arguments.name is not None or arguments.json or arguments.dropped):
@@ -173,3 +181,123 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
 
 def _frontier(value: list[int]) -> str:
     return str(value[0]) if value else "closed"
+
+
+# `persist create NAME`: make a shard, with the columns that a text tells, or those of a file.
+
+
+def add_create(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    add_client_arguments(parser)
+    parser.add_argument("--schema", metavar="TEXT", help='its columns: "id int64, name string, at timestamp[us, UTC]"')
+    parser.add_argument("--schema-file", metavar="FILE", help="the same in a file, or in JSON as HTTP takes it")
+    parser.add_argument("--like", metavar="FILE", help="the columns of this file: CSV, Parquet, NDJSON or Arrow")
+    parser.add_argument("--key", metavar="A,B", help="by which columns rows are ordered and found")
+    parser.add_argument("--unique", action="store_true", help="a key has at most one row at each time")
+    add_check_argument(parser)
+    parser.add_argument("--history", metavar="AGE", help="for how long every time stays readable: 7d, none, forever")
+
+
+def run_create(arguments: argparse.Namespace) -> int:
+    check_shard_name(arguments.name)
+    if arguments.history is not None:
+        kept_ms(arguments.history)
+    schema, checks = _new_schema(arguments), read_checks(arguments.check)
+    with client_of(arguments, must_exist=False) as client:
+        is_there = False
+        with suppress(UnknownShard):
+            client.shard(arguments.name)
+            is_there = True
+        shard = client.create_shard(
+            arguments.name,
+            schema.arrow,
+            schema.key,
+            history=arguments.history,
+            unique=arguments.unique,
+            checks=checks,
+        )
+        found = shard.schema
+    columns = {field.name: str(field.type) for field in found.arrow}
+    done = "already there" if is_there else "created"
+    if Screen.of(sys.stdout).is_terminal:
+        print(
+            f"shard {arguments.name} {'is already there' if is_there else 'created'}, ordered by {', '.join(found.key)}"
+        )
+    else:
+        print(json.dumps({"shard": arguments.name, "done": done, "columns": columns, "key": list(found.key)}))
+    return 0
+
+
+def _new_schema(arguments: argparse.Namespace) -> ShardSchema:
+    check_given(arguments, "key", "schema", "schema_file", "like")
+    if sum(one is not None for one in (arguments.schema, arguments.schema_file, arguments.like)) != 1:
+        raise InvalidUsage("say which columns it has: give one of --schema, --schema-file and --like")
+    key = columns_of(arguments.key)
+    if arguments.schema_file is not None:
+        return read_schema_file(arguments.schema_file, key)
+    if arguments.schema is not None:
+        return schema_of(read_columns(arguments.schema), key)
+    with row_files.opened([arguments.like], None) as [source]:
+        return schema_of(source.inferred(), key)
+
+
+# `persist drop NAME…`: drops shards. It asks first in a terminal; elsewhere it needs --yes.
+
+
+REFUSED = 2
+SHOWN_MAX = 20  # names in the question
+
+
+def add_drop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the shards; or give --prefix")
+    add_client_arguments(parser)
+    parser.add_argument("--prefix", help="the shards whose names begin with this")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--force", action="store_true", help="also those that readers hold")
+
+
+def run_drop(arguments: argparse.Namespace) -> int:
+    with client_of(arguments) as client:
+        names, prefix, force = arguments.names or None, arguments.prefix, arguments.force
+        chosen = client.drop_shards(names, prefix=prefix, force=force)
+        count = len(chosen.outcomes)
+        if not arguments.yes and not _is_confirmed(chosen):
+            print(f"persist drop: nothing was dropped: {count} would be; give --yes to drop them", file=sys.stderr)
+            return REFUSED
+        done = client.drop_shards(names, prefix=prefix, confirm=count, force=force) if count else chosen
+    print(json.dumps(done.to_json()))
+    return 0 if done.complete or not count else 1
+
+
+def _is_confirmed(chosen: ShardsDropped) -> bool:
+    """Whether a person at the terminal says yes."""
+    if not sys.stdin.isatty():
+        return False
+    names = [plain(one.shard) for one in chosen.outcomes[:SHOWN_MAX]]
+    more = f" and {len(chosen.outcomes) - SHOWN_MAX} more" if len(chosen.outcomes) > SHOWN_MAX else ""
+    print(f"drop {', '.join(names)}{more}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# `persist clone SOURCE NAME`: a shard under a new name with the contents of another one. Prints JSON.
+
+
+def add_clone(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="the shard to clone")
+    parser.add_argument("name", metavar="NAME", help="of the clone")
+    add_client_arguments(parser)
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--at", metavar="TIME", help="the contents of a time such as 416, or of a wall clock")
+    when.add_argument("--tag", metavar="TAG", help="the contents of a tag of the source")
+    parser.add_argument("--keep-policies", action="store_true", help="let its policy of rows go on at once")
+
+
+def run_clone(arguments: argparse.Namespace) -> int:
+    as_of = None if arguments.at is None else read_point("--at", arguments.at)
+    with client_of(arguments) as client:
+        made = client.clone(
+            arguments.source, arguments.name, as_of=as_of, tag=arguments.tag, keep_policies=arguments.keep_policies
+        )
+        since, upper = made.since().to_json(), made.upper().to_json()
+    print(json.dumps({"shard": arguments.name, "source": arguments.source, "since": since, "upper": upper}))
+    return 0

@@ -1,7 +1,8 @@
 """`persist COMMAND`: the program, and the table of its commands.
 
-Each command is a module with `add_arguments(parser)` and, unless its subcommands set another default for `run`,
-`run(arguments) -> int`. A module is loaded when its command is asked for: `persist cat` needs no FastAPI.
+A command is a module with `add_arguments(parser)` and, unless its subcommands set another default for `run`,
+`run(arguments) -> int`; in a module of several commands these are `add_NAME` and `run_NAME`. A module is loaded when
+its command is asked for: `persist cat` needs no FastAPI.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from persist.core.errors import InvalidUsage, PersistError
 
 # command -> (package, module, one line of help)
 COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
-    "create": (persist.cli, "create", "make a shard"),
+    "create": (persist.cli, "shards", "make a shard"),
     "import": (persist.cli, "import_job", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
-    "export": (persist.cli, "export", "write the rows of a shard to a file"),
-    "cat": (persist.cli, "cat", "show the rows of a shard, or count them"),
-    "tail": (persist.cli, "tail", "show the latest changes of a shard, and with -f those that follow"),
-    "diff": (persist.cli, "diff", "show the difference of two times of a shard, or of two shards"),
+    "export": (persist.cli, "row_commands", "write the rows of a shard to a file"),
+    "cat": (persist.cli, "row_commands", "show the rows of a shard, or count them"),
+    "tail": (persist.cli, "row_commands", "show the latest changes of a shard, and with -f those that follow"),
+    "diff": (persist.cli, "row_commands", "show the difference of two times of a shard, or of two shards"),
     "schema": (persist.cli, "schema", "show and change the columns and the constraints of a shard"),
-    "drop": (persist.cli, "drop", "drop shards, by names or a prefix"),
+    "drop": (persist.cli, "shards", "drop shards, by names or a prefix"),
     "shards": (persist.cli, "shards", "list shards, or show one"),
     "history": (persist.cli, "history", "show and set how much history a shard keeps; list its commits"),
-    "restore": (persist.cli, "restore", "give a shard its earlier contents again"),
-    "tag": (persist.cli, "tag", "keep single times of a shard readable, by name"),
+    "restore": (persist.cli, "history", "give a shard its earlier contents again"),
+    "tag": (persist.cli, "history", "keep single times of a shard readable, by name"),
     "retention": (persist.cli, "retention", "delete rows by age or size: policies, truncation, stream cuts"),
     "erase": (persist.cli, "erase", "delete rows of a shard for good, and show the progress"),
     "check": (rpc.cli, "check", "find faults, their causes and remedies; --repair repairs a shard"),
     "inspect": (persist.cli, "inspect", "show the internals of shards and stores, also of damaged ones"),
     "backup": (persist.cli, "backup", "back up and restore a location, and recover from lost stores"),
-    "clone": (persist.cli, "clone", "make a shard with the contents of another one; no row is copied"),
+    "clone": (persist.cli, "shards", "make a shard with the contents of another one; no row is copied"),
     "region": (persist.cli, "region", "replicate to other regions, switch over, fail over"),
     "serve": (rpc.cli, "serve", "serve shards over HTTP"),
     "maintain": (compactor.cli, "maintain", "merge batches and delete garbage in the background"),
@@ -87,8 +88,9 @@ def parser_for(command: str | None = None) -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=what, description=what)
         if name == command:
             module = module_of(name)
-            one.set_defaults(run=getattr(module, "run", None))
-            module.add_arguments(one)
+            of_many = hasattr(module, f"add_{name}")
+            one.set_defaults(run=getattr(module, f"run_{name}" if of_many else "run", None))
+            getattr(module, f"add_{name}" if of_many else "add_arguments")(one)
     return parser
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.cli.row_files import first_bad, form_of, opened
-from persist.cli.schema_argument import read_columns, storable
+from persist.cli.schema import read_columns, storable
 from persist.cli.terminal import CELL_WIDTH_MIN, GAP, Screen, cut, fitted, padded, plain, table_lines, width_of
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema

@@ -1,0 +1,234 @@
+"""`persist cat`, `tail`, `diff` and `export`: the rows of a shard, and how they change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from threading import Event
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from persist.cli import terminal
+from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.long_running import ended_by_sigterm, on_signals
+from persist.cli.output_files import is_stdout, replacing
+from persist.cli.row_files import FORMATS, form_of
+from persist.cli.terminal import (
+    AS_OF,
+    Output,
+    Screen,
+    add_format,
+    add_schema,
+    add_selection,
+    columns,
+    plain,
+    show_changes,
+)
+from persist.client.contents_diff import Changes
+from persist.client.listen import Listen
+from persist.client.row_reader import expanded
+from persist.client.shard import Shard
+from persist.client.snapshot import Snapshot
+from persist.client.timestamps import read_point
+from persist.codecs import rows
+from persist.core.errors import InvalidUsage
+from persist.parts import DIFF
+
+# `persist cat NAME`: a table in a terminal, else a line of JSON for each row, or as it is told. With --count it prints
+# how many there are, each counted as often as it is there.
+
+
+def add_cat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    parser.add_argument("-n", "--limit", metavar="N", type=int, help="at most so many rows, the first in key order")
+    parser.add_argument("--count", action="store_true", help="only how many rows there are")
+    add_client_arguments(parser)
+    parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
+    add_schema(parser)
+    add_selection(parser)
+    add_format(parser)
+
+
+def run_cat(arguments: argparse.Namespace) -> int:
+    output, wanted = Output.of(arguments), columns(arguments)
+    as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
+    if arguments.count and not (arguments.limit is None and wanted is None and arguments.format is None):
+        raise InvalidUsage("--count goes with --as-of and --where alone")
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
+        if arguments.count:
+            print(shard.count(arguments.where, as_of))
+            return 0
+        with shard.snapshot(
+            as_of,
+            where=arguments.where,
+            columns=wanted,
+            limit=arguments.limit,
+            purpose="persist cat",
+            wait_s=0.0,
+            schema=arguments.schema,
+        ) as snapshot:
+            output.show(snapshot)
+    return 0
+
+
+# `persist export NAME FILE`: the rows of a shard in a file, which is there as a whole or not at all.
+#
+# A pipe or a device gets them as they are read.
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    parser.add_argument("file", metavar="FILE", help="where to: .parquet, .csv, .ndjson or .arrow; it is replaced")
+    add_client_arguments(parser)
+    parser.add_argument("--format", choices=FORMATS, help="if the name of the file does not tell")
+    parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
+    add_schema(parser)
+    add_selection(parser)
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    path, form, wanted = Path(arguments.file), form_of(arguments.file, arguments.format), columns(arguments)
+    as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
+    with ended_by_sigterm(), client_of(arguments) as client:
+        shard = client.shard(arguments.name)
+        with (
+            shard.snapshot(
+                as_of,
+                where=arguments.where,
+                columns=wanted,
+                purpose="persist export",
+                wait_s=0.0,
+                schema=arguments.schema,
+            ) as snapshot,
+            replacing(path) as out,
+        ):
+            count = _write_rows(snapshot, form, out)
+    said = sys.stderr if is_stdout(path) else sys.stdout  # rows are not mixed with what is said of them
+    if Screen.of(said).is_terminal:
+        print(f"{plain(arguments.file)}: {count:,} row{'' if count == 1 else 's'}, as of {snapshot.as_of}", file=said)
+    else:
+        told = {"shard": arguments.name, "file": arguments.file, "rows": count, "as_of": snapshot.as_of}
+        print(json.dumps(told), file=said)
+    return 0
+
+
+def _write_rows(snapshot: Snapshot, form: str, out: BinaryIO) -> int:
+    """How many rows were written."""
+    count = 0
+
+    def pieces() -> Iterator[pa.Table]:
+        nonlocal count
+        for table in snapshot.batches():
+            for piece in expanded(table):
+                count += len(piece)
+                yield piece
+
+    for data in rows.write(pieces(), snapshot.empty().drop_columns([DIFF]), form):
+        out.write(data)
+    return count
+
+
+# `persist tail NAME`: the latest changes of a shard; with -f also those to come, until it is told to end.
+#
+# A line of JSON for each change, with `__time` and `__diff`; in a terminal with + and -.
+
+
+TIMES = 10
+TIMES_MAX = 1_000_000
+WAIT_S = 0.5  # for the next change, before it looks whether it was told to end
+
+
+def add_tail(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    add_client_arguments(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with changes to come, until Ctrl-C")
+    parser.add_argument("-n", "--times", metavar="N", type=int, help=f"the changes of the last N times ({TIMES})")
+    parser.add_argument("--as-of", metavar="POINT", help="all changes after a time or an instant; -1: from the first")
+    add_selection(parser)
+    terminal.add_arguments(parser)
+
+
+def run_tail(arguments: argparse.Namespace) -> int:
+    """0 also where a signal ended it."""
+    if arguments.times is not None and arguments.as_of is not None:
+        raise InvalidUsage("-n and --as-of are both given; give one of them")
+    times = TIMES if arguments.times is None else arguments.times
+    if not 0 <= times <= TIMES_MAX:
+        raise InvalidUsage(f"-n is {times}; it must be in [0, {TIMES_MAX}]")
+    after = _after(arguments.as_of)
+    wanted, screen, ended = columns(arguments), Screen.of(sys.stdout, arguments.no_colour), Event()
+    if arguments.follow:
+        on_signals(ended.set)
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
+        begins = _begins(shard, times) if after is None else after
+        until = None if arguments.follow else shard.upper()
+        with shard.listen(begins, until=until, where=arguments.where, columns=wanted, purpose="persist tail") as found:
+            _show_tail(found, screen, ended)
+    return 0
+
+
+def _after(given: str | None) -> int | datetime | None:
+    return None if given is None else -1 if given == "-1" else read_point("--as-of", given)
+
+
+def _begins(shard: Shard, times: int) -> int:
+    """The time after which the last `times` complete ones lie, as far as they can be told."""
+    view = shard.view()
+    if view.upper.element is None or view.since.element is None:
+        return view.since.element or -1
+    wanted = view.upper.element - 1 - times
+    return max(wanted, view.since.element or -1)
+
+
+def _show_tail(listen: Listen, screen: Screen, ended: Event) -> None:
+    while not listen.done and not ended.is_set():
+        for event in listen.next_events(WAIT_S):
+            show_changes(event.updates, screen)
+            if ended.is_set():
+                return
+
+
+# `persist diff NAME T1 [T2]`: what a shard, or another one, has more at the second time than at the first, and less.
+#
+# A line of JSON for each row, with `__diff`, in key order; in a terminal with + and -. `--parquet FILE` writes the rows
+# with their types; the file is there as a whole or not at all.
+
+
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    parser.add_argument("start", metavar="T1", help="a time, or an instant: 2026-11-20T12:00:00Z")
+    parser.add_argument("end", metavar="T2", nargs="?", help="the same; else the latest complete time")
+    add_client_arguments(parser)
+    parser.add_argument("--other", metavar="NAME", help="the shard that is compared at T2; else this one")
+    parser.add_argument("--parquet", metavar="FILE", help="write the rows to this file instead of printing them")
+    terminal.add_arguments(parser)
+
+
+def run_diff(arguments: argparse.Namespace) -> int:
+    start = read_point("T1", arguments.start)
+    end = None if arguments.end is None else read_point("T2", arguments.end)
+    screen = Screen.of(sys.stdout, arguments.no_colour)
+    with ended_by_sigterm(), client_of(arguments) as client:
+        other = None if arguments.other is None else client.shard(arguments.other)
+        with client.shard(arguments.name).changes(start, end, other=other) as changes:
+            if arguments.parquet is not None:
+                _write_parquet(changes, Path(arguments.parquet))
+            else:
+                for table in changes.batches():
+                    show_changes(table, screen)
+    return 0
+
+
+def _write_parquet(changes: Changes, path: Path) -> None:
+    schema = changes.empty().schema
+    with replacing(path) as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        for table in changes.batches():
+            writer.write_table(table.cast(schema))
