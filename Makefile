@@ -139,11 +139,12 @@ types: $(DEV) ## mypy, strict
 imports: $(DEV) ## who may import whom
 	@$(VENV)/bin/lint-imports
 
-docs: $(DEV) ## write what is generated from the code: pages of docs, and persist/aio/__init__.pyi
+docs: $(DEV) ## write what is generated from the code: pages of docs, schema.json of check and inspect, and persist/aio/__init__.pyi
 	@$(PY) -m tests.support.api_page
 	@$(PY) -m tests.support.settings_page
 	@$(PY) -m tests.support.aio_stub
 	@$(PY) -m tests.support.scopes_page
+	@$(PY) -m tests.support.json_schemas
 
 wheel: $(DEV) ## build the wheel; its top level holds our six packages, each marked as typed, and nothing else
 	@rm -rf dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .

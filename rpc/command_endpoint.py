@@ -1,27 +1,44 @@
-"""One command in, one result out: the path of every rich client."""
+"""What writes: one command of a rich client, and rows that are posted."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+from starlette.requests import Request
+
+from persist.client.optimistic_edit import unless_landed
+from persist.client.server_writer import Making, Names
+from persist.codecs import rows
+from persist.codecs.allowance import Allowance, BodyTooLarge
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.errors import Forbidden
+from persist.core.errors import (
+    Expired,
+    Forbidden,
+    Indeterminate,
+    InvalidUsage,
+    Overloaded,
+    PersistError,
+    SchemaMismatch,
+    Unavailable,
+)
 from persist.core.frontier import Antichain
-from persist.core.ids import check_shard_name
+from persist.core.ids import Token, check_shard_name
+from persist.core.transitions.context import Verdict
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
+from persist.parts import ShardSchema
+from rpc.app_state import Service
 from rpc.audit import DID, of_command, upper_of
 from rpc.auth import Principal, label_of
 from rpc.concurrency_limits import ABOUT
 from rpc.quotas import admit, check_room, check_takes_away, settle
 from rpc.request_body import decoded
-
-if TYPE_CHECKING:
-    from rpc.app_state import Service
 
 COMMAND_BYTES_MAX = 16 * 1024 * 1024  # body of one command
 READ_COMMAND_BYTES_MAX = 64 * 1024  # of one by a token that may only read
@@ -112,3 +129,125 @@ def check_upper(principal: Principal, upper: Antichain) -> None:
     """Raises Forbidden where a write would close the shard for everybody, and this principal may not."""
     if upper.is_empty and c.MANAGE not in principal.scopes:
         raise Forbidden(f"the token {principal.name!r} has no scope 'manage': it may not close a shard to writes")
+
+
+# Rows that are posted: decoded, staged and committed.
+#
+# Few rows go their whole way on the event loop, which costs less than to hand them to a thread and back: threads that
+# decode JSON side by side mostly wait for one another. What takes a call of a store, or a moment, goes to a thread.
+
+
+AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is decoded on the event loop
+AT_ONCE_COLUMNS_MAX = 32  # none of them nested
+AT_ONCE_ROWS_BYTES_MAX = 128 * 1024  # that rows take in memory, however few bytes stand for each
+READINGS_MAX = 10  # of one body, where the shard gets other columns each time
+
+
+@dataclass(frozen=True, slots=True)
+class InsertKind:
+    """What is to become of the rows: the time of those without one, and the command."""
+
+    default_time: int | None
+    command: Making
+
+
+@dataclass(slots=True)
+class Posted:
+    """Rows that came for a shard."""
+
+    name: str
+    form: str
+    kind: InsertKind
+    token: Token | None
+    caller: Caller
+    principal: Principal
+    are_counted: bool = False  # in the quotas
+
+
+async def post(service: Service, request: Request, posted: Posted) -> c.Appended:
+    """Take the body in and commit its rows. Raises what `WriteHandle.insert` does, BodyTooLarge, QuotaFull."""
+    async with service.body(request, service.limits.rows_bytes_max) as data:
+        if len(data) <= AT_ONCE_BYTES_MAX and posted.form == "ndjson":
+            done = await _at_once(service, posted, data)
+            if done is not None:
+                return done
+        return await service.work.run(_as_of_now, service, posted, data)
+
+
+async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended | None:
+    """As `_written`, without a thread. None: nothing was written by this try, and it takes one."""
+    machine = service.location.machine(posted.name)
+    state = machine.cached
+    if state is None or state.is_closed:
+        return None
+    writers = service.writers
+    names = writers.names(state)
+    schema = names.schema
+    rows_max = data.count(b"\n") + 1
+    if not schema.is_flat or schema.width > AT_ONCE_COLUMNS_MAX or rows_max * schema.row_bytes > AT_ONCE_ROWS_BYTES_MAX:
+        return None  # it takes longer than a moment
+    handle, command = writers.take(posted.name, names, posted.caller), None
+    try:
+        with service.allowance() as allowed:
+            table = _read(service, posted, data, schema, allowed)
+            command = handle.at_once(table, posted.kind.default_time, posted.kind.command, posted.token)
+    except InvalidUsage:
+        pass  # or it has another schema by now: who looks at the store knows
+    finally:
+        if command is None:
+            writers.give_back(handle)
+    if command is None:
+        return None
+    try:
+        # Nobody need look at parts that were made here.
+        verdict = Verdict(shard=names.shard, schema=names.newest)
+        try:
+            done = await service.work.commit(machine, command, verdict, posted.caller)
+        except (Unavailable, Overloaded, Indeterminate) as error:
+            done = await service.work.run(handle.resumed, command, posted.caller, error)
+    except (Expired, InvalidUsage, SchemaMismatch):
+        return None
+    writers.give_back(handle)
+    assert isinstance(done, c.Appended)
+    return done
+
+
+def _as_of_now(service: Service, posted: Posted, data: bytes) -> c.Appended:
+    """As `_written`, of the shard as it is now: through another server it may have got other columns, or a new life."""
+    machine = service.location.machine(posted.name)
+    state = machine.state()
+    for left in range(READINGS_MAX, 0, -1):
+        try:
+            return _written(service, posted, data, service.writers.names(state))
+        except (InvalidUsage, SchemaMismatch) as error:
+            known, state = state, machine.refresh()
+            if left > 1 and (state.shard_id, state.schema_id) != (known.shard_id, known.schema_id):
+                continue
+            _check_landed(service, posted, service.writers.names(state), error)
+            raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _check_landed(service: Service, posted: Posted, names: Names, refused: PersistError) -> None:
+    """Raise TokenReused where a body is refused, and a write with its token has landed."""
+    if not isinstance(refused, InvalidUsage) or isinstance(refused, BodyTooLarge):
+        return
+    with service.writers.writer(posted.name, names, posted.caller) as handle, unless_landed(handle, posted.token):
+        raise refused
+
+
+def _written(service: Service, posted: Posted, data: bytes, names: Names) -> c.Appended:
+    with service.allowance() as allowed:
+        table = _read(service, posted, data, names.schema, allowed)
+        with service.writers.writer(posted.name, names, posted.caller) as handle:
+            return handle.write(table, posted.kind.default_time, posted.kind.command, posted.token)
+
+
+def _read(service: Service, posted: Posted, data: bytes, schema: ShardSchema, allowed: Allowance) -> pa.Table:
+    """The rows of the body, which are counted in the quotas once."""
+    table = rows.read(data, posted.form, schema, service.limits.rows_max, allowed)
+    if not posted.are_counted:
+        service.quotas.rows(posted.principal, table.num_rows)
+        service.quotas.adds(posted.principal, posted.name, "bytes", len(data))
+        posted.are_counted = True
+    return table

@@ -18,15 +18,13 @@ from functools import partial
 
 from blob import optional
 from compactor.engine import Engine, EngineSettings, use_system_allocator
-from compactor.erasure_steps import erasure_task
-from compactor.figures import of_maintenance
 from compactor.loop import Loop, in_turn
 from compactor.metering import MaintenanceMetrics
-from compactor.monitor import Monitor
+from compactor.monitor import Monitor, of_maintenance
 from compactor.on_demand import through_server
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
 from compactor.scrubber import SAMPLES, Scrubber, check_sample, samples_per_day
-from compactor.tasks import Rounds, gc_task, history_task, merge_task, publish_task, retention_task
+from compactor.tasks import Rounds, erasure_task, gc_task, history_task, merge_task, publish_task, retention_task
 from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import connection_args
 from persist.cli.connection_args import add_subcommand, read_age_ms, read_size

@@ -17,8 +17,7 @@ from persist.check import (
     location_checks,
     maintenance_checks,
 )
-from persist.check.checked_shard import CheckedShard
-from persist.check.findings import CheckThresholds, Diagnosis, ranked
+from persist.check.findings import CheckedShard, CheckThresholds, Diagnosis, ranked
 from persist.check.lease_checks import ClocksSeen
 from persist.check.location_checks import NOTHING_BESIDE, Beside
 from persist.copies.blob_store_scan import lost_logs

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from persist.check.checked_shard import CheckedShard
-from persist.check.findings import Diagnosis, diagnosis, is_or_are, many, some
+from persist.check.findings import CheckedShard, Diagnosis, diagnosis, is_or_are, many, some
 from persist.copies.shard_facts import Fault, FaultKind, Faults
 from persist.core.errors import PersistError
 

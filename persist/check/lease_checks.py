@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from persist.check.checked_shard import CheckedShard
 from persist.check.findings import (
     DAY_MS,
     HELD_ENTRIES_MANY,
@@ -13,6 +12,7 @@ from persist.check.findings import (
     OFFSET_MS_MAX,
     READERS_MANY,
     WRITERS_MANY,
+    CheckedShard,
     Diagnosis,
     age,
     at,

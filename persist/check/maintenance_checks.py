@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blob import BlobStat
-from persist.check.checked_shard import CheckedShard
 from persist.check.findings import (
     BATCHES_MANY,
     CLAIM_SILENT_LEASES,
@@ -15,6 +14,7 @@ from persist.check.findings import (
     ORPHAN_BYTES_MANY,
     ORPHANS_MANY,
     ROLLUP_ENTRIES_MAX,
+    CheckedShard,
     Diagnosis,
     age,
     at,

@@ -24,8 +24,7 @@ from persist.core.ids import check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.change_streams import HeldStream, Stepped
-from rpc.command_endpoint import check_upper
-from rpc.insert_endpoint import InsertKind, Posted, post
+from rpc.command_endpoint import InsertKind, Posted, check_upper, post
 from rpc.route_table import Router
 from rpc.routes.parameters import (
     AsOfOrTag,

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from blob import Blob, BlobStat, open_blob
 from blob.metrics import ForwardingBlob
-from compactor.erasure_steps import Eraser
+from compactor.tasks import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus
 from consensus.metrics import ForwardingConsensus

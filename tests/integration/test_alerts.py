@@ -19,9 +19,9 @@ import persist
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
-from compactor.figures import of_maintenance
 from compactor.loop import Loop
 from compactor.metering import MaintenanceMetrics
+from compactor.monitor import of_maintenance
 from compactor.scrubber import Scrubber
 from compactor.tasks import gc_task
 from consensus import Consensus

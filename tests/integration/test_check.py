@@ -11,19 +11,18 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.check import report_schema
 from persist.check.check_runner import OF_SHARD, Report, examined, report, report_of
 from persist.check.findings import IDS, SEVERITIES, age, at, diagnosis, many, ranked, size, some
 from persist.core.frontier import Antichain
-from persist.inspect.json_schema import to_text
 from persist.inspect.readonly_location import LocationSummary, look_at_directory
 from rpc.cli.program import parser_for
+from tests.support import json_schemas
 from tests.support.ailments import AILMENTS, CALM, Ailment, examine, filled, made
 from tests.support.ailments import at as examined_at
 from tests.support.clocks import DAY_MS, HOUR_MS, World
 
 SCHEMA = pa.schema([("id", pa.int64())])
-VALIDATOR = jsonschema.Draft202012Validator(json.loads(report_schema.FILE.read_text(encoding="utf-8")))
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(json_schemas.CHECK.read_text(encoding="utf-8")))
 PROVOKED = [(found, ailment) for found, ailments in AILMENTS.items() for ailment in ailments]
 
 
@@ -168,9 +167,7 @@ def test_what_is_no_report_is_refused(document: object) -> None:
 
 def test_the_published_schema_is_that_of_the_records() -> None:
     jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
-    assert report_schema.FILE.read_text(encoding="utf-8") == to_text(report_schema.schema()), (
-        "python -m persist.check.report_schema"
-    )
+    assert json_schemas.CHECK.read_text(encoding="utf-8") == json_schemas.check_schema(), "run `make docs`"
 
 
 def test_the_schema_refuses_what_is_no_report() -> None:

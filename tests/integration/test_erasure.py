@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from blob import BlobMisconfigured, Unfinished
-from compactor.erasure_steps import Eraser
 from compactor.loop import in_turn
 from compactor.orphans import Sweeper
+from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -557,8 +557,8 @@ def test_a_build_that_forgets_rollups_is_caught(
     secret = marker()
     shard.insert([{"id": secret, "v": "1"}])
     told = shard.erase(keys=[secret])
-    monkeypatch.setattr("compactor.erasure_steps.Eraser._may_collect", lambda *_: False)
-    monkeypatch.setattr("compactor.erasure_steps.scanned", _clean(machine))
+    monkeypatch.setattr("compactor.tasks.Eraser._may_collect", lambda *_: False)
+    monkeypatch.setattr("compactor.tasks.scanned", _clean(machine))
     Maintenance(machine).step()
     assert shard.erased(told.id).phase == "rewritten", "the State itself refuses: it names a rollup of before"
     machine.location.machine(NAME)

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from compactor.erasure_steps import Eraser
+from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.client.shard import Shard
 from persist.commit.collector import Collector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from compactor.erasure_steps import Eraser
+from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.client.shard import Shard
 from persist.commit.collector import Collector

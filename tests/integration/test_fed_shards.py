@@ -9,9 +9,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
-from compactor.erasure_steps import Eraser
 from compactor.orphans import Sweeper
-from compactor.tasks import retention_task
+from compactor.tasks import Eraser, retention_task
 from compactor.worker import Worker
 from persist.client import unique_insert
 from persist.client.embedded import EmbeddedTransport

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.inspect import json_schema, readonly_location
+from persist.inspect import readonly_location
 from persist.inspect.queries import ANSWERS
 from rpc.cli.program import main
+from tests.support import json_schemas
 from tests.support.inspected import COMMANDS, PART, FixedClock, copied
 
 GOLDEN = Path(__file__).parent / "inspected"
 SCHEMA = pa.schema([("id", pa.int64())])
-VALIDATOR = jsonschema.Draft202012Validator(json.loads(json_schema.FILE.read_text(encoding="utf-8")))
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(json_schemas.INSPECT.read_text(encoding="utf-8")))
 Ran = Callable[..., tuple[int, str]]
 
 
@@ -68,7 +69,7 @@ def test_every_command_has_a_golden_output() -> None:
 
 def test_the_published_schema_is_that_of_the_records() -> None:
     jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
-    assert json_schema.FILE.read_text(encoding="utf-8") == json_schema.to_text(json_schema.schema())
+    assert json_schemas.INSPECT.read_text(encoding="utf-8") == json_schemas.inspect_schema()
 
 
 def test_the_schema_refuses_what_is_no_answer(ran: Ran) -> None:

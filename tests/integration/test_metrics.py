@@ -18,10 +18,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import persist
-from compactor.figures import COUNTED, VERIFIED, of_maintenance
 from compactor.loop import Loop
 from compactor.metering import Counters, MaintenanceMetrics
-from compactor.monitor import Monitor
+from compactor.monitor import COUNTED, VERIFIED, Monitor, of_maintenance
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import InvalidUsage
 from persist.formats.exposition import Family

@@ -20,7 +20,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from rpc.app import create_app
 from rpc.app_state import THIN_WRITER_LEASE_MS
-from rpc.insert_endpoint import AT_ONCE_BYTES_MAX, AT_ONCE_COLUMNS_MAX
+from rpc.command_endpoint import AT_ONCE_BYTES_MAX, AT_ONCE_COLUMNS_MAX
 from rpc.route_table import Route
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan

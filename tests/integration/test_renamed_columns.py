@@ -19,7 +19,7 @@ from persist.client.shard import Shard
 from persist.codecs import rows
 from persist.core.errors import SchemaMismatch
 from persist.parts.schema_changes import DropColumn, RenameColumn
-from rpc import insert_endpoint
+from rpc import command_endpoint
 from rpc.app import create_app
 from tests.support.location import TestClock, memory_location
 
@@ -81,7 +81,7 @@ def once_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
                 done.append(work())
             return table
 
-        monkeypatch.setattr(insert_endpoint.rows, "read", read)
+        monkeypatch.setattr(command_endpoint.rows, "read", read)
         return done
 
     return patched
@@ -130,8 +130,8 @@ def test_columns_that_change_all_the_time_are_told(servers: Servers, monkeypatch
         read.append(servers.other.alter(*SWAP))
         return real(*given)
 
-    monkeypatch.setattr(insert_endpoint.rows, "read", changing)
+    monkeypatch.setattr(command_endpoint.rows, "read", changing)
     answer = servers.post("insert", "text/csv", BODIES["text/csv"])
     assert (answer.status_code, answer.json()["kind"]) == (409, SchemaMismatch.kind)
-    assert len(read) == insert_endpoint.READINGS_MAX
+    assert len(read) == command_endpoint.READINGS_MAX
     assert servers.rows() == []

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from compactor.figures import of_maintenance
 from compactor.loop import Loop
 from compactor.metering import MaintenanceMetrics
+from compactor.monitor import of_maintenance
 from compactor.scrubber import DAY_S, RETRY_S, Scrubber, samples_per_day
 from persist.commit.location import Location
 from persist.copies.verify import Sample, samples_of

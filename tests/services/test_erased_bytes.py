@@ -13,7 +13,7 @@ import pytest
 
 from blob import open_blob
 from compactor.embedded import maintain
-from compactor.erasure_steps import Eraser
+from compactor.tasks import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus
 from persist.client.connect import Client

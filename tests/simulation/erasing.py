@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import compactor.erasure_steps
+import compactor.tasks
 import persist.client.erasure_api
 import persist.core.erasure_progress
-from compactor.erasure_steps import Eraser
 from compactor.orphans import Sweeper
+from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.client.erasure_api import Picked
 from persist.client.shard import Shard
@@ -310,8 +310,8 @@ def erased_by_key_alone() -> Broken:
 
 def _scans(other: Callable[[Scanned], Scanned]) -> Broken:
     """Scans find something else."""
-    real = compactor.erasure_steps.scanned
-    return patch.object(compactor.erasure_steps, "scanned", lambda *given: other(real(*given)))
+    real = compactor.tasks.scanned
+    return patch.object(compactor.tasks, "scanned", lambda *given: other(real(*given)))
 
 
 BROKEN = (receipt_before_the_sweep, receipt_with_rollups_left, rewritten_before_they_met)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from compactor.embedded import maintain
-from compactor.erasure_steps import Eraser
+from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.bindings import Bindings, Ingester, Minter
 from persist.client.connect import Client

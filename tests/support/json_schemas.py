@@ -1,16 +1,18 @@
-"""The JSON Schema of every answer, generated from its records. `schema.json` beside this is the published copy.
+"""Writes the JSON Schemas of `persist inspect --json` and `persist check --json`: `make docs`.
 
-`python -m persist.inspect.json_schema` writes it anew. Within one version fields are only added.
+They are made from the records of the answers, and published as `schema.json` beside these. Within one version fields,
+and ids of findings, are only added.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from msgspec.json import schema_components
 
+from persist.check import check_runner
+from persist.check.check_runner import Report
 from persist.inspect.attribute_listing import AttributeRow, AttributeTree
 from persist.inspect.content_digest import ContentDigest
 from persist.inspect.documents import VERSION, Finding, JsonRecord
@@ -19,8 +21,9 @@ from persist.inspect.log_listing import LogEntry
 from persist.inspect.part_listing import PartFileSummary, PartRow, RowGroupSummary
 from persist.inspect.state_dump import StateChange, StateSummary
 from persist.inspect.usage import LocationUsage, ShardUsage
+from tests.support.pages import ROOT
 
-FILE = Path(__file__).with_name("schema.json")
+CHECK, INSPECT = (ROOT / "persist" / package / "schema.json" for package in ("check", "inspect"))
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCE = "#/$defs/{name}"
 About = TypeVar("About")
@@ -54,21 +57,27 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def schema() -> dict[str, Any]:
-    """The schema of what `persist inspect … --json` prints: of a document, or of a line of `log`."""
+def inspect_schema() -> str:
+    """Of what `persist inspect … --json` prints: of a document, or of a line of `log`."""
     references, definitions = schema_components(ANSWERS.values(), ref_template=REFERENCE)
     documents = [
         {"title": f"persist inspect {command}", **reference, "properties": {"command": {"const": command}}}
         for command, reference in zip(ANSWERS, references, strict=True)
     ]
-    title = f"persist inspect --json, version {VERSION}"
-    return {"$schema": DIALECT, "title": title, "oneOf": documents, "$defs": definitions}
+    return _text("inspect", VERSION, {"oneOf": documents}, definitions)
 
 
-def to_text(schema: dict[str, Any]) -> str:
-    """A schema as it is published."""
-    return json.dumps(schema, indent=1) + "\n"
+def check_schema() -> str:
+    """Of what `persist check --json` prints."""
+    [reference], definitions = schema_components([Report], ref_template=REFERENCE)
+    return _text("check", check_runner.VERSION, reference, definitions)
+
+
+def _text(command: str, version: int, document: dict[str, Any], definitions: dict[str, Any]) -> str:
+    title = f"persist {command} --json, version {version}"
+    return json.dumps({"$schema": DIALECT, "title": title, **document, "$defs": definitions}, indent=1) + "\n"
 
 
 if __name__ == "__main__":
-    FILE.write_text(to_text(schema()), encoding="utf-8")
+    INSPECT.write_text(inspect_schema(), encoding="utf-8")
+    CHECK.write_text(check_schema(), encoding="utf-8")
