@@ -1,14 +1,19 @@
-"""Files and directories that are their owner's alone and survive a power cut; whether others may read some."""
+"""Files and directories that are their owner's alone and survive a power cut; locks; whether others may read some."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
+LOCK_S = 10.0  # for so long a change of a file waits for another one, which takes milliseconds
+LOCK_POLL_S = 0.02
 
 
 def make_directories(path: str | Path, mode: int = DIRECTORY_MODE, top: str = "") -> None:
@@ -64,6 +69,32 @@ def make_file(path: str) -> None:
             os.link(fresh, path)
         finally:
             os.unlink(fresh)
+
+
+@contextlib.contextmanager
+def locked(lock: str | Path, mode: int = FILE_MODE) -> Iterator[None]:
+    """Hold a lock, for which a file is made that stays: one that is deleted could be locked twice.
+
+    It stands beside the file that is to be changed: that one gets replaced. Raises OSError: the lock cannot be had;
+    TimeoutError: another process has held it for LOCK_S.
+    """
+    try:
+        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    except PermissionError:  # another user has made it; to read it is enough, but on NFS
+        held = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until_s = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    raise TimeoutError from None
+            time.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        os.close(held)  # which lets it go
 
 
 def is_open(path: str | Path) -> bool:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from blob import without_secrets
-from blob.private_files import replace_file
+from blob.private_files import locked, replace_file
 from persist.client.arguments import read_bounded
 from persist.client.server_address import Trust
 from persist.commit.system import Clock
@@ -312,9 +310,6 @@ def index_of(told: dict[str, Any]) -> RegionIndex:
 # Changes of the index in its file, one at a time: who changes it reads, decides and writes while no other one does.
 
 
-LOCK_S = 10.0  # for so long a change waits for another one, which takes milliseconds
-LOOK_S = 0.02
-
 Change = Callable[[RegionIndex], RegionIndex]
 
 
@@ -337,42 +332,15 @@ def _read(path: str | Path, makes: bool) -> RegionIndex:
 
 @contextmanager
 def _locked(path: str | Path) -> Iterator[None]:
-    """Hold the file beside the index, which stays: one that is deleted could be locked twice.
-
-    The index itself does not do, since each change puts another file in its place.
-    """
-    lock = f"{path}.lock"
-    try:
-        held = _opened(lock)
-    except OSError as error:
-        raise InvalidUsage(f"the index {path} cannot be changed: {lock}: {error.strerror}") from error
-    try:
-        for _ in range(max(1, int(LOCK_S / LOOK_S))):
-            if _taken(held, lock):
-                break
-            time.sleep(LOOK_S)
-        else:
-            raise Unavailable(f"another command has been changing the index {path} for {LOCK_S:g} s: retry")
+    """Keep others from the index. Raises InvalidUsage, Unavailable: see `change_index`."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(f"{path}.lock", 0o666))
+        except TimeoutError as error:
+            raise Unavailable(f"another command has been changing the index {path} for some seconds: retry") from error
+        except OSError as error:
+            raise InvalidUsage(f"the index {path} cannot be changed: {path}.lock: {error.strerror}") from error
         yield
-    finally:
-        os.close(held)  # which lets it go
-
-
-def _opened(lock: str) -> int:
-    try:
-        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:  # another user has made it; to read it is enough, but on NFS
-        return os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _taken(held: int, lock: str) -> bool:
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise InvalidUsage(f"{lock} cannot be locked: {error.strerror}") from error
-    return True
 
 
 # Asks a server what it tells of its region: `GET /v1/regions`; and whether anything answers there at all.

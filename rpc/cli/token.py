@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from blob.private_files import locked
 from persist.cli.output_files import replacing
 from persist.core.commands import SCOPES
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.http_messages import named_once
 from rpc.auth import expiry_of, known_of, mint, tokens_read
 from rpc.tls import checked_name
-
-LOCK_WAIT_S = 10.0
-LOCK_POLL_S = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,33 +143,16 @@ def _locked(path: Path) -> Iterator[None]:
     Raises InvalidUsage where it cannot be locked, Unavailable where another one holds it for long.
     """
     there = Path(os.path.realpath(path))
-    beside = there.with_name(f".{there.name}.lock")  # not the file itself, which is replaced
-    try:
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _unlocked(path, beside, error) from error
-    try:
-        _lock(descriptor, path, beside)
-        yield
-    finally:
-        os.close(descriptor)  # which lets go of the lock
-
-
-def _lock(descriptor: int, path: Path, beside: Path) -> None:
-    until = time.monotonic() + LOCK_WAIT_S
-    while True:
+    lock = there.with_name(f".{there.name}.lock")
+    with ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise Unavailable(
-                    f"another `persist token` has held {beside} for {LOCK_WAIT_S:.0f} s; {path} is as it was: try again"
-                ) from None
-            time.sleep(LOCK_POLL_S)
+            held.enter_context(locked(lock))
+        except TimeoutError as error:
+            raise Unavailable(
+                f"another `persist token` has held {lock} for some seconds; {path} is as it was: try again"
+            ) from error
         except OSError as error:
-            raise _unlocked(path, beside, error) from error
-
-
-def _unlocked(path: Path, beside: Path, error: OSError) -> InvalidUsage:
-    return InvalidUsage(f"the tokens file {path} cannot be written: its lock {beside}: {error.strerror}")
+            raise InvalidUsage(
+                f"the tokens file {path} cannot be written: its lock {lock}: {error.strerror}"
+            ) from error
+        yield

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import persist
+from blob import private_files
 from persist.core.errors import Unauthorized
-from rpc.cli import token as its
 from rpc.cli.program import main
 from tests.support.pages import page
 from tests.support.server import Server
@@ -24,7 +24,7 @@ FILE = ["--file", "tokens.json"]
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(its, "LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(private_files, "LOCK_S", 0.1)
     yield
     while HELD:
         os.close(HELD.pop())

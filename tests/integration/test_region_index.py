@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import persist
+from blob import private_files
 from persist.client.connect import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import region_index
@@ -476,7 +477,7 @@ def test_a_change_waits_for_another_one_for_so_long_and_no_longer(
     path = tmp_path / "regions.json"
     assert main(["region", "set", "eu", "--write", "http://eu:1", "--index", str(path)]) == 0
     before = path.read_bytes()
-    monkeypatch.setattr(region_index, "LOCK_S", 0.1)
+    monkeypatch.setattr(private_files, "LOCK_S", 0.1)
     with open(f"{path}.lock", "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(["region", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1
