@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
-from itertools import islice
+from contextlib import ExitStack, contextmanager
+from itertools import chain, islice
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -26,7 +25,6 @@ from persist.inspect.queries import OF_LOCATION, Query
 ANSWER_S = 60.0  # that a server may be silent
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # that is shown as a table; JSON is passed on as it comes
 LINE_BYTES_MAX = 16 * 1024 * 1024
-PIECE_BYTES = 1024 * 1024
 END_BYTES = 64  # of a document, in which its end is looked for
 _BEGINS = re.compile(rb'\s*\{\s*"persist"\s*:\s*"inspect"')
 _ENDS_HEALTHY = re.compile(rb'"findings"\s*:\s*\[\s*\]\s*\}\s*\Z')
@@ -55,63 +53,44 @@ class Server:
 
     def ask(self, query: Query) -> Far:
         """Raises what the server refuses, and Unavailable: it does not answer, or not as a server of persist."""
-        return Far(self._opened(path_of(query), ANSWER_S), query.what, self._url)
+        pieces = self._opened(path_of(query), ANSWER_S)
+        return Far(chain(tuple(islice(pieces, 1)), pieces), query.what, self._url)
 
     def document(self, path: str, silent_s: float) -> Any:
         """The JSON at a path; the server may be silent for so long. Raises as `ask` does."""
-        with closing(self._opened(path, silent_s)) as answer:
-            try:
-                data = answer.read(DOCUMENT_BYTES_MAX + 1)
-                if len(data) > DOCUMENT_BYTES_MAX:
-                    raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; ask for fewer shards")
-                return json.loads(data)
-            except (Broken, ValueError, RecursionError) as error:
-                raise Unavailable(
-                    f"{self._url} does not answer as a server of persist, or its answer was cut off"
-                ) from error
+        try:
+            return json.loads(_whole(self._opened(path, silent_s), "ask for fewer shards"))
+        except (Broken, ValueError, RecursionError) as error:
+            raise Unavailable(
+                f"{self._url} does not answer as a server of persist, or its answer was cut off"
+            ) from error
 
-    def _opened(self, path: str, silent_s: float) -> io.BufferedReader:
+    def _opened(self, path: str, silent_s: float) -> Iterator[bytes]:
+        """The body, read as it comes; none of the pieces is empty. Raises Broken: the answer was cut off."""
         failed: Exception | None = None
         for url, pool in self._pools.items():
             self._url = url
-            streamed = pool.stream(path, self._headers, silent_s)
-            try:
-                reply, pieces = streamed.__enter__()
-            except (NotSent, Broken, InvalidUsage) as error:  # or its certificate is not trusted
-                failed = error
-                continue
-            body = _Body(streamed, pieces)
-            if reply.status >= 300:
-                with closing(body):
+            with ExitStack() as held:
+                try:
+                    reply, pieces = held.enter_context(pool.stream(path, self._headers, silent_s))
+                except (NotSent, Broken, InvalidUsage) as error:  # or its certificate is not trusted
+                    failed = error
+                    continue
+                if reply.status >= 300:
                     raise _refusal(reply, url)
-            return io.BufferedReader(body, PIECE_BYTES)
+                yield from filter(None, pieces)
+                return
         raise Unavailable(f"{self._url} does not answer: {failed}") from failed
 
 
-class _Body(io.RawIOBase):
-    """The body of an answer, read as it comes. Closing it, or forgetting it, closes the connection."""
-
-    def __init__(self, streamed: AbstractContextManager[object], pieces: Iterator[bytes]) -> None:
-        self._streamed = streamed
-        self._pieces = pieces
-        self._left = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Raises Broken: the answer was cut off."""
-        if not self._left:
-            self._left = memoryview(next(self._pieces, b""))
-        count = min(len(buffer), len(self._left))
-        buffer[:count] = self._left[:count]
-        self._left = self._left[count:]
-        return count
-
-    def close(self) -> None:
-        if not self.closed:
-            self._streamed.__exit__(None, None, None)
-        super().close()
+def _whole(pieces: Iterator[bytes], remedy: str) -> bytes:
+    """All of a body. Raises InvalidUsage: it is longer than DOCUMENT_BYTES_MAX."""
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; {remedy}")
+    return bytes(data)
 
 
 def path_of(query: Query) -> str:
@@ -132,8 +111,8 @@ def path_of(query: Query) -> str:
 class Far:
     """An answer of a server, read as it comes."""
 
-    def __init__(self, answer: io.BufferedReader, what: str, url: str) -> None:
-        self._answer = answer
+    def __init__(self, pieces: Iterator[bytes], what: str, url: str) -> None:
+        self._pieces = pieces
         self._what = what
         self._url = url
         self._document: dict[str, Any] | None = None
@@ -161,9 +140,12 @@ class Far:
             yield from self._lines()
             return
         start, end, decoder = b"", b"", codecs.getincrementaldecoder("utf-8")("replace")
-        while piece := self._taken(self._answer.read, PIECE_BYTES):
-            if not start and not _BEGINS.match(start := piece):
-                raise self._foreign()
+        pieces = self._taken()
+        while len(start) < END_BYTES and (more := next(pieces, b"")):
+            start += more
+        if start and not _BEGINS.match(start):
+            raise self._foreign()
+        for piece in chain((start,), pieces):
             if _CONTROL.search(piece):
                 raise self._foreign()
             end = (end + piece)[-END_BYTES:]
@@ -174,18 +156,21 @@ class Far:
             self._findings = [{"shard": None, "what": "as the document says", "key": None}]
 
     def _lines(self) -> Iterator[str]:
-        while line := self._taken(self._answer.readline, LINE_BYTES_MAX):
-            if not line.endswith(b"\n"):
-                raise self._cut()
-            if not _is_entry(_parsed(line)):
-                raise self._foreign()
-            yield line.decode("utf-8", "replace")
+        rest = b""
+        for piece in self._taken():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if not _is_entry(_parsed(line)):
+                    raise self._foreign()
+                yield f"{line.decode('utf-8', 'replace')}\n"
+            if len(rest) > LINE_BYTES_MAX:
+                break
+        if rest:
+            raise self._cut()
 
     def _read(self) -> dict[str, Any]:
         if self._document is None:
-            data = self._taken(self._answer.read, DOCUMENT_BYTES_MAX + 1)
-            if len(data) > DOCUMENT_BYTES_MAX:
-                raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; take --json")
+            data = _whole(self._taken(), "take --json")
             found = _parsed(data)
             if found is None and _BEGINS.match(data):
                 raise self._cut()
@@ -194,10 +179,9 @@ class Far:
             self._document = found
         return self._document
 
-    def _taken(self, read: Any, most: int) -> bytes:
+    def _taken(self) -> Iterator[bytes]:
         try:
-            data: bytes = read(most)
-            return data
+            yield from self._pieces
         except Broken as error:
             raise self._cut() from error
 
