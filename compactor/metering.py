@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blob import Blob, BlobStat
-from persist.commit.system import Clock
+from persist.copies.throttled_blob import Throttle
 from persist.core.state import State
 
 SHARDS_MAX = 10_000  # shards whose figures are kept; the least recently merged go first
-WAIT_MAX_S = 5.0  # one sleep of the throttle; longer waits are several, so that a stop is noticed between
 
 
 @dataclass(slots=True)
@@ -116,28 +115,6 @@ class MaintenanceMetrics:
         if len(self.shards) > SHARDS_MAX:
             self.shards.popitem(last=False)
         return figures
-
-
-class Throttle:
-    """Keeps bytes below `bytes_per_s` (None: no limit), with bursts of one second. Thread-safe."""
-
-    def __init__(self, bytes_per_s: int | None, clock: Clock) -> None:
-        self._rate = bytes_per_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._ready_s = clock.monotonic()  # when everything that was let through so far is paid for
-
-    def spend(self, nbytes: int) -> None:
-        """Wait until `nbytes` may be moved."""
-        if not self._rate:
-            return
-        with self._lock:
-            now = self._clock.monotonic()
-            self._ready_s = max(self._ready_s, now - 1.0) + nbytes / self._rate
-            wait = self._ready_s - now
-        while wait > 0:
-            self._clock.sleep(min(wait, WAIT_MAX_S))
-            wait -= WAIT_MAX_S
 
 
 class MeteredBlobs:

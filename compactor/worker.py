@@ -17,9 +17,10 @@ from typing import Protocol
 from blob import BlobError, BlobNotFound
 from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.loop import Ending, never
-from compactor.metering import MaintenanceMetrics, MeteredBlobs, Throttle
+from compactor.metering import MaintenanceMetrics, MeteredBlobs
 from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf
+from persist.copies.throttled_blob import Throttle
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import COMPACTOR
@@ -48,13 +49,14 @@ class WorkerSettings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     lease_ms: int = 60_000
     idle_ms: int = 10_000
-    bytes_per_s: int | None = None
 
 
-def local_engine(location: Location, settings: WorkerSettings, metrics: MaintenanceMetrics) -> Engine:
-    """Merges in this process. Workers that share it share its limit of bytes a second."""
-    blobs = MeteredBlobs(location.blob, metrics, Throttle(settings.bytes_per_s, location.clock))
-    return LocalEngine(blobs, location.ids, settings.engine)
+def local_engine(
+    location: Location, settings: EngineSettings, metrics: MaintenanceMetrics, rate: int | None = None
+) -> Engine:
+    """Merges in this process. Workers that share it share its limit of bytes a second, `rate`."""
+    blobs = MeteredBlobs(location.blob, metrics, Throttle(rate, location.clock))
+    return LocalEngine(blobs, location.ids, settings)
 
 
 class MergeOutcome(Enum):
@@ -86,7 +88,7 @@ class Worker:
         self._location = location
         self._committer_of = committer_of or location.machine
         self._progress = progress
-        self._engine = engine or local_engine(location, self.settings, self.metrics)
+        self._engine = engine or local_engine(location, self.settings.engine, self.metrics)
 
     def due(self, name: str, *, idle: bool | None = None) -> list[c.MergeSpec]:
         """The merges that are due on the shard now. `idle` None: by when it was last written."""

@@ -146,7 +146,6 @@ def _run(arguments: argparse.Namespace) -> int:
             part_bytes_target=part_size,
             threads=arguments.threads,
         ),
-        bytes_per_s=rate,
     )
     with ExitStack() as opened:
         location = opened.enter_context(closing(_open_location(arguments)))
@@ -156,7 +155,7 @@ def _run(arguments: argparse.Namespace) -> int:
             opened.callback(transport.close)
         committer_of: CommitterOf = location.machine if transport is None else through_server(location, transport)
         metrics, stop = MaintenanceMetrics(), threading.Event()
-        engine = _engine(arguments, location, settings) or local_engine(location, settings, metrics)
+        engine = _engine(arguments, location, settings) or local_engine(location, settings.engine, metrics, rate)
         progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
 
         def worker() -> Worker:

@@ -1,4 +1,4 @@
-"""A blob store that is read at a bounded rate, so that what reads all of it gets in nobody's way."""
+"""Bytes at a bounded rate: a throttle, and a blob store that is read through one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.shard_settings import bytes_of
 
 RATE_MIN = 1_024  # bytes a second
-BURST_S = 1.0  # so much of the rate may be read at once after a rest
+BURST_S = 1.0  # so much of the rate may be moved at once after a rest
 
 
 def check_rate(rate: int | None) -> None:
@@ -31,36 +31,18 @@ def read_rate(text: str | None, option: str = "--rate") -> int | None:
     return rate
 
 
-class PacedBlob(ForwardingBlob):
-    """`inner`, of which all threads together read at most `rate` bytes a second (None: as fast as it goes).
+class Throttle:
+    """Keeps bytes below `rate` a second (None: as fast as it goes). Thread-safe. Once `stop` is set waits end."""
 
-    Writes are not held up. Once `stop` is set nothing is read any more, and waits for the rate end.
-    """
-
-    def __init__(self, inner: Blob, rate: int | None, clock: Clock, stop: threading.Event | None = None) -> None:
-        super().__init__(inner)
+    def __init__(self, rate: int | None, clock: Clock, stop: threading.Event | None = None) -> None:
         self._rate = rate
         self._clock = clock
         self._stop = stop
         self._lock = threading.Lock()
-        self._free_s = 0.0 if rate is None else clock.monotonic()  # when all that was read so far is paid for
+        self._free_s = 0.0 if rate is None else clock.monotonic()  # when all that was let through so far is paid for
 
-    def get(self, key: str) -> bytes:
-        self._check()
-        data = super().get(key)
-        self._pay(len(data))
-        return data
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._pay(length)
-        self._check()
-        return super().get_range(key, start, length)
-
-    def _check(self) -> None:
-        if self._stop is not None and self._stop.is_set():
-            raise Unavailable("this process ends")
-
-    def _pay(self, size: int) -> None:
+    def spend(self, size: int) -> None:
+        """Wait until so many bytes may be moved."""
         if self._rate is None:
             return
         with self._lock:
@@ -69,3 +51,30 @@ class PacedBlob(ForwardingBlob):
             wait_s = self._free_s - now_s
         if wait_s > 0:
             (self._clock.sleep if self._stop is None else self._stop.wait)(wait_s)
+
+
+class PacedBlob(ForwardingBlob):
+    """`inner`, of which all threads together read at most `rate` bytes a second (None: as fast as it goes).
+
+    Writes are not held up. Once `stop` is set nothing is read any more, and waits for the rate end.
+    """
+
+    def __init__(self, inner: Blob, rate: int | None, clock: Clock, stop: threading.Event | None = None) -> None:
+        super().__init__(inner)
+        self._throttle = Throttle(rate, clock, stop)
+        self._stop = stop
+
+    def get(self, key: str) -> bytes:
+        self._check()
+        data = super().get(key)
+        self._throttle.spend(len(data))
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._throttle.spend(length)
+        self._check()
+        return super().get_range(key, start, length)
+
+    def _check(self) -> None:
+        if self._stop is not None and self._stop.is_set():
+            raise Unavailable("this process ends")

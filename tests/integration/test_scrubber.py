@@ -132,7 +132,7 @@ def test_it_keeps_to_its_rate_and_one_that_is_to_end_does_not_wait_for_it(locati
 
     metrics, waits = MaintenanceMetrics(), Waits()
     slow = scrubber(location, metrics, rate=4_096)
-    slow._stop = slow._blob._stop = waits  # type: ignore[attr-defined, assignment]
+    slow._stop = slow._blob._stop = slow._blob._throttle._stop = waits  # type: ignore[attr-defined, assignment]
     before_ms = location.clock.now_ms()
     slow.once()
     took_s = (location.clock.now_ms() - before_ms) / 1000

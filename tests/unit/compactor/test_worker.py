@@ -10,8 +10,9 @@ import pytest
 
 from blob import BlobUnavailable
 from compactor.engine import EngineSettings, Keep, LocalEngine, MergedChunk, MergeJob
-from compactor.metering import MaintenanceMetrics, Throttle
+from compactor.metering import MaintenanceMetrics
 from compactor.worker import MergeOutcome, Worker
+from persist.copies.throttled_blob import Throttle
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import Corruption, Unavailable
