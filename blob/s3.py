@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import boto3
-from boto3.session import Session
 from botocore import exceptions as boto
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -255,17 +254,11 @@ class _Threads:
 
 
 class S3Blob(Blob):
-    """A bucket and a prefix. Credentials come by boto3's usual chain unless a session is given."""
+    """A bucket and a prefix. Credentials come by boto3's usual chain."""
 
-    def __init__(
-        self,
-        settings: S3Settings,
-        *,
-        session: Session | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
-        self._recent = RecentPuts(clock)
+        self._recent = RecentPuts(time.monotonic)
         self._pid = os.getpid()
         self._bucket = settings.bucket
         self._base = f"{settings.prefix}/" if settings.prefix else ""
@@ -274,7 +267,7 @@ class S3Blob(Blob):
         self._uploads = _Threads(UPLOAD_THREADS, "blob-s3-upload")
         self._reads = _Threads(min(READ_THREADS, settings.connections), "blob-s3-read")
         try:
-            owner = session or boto3.session.Session(profile_name=settings.profile, region_name=settings.region)
+            owner = boto3.session.Session(profile_name=settings.profile, region_name=settings.region)
             self._opened = owner.client("s3", endpoint_url=settings.endpoint, config=_config(settings))
         except (BotoCoreError, ValueError) as error:
             raise BlobMisconfigured(f"{self.url} cannot be opened: {error}") from error

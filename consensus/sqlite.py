@@ -89,11 +89,8 @@ _MISCONFIGURED = {
 class SqliteConsensus(SqlConsensus):
     """One file. Writers of this process queue on a lock, which is far fairer than SQLite's sleeping retries."""
 
-    def __init__(
-        self, path: str, *, poll_interval_s: float = POLL_INTERVAL_S, busy_timeout_ms: int = BUSY_TIMEOUT_MS
-    ) -> None:
+    def __init__(self, path: str, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
         self._path = os.path.abspath(path)
-        self._poll_interval_s = poll_interval_s
         self._write_lock = threading.Lock()
         self._writer: Any = None  # guarded by the lock
         self._turns = FileTurns(f"{self._path}-turns")
@@ -290,7 +287,7 @@ class SqliteConsensus(SqlConsensus):
     def _poll_connection(self, connection: sqlite3.Connection, stop: threading.Event) -> None:
         version: int | None = None
         last = connection.execute("SELECT coalesce(max(rowid), 0) FROM consensus_log").fetchone()[0]
-        while not stop.wait(self._poll_interval_s if self._followers else 0):
+        while not stop.wait(POLL_INTERVAL_S if self._followers else 0):
             if not self._followers:  # look all the same, so that few rows are new once a key is followed
                 self._followed.wait(IDLE_POLL_INTERVAL_S)
             if stop.is_set():

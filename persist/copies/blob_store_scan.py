@@ -333,8 +333,8 @@ def _log(older: Consensus, name: str) -> Iterator[Entry]:
 FAMILIES_MAX = 10_000  # that are looked into: each takes one blob
 
 
-def lost_logs(place: Readable, known: Collection[str], prefix: str = "") -> Iterator[str]:
-    """Names of shards that begin so, that are not `known` to the log, and of which a rollup tells a later version.
+def lost_logs(place: Readable, known: Collection[str]) -> Iterator[str]:
+    """Names of shards that are not `known` to the log, and of which a rollup tells a later version.
 
     `known` are all names in the log, those of dropped shards too. A rollup of the first version alone is that of a
     shard that was never begun. Who looks may find that such a shard is there by now. One listing of the blob store, and
@@ -359,6 +359,6 @@ def lost_logs(place: Readable, known: Collection[str], prefix: str = "") -> Iter
             state = place.versions.read_rollup(key)
         except Corruption:
             continue  # nobody can tell whose it is
-        if state is not None and family_of(state.shard_id) == family and state.name.startswith(prefix):
+        if state is not None and family_of(state.shard_id) == family:
             names.add(state.name)
     yield from sorted(names)

@@ -118,8 +118,8 @@ class Options:
     def has(self, name: str) -> bool:
         return name.lower() in self._values
 
-    def text(self, name: str, default: str | None = None) -> str | None:
-        return self._values.get(name.lower(), default)
+    def text(self, name: str) -> str | None:
+        return self._values.get(name.lower())
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """One of the choices; the first by default."""

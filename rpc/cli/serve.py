@@ -44,10 +44,9 @@ Children = list[subprocess.Popen[bytes]]
 class ChildKeeper:
     """Keeps the processes that `start` gives; `children` are those of now."""
 
-    def __init__(self, start: Callable[[], Children], pause_s: float = PAUSE_FIRST_S) -> None:
+    def __init__(self, start: Callable[[], Children]) -> None:
         self.children: Children = []
         self._start = start
-        self._pause_s = pause_s
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="persist-keeper", daemon=True)
 
@@ -77,13 +76,13 @@ class ChildKeeper:
                 child.wait()
 
     def _keep(self) -> None:
-        pause_s, well_s = self._pause_s, 0.0
+        pause_s, well_s = PAUSE_FIRST_S, 0.0
         while not self._ending.wait(LOOK_S):
             ended = [child.returncode for child in self.children if child.poll() is not None]
             if not ended:
                 well_s += LOOK_S
                 if well_s > PAUSE_MAX_S:
-                    pause_s = self._pause_s
+                    pause_s = PAUSE_FIRST_S
                 continue
             announce("maintenance ended; it is started again", exit_code=ended[0])
             if self._ending.wait(pause_s):

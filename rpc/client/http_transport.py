@@ -263,26 +263,19 @@ class HttpTransport:
         body = json.dumps(wanted).encode()
         query = "" if follows is None else f"?follows={_quoted(follows)}"
         put = Call("PUT", f"/v1/shards/{_quoted(check_shard_name(name))}{query}", name, body, _CREATE, safe=False)
-        reply = settled(
-            lambda: self._calls.call(put),
-            RetriedCall(f"the creation of shard {name!r}", name),
-            self,
-            self._calls.timeout_s,
-            remedy="look whether the shard is there",
-        )
-        return decode_view(reply.data)
+        return self._made(put, RetriedCall(f"the creation of shard {name!r}", name))
 
     def clone(self, source: str, name: str, keep_policies: bool = False) -> ShardView:
         wanted = {"source": check_shard_name(source), "name": check_shard_name(name), "keep_policies": keep_policies}
         post = Call("POST", "/v1/clones", name, json.dumps(wanted).encode(), _CREATE, safe=False)
-        reply = settled(
-            lambda: self._calls.call(post),
-            RetriedCall(f"the clone {name!r}", name),
-            self,
-            self._calls.timeout_s,
-            remedy="look whether the shard is there",
+        return self._made(post, RetriedCall(f"the clone {name!r}", name))
+
+    def _made(self, call: Call, what: RetriedCall) -> ShardView:
+        """The shard that a call makes, which may be repeated."""
+        remedy = "look whether the shard is there"
+        return decode_view(
+            settled(lambda: self._calls.call(call), what, self, self._calls.timeout_s, remedy=remedy).data
         )
-        return decode_view(reply.data)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
