@@ -450,11 +450,6 @@ ROWS = [{"id": number, "v": f"row {number}"} for number in range(5)]
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest) -> World:
-    return World()
-
-
-@pytest.fixture
 def shard(machine: Machine) -> Shard:
     found = machine.client.create_shard(NAME, SCHEMA, ["id"])
     found.insert(ROWS)

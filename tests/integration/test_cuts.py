@@ -32,11 +32,6 @@ NAMES = ["eu/items", "eu/orders"]
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
 def machine(world: World) -> Machine:
     """`eu/items` has two times, `eu/orders` three, a second apart; `us/orders` has one."""
     found = world.machine()
