@@ -163,8 +163,8 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def end_with_parent(parent: int, grace_s: float = GRACE_S) -> None:
-    """Send this process SIGTERM when `parent`, which started it, is gone, and SIGKILL `grace_s` seconds later.
+def end_with_parent(parent: int) -> None:
+    """Send this process SIGTERM when `parent`, which started it, is gone, and SIGKILL GRACE_S seconds later.
 
     Commands call it before they open stores. Raises InvalidUsage if the parent is gone now.
     """
@@ -175,7 +175,7 @@ def end_with_parent(parent: int, grace_s: float = GRACE_S) -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_S)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(grace_s)
+        time.sleep(GRACE_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="persist-parent", daemon=True).start()

@@ -135,14 +135,8 @@ class RowSource:
         Memory stays bounded whatever the size. Raises InvalidUsage, which tells the file and the line.
         """
         read = {"csv": _csv, "parquet": _parquet, "ndjson": _ndjson, "arrow": _arrow}[self.form]
-        try:
+        with self._reading(f"it cannot be read as {self.form}"):
             yield from read(self, schema, wanted, told)
-        except BadRow as error:
-            raise self.refused(str(error)) from error
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise self.refused(f"it cannot be read as {self.form}: {_said(error)}") from error
-        if _stamp(self.path) != self.stamp:
-            raise self.refused("it was changed while it was read")
 
     @property
     def is_inferred_by_all(self) -> bool:
@@ -151,25 +145,27 @@ class RowSource:
 
     def same_names(self, told: Told) -> tuple[str, ...]:
         """The columns that every line of NDJSON has; none without lines. Raises InvalidUsage where two lines differ."""
-        try:
+        with self._reading(f"it cannot be read as {self.form}"):
             return _same_names(self, told)
-        except BadRow as error:
-            raise self.refused(str(error)) from error
-        except (OSError, ValueError) as error:
-            raise self.refused(f"it cannot be read as {self.form}: {_said(error)}") from error
 
     def inferred(self, told: Told | None = None) -> pa.Schema:
         """The columns that a new shard for these rows has. Raises InvalidUsage."""
         read = {"csv": _csv_schema, "parquet": _parquet_schema, "ndjson": _ndjson_schema, "arrow": _arrow_schema}
-        try:
+        with self._reading("its columns cannot be told"):
             found = read[self.form](self, told or _untold)
+        return storable(pa.schema([one for one in found if one.name not in (TIME, DIFF)]))
+
+    @contextmanager
+    def _reading(self, otherwise: str) -> Iterator[None]:
+        """Errors of reading as InvalidUsage, which tells the line or else `otherwise`; also where the file changed."""
+        try:
+            yield
         except BadRow as error:
             raise self.refused(str(error)) from error
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self.refused(f"its columns cannot be told: {_said(error)}") from error
+            raise self.refused(f"{otherwise}: {_said(error)}") from error
         if _stamp(self.path) != self.stamp:
             raise self.refused("it was changed while it was read")
-        return storable(pa.schema([one for one in found if one.name not in (TIME, DIFF)]))
 
     def refused(self, said: str) -> InvalidUsage:
         """The error that tells what is wrong with the file."""

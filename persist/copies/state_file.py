@@ -30,7 +30,7 @@ from persist.core.record import Record, replace
 from persist.core.state import State
 from persist.core.transitions.lifecycle import without_policy
 from persist.formats.records import json_crc
-from persist.formats.state_frames import THIS_BUILD, Build, decode_state, encode_state
+from persist.formats.state_frames import THIS_BUILD, decode_state, encode_state
 from persist.formats.store_errors import translated, translated_but_missing
 
 VERSION = 1
@@ -85,7 +85,7 @@ def exported(location: Location, name: str) -> dict[str, Any]:
     return {**told, "crc32": json_crc(told)}
 
 
-def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
+def read_file(data: bytes) -> StateFile:
     """What the file says. Raises Corruption (it is damaged, or was changed), InvalidUsage, UpgradeNeeded."""
     try:
         told = json.loads(data)
@@ -102,13 +102,13 @@ def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
         raise Corruption("the file is damaged, or was changed: its checksum differs")
     if type(told["format_version"]) is not int or not isinstance(told["bytes"], str) or not _are_sums(told["blobs"]):
         raise Corruption("the file was changed: a field of it is of another kind than an export writes")
-    if told["format_version"] > build.newest:
+    if told["format_version"] > THIS_BUILD.newest:
         raise UpgradeNeeded(
-            f"the file has format version {told['format_version']}; this persist knows {build.known}: upgrade it"
+            f"the file has format version {told['format_version']}; this persist knows {THIS_BUILD.known}: upgrade it"
         )
     try:
         written = b64decode(told["bytes"], validate=True)
-        state = decode_state(written, build)
+        state = decode_state(written, THIS_BUILD)
     except ValueError as error:
         raise Corruption("the file was changed: its bytes are not in base64") from error
     if shown(state) != told["state"]:
