@@ -1,7 +1,8 @@
-"""Snapshots and appends through `format("persist")`."""
+"""Snapshots and appends through `format("persist")`, what they must obey, and what the commit history tells of them."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from typing import Any
@@ -168,3 +169,54 @@ def test_a_view_and_a_cache_outlive_their_lease(spark: Any, client: Any, load: A
     cached.unpersist()
     assert [frame.count(), seen.count(), cached.count()] == [1, 1, 1]
     assert load("orders").count() == 2
+
+
+ROW = "id bigint, n bigint"
+
+
+def test_an_upsert_and_an_append_obey_checks_and_unique_keys(spark: Any, client: Any, load: Any, save: Any) -> None:
+    options = {"key": "id", "unique": "true", "checks": json.dumps({"positive": "n > 0"})}
+    save(spark.createDataFrame([(1, 1), (2, 2)], ROW), "orders", **options)
+    details = client.shard("orders").schema.details
+    assert (details.unique, [check.name for check in details.checks]) == (True, ["positive"])
+    with pytest.raises(Exception, match=r"constraint 'positive' refuses 1 row for which 'n > 0' is false.*Keys: 3"):
+        save(spark.createDataFrame([(3, 0)], ROW), "orders")
+    save(spark.createDataFrame([(1, 5), (3, 3)], ROW), "orders", envelope="upsert")
+    assert sorted(load("orders").collect()) == [(1, 5), (2, 2), (3, 3)]
+    with pytest.raises(Exception, match=r"key .* comes more than once"):
+        save(spark.createDataFrame([(4, 4), (4, 5)], ROW), "orders", envelope="upsert")
+    save(spark.createDataFrame([(1, 6)], ROW), "orders")  # an append does not look keys up
+    [broken] = client.shard("orders").broken_constraints()
+    assert (broken.constraint, broken.keys) == ("unique", [(1,)])
+    [detail] = load("orders", metadata="detail").collect()
+    assert (detail.unique, detail.not_null, detail.checks) == (True, [], {"positive": "n > 0"})
+
+
+def test_a_write_tells_of_its_application_and_what_it_is_told(spark: Any, client: Any, load: Any, save: Any) -> None:
+    spark.sparkContext.setJobGroup("nightly", "nightly load")
+    try:
+        save(spark.range(3).selectExpr("concat('k', id) k", "id n"), "orders", key="k", info='{"ticket": 4711}')
+        save(spark.range(1).selectExpr("concat('k', id) k", "id + 100 n"), "orders", envelope="upsert")
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+        spark.sparkContext.setLocalProperty("spark.job.description", None)
+    upsert, append, created = client.shard("orders").history()
+    assert (append.operation, append.rows, append.purpose) == ("insert", 3, "spark job")
+    assert append.info["ticket"] == 4711
+    told = append.info["spark"]
+    assert told["application"] == spark.sparkContext.applicationId
+    assert (told["job"], told["group"]) == ("nightly load", "nightly")
+    assert told["user"]
+    assert (upsert.operation, upsert.rows, upsert.retractions) == ("upsert", 2, 1)
+    assert upsert.info.keys() == {"spark"}
+    assert created.operation == "create"
+
+    frame = load("orders", metadata="history")
+    assert [(row.operation, row.rows, row.lower, row.upper) for row in frame.collect()] == [
+        ("upsert", 2, 1, 2),
+        ("insert", 3, 0, 1),
+        ("create", 0, 0, 0),
+    ]
+    [row] = load("orders", metadata="history", historyLimit=1, maintenance="true").select("info", "seqno").collect()
+    assert json.loads(row.info) == upsert.info
+    assert row.seqno == upsert.seqno

@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md, one after the other, over shards of a directory."""
+"""The examples of docs/spark.md, one after the other, over shards of a directory; and the tutorial."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from tests.support import tutorial
 from tests.support.pages import blocks, run_python
 from tests.support.patience import patiently
 
@@ -60,3 +61,10 @@ def test_every_example_of_the_page_runs(
     for _ in range(2):  # the second time there is nothing more
         patiently(lambda: run_python(PAGE, [by_hand], names))
         assert client.shard("copy").snapshot().to_arrow().num_rows == TIMES + 1
+
+
+@pytest.mark.smoke
+@pytest.mark.proof
+def test_the_tutorial_prints_what_it_says(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tutorial.run(tmp_path, spark=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from tests.support.server import Server
 
 pytestmark = pytest.mark.spark
 
@@ -34,12 +33,8 @@ NULLS = ("nulls", *[None] * (len(ROW) - 1))
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
     """The URL of a server of its own."""
-    command = [sys.executable, "-m", "rpc.cli", "serve", "--no-maintenance", "--port", "0"]
-    server = subprocess.Popen([*command, "--dir", str(tmp_path / "shards")], stdout=subprocess.PIPE, text=True)
-    with server:
-        assert server.stdout is not None
-        yield server.stdout.readline().split()[-1]
-        server.terminate()
+    with Server(tmp_path / "shards") as server:
+        yield server.url
 
 
 def test_every_type_round_trips_over_http(spark: Any, served: str) -> None:
