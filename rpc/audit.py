@@ -113,16 +113,12 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.ForgetHistory: "forget history",
     c.SetTag: "set tag",
     c.RemoveTag: "remove tag",
-    c.Truncate: "truncate",
-    c.DropBefore: "truncate",
-    c.Restore: "restore",
-    c.Erase: "erase",
-    c.RetractAged: "run retention",
+    c.Rewrite: "rewrite",  # its own operation is told
     c.ReplacePart: "repair",
     c.HandOver: "hand over",
     c.TakeBack: "take back",
 }
-_TOLD = (
+_FIELDS = (
     "force", "since", "upper", "reader", "purpose", "tag", "name", "time", "until_ms", "expected_version", "history_ms",
     "mark_every_ms", "rows", "before", "as_of", "erasure", "reason", "tags", "part", "source", "epoch",
 )  # fmt: skip
@@ -147,18 +143,27 @@ def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, d
 
 def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
     """What a command is called, and its fields as far as the line has them; None: it has no line."""
-    what = _verb(command.verb) if isinstance(command, c.EditCommand) else OF_COMMANDS.get(type(command))
+    if isinstance(command, c.Rewrite):
+        return _of_rewrite(command)
+    what = OF_COMMANDS.get(type(command))
     if what is None:
         return None
     if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)) and upper_of(command).is_empty:
         return CLOSE, {}
-    found = {name: getattr(command, name) for name in _TOLD if hasattr(command, name)}
-    return what, {name: plain(value) for name, value in found.items() if value is not None}
+    return what, _told(command)
 
 
-def _verb(verb: str) -> str:
-    """The verb of the commit history as routes have it."""
-    return "merge" if verb == "merge_into" else verb.replace("_", "-")
+def _of_rewrite(command: c.Rewrite) -> tuple[str, dict[str, Any]]:
+    """Its operation as routes and maintenance call it, the time that it is about, and what is said of an erasure."""
+    operation = "run retention" if command.settings_version is not None else command.operation
+    called = {"merge_into": "merge", c.DROP_BEFORE: c.TRUNCATE}.get(operation, operation.replace("_", "-"))
+    told = {} if command.erasure is None else _told(command.erasure)
+    return called, told | {"as_of": c.effects(command).as_of}
+
+
+def _told(record: Record) -> dict[str, Any]:
+    found = {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+    return {name: plain(value) for name, value in found.items() if value is not None}
 
 
 def upper_of(command: c.AdvanceUpper | c.CompareAndAppend | c.Append) -> Antichain:

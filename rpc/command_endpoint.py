@@ -82,7 +82,8 @@ async def _answered(
     caller: Caller,
     told: MutableMapping[str, Any] | None,
 ) -> bytes:
-    principal.require_any(command.scopes, check_shard_name(name))
+    for scopes in c.scopes_of(command):
+        principal.require_any(scopes, check_shard_name(name))
     if type(command) in _LOOKED_AT:
         command = as_allowed(command, principal)
         if told is not None:

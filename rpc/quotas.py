@@ -426,9 +426,7 @@ def _knows(principal: Principal, prefix: str) -> bool:
 # What a command uses of the quotas of who gives it, before it is committed.
 
 
-# Where these bring nothing but retractions they take rows away, which is possible where no quota of bytes is left.
-FREEING = (c.Truncate, c.DropBefore, c.Erase, c.RetractAged)
-_BRINGING = frozenset({c.Insert, c.CompareAndAppend, c.Append, *c.kinds(c.Rewrite)})
+_BRINGING = frozenset({c.Insert, c.CompareAndAppend, c.Append, c.Rewrite})
 
 
 def check_room(quotas: Quotas, principal: Principal, command: c.Command) -> None:
@@ -478,7 +476,7 @@ def check_takes_away(command: c.Command, known: Callable[[], State | None]) -> N
     Rows of a truncation add some only where others are there less often than not at all, which no shard has without a
     retraction.
     """
-    if not isinstance(command, FREEING) or all(part.diff_max <= 0 for part in parts_of(command)):
+    if not isinstance(command, c.Rewrite) or all(part.diff_max <= 0 for part in parts_of(command)):
         return
     state = known()
     if state is None or not any(part.diff_min < 0 for part in state.trace.parts()):
@@ -489,9 +487,13 @@ def check_takes_away(command: c.Command, known: Callable[[], State | None]) -> N
 
 
 def frees(command: c.Command) -> bool:
-    """Whether a command takes rows away, and adds none: what its parts say was compared with their rows."""
-    is_such = isinstance(command, FREEING) or getattr(command, "verb", "") == "delete"
-    return is_such and all(part.diff_max < 0 for part in parts_of(command))
+    """Whether a command takes rows away, and adds none: what its parts say was compared with their rows.
+
+    That is possible where no quota of bytes is left.
+    """
+    if not isinstance(command, c.Rewrite) or not (c.effects(command).removes or command.operation == "delete"):
+        return False
+    return all(part.diff_max < 0 for part in parts_of(command))
 
 
 # What a server commits in somebody's name counts in their quota of bytes, as what they commit by themselves does.

@@ -24,12 +24,10 @@ from persist.client.rewrites import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, kept, part_reader
 from persist.client.timestamps import instant_ms, instant_text, period_ms, shown_instant
 from persist.client.transport import OneShard
-from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.frontier import Antichain
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
@@ -213,6 +211,7 @@ class Erasing(Rewriting):
     reason: str = ""
     tags: bool = False
     force: bool = False
+    erasure: str = ""  # its id
     pending: int = 0  # how many erasures the rows take into account that are pending
 
     @property
@@ -222,9 +221,10 @@ class Erasing(Rewriting):
     def run(self, token: Token | None) -> ErasureStatus:
         """Raises what `Shard.erase` says."""
         token = mint(Token, self.transport.ids) if token is None else token
-        with unless_landed(self._writer(None), token):
-            removed = self._settled(0, token, lambda: self._tried(token), lambda _: None)
         erasure = erasure_id(token)
+        asked = replace(self, erasure=erasure)
+        with unless_landed(self._writer(None), token):
+            removed = asked._settled(token, lambda: asked._tried(token), lambda _: None)
         with after_commit(f"erasure {erasure} of shard {self.name!r}"):
             return status_of(self.transport, self.name, erasure, self.read.retry_s, removed)
 
@@ -258,7 +258,7 @@ class Erasing(Rewriting):
                 count, runs = Count(), ()
                 staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high))))
             runs = (*runs, *staged)
-            done = replace(self, pending=view.erasing)._committed(runs, high, view, token, left)
+            done = replace(self, pending=view.erasing)._committed(runs, view, token, left)
             if done is not None:
                 return count.removed - count.added if done.lower == view.upper else None, done
             low, seen = high, view
@@ -276,29 +276,10 @@ class Erasing(Rewriting):
         is_named = self.question != Question()
         return self.question.picked(named_by(sound_schemas(view.schemas), self.known, None if is_named else ()))
 
-    def _commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
-    ) -> c.Appended:
-        assert token is not None
-        erasure = erasure_id(token)
-        question = self.question.digest(erasure, self.reason)
-        return handle.commit_rewrite(
-            lambda writer, its: c.Erase(
-                writer,
-                its,
-                expected,
-                as_of,
-                runs,
-                erasure=erasure,
-                question=question,
-                deadline_ms=self.deadline_ms,
-                reason=self.reason,
-                tags=self.tags,
-                pending=self.pending,
-                force=self.force,
-            ),
-            token,
-        )
+    @property
+    def _parts(self) -> dict[str, Any]:
+        new = c.NewErasure(self.erasure, self.deadline_ms, self.reason, self.tags, self.pending, self.force)
+        return {"operation": c.ERASE, "question": self.question.digest(self.erasure, self.reason), "erasure": new}
 
     def _too_often(self, as_of: int, most: int) -> str:
         return (

@@ -218,15 +218,9 @@ def digest_of(command: c.WriterCommand, rows: int | None = None) -> bytes:
 
     `rows`: the digest of those that a command without parts would have, if their times are their own.
     """
+    if isinstance(command, c.Rewrite):
+        return _digest(_asked(command))
     said: list[object] = [type(command).__name__]
-    if isinstance(command, c.Erase):  # whichever time it finds
-        return _digest([*said, command.question.hex(), command.tags])
-    if isinstance(command, c.EditCommand):  # whatever was there by then
-        return _digest([*said, command.verb, command.question.hex()])
-    if isinstance(command, c.Restore) and command.attributes:
-        return _digest([*said, command.as_of, _attributes(command.attributes)])
-    if isinstance(command, c.Rewrite):  # a retry finds other rows: those that differ by then
-        return _digest([*said, command.as_of])
     assert isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes))
     if isinstance(command, c.CompareAndAppend):
         said += [command.expected_upper.to_json(), command.new_upper.to_json()]
@@ -236,6 +230,20 @@ def digest_of(command: c.WriterCommand, rows: int | None = None) -> bytes:
     if not isinstance(command, c.UpdateAttributes):
         said.append(_rows(command) if rows is None else [("None", rows)] if rows else [])
     return _digest(said)
+
+
+def _asked(command: c.Rewrite) -> list[object]:
+    """The operation, its target and its question, whatever was there by then: a retry finds other rows.
+
+    The first word is what each operation was called when it was a command of its own.
+    """
+    if command.operation in c.EDITS:
+        return ["Edit" if command.schema is None else "Reshape", command.operation, command.question.hex()]
+    if command.erasure is not None:
+        return ["Erase", command.question.hex(), command.erasure.tags]
+    name = "".join(word.title() for word in command.operation.split("_"))
+    named = name if command.settings_version is None else "RetractAged"
+    return [named, c.effects(command).as_of, *([_attributes(command.attributes)] if command.attributes else [])]
 
 
 def _attributes(changes: tuple[AttributeUpdate, ...]) -> list[tuple[object, ...]]:

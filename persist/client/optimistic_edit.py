@@ -45,7 +45,6 @@ from persist.parts import current_schema
 
 RACES_MAX = 1_000  # lost, by one working out; each means that another writer made progress
 REDONE_MAX = 100  # times that it is worked out anew
-NEVER = -2  # a time after which nothing can be written: it asks what became of a token, and changes nothing
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,11 @@ class Editing(Rewriting):
             except (TokenReused, UnknownShard):
                 raise
             except InvalidUsage:  # maybe because of another try, which has landed meanwhile
-                if (done := asked._landed(0, token)) is None:
+                if (done := asked._landed(token)) is None:
                     raise
                 return asked._told(done)
 
-        return asked._settled(0, token, tried, asked._told)
+        return asked._settled(token, tried, asked._told)
 
     def _tried(self, token: Token | None) -> Edited:
         view = self.transport.view(self.name, ViewRequest())
@@ -157,7 +156,7 @@ class Editing(Rewriting):
         plan, count = self.plan.to(view), Count()
         runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
         with self._retired(view) as handle:
-            done = self._try_commit(handle, runs, -1, view.upper, token)
+            done = self._try_commit(handle, runs, view.upper, token)
         return None if done is None else self._outcome(done, view, count, 0)
 
     def _worked_out(self, held: Held, token: Token | None) -> Edited:
@@ -194,7 +193,7 @@ class Editing(Rewriting):
         held, seen = contents.held, contents.time
         assert held is not None
         for _ in range(RACES_MAX):
-            done = self._try_commit(handle, runs, seen, Antichain(seen + 1), token)
+            done = self._try_commit(handle, runs, Antichain(seen + 1), token)
             if done is not None:
                 return done, held
             drops, view = held.view.drops, self.transport.view(self.name, ViewRequest())
@@ -209,11 +208,11 @@ class Editing(Rewriting):
         raise self._overtaken(UpperMismatch("", expected=[seen + 1], actual=held.view.upper.to_json(), stays=False))
 
     def _try_commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+        self, handle: WriteHandle, runs: tuple[Run, ...], expected: Antichain, token: Token | None
     ) -> c.Appended | None:
         """The commit; None: somebody else wrote. Raises UpperMismatch where it matters what the upper was."""
         try:
-            return self._commit(handle, runs, as_of, expected, token)
+            return self._commit(handle, runs, expected, token)
         except UpperMismatch as error:
             if self.expected is not None or error.details.get("expected") is None:
                 raise
@@ -235,9 +234,9 @@ class Editing(Rewriting):
             return None
         count = Count()
         runs = self._staged(view, count.of(self._writable(-1, iter((rows,)))))
-        as_of, expected = (view.upper.element or 0) - 1, self.expected or EMPTY
+        expected = self.expected or EMPTY
         with self._retired(view) as handle:
-            done = unless_refused(lambda: self._edit(handle, runs, as_of, expected, token, drops=True))
+            done = unless_refused(lambda: self._commit(handle, runs, expected, token, tombstone=EMPTY))
         if done is None:
             return None
         return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
@@ -247,38 +246,13 @@ class Editing(Rewriting):
         time = (held.view.upper.element or 0) - 1
         return Contents(current_schema(held.view.schemas)[1], replace(held, as_of=time), time)
 
-    def _commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
-    ) -> c.Appended:
-        return self._edit(handle, runs, as_of, expected, token)
+    @property
+    def _parts(self) -> dict[str, Any]:
+        verb = self.plan.verb
+        cut = {"cut": self.plan.cut} if verb == c.INSERT else {}
+        return {"operation": verb, "question": self.question, "attributes": self.attributes, **cut}
 
-    def _edit(
-        self,
-        handle: WriteHandle,
-        runs: tuple[Run, ...],
-        as_of: int,
-        expected: Antichain,
-        token: Token | None,
-        *,
-        drops: bool = False,
-    ) -> c.Appended:
-        return handle.commit_rewrite(
-            lambda writer, its: c.Edit(
-                writer,
-                its,
-                expected,
-                as_of,
-                runs,
-                verb=self.plan.verb,
-                question=self.question,
-                attributes=self.attributes,
-                drops=drops,
-                cut=self.plan.cut,
-            ),
-            token,
-        )
-
-    def _landed(self, as_of: int, token: Token) -> c.Appended | None:
+    def _landed(self, token: Token) -> c.Appended | None:
         return edit_landed(self._writer(None), self.plan.verb, token, self.question)
 
     def _outcome(self, done: c.Appended, view: ShardView, count: Count, redone: int) -> Edited:
@@ -353,10 +327,9 @@ def edit_landed(handle: WriteHandle, verb: str, token: Token, question: bytes = 
 
     No contents are those of before the first time. Raises what every write may.
     """
+    parts = {"cut": 0} if verb == c.INSERT else {}
     return _unless_refused(
-        lambda: handle.commit_rewrite(
-            lambda writer, its: c.Edit(writer, its, MINIMUM, NEVER, (), verb=verb, question=question), token
-        )
+        lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, operation=verb, question=question, **parts)
     )
 
 
@@ -365,7 +338,7 @@ def landed(transport: OneShard, name: str, token: Token, retry_s: float) -> c.Ap
 
     A command without a digest is answered as any other one of its token was. Raises what every write may.
     """
-    asked = c.Edit(writer_of(token), token, MINIMUM, NEVER, (), verb="insert")
+    asked = c.Rewrite(writer_of(token), token, MINIMUM, c.NEVER, c.INSERT, cut=0)
 
     def ask() -> c.Appended:
         found = send(transport, name, asked, retry_s)

@@ -28,7 +28,6 @@ from persist.client.rewrites import (
 from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
 from persist.client.timestamps import instant_ms, instant_text, shown_instant
 from persist.client.transport import OneShard
-from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core import record
 from persist.core.batch import Run
@@ -214,7 +213,7 @@ class TakingAged(Rewriting):
             staged = (*staged, *more)
             if not staged:
                 return self._said(view.upper, view.upper, search, so_far)
-            done = self._committed(staged, high, view, token, left)
+            done = self._committed(staged, view, token, left)
             if done is not None:
                 return self._said(done.lower, done.upper, search, so_far)
             following = self._again(found, high)
@@ -325,13 +324,9 @@ class TakingAged(Rewriting):
             found.append(max(self.now_ms + 1, search.waits_ms + longest_ms))
         return of_age_ms(*found)
 
-    def _commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
-    ) -> c.Appended:
-        version = self.facts.version
-        return handle.commit_rewrite(
-            lambda writer, its: c.RetractAged(writer, its, expected, as_of, runs, version=version), token
-        )
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"operation": c.TRUNCATE, "settings_version": self.facts.version}
 
     def _too_often(self, as_of: int, most: int) -> str:
         return (

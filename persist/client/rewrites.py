@@ -32,7 +32,7 @@ from persist.core.errors import (
     UnknownShard,
     UpperMismatch,
 )
-from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
+from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
@@ -98,11 +98,22 @@ class Rewriting(ABC):
         """What lists of readers and the commit history tell of it."""
         return f"{self.what} {self.to.time}"
 
+    @property
     @abstractmethod
+    def _parts(self) -> dict[str, Any]:
+        """The operation, and the parts of the command that make it what it is."""
+
     def _commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+        self,
+        handle: WriteHandle,
+        runs: tuple[Run, ...],
+        expected: Antichain,
+        token: Token | None,
+        as_of: int | None = None,
+        **more: Any,
     ) -> c.Appended:
-        """Commit the staged rows."""
+        """Commit the staged rows, which were worked out from the contents before the upper that is expected."""
+        return handle.commit_rewrite(runs, expected, as_of, token=token, **self._parts, **more)
 
     def _writable(self, as_of: int, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """The rows. Raises InvalidUsage where one commit cannot write a multiplicity."""
@@ -112,16 +123,14 @@ class Rewriting(ABC):
                 raise InvalidUsage(self._too_often(as_of, most))
             yield table
 
-    def _committed(
-        self, runs: tuple[Run, ...], as_of: int, view: ShardView, token: Token | None, left: int
-    ) -> c.Appended | None:
+    def _committed(self, runs: tuple[Run, ...], view: ShardView, token: Token | None, left: int) -> c.Appended | None:
         """The commit of the staged rows; None: somebody else wrote since the view, and tries are `left`.
 
         Raises UpperMismatch where none is, or no time.
         """
         handle = self._writer(view)
         try:
-            done = self._commit(handle, runs, as_of, view.upper, token)
+            done = self._commit(handle, runs, view.upper, token)
         except UpperMismatch as error:
             if error.details.get("expected") is None:  # no time is left
                 raise
@@ -154,28 +163,26 @@ class Rewriting(ABC):
         caller = Caller(purpose=self.purpose, info=self.info)
         return WriteHandle(self.transport, self.name, schema, self.write, caller=caller)
 
-    def _settled(
-        self, as_of: int, token: Token | None, tried: Callable[[], _Told], told: Callable[[c.Appended], _Told]
-    ) -> _Told:
+    def _settled(self, token: Token | None, tried: Callable[[], _Told], told: Callable[[c.Appended], _Told]) -> _Told:
         """What a try comes to, or what is told of the commit of another try of the token."""
         if token is None:
             return tried()
-        if (landed := self._landed(as_of, token)) is not None:
+        if (landed := self._landed(token)) is not None:
             return told(landed)
         try:
             return tried()
         except REFUSED:
-            if (landed := self._landed(as_of, token)) is None:  # another try of the token may have landed meanwhile
+            if (landed := self._landed(token)) is None:  # another try of the token may have landed meanwhile
                 raise
             return told(landed)
 
-    def _landed(self, as_of: int, token: Token) -> c.Appended | None:
+    def _landed(self, token: Token) -> c.Appended | None:
         """Where it has happened already, the interval that it took. A dropped shard tells it too.
 
-        The upper that it asks for is never that of a shard with a complete time: so this changes nothing.
+        It asks for a time that precedes no upper: so this changes nothing.
         """
         try:
-            return self._commit(self._writer(None), (), as_of, MINIMUM, token)
+            return self._commit(self._writer(None), (), MINIMUM, token, c.NEVER)
         except UpperMismatch:
             return None
 
@@ -308,9 +315,7 @@ class Restoring(Rewriting):
         """Raises what `Shard.restore` says."""
         as_of = self.to.time
         assert as_of is not None
-        return self._settled(
-            as_of, token, lambda: self._tried(as_of, token, retries), lambda done: self._told(as_of, done)
-        )
+        return self._settled(token, lambda: self._tried(as_of, token, retries), lambda done: self._told(as_of, done))
 
     def check(self) -> None:
         """Raise what refuses the rows that a restore would write; nothing is written."""
@@ -357,7 +362,7 @@ class Restoring(Rewriting):
                 runs = ()
             if gained is not None:  # a time of before the constraint may come back
                 gained.check(Contents(schema, replace(found.held, as_of=as_of), as_of), are_changed=True)
-            done = self._committed(runs, as_of, view, token, left)
+            done = self._committed(runs, view, token, left)
             if done is not None:
                 if not first_try or done.lower != view.upper:  # other rows landed than those of one comparison
                     return self._told(as_of, done)
@@ -376,7 +381,7 @@ class Restoring(Rewriting):
 
     def _unchanged(self, as_of: int, view: ShardView, token: Token | None) -> Restored:
         """What is told where nothing differs: maybe since another try of the token has landed meanwhile."""
-        if token is not None and (landed := self._landed(as_of, token)) is not None:
+        if token is not None and (landed := self._landed(token)) is not None:
             return self._told(as_of, landed)
         return self._said(as_of, c.Appended(view.upper, view.upper), Count())
 
@@ -389,10 +394,9 @@ class Restoring(Rewriting):
         keys = tuple(dict.fromkeys(update.key for update in self.attributes))
         return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, added, removed, keys)
 
-    def _commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
-    ) -> c.Appended:
-        return handle.commit_restore(runs, as_of, expected, token=token, attributes=self.attributes)
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"operation": c.RESTORE, "undoes": self.to.time, "attributes": self.attributes}
 
     def _too_often(self, as_of: int, most: int) -> str:
         return (
@@ -475,7 +479,7 @@ class Truncating(Rewriting):
             dropping = Dropping.of(self.transport, self.name, self.to, self.write, self.read)
             return replace(dropping, info=self.info).run(token, dry_run=dry_run, force=force)
         asking = mint(Token, self.transport.ids) if token is None or dry_run else token
-        return self._settled(before - 1, asking, lambda: self._tried(before, token, retries, dry_run), self._told)
+        return self._settled(asking, lambda: self._tried(before, token, retries, dry_run), self._told)
 
     def _is_fed(self) -> bool:
         """Whether the shard is fed by `append`. One that was dropped only answers tokens."""
@@ -507,7 +511,7 @@ class Truncating(Rewriting):
             runs = self._staged(view, count.of(self._writable(as_of, self._going(found))))
             # What finds nothing is remembered too; its token stands alone, so that no writer is registered for it.
             known = mint(Token, self.transport.ids) if token is None and not runs else token
-            done = self._committed(runs, as_of, view, known, left)
+            done = self._committed(runs, view, known, left)
             if done is not None:
                 fresh = done.lower == view.upper and done.lower != done.upper
                 return self._said(done, count.removed) if fresh else self._told(done)
@@ -538,10 +542,9 @@ class Truncating(Rewriting):
         assert self.to.time is not None
         return Truncated(self.to.time, self.to.timestamp, done.lower, done.upper, removed)
 
-    def _commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
-    ) -> c.Appended:
-        return handle.commit_truncation(runs, as_of, expected, token=token)
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"operation": c.TRUNCATE, "truncates": self.to.time}
 
     def _too_often(self, as_of: int, most: int) -> str:
         return (
@@ -616,7 +619,7 @@ class Dropping(Rewriting):
             return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
         handle = self._writer(None)
         alone = mint(Token, self.transport.ids) if token is None else token  # so that no writer is registered
-        done = self._forced(handle, before - 1, alone) if force else handle.commit_drop(before - 1, token=alone)
+        done = self._forced(handle, alone) if force else self._commit(handle, (), EMPTY, alone)
         with suppress(PersistError):
             handle.close()
         pending, went = False, None
@@ -625,11 +628,11 @@ class Dropping(Rewriting):
                 pending, went = self._came_to(before, done.lower)
         return Truncated(before, self.to.timestamp, done.lower, done.upper, went, DROP, pending)
 
-    def _forced(self, handle: WriteHandle, as_of: int, token: Token) -> c.Appended:
+    def _forced(self, handle: WriteHandle, token: Token) -> c.Appended:
         """The drop at the very upper, wherever the writer of the shard has moved it by then."""
         for left in range(FORCED_TRIES_MAX, 0, -1):
             try:
-                return handle.commit_drop(as_of, self._view().upper, token=token)
+                return self._commit(handle, (), self._view().upper, token)
             except UpperMismatch as error:
                 if left == 1 or not error.details.get("actual"):
                     raise
@@ -687,10 +690,9 @@ class Dropping(Rewriting):
     def _view(self) -> ShardView:
         return self.transport.view(self.name, ViewRequest(with_batches=False))
 
-    def _commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
-    ) -> c.Appended:
-        return handle.commit_drop(as_of, token=token)
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {"operation": c.DROP_BEFORE, "tombstone": frontier(self.to.time)}
 
     def _too_often(self, as_of: int, most: int) -> str:
         raise AssertionError("a drop writes no rows")

@@ -29,7 +29,7 @@ from persist.formats.exposition import Family
 
 
 # What these come to depends on who holds the shard: nobody may hear of a reader that has ended.
-WAITING_FOR_HOLDS = (c.Drop, c.DowngradeSince, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings, c.Erase)
+_WAITING_FOR_HOLDS = (c.Drop, c.DowngradeSince, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings)
 
 
 class Transport(Protocol):
@@ -256,7 +256,8 @@ class OneShard(ForwardingTransport):
         self.shard = shard
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        if isinstance(command, WAITING_FOR_HOLDS) and (leases := self.leases) is not None:
+        waits = isinstance(command, _WAITING_FOR_HOLDS) or (isinstance(command, c.Rewrite) and command.erasure)
+        if waits and (leases := self.leases) is not None:
             leases.let_go(name)
         return super().apply(name, replace(command, shard=self.shard), caller)
 

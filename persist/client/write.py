@@ -372,48 +372,31 @@ class WriteHandle(Timeable):
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)
         return self._appended(lambda w, t: c.Append(w, t, since, until, tuple(runs), changes), token, said)
 
-    def commit_restore(
+    def commit_rewrite(
         self,
         runs: Sequence[Run],
-        as_of: int,
         expected_upper: Time,
+        as_of: int | None = None,
         *,
+        operation: str,
         token: Token | None = None,
-        attributes: AttributeUpdates = (),
+        **parts: Any,
     ) -> c.Appended:
-        """Commit staged `runs`, which lead back to `as_of`, at the next time, if the shard's upper is `expected_upper`.
+        """Commit staged `runs`, which were worked out from the contents of the shard, at the next time.
 
-        A `token` stands for the restore to `as_of` with these attributes, whatever its rows. With attributes alone, and
-        no `runs`, the interval is empty. Raises what `compare_and_append` says.
-        """
-        expected, changes = frontier(expected_upper), as_attribute_updates(attributes)
-        return self._appended(lambda w, t: c.Restore(w, t, expected, as_of, tuple(runs), attributes=changes), token)
+        Args:
+            runs: what was staged.
+            expected_upper: the shard's upper, before which the contents were read. None, with a tombstone: whatever.
+            as_of: the time that was read, if that is not the one before the upper.
+            operation: what the commit history calls it.
+            token: as for `insert`. It stands for the operation, its target and its question, whatever its rows.
+            parts: of the command `Rewrite`.
 
-    def commit_truncation(
-        self, runs: Sequence[Run], as_of: int, expected_upper: Time, *, token: Token | None = None
-    ) -> c.Appended:
-        """Commit staged `runs`, which take away what is there since `as_of`, as `commit_restore` does.
-
-        A `token` stands for the truncation to `as_of`, `expected_upper` is the shard's. Raises what
-        `compare_and_append` says.
+        Raises: what `compare_and_append` says, and InvalidUsage where the parts are not those of the operation.
         """
         expected = frontier(expected_upper)
-        return self._appended(lambda w, t: c.Truncate(w, t, expected, as_of, tuple(runs)), token)
-
-    def commit_drop(self, as_of: int, expected_upper: Time = None, *, token: Token | None = None) -> c.Appended:
-        """Take away the rows with times up to `as_of` at the next time, without writing a row.
-
-        Without an `expected_upper` it happens whatever the upper is, and in a shard that is fed by `append` with the
-        next commit of its writer; with one at once, if that is the upper. A `token` stands for the drop up to `as_of`.
-        An empty interval: there was nothing to drop, or it waits. Raises InvalidUsage and NotReadable as
-        `Shard.truncate` says, and what `compare_and_append` may.
-        """
-        expected = frontier(expected_upper)
-        return self._appended(lambda w, t: c.DropBefore(w, t, expected, as_of, ()), token)
-
-    def commit_rewrite(self, command: Callable[[WriterId, Token], c.Rewrite], token: Token | None) -> c.Appended:
-        """Commit what `command` makes of the writer and the `token`. Raises what `compare_and_append` says."""
-        return self._appended(command, token)
+        latest = (expected.element or 0) - 1 if as_of is None else as_of
+        return self._appended(lambda w, t: c.Rewrite(w, t, expected, latest, operation, tuple(runs), **parts), token)
 
     def close(self) -> None:
         """Retire the writer; without it, its lease lapses in the end. A later write is by a new writer.

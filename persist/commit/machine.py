@@ -33,7 +33,7 @@ from persist.commit.commit_plan import (
 )
 from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
-from persist.commit.part_validator import BRINGING, Inspector
+from persist.commit.part_validator import BRINGING, Inspector, schema_change_of
 from persist.commit.sight import MachineMetrics
 from persist.commit.spill_files import EntryFiles, OutcomeFiles
 from persist.commit.state_loader import Versions, dropped
@@ -232,8 +232,9 @@ class Machine(CachedState):
         state = self.cached
         if state is None or state.is_closed or command.shard not in (None, state.shard_id):
             return False
-        if isinstance(command, (c.EvolveSchema, c.Constrain, c.Reshape)):
-            return command.expected_id in state.schemas
+        change = schema_change_of(command)
+        if change is not None and not isinstance(change, c.Recreate):
+            return change.expected_id in state.schemas
         parts = [part for run in getattr(command, "runs", ()) for part in run.parts]
         of_it = all(part.key is None or shard_of(part.key) == state.shard_id for part in parts)
         return of_it and all(part.schema_id in state.schemas for part in parts)

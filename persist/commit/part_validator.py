@@ -37,10 +37,10 @@ from persist.parts.schema_evolution import check_first, check_next, current_sche
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
-EVOLVING = (c.EvolveSchema, c.Constrain, c.Recreate, c.Reshape)
+EVOLVING = (c.EvolveSchema, c.Constrain, c.Recreate, c.SchemaChange)
+WRITING = (c.Insert, c.CompareAndAppend, c.Append, c.Rewrite)
 BRINGING = (
-    c.Insert, c.CompareAndAppend, c.Append, c.Restore, c.Truncate, c.Edit, c.Erase, c.RetractAged,
-    c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
+    *WRITING, c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
 )  # fmt: skip
 """Commands that may name new parts or a rollup, or have a schema."""
 OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
@@ -69,9 +69,10 @@ class Inspector:
     def _found(self, command: c.Command, state: State) -> Verdict:
         parts = _brought(command, state)
         try:
-            about = _check_schema(command, state) if isinstance(command, EVOLVING) else SOUND
-            if isinstance(command, c.Reshape):
-                state = reshaped(state, command)
+            change = schema_change_of(command)
+            about = SOUND if change is None else _check_schema(change, state)
+            if isinstance(change, c.SchemaChange):
+                state = reshaped(state, change)
             if isinstance(command, c.AddRollup):
                 self._check_rollup(command, state)
             if isinstance(command, c.BundleParts) or (isinstance(command, c.ReplacePart) and command.within):
@@ -149,28 +150,35 @@ class Inspector:
         return checks[part.schema_id]
 
 
+def schema_change_of(command: c.Command) -> c.EvolveSchema | c.Constrain | c.Recreate | c.SchemaChange | None:
+    """What the command does to the schema of the shard; None: nothing."""
+    change = command.schema if isinstance(command, c.Rewrite) else command
+    return change if isinstance(change, EVOLVING) else None
+
+
 def is_at_once(command: c.Command) -> bool:
     """Whether looking at what the command brings takes no call of a store, and but a moment."""
-    if isinstance(command, (c.AddRollup, *EVOLVING)):
+    if isinstance(command, c.AddRollup) or schema_change_of(command) is not None:
         return False
     parts = [part for run in _runs(command) for part in run.parts] + list(getattr(command, "done", ()))
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
 
 
-def _check_schema(command: c.EvolveSchema | c.Constrain | c.Recreate | c.Reshape, state: State) -> Verdict:
+def _check_schema(change: c.EvolveSchema | c.Constrain | c.Recreate | c.SchemaChange, state: State) -> Verdict:
     """What the plan has to know of the schema. Raises InvalidUsage unless the shard can have it.
 
     Whose turn it is, the plan decides.
     """
-    if isinstance(command, c.Recreate):
-        check_new(check_first(command.schema))
+    if isinstance(change, c.Recreate):
+        check_new(check_first(change.schema))
         return Verdict(shard=state.shard_id)
-    known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
-    before, after = check_next(command.schema, known or state.schemas)
-    if isinstance(command, c.Constrain):
-        check_constrained(before, after, is_looked_at=command.expected_upper is not None)
+    known = {number: record for number, record in state.schemas.items() if number <= change.expected_id}
+    before, after = check_next(change.schema, known or state.schemas)
+    is_looked_at = not isinstance(change, c.SchemaChange) and change.expected_upper is not None
+    if isinstance(change, c.Constrain):
+        check_constrained(before, after, is_looked_at=is_looked_at)
         return Verdict(shard=state.shard_id)
-    if of_days(before, after) and (isinstance(command, c.Reshape) or command.expected_upper is None):
+    if of_days(before, after) and not is_looked_at:
         raise InvalidUsage("days become microseconds only once all rows were looked at for far ones: use widen_column")
     check_added(before, after)
     check_kept(before, after)
@@ -211,4 +219,4 @@ def _runs(command: c.Command) -> Iterable[Run]:
         return () if command.replacement is None else (Run((command.replacement,)),)
     if isinstance(command, c.MergeResult):
         return command.outputs
-    return command.runs if isinstance(command, (c.Insert, c.CompareAndAppend, c.Append, c.Rewrite)) else ()
+    return command.runs if isinstance(command, WRITING) else ()

@@ -35,13 +35,8 @@ from persist.core.command import WriterCommand as WriterCommand
 from persist.core.command import kinds as kinds
 from persist.core.dedup import OutcomeFile
 from persist.core.frontier import Antichain
-from persist.core.history_commands import EDITS as EDITS
 from persist.core.history_commands import AgeHistory as AgeHistory
 from persist.core.history_commands import CutKept as CutKept
-from persist.core.history_commands import DropBefore as DropBefore
-from persist.core.history_commands import Edit as Edit
-from persist.core.history_commands import EditCommand as EditCommand
-from persist.core.history_commands import Erase as Erase
 from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetDropped as ForgetDropped
 from persist.core.history_commands import ForgetHistory as ForgetHistory
@@ -58,19 +53,14 @@ from persist.core.history_commands import ReadRetention as ReadRetention
 from persist.core.history_commands import ReadShardSettings as ReadShardSettings
 from persist.core.history_commands import ReadTags as ReadTags
 from persist.core.history_commands import RemoveTag as RemoveTag
-from persist.core.history_commands import Reshape as Reshape
 from persist.core.history_commands import ResolveTime as ResolveTime
-from persist.core.history_commands import Restore as Restore
 from persist.core.history_commands import RetentionIs as RetentionIs
-from persist.core.history_commands import RetractAged as RetractAged
-from persist.core.history_commands import Rewrite as Rewrite
 from persist.core.history_commands import SetRungs as SetRungs
 from persist.core.history_commands import SetSettings as SetSettings
 from persist.core.history_commands import SetTag as SetTag
 from persist.core.history_commands import TakeCut as TakeCut
 from persist.core.history_commands import TimeShown as TimeShown
 from persist.core.history_commands import TimesShown as TimesShown
-from persist.core.history_commands import Truncate as Truncate
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, WriterId, written
 from persist.core.record import Record
 from persist.core.results import Appended as Appended
@@ -102,6 +92,19 @@ from persist.core.results import TagRemoved as TagRemoved
 from persist.core.results import TagsAre as TagsAre
 from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import TimeToCome as TimeToCome
+from persist.core.rewrite import DROP_BEFORE as DROP_BEFORE
+from persist.core.rewrite import EDITS as EDITS
+from persist.core.rewrite import ERASE as ERASE
+from persist.core.rewrite import INSERT as INSERT
+from persist.core.rewrite import NEVER as NEVER
+from persist.core.rewrite import RESTORE as RESTORE
+from persist.core.rewrite import TRUNCATE as TRUNCATE
+from persist.core.rewrite import Effects as Effects
+from persist.core.rewrite import NewErasure as NewErasure
+from persist.core.rewrite import Rewrite as Rewrite
+from persist.core.rewrite import SchemaChange as SchemaChange
+from persist.core.rewrite import effects as effects
+from persist.core.rewrite import scopes_of as scopes_of
 from persist.core.shard_commands import BeginClone as BeginClone
 from persist.core.shard_commands import Constrain as Constrain
 from persist.core.shard_commands import EndLoan as EndLoan

@@ -1,27 +1,21 @@
-"""Commands that change history: clocks, settings, tags, retention policies, rewrites and erasures."""
+"""Commands that change history: clocks, settings, tags, retention policies and erasures."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import EntryFile
-from persist.core.batch import Run
 from persist.core.clock_index import MARKS_PAGE_MAX
 from persist.core.command import (
-    ADMIN,
     MAINTAIN,
     MANAGE,
     TIME_MS_MAX,
-    WRITE,
     Command,
     MaintainCommand,
     ManageCommand,
     ReadCommand,
-    WriterCommand,
 )
-from persist.core.dedup import DIGEST_BYTES
-from persist.core.erasure import DEADLINE_MS_MAX, QUESTION_BYTES, Doomed, Proof
+from persist.core.erasure import Doomed, Proof
 from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, written
 from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX
@@ -29,7 +23,6 @@ from persist.core.record import Meta
 from persist.core.results import Result
 from persist.core.retention_plan import Facts
 from persist.core.shard_settings import MARK_EVERY_MS, Looked, RowPolicy, Rung
-from persist.core.state import SchemaRecord
 
 # Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` has all of their names.
 
@@ -171,95 +164,6 @@ class ReadCriticalReaders(ReadCommand, frozen=True):
     readers: Annotated[tuple[Annotated[CriticalReaderId, written(CriticalReaderId)], ...], Meta(max_length=CURSORS_MAX)]
 
 
-# Commands that rewrite what a shard holds, by an earlier time. `commands` has all of their names too.
-
-
-class Rewrite(WriterCommand, frozen=True):
-    """Append rows at the next time iff the shard's upper is `expected_upper`. -> Appended
-
-    The writer has worked them out from the contents as of `as_of`. UpperMismatch carries the actual upper.
-    """
-
-    expected_upper: Antichain
-    as_of: int
-    runs: tuple[Run, ...]
-
-
-class Restore(Rewrite, frozen=True):
-    """The rows lead back to the contents as of `as_of`. -> Appended
-
-    With attributes alone, and no `runs`, no time is taken, and the interval is empty.
-    """
-
-    attributes: tuple[AttributeUpdate, ...] = ()
-
-
-class Truncate(Rewrite, frozen=True):
-    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended
-
-    It lands also where rows were added since the upper was `expected_upper`, but none was taken away. InvalidUsage
-    where the shard is fed by `append`.
-    """
-
-    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
-
-
-class DropBefore(Rewrite, frozen=True):
-    """Take away the rows with times up to `as_of`, the last time before the cut, without any `runs`. -> Appended
-
-    An `expected_upper` of [] stands for whatever the upper is; then it takes no time of a shard that is fed by
-    `append`, and becomes effective with the next commit of its writer. An empty interval: that, or no such row is
-    there. InvalidUsage where what was written from the cut on may hold a retraction; NotReadable where the time before
-    the cut was forgotten.
-    """
-
-    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
-
-
-EDITS = (
-    "insert",  # into a shard with unique keys
-    "upsert",
-    "merge_into",
-    "delete",
-    "update",
-    "replace_where",
-    "overwrite",
-)  # verbs, as the commit history has them
-
-
-class EditCommand(Rewrite, frozen=True, kw_only=True):
-    """The rows are what a verb, such as `upsert`, changes in the contents as of `as_of` (-1: nothing is there yet).
-
-    -> Appended. With `drops` all that is there goes as well, as by `DropBefore`, and an `expected_upper` of [] stands
-    for whatever the upper is. `question` tells what was asked for: a token stands for that, whatever rows it came to.
-    Where nothing changes no time is taken, and the interval is empty. Raises InvalidUsage and NotReadable as
-    `DropBefore` does.
-    """
-
-    verb: Annotated[str, Meta(pattern=f"^({'|'.join(EDITS)})$")]
-    question: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
-    attributes: tuple[AttributeUpdate, ...] = ()
-    drops: bool = False
-
-
-class Edit(EditCommand, frozen=True, kw_only=True):
-    """See `EditCommand`; `cut` as for CompareAndAppend. -> Appended"""
-
-    cut: int = 0
-
-
-class Reshape(EditCommand, frozen=True, kw_only=True):
-    """An edit, and in the same commit `schema` becomes current, iff the current id is `expected_id`. -> Appended
-
-    The rows are of the schema after that, or of one before it. What is refused changes neither rows nor columns:
-    SchemaMismatch, and InvalidUsage where the shard cannot evolve so.
-    """
-
-    scopes: ClassVar[tuple[str, ...]] = (MANAGE,)  # as EvolveSchema
-    expected_id: int
-    schema: SchemaRecord
-
-
 # Commands of row policies, and their results. `commands` has all of their names too.
 
 
@@ -305,17 +209,6 @@ class PassCut(Command, frozen=True):
     overran: bool = False
 
 
-class RetractAged(Rewrite, frozen=True, kw_only=True):
-    """The rows take away what the policy of rows says by its column, as the settings of `version` have it. -> Appended
-
-    Conflict where the settings have another version by now: then nothing is taken away.
-    """
-
-    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
-
-    version: Annotated[int, Meta(ge=0)] = 0
-
-
 class NoteLooked(Command, frozen=True):
     """Remember how far the policy has come by its column. -> CutKept. A retry is safe.
 
@@ -356,26 +249,6 @@ class CutKept(Result, frozen=True):
 
 
 # Commands of erasures. `commands` has all of their names too.
-
-
-class Erase(Rewrite, frozen=True, kw_only=True):
-    """The rows take away what is to be erased as of `as_of`, the latest time. -> Appended
-
-    The State remembers the erasure under its `erasure` id. The shard itself lets history before it go, its commit
-    history too, and with `tags` all earlier tags. It takes a time also where no row is to go. In a shard that is fed by
-    `append` it takes none without `force`: it is pending until the writer completes the next time, and the interval is
-    empty. `pending` erasures were there when the rows were worked out; UpperMismatch where there are others now.
-    """
-
-    scopes: ClassVar[tuple[str, ...]] = (ADMIN,)
-
-    erasure: Annotated[str, Meta(pattern="^e[0-9a-f]{32}$")]
-    question: Annotated[bytes, Meta(max_length=QUESTION_BYTES)] = b""
-    deadline_ms: Annotated[int, Meta(ge=1, le=DEADLINE_MS_MAX)] | None = None
-    reason: str = ""
-    tags: bool = False
-    pending: Annotated[int, Meta(ge=0)] = 0
-    force: bool = False
 
 
 class ReadErasures(MaintainCommand, frozen=True):

@@ -35,13 +35,7 @@ GIVING_BACK = (c.ExpireReader, c.ExpireWriter, c.ExpireCriticalReader)
 # A command that is not named here is legal in every phase before the drop.
 PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Insert: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
-    c.Restore: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
-    c.Truncate: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
-    c.DropBefore: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
-    c.Edit: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
-    c.Reshape: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
-    c.Erase: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
-    c.RetractAged: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
+    c.Rewrite: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Finalise: frozenset({Phase.DROPPED, Phase.TOMBSTONE}),
     c.Recreate: frozenset({Phase.TOMBSTONE}),
     c.BeginClone: frozenset({Phase.TOMBSTONE}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -20,7 +20,7 @@ from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run, diff_sum_of
 from persist.core.errors import Conflict, Expired, InvalidUsage, UpperMismatch
-from persist.core.frontier import Antichain
+from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId, Token
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
@@ -263,15 +263,15 @@ class Replacement:
 
     def _commit(self, runs: Runs, expected: Antichain, commit: ReplacementCommit, *, drops: bool = False) -> c.Appended:
         """One try. Raises UpperMismatch where the upper is not the expected one."""
-        as_of = (expected.element or 0) - 1
-        kind: Callable[..., c.EditCommand] = c.Edit
-        if self.before is not None:
-            kind = partial(c.Reshape, expected_id=self.before.newest_id, schema=self.schema.to_record())
+        before = self.before
         return self.handle.commit_rewrite(
-            lambda writer, token: kind(
-                writer, token, expected, as_of, runs, verb=commit.verb, attributes=commit.attributes, drops=drops
-            ),
-            commit.token,
+            runs,
+            expected,
+            operation=commit.verb,
+            token=commit.token,
+            attributes=commit.attributes,
+            schema=None if before is None else c.SchemaChange(before.newest_id, self.schema.to_record()),
+            tombstone=EMPTY if drops else None,
         )
 
     @property

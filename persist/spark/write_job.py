@@ -24,7 +24,7 @@ from persist.client.write import WriteHandle
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Run
-from persist.core.commands import AttributeValues, ReadAttributes
+from persist.core.commands import RESTORE, AttributeValues, ReadAttributes
 from persist.core.errors import (
     AttributeMismatch,
     Indeterminate,
@@ -274,7 +274,7 @@ class Job:
             assert self.options.expected_upper is not None
             if runs:  # where nothing differs nothing is committed
                 restores, expected = self.options.restores, self.options.expected_upper
-                self.handle(caller).commit_restore(runs, restores, expected, token=self.token)
+                self.handle(caller).commit_rewrite(runs, expected, operation=RESTORE, token=self.token, undoes=restores)
         elif self.options.append is not None:
             self.handle(caller).commit_append(runs, *self.options.append, token=self.token)
         elif self.options.conditional is not None and (runs or not self.options.rewrites):

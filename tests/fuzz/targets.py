@@ -200,9 +200,10 @@ def frame_samples() -> dict[str, bytes]:
         "upper": c.AdvanceUpper(Antichain(3)),
         "reader": c.RegisterReader(reader, None, 60_000),
         "evolve": c.EvolveSchema(1, SCHEMA.to_record()),
-        "reshape": c.Reshape(
-            writer, token, Antichain(0), -1, (run,), verb="overwrite", expected_id=1, schema=SCHEMA.to_record()
+        "reshape": c.Rewrite(
+            writer, token, Antichain(0), -1, "overwrite", (run,), schema=c.SchemaChange(1, SCHEMA.to_record())
         ),
+        "erase": c.Rewrite(writer, token, Antichain(1), 0, c.ERASE, erasure=c.NewErasure("e" + "0" * 32)),
         "staged": StagedRuns((run,)),
     }
     return {name: encoded(one) for name, one in found.items()}

@@ -87,6 +87,10 @@ def test_requests_that_have_a_line(method: str, rest: str, query: str, what: str
     assert (None if found is None else found[0]) == what
 
 
+def rewrite(operation: str, **parts: Any) -> c.Rewrite:
+    return c.Rewrite(WRITER, TOKEN, Antichain(9), 8, operation, **parts)
+
+
 COMMANDS: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
     (c.Drop(True), ("drop", {"force": True})),
     (c.AdvanceUpper(Antichain(7)), ("move upper", {"force": False, "upper": [7]})),
@@ -108,14 +112,18 @@ COMMANDS: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(7), ()), ("append", {"upper": [7]})),
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(None), ()), ("close", {})),
     (c.CompareAndAppend(WRITER, TOKEN, Antichain(0), Antichain(None), ()), ("close", {})),
-    (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="upsert"), ("upsert", {"as_of": 1})),
-    (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="merge_into"), ("merge", {"as_of": 1})),
-    (c.Edit(WRITER, TOKEN, Antichain(0), 1, (), verb="replace_where"), ("replace-where", {"as_of": 1})),
+    (rewrite("upsert"), ("upsert", {"as_of": 8})),
+    (rewrite("merge_into"), ("merge", {"as_of": 8})),
+    (rewrite("replace_where"), ("replace-where", {"as_of": 8})),
+    (rewrite("overwrite", schema=c.SchemaChange(1, SchemaRecord(b"", ()))), ("overwrite", {"as_of": 8})),
+    (rewrite(c.INSERT, cut=0), ("insert", {"as_of": 8})),
+    (rewrite(c.RESTORE, undoes=3), ("restore", {"as_of": 3})),
+    (rewrite(c.TRUNCATE, truncates=3), ("truncate", {"as_of": 2})),
+    (rewrite(c.DROP_BEFORE, tombstone=Antichain(3)), ("truncate", {"as_of": 2})),
+    (rewrite(c.TRUNCATE, settings_version=1), ("run retention", {"as_of": 8})),
     (
-        c.Reshape(
-            WRITER, TOKEN, Antichain(0), 1, (), verb="overwrite", expected_id=1, schema=SchemaRecord(b"", ())
-        ),
-        ("overwrite", {"as_of": 1}),
+        rewrite(c.ERASE, erasure=c.NewErasure("e" + "1" * 32, reason="dsr-7")),
+        ("erase", {"as_of": 8, "erasure": "e" + "1" * 32, "force": False, "reason": "dsr-7", "tags": False}),
     ),
 ]  # fmt: skip
 
@@ -133,7 +141,7 @@ def test_every_command_that_changes_rows_has_a_line() -> None:
     writing = [kind for kind in c.kinds(c.WriteCommand) if kind is not c.ExpireWriter]
     assert len(writing) > 8
     for kind in writing:
-        assert issubclass(kind, c.EditCommand) or kind in of_command.__globals__["OF_COMMANDS"], kind
+        assert kind in of_command.__globals__["OF_COMMANDS"], kind
 
 
 def test_parameters_have_a_bound_and_no_values_of_rows() -> None:

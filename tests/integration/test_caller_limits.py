@@ -182,7 +182,7 @@ def test_who_may_not_write_added_rows_by_a_truncation(house: House) -> None:
     for diff, status in ((1, 403), (-1, 200)):
         rows = pa.table({"id": [0], TIME: [0], DIFF: [diff]}, schema=schema.updates_schema)
         runs = (Run((encode_inline(rows, schema, 1, PartId(f"p{1:032x}")),)),)
-        truncate = c.Truncate(WRITER, TOKEN, Antichain(1), 0, runs)
+        truncate = c.Rewrite(WRITER, TOKEN, Antichain(1), 0, c.TRUNCATE, runs, truncates=1)
         done = house.ask("upkeep", "POST", "/v1/shards/eu/a/commands", truncate)
         assert done.status_code == status, done.text
     assert house.ask("etl", "GET", "/v1/shards/eu/a/count").json()["count"] == 4

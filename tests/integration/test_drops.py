@@ -326,7 +326,8 @@ def test_a_drop_that_had_nothing_to_do_is_remembered(shard: Shard) -> None:
     assert not shard.truncate(2, mode="drop", token=token).changed
     shard.restore(4)
     before = shard.snapshot().to_arrow()
-    assert shard.open_writer().commit_drop(1, token=token) == c.Appended(Antichain(6), Antichain(6))
+    asked = {"operation": c.DROP_BEFORE, "tombstone": Antichain(2)}
+    assert shard.open_writer().commit_rewrite((), None, token=token, **asked) == c.Appended(Antichain(6), Antichain(6))
     assert shard.snapshot().to_arrow() == before
 
 

@@ -321,12 +321,12 @@ def test_a_write_that_comes_between_is_erased_too(
     shard.insert([{"id": secret, "v": "1"}, {"id": secret, "v": "2"}])
     real, left = WriteHandle.commit_rewrite, [1, 2]
 
-    def commit(handle: WriteHandle, *given: object) -> object:
+    def commit(handle: WriteHandle, *given: object, **named: object) -> object:
         if left:
             left.pop()
             shard.insert([{"id": secret, "v": "new"}, {"id": secret, "v": "1", "__diff": -1}])
             shard.insert([{"id": secret, "v": "1"}, {"id": "other", "v": "x"}])
-        return real(handle, *given)  # type: ignore[arg-type]
+        return real(handle, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
     token = token_of_key("dsr-2")
@@ -348,10 +348,10 @@ def test_what_others_take_away_meanwhile_is_not_written_once_more(
     shard.insert([{"id": secret, "v": "1"}, {"id": "other", "v": "x"}])
     real, left = WriteHandle.commit_rewrite, [1, 2]
 
-    def commit(handle: WriteHandle, *given: object) -> object:
+    def commit(handle: WriteHandle, *given: object, **named: object) -> object:
         if left and left.pop() == 1:
             shard.insert([{"id": secret, "v": "1", "__diff": -1}])
-        return real(handle, *given)  # type: ignore[arg-type]
+        return real(handle, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
     told = shard.erase(keys=[secret])
@@ -370,7 +370,7 @@ def test_a_restore_cannot_bring_it_back(machine: Machine, shard: Shard) -> None:
     token, committer = token_of_key("back"), machine.location.machine(NAME)
     writer = WriterId("w" + token[1:])
     with pytest.raises(NotReadable, match="were erased at time 2"):
-        committer.apply(c.Restore(writer, token, Antichain(3), 0, ()))
+        committer.apply(c.Rewrite(writer, token, Antichain(3), 2, c.RESTORE, undoes=0))
 
 
 class Killed(Exception):

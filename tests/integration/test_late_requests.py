@@ -252,7 +252,7 @@ def test_a_token_is_not_taken_twice_after_a_refusal(place: Place) -> None:
 
 def test_an_edit_of_a_new_shard_asks_what_became_of_its_token_again(place: Place) -> None:
     """The question changes nothing whenever it comes, and the call ended as Indeterminate."""
-    place.late.hold(c.Edit)
+    place.late.hold(c.Rewrite)
     done = place.shard.upsert(row(1), token=TOKEN)
     assert isinstance(place.late.deliver(), c.Appended), "it is answered as the edit was"
     assert (done.lower.element, place.rows()) == (0, [1])

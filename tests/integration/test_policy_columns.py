@@ -108,7 +108,7 @@ def test_a_shard_without_settings_gets_none_by_a_change_of_its_columns(shard: Sh
     assert (following.schema_id, following.settings) == (2, NO_SETTINGS)
 
 
-@pytest.mark.parametrize("kind", [c.RetractAged, c.RegisterReader])
+@pytest.mark.parametrize("kind", [c.Rewrite, c.RegisterReader])
 def test_rows_that_were_looked_for_before_a_swap_stay(monkeypatch: pytest.MonkeyPatch, kind: type[c.Command]) -> None:
     """The settings have another version by then, whose policy goes by a column of the same name."""
     client = World().machine().client

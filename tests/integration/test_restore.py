@@ -207,7 +207,7 @@ class Between:
     """Others write in the moment before a restore commits, as often as is said."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int) -> None:
-        real, self.left = WriteHandle.commit_restore, times
+        real, self.left = WriteHandle.commit_rewrite, times
 
         def commit(handle: WriteHandle, *args: object, **more: object) -> object:
             if self.left:
@@ -215,7 +215,7 @@ class Between:
                 shard.insert([{"id": 50 + self.left, "v": "between"}])
             return real(handle, *args, **more)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(WriteHandle, "commit_restore", commit)
+        monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
 
 
 def test_told_to_retry_it_takes_that_back_too(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
@@ -240,7 +240,7 @@ def test_a_restore_says_what_the_history_is_to_tell(months: Shard) -> None:
 def test_the_history_tells_the_time_of_a_restore_and_a_truncation(months: Shard) -> None:
     """Also of a command that comes without a caller, as from a program that knows the protocol alone."""
     months.truncate(2)
-    months.open_writer().commit_restore((), 2, 5)
+    months.open_writer().commit_rewrite((), 5, operation=c.RESTORE, undoes=2)
     assert [(entry.operation, entry.point) for entry in months.history(3)] == [
         ("restore", 2), ("truncate", 2), ("insert", None),
     ]  # fmt: skip
@@ -313,14 +313,14 @@ def test_a_text_that_is_no_attribute(text: str) -> None:
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Something else happens in the moment before the rows of a restore are committed, once."""
-    real, left = WriteHandle.commit_restore, [act]
+    real, left = WriteHandle.commit_rewrite, [act]
 
     def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
         if runs and left:
             left.pop()()
         return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WriteHandle, "commit_restore", commit)
+    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
 
 
 def test_a_slow_try_is_told_what_the_other_try_of_its_token_was(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
@@ -399,7 +399,7 @@ def test_where_no_time_is_left_that_is_said_at_once(monkeypatch: pytest.MonkeyPa
         assert told.value.details["expected"] is None
     monkeypatch.undo()
     with pytest.raises(UpperMismatch, match="shard 'orders' has no time left"):
-        months.open_writer().commit_restore((), 3, TIME_MAX + 1)
+        months.open_writer().commit_rewrite((), TIME_MAX + 1, operation=c.RESTORE, undoes=3)
 
 
 def test_a_multiplicity_that_one_commit_cannot_write_is_restored_in_steps(months: Shard) -> None:
@@ -468,7 +468,7 @@ def test_a_restore_to_a_tag_with_retries_is_exact_though_since_passes_what_it_ha
     shard.tag("eom", at=1)
     shard.forget(4)
     _merge_all(machine)
-    real, others = WriteHandle.commit_restore, [10, 11]
+    real, others = WriteHandle.commit_rewrite, [10, 11]
 
     def commit(handle: WriteHandle, *given: Any, **named: Any) -> c.Appended:
         if others:
@@ -479,7 +479,7 @@ def test_a_restore_to_a_tag_with_retries_is_exact_though_since_passes_what_it_ha
             _merge_all(other)
         return real(handle, *given, **named)
 
-    monkeypatch.setattr(WriteHandle, "commit_restore", commit)
+    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
     done = shard.restore(1, retries=5)
     assert shard.snapshot().to_arrow().column("id").to_pylist() == [0, 1]
     assert done.changed

@@ -483,7 +483,7 @@ def test_others_that_take_rows_away_each_time_make_it_come_again_later(
     world.pass_ms(3 * DAY_MS)
     from persist.client.write import WriteHandle
 
-    real = WriteHandle.commit_truncation
+    real = WriteHandle.commit_rewrite
 
     def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
         if runs:
@@ -493,7 +493,7 @@ def test_others_that_take_rows_away_each_time_make_it_come_again_later(
 
     metrics = MaintenanceMetrics()
     with monkeypatch.context() as patched:
-        patched.setattr(WriteHandle, "commit_truncation", commit)
+        patched.setattr(WriteHandle, "commit_rewrite", commit)
         with pytest.raises(PersistError):
             keeper(machine, metrics)(NAME)
     assert metrics.counters.retention_failed == 1

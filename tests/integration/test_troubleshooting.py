@@ -63,13 +63,13 @@ def written(shard: Any, times: int) -> Any:
 def overtaken(shard: Any) -> None:
     """Somebody writes in the moment before a restore commits."""
     written(shard, 2)
-    real = WriteHandle.commit_restore
+    real = WriteHandle.commit_rewrite
 
     def late(*args: Any, **more: Any) -> Any:
         written(shard, 1)
         return real(*args, **more)
 
-    with patch.object(WriteHandle, "commit_restore", late):
+    with patch.object(WriteHandle, "commit_rewrite", late):
         shard.restore(0)
 
 

@@ -16,7 +16,7 @@ from persist.core.errors import InvalidUsage, TokenReused, UnknownShard, UpperMi
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
-from persist.core.transitions import writers
+from persist.core.transitions import rewrite_transition
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -103,7 +103,7 @@ def test_a_row_that_went_is_not_taken_again_as_an_equal_one_that_came_since(shar
 def test_truncations_that_readable_times_tell_apart_are_bounded(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
-    monkeypatch.setattr(writers, "TRUNCATIONS_MAX", 2)
+    monkeypatch.setattr(rewrite_transition, "TRUNCATIONS_MAX", 2)
     shard.truncate(1)
     shard.truncate(2)
     before = machine.location.machine(NAME).refresh()
@@ -150,7 +150,7 @@ class Between:
     """Others write in the moment before a truncation commits, as often as is said."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int, taken: int = 1) -> None:
-        real, self.left = WriteHandle.commit_truncation, times
+        real, self.left = WriteHandle.commit_rewrite, times
 
         def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
             if runs and self.left:
@@ -158,7 +158,7 @@ class Between:
                 shard.insert([*[{"id": 3, "v": "c", "__diff": -1}] * taken, {"id": 9, "v": "new"}])
             return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+        monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
 
 
 def test_rows_that_are_added_meanwhile_do_not_hold_it_up(
@@ -176,7 +176,7 @@ def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard, mode: str
 ) -> None:
     """None of the two shows as a batch with a retraction of its own."""
-    real, left = WriteHandle.commit_truncation, [1]
+    real, left = WriteHandle.commit_rewrite, [1]
 
     def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
         if runs and left:
@@ -189,7 +189,7 @@ def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
                 Worker(machine.location).run(NAME, idle=True)
         return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
     if mode == "drop":
         assert not shard.truncate(4).changed, "the drop went further"
     else:
@@ -201,7 +201,7 @@ def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
 def test_a_restore_that_comes_between_holds_it_up(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     """It brings back what a truncation had taken, and only adds rows: they would stay, and count as truncated."""
     shard.truncate(1)  # at 4: row 2, twice
-    real, left = WriteHandle.commit_truncation, [1]
+    real, left = WriteHandle.commit_rewrite, [1]
 
     def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
         if runs and left:
@@ -209,7 +209,7 @@ def test_a_restore_that_comes_between_holds_it_up(monkeypatch: pytest.MonkeyPatc
             shard.restore(3)
         return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
     assert shard.truncate(2, retries=1).removed == 3
     assert rows(shard) == [(2, "b", 2), (4, "d", 1)]
 

@@ -148,7 +148,7 @@ class Rivals(ForwardingTransport):
         self._write = write
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        if isinstance(command, c.Edit) and self.left:
+        if isinstance(command, c.Rewrite) and self.left:
             self.left -= 1
             self._write()
         return super().apply(name, command, caller)

@@ -21,7 +21,7 @@ from persist.core.clock_index import MARKS_PAGE_MAX, Mark
 from persist.core.dedup import OutcomeFile, born_ms
 from persist.core.erasure import Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.frontier import MINIMUM, Antichain
+from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.ids import (
     CriticalReaderId,
     LoanId,
@@ -455,6 +455,13 @@ def _optional_number(word: str | None) -> int | None:
     return None if word is None else int(word)
 
 
+def _rewrite(args: Arguments, operation: str, as_of: int | None = None, **parts: Any) -> c.Rewrite:
+    """A rewrite with these parts, as of the time before the upper that it expects where no other one is given."""
+    writer, token, expected, digest = *parse_written(args), _frontier(args), _digest(args)
+    latest = (expected.element or 0) - 1 if as_of is None else as_of
+    return c.Rewrite(writer, token, expected, latest, operation, parse_runs(args.rest()), digest=digest, **parts)
+
+
 def _of_life(args: Arguments) -> c.Command:
     """`of-life 0 insert …`: a command of a handle that was opened in that life of the name."""
     life, verb = int(args.next("a life")), args.next("a verb")
@@ -478,47 +485,32 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
         *parse_written(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a), digest=_digest(a)
     ),
     "insert": lambda a: c.Insert(*parse_written(a), parse_runs(a.rest()), _attributes(a), digest=_digest(a)),
-    "restore": lambda a: c.Restore(
-        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), digest=_digest(a)
-    ),
-    "truncate": lambda a: c.Truncate(
-        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), digest=_digest(a)
-    ),
-    "drop-before": lambda a: c.DropBefore(
-        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), digest=_digest(a)
-    ),
-    "edit": lambda a: c.Edit(
-        *parse_written(a),
-        _frontier(a),
+    "restore": lambda a: _rewrite(a, c.RESTORE, undoes=a.number("as-of", 0)),
+    "truncate": lambda a: _rewrite(a, c.TRUNCATE, truncates=a.number("as-of", 0) + 1),
+    "drop-before": lambda a: _rewrite(a, c.DROP_BEFORE, tombstone=Antichain(a.number("as-of", 0) + 1)),
+    "edit": lambda a: _rewrite(
+        a,
+        a.named("verb", "upsert"),
         a.number("as-of", 0),
-        verb=a.named("verb", "upsert"),
         question=a.named("question", "").encode(),
-        drops=a.flag("drops"),
+        tombstone=EMPTY if a.flag("drops") else None,
         attributes=_attributes(a),
-        digest=_digest(a),
-        runs=parse_runs(a.rest()),
     ),
-    "reshape": lambda a: c.Reshape(
-        *parse_written(a),
-        _frontier(a),
+    "reshape": lambda a: _rewrite(
+        a,
+        "overwrite",
         a.number("as-of", 0),
-        verb="overwrite",
-        expected_id=a.number("expected", 1),
-        schema=SchemaRecord(a.named("schema").encode(), ("k",)),
-        drops=a.flag("drops"),
-        digest=_digest(a),
-        runs=parse_runs(a.rest()),
+        schema=c.SchemaChange(a.number("expected", 1), SchemaRecord(a.named("schema").encode(), ("k",))),
+        tombstone=EMPTY if a.flag("drops") else None,
     ),
-    "erase": lambda a: c.Erase(
-        *parse_written(a),
-        _frontier(a),
+    "erase": lambda a: _rewrite(
+        a,
+        c.ERASE,
         a.number("as-of", 0),
-        erasure=_erasure(a.named("id")),
         question=a.named("question", "").encode(),
-        deadline_ms=_optional_number(a.optional("deadline")),
-        reason=a.named("reason", ""),
-        tags=a.flag("tags"),
-        runs=parse_runs(a.rest()),
+        erasure=c.NewErasure(
+            _erasure(a.named("id")), _optional_number(a.optional("deadline")), a.named("reason", ""), a.flag("tags")
+        ),
     ),
     "read-erasures": lambda a: c.ReadErasures(),
     "note-rewritten": lambda a: c.NoteRewritten(_erasure(a.next("a number")), Doomed(a.number("blobs", 0))),
@@ -566,13 +558,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "read-retention": lambda a: c.ReadRetention(),
     "take-cut": lambda a: c.TakeCut(int(a.next("an instant"))),
     "pass-cut": lambda a: c.PassCut(int(a.next("an instant")), int(a.next("a time")), overran=a.flag("overran")),
-    "retract-aged": lambda a: c.RetractAged(
-        *parse_written(a),
-        _frontier(a),
-        a.number("as-of", 0),
-        version=a.number("version", 0),
-        runs=parse_runs(a.rest()),
-    ),
+    "retract-aged": lambda a: _rewrite(a, c.TRUNCATE, a.number("as-of", 0), settings_version=a.number("version", 0)),
     "note-looked": lambda a: c.NoteLooked(_looked(a), a.flag("overran")),
     "set-rung": lambda a: c.SetRungs((Rung(a.next("a tag"), int(a.next("an instant"))),)),
     "remove-rung": lambda a: c.SetRungs((), (a.next("a tag"),)),

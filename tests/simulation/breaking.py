@@ -10,8 +10,11 @@ from unittest.mock import patch
 import persist.client.write
 import persist.core.transitions
 from persist.commit.log_writer import LogWriter
+from persist.core import commands as c
 from persist.core.errors import Indeterminate
+from persist.core.record import replace
 from persist.core.state import State
+from persist.core.transitions import rewrite_transition
 from tests.simulation.host import WEATHER
 
 Broken = AbstractContextManager[Any]
@@ -29,6 +32,18 @@ def every(*broken: Broken) -> Iterator[None]:
 def transition(kind: type[Any], broken: Callable[[State, Any, Any], Any]) -> Broken:
     """Commands of the kind do something else."""
     return patch.dict(persist.core.transitions._TRANSITIONS, {kind: broken})
+
+
+def ignores_the_upper(operation: str) -> Broken:
+    """Rewrites of this operation land though another write came since they looked."""
+    real = rewrite_transition.rewrite
+
+    def rewrite(state: State, command: c.Rewrite, context: Any) -> Any:
+        if command.operation == operation and command.as_of != c.NEVER:  # that asks only whether it has landed
+            command = replace(command, expected_upper=state.upper, as_of=(state.upper.element or 0) - 1)
+        return real(state, command, context)
+
+    return transition(c.Rewrite, rewrite)
 
 
 def outcomes_stay_unread() -> Broken:

@@ -25,12 +25,11 @@ from persist.core import commands as c
 from persist.core.blob_keys import born_ms
 from persist.core.erasure import Erasure, Scanned
 from persist.core.errors import Corruption, Indeterminate, NotReadable
-from persist.core.frontier import MINIMUM, Antichain
+from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, Token, critical_reader_id_of
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions import row_removal
-from tests.simulation.breaking import Broken, transition
+from tests.simulation.breaking import Broken, ignores_the_upper
 from tests.simulation.erasures import HEX, MARKER, PHASES, Meant, gone_markers, shown
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, extras_of, me
 from tests.simulation.maintenance import GC, ORPHAN_AGE_MS, SWEEP, WORKER, maintaining
@@ -282,13 +281,7 @@ def rewritten_before_they_met() -> Broken:
 
 def erase_ignores_the_upper() -> Broken:
     """An erasure lands though another write came since it looked."""
-    real = row_removal.erase
-
-    def erase(state: State, command: c.Erase, context: Any) -> Any:
-        probes = command.expected_upper == MINIMUM  # it asks only whether the erasure has landed
-        return real(state, command if probes else replace(command, expected_upper=state.upper), context)
-
-    return transition(c.Erase, erase)
+    return ignores_the_upper(c.ERASE)
 
 
 def erased_over_a_drop() -> Broken:

@@ -13,11 +13,9 @@ from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.erasure_progress import erased_at
 from persist.core.errors import Indeterminate, NotReadable
-from persist.core.frontier import MINIMUM
 from persist.core.ids import Token
-from persist.core.record import replace
 from persist.core.transitions import writers
-from tests.simulation.breaking import Broken, every, outcomes_stay_unread, transition
+from tests.simulation.breaking import Broken, every, ignores_the_upper, outcomes_stay_unread
 from tests.simulation.host import MAIN, Host, me
 from tests.simulation.oracle import Write, expect
 from tests.simulation.readers import read_once, reading
@@ -90,13 +88,7 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
 
 def restore_ignores_the_upper() -> Broken:
     """A restore lands though another write came since it looked."""
-    real = writers.restore
-
-    def restore(state: Any, command: c.Restore, context: Any) -> Any:
-        probes = command.expected_upper == MINIMUM  # it asks only whether the restore has landed
-        return real(state, command if probes else replace(command, expected_upper=state.upper), context)
-
-    return transition(c.Restore, restore)
+    return ignores_the_upper(c.RESTORE)
 
 
 def restore_lands_twice() -> Broken:
@@ -104,7 +96,8 @@ def restore_lands_twice() -> Broken:
     real = writers.answered
 
     def answered(state: Any, command: Any, context: Any) -> Any:
-        return None if isinstance(command, c.Restore) else real(state, command, context)
+        is_restore = isinstance(command, c.Rewrite) and command.operation == c.RESTORE
+        return None if is_restore else real(state, command, context)
 
     return every(patch.object(writers, "answered", answered), outcomes_stay_unread())
 

@@ -77,10 +77,10 @@ class _Noting(ForwardingTransport):
         self._host = host
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        if isinstance(command, c.Truncate):
+        if isinstance(command, c.Rewrite) and command.truncates is not None:
             task = self._host.run.world.scheduler.current
             assert task is not None
-            task.local["write"].as_of = command.as_of
+            task.local["write"].as_of = command.truncates - 1
         return super().apply(name, command, caller)
 
 

@@ -22,12 +22,11 @@ from persist.commit.expiry import forget_dropped
 from persist.core import commands as c
 from persist.core.erasure_progress import erased_from
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, NotReadable
-from persist.core.frontier import MINIMUM
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions import writers
-from tests.simulation.breaking import Broken, every, transition
+from persist.core.transitions import rewrite_transition
+from tests.simulation.breaking import Broken, every, ignores_the_upper, transition
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write, expect
 from tests.simulation.readers import read_once, reading
@@ -150,23 +149,18 @@ def truncate_by_time_only() -> Broken:
 
 def truncate_ignores_the_upper() -> Broken:
     """A truncation lands though another write came since it looked."""
-    real = writers.truncate
-
-    def truncate(state: State, command: c.Truncate, context: Any) -> Any:
-        probes = command.expected_upper == MINIMUM  # it asks only whether the truncation has landed
-        return real(state, command if probes else replace(command, expected_upper=state.upper), context)
-
-    return transition(c.Truncate, truncate)
+    return ignores_the_upper(c.TRUNCATE)
 
 
 def truncated_once_more() -> Broken:
     """The cut is not remembered: what was written again since goes too when the truncation comes again."""
-    real = writers.truncate
+    real = rewrite_transition.rewrite
 
-    def truncate(state: State, command: c.Truncate, context: Any) -> Any:
-        return real(replace(state, truncations=()), command, context)
+    def rewrite(state: State, command: c.Rewrite, context: Any) -> Any:
+        known = state if command.truncates is None else replace(state, truncations=())
+        return real(known, command, context)
 
-    return transition(c.Truncate, truncate)
+    return transition(c.Rewrite, rewrite)
 
 
 def truncated_rows_count_again() -> Broken:

@@ -23,7 +23,7 @@ from tests.support.table_model import COLUMNS, KEY, VERBS, Bag, Story, Verb, con
 NAME = "table"
 STEPS = 10
 DEPTH_MAX = 3  # rivals that come between the calls of rivals
-WRITES = (c.Edit, c.Insert, c.CompareAndAppend, c.UpdateAttributes)
+WRITES = (c.Rewrite, c.Insert, c.CompareAndAppend, c.UpdateAttributes)
 COMMONLY, SELDOM = 0.4, 0.02  # how often somebody comes between: before a commit, and before any other call
 LOST = 0.1  # answers to commits
 LATE = 0.04  # commits that come when nobody waits for them any more, as from a server that was stopped

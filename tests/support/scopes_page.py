@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from persist.core import commands as c
+from persist.core.frontier import Antichain
+from persist.core.ids import Token, WriterId
 from persist.core.results import snake
+from persist.core.state import SchemaRecord
 from rpc.routes.table import TABLE
 from tests.support.pages import ROOT
 
@@ -18,6 +22,24 @@ SCOPES_OF_ROUTES = {
 }
 PAGE = ROOT / "docs" / "scopes.md"
 YES, NO = "yes", "no"
+UPPER, _WRITER, _TOKEN = 10, WriterId("w" + "1" * 32), Token("i" + "1" * 32)
+
+
+def _rewrite(operation: str, **parts: Any) -> c.Rewrite:
+    return c.Rewrite(_WRITER, _TOKEN, Antichain(UPPER), UPPER - 1, operation, **parts)
+
+
+REWRITES: Mapping[str, c.Rewrite] = {
+    "rewrite: verbs": _rewrite("delete"),
+    "rewrite: unique insert": _rewrite(c.INSERT, cut=0),
+    "rewrite: restore": _rewrite(c.RESTORE, undoes=0),
+    "rewrite: truncate": _rewrite(c.TRUNCATE, truncates=1),
+    "rewrite: drop before a cut": _rewrite(c.DROP_BEFORE, tombstone=Antichain(1)),
+    "rewrite: change columns": _rewrite("overwrite", schema=c.SchemaChange(1, SchemaRecord(b"", ()))),
+    "rewrite: policy by a column": _rewrite(c.TRUNCATE, settings_version=1),
+    "rewrite: erase": _rewrite(c.ERASE, erasure=c.NewErasure("e" + "1" * 32)),
+}
+"""One with each of the parts that decide who may send it."""
 
 HEAD = """\
 # Scopes
@@ -84,8 +106,17 @@ def page() -> str:
 
 def commands() -> Iterable[tuple[str, tuple[str, ...]]]:
     """Every command with its scopes, in the order of the scopes."""
-    kinds = sorted(c.kinds(c.Command), key=lambda kind: (c.SCOPES.index(kind.scopes[0]), kind.__name__))
-    return [(snake(kind.__name__), kind.scopes) for kind in kinds]
+    named = {snake(kind.__name__): (kind.scopes,) for kind in c.kinds(c.Command) if kind is not c.Rewrite}
+    every = named | {name: c.scopes_of(command) for name, command in REWRITES.items()}
+    assert all(len(needed) == 1 for needed in every.values()), "a row tells of which scopes one is needed"
+    rows = [(c.SCOPES.index(needed[0][0]), name, needed[0]) for name, needed in every.items()]
+    return [(name, scopes) for _, name, scopes in sorted(rows)]
+
+
+def name_of(command: c.Command) -> str:
+    """What the page calls it."""
+    named = (name for name, one in REWRITES.items() if one == command)
+    return next(named, snake(type(command).__name__))
 
 
 def _table(what: str, rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:

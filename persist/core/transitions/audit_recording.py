@@ -50,13 +50,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.Insert: "insert",
     c.Append: "append",
     c.CompareAndAppend: "compare_and_append",
-    c.Restore: "restore",
-    c.Truncate: "truncate",
-    c.DropBefore: "drop_before",
-    c.Erase: "erase",
-    c.RetractAged: "truncate",
-    c.Edit: "edit",  # its verb is told
-    c.Reshape: "edit",
+    c.Rewrite: "rewrite",  # its own operation is told
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }
@@ -106,10 +100,10 @@ def entry_of(
     if operation is None:
         return None
     if kind in _WRITING:
-        operation = command.verb if isinstance(command, c.EditCommand) else operation
-        if isinstance(command, (c.Restore, c.Truncate, c.DropBefore)):
-            point = command.as_of if isinstance(command, c.Restore) else command.as_of + 1
-            said = replace(caller, purpose=purpose_of(operation, point, caller.purpose))
+        if isinstance(command, c.Rewrite):
+            operation, point = command.operation, c.effects(command).point
+            if point is not None:
+                said = replace(caller, purpose=purpose_of(operation, point, caller.purpose))
         changed = (after.trace, after.attributes, after.schemas)
         if all(
             now is then for now, then in zip(changed, (before.trace, before.attributes, before.schemas), strict=True)

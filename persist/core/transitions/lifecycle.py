@@ -43,7 +43,7 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
     return following, c.SchemaRegistered(current + 1)
 
 
-def with_schema(state: State, command: c.EvolveSchema | c.Reshape, context: Context) -> State:
+def with_schema(state: State, command: c.EvolveSchema | c.SchemaChange, context: Context) -> State:
     """The State whose current schema is that of the command. Raises SchemaMismatch, and what the verdict says."""
     _check_current(state, command.expected_id)
     context.verdict.check()
@@ -61,7 +61,7 @@ def read_schema_times(state: State, command: c.ReadSchemaTimes, context: Context
     return state, c.SchemaTimes(state.schema_id, dict(state.schema_times))
 
 
-def reshaped(state: State, command: c.EvolveSchema | c.Reshape) -> State:
+def reshaped(state: State, command: c.EvolveSchema | c.SchemaChange) -> State:
     """The State as it would be with the schema of the command. Nothing is checked."""
     return replace(state, schemas={**state.schemas, command.expected_id + 1: command.schema})
 

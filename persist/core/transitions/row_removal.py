@@ -1,22 +1,21 @@
-"""Transitions that remove rows by retention policies and by erasures."""
+"""Transitions of retention policies, and of how far erasures are."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
 from persist.core import commands as c
-from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure, ErasureRequest, Wait
+from persist.core.erasure import Erasure, Wait
 from persist.core.erasure_progress import (
     WAITS_TOLD_MAX,
     erased_at,
     is_rewritten,
     lent_before,
-    pending_erasures,
     states_held,
     waits,
 )
-from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, UpperMismatch
-from persist.core.frontier import MINIMUM, Antichain
+from persist.core.errors import NotReadable, Unavailable
+from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
 from persist.core.named_holds import TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import with_changes
@@ -27,45 +26,8 @@ from persist.core.state import State, is_kept
 from persist.core.transitions.context import Context
 from persist.core.transitions.history_control import checked, upper_at
 from persist.core.transitions.tombstones import dropped_before
-from persist.core.transitions.writers import keep_pending, let_go, restore
 
-# Transitions of erasures: one commit retracts the rows and lets history go; maintenance tells how far the rest is.
-#
-# Where the shard is fed by `append` that commit is the next one of its writer. Until then the State keeps the rows.
-
-
-def erase(state: State, command: c.Erase, context: Context) -> tuple[State, c.Appended]:
-    """The commit history before it may tell of the rows (what callers said), so it goes as well."""
-    if len(command.reason) > REASON_CHARS_MAX:
-        raise InvalidUsage(f"the reason has {len(command.reason)} characters; at most {REASON_CHARS_MAX} are kept")
-    if state.upper == MINIMUM:
-        raise InvalidUsage(f"nothing was written to shard {state.name!r} yet, so there is nothing to erase")
-    if command.erasure in state.erasures:
-        raise InvalidUsage(f"shard {state.name!r} has an erasure {command.erasure} already; take another id")
-    _check_pending(state, command)
-    state, pending = _with_room(state), None
-    if state.retention.appended and not command.force:
-        state, result, runs = keep_pending(state, command, context)
-        pending = ErasureRequest(runs, command.tags)
-    else:
-        state, result = restore(state, command, context)
-    at = result.lower.element or 0
-    now_ms = context.checked_ms or context.now_ms
-    deadline_ms = None if command.deadline_ms is None else now_ms + command.deadline_ms
-    erasure = Erasure(at, command.question, now_ms, deadline_ms, command.reason, pending=pending)
-    state = replace(state, erasures=with_changes(state.erasures, {command.erasure: erasure}))
-    return (state if pending is not None else let_go(state, at, context, tags=command.tags)), result
-
-
-def _check_pending(state: State, command: c.Erase) -> None:
-    """Two erasures that are pending must not take the same row away."""
-    if command.expected_upper == state.upper and command.pending != len(pending_erasures(state)):
-        raise UpperMismatch(
-            f"shard {state.name!r} has other erasures that are pending than rows were worked out with; decide anew",
-            expected=command.expected_upper.to_json(),
-            actual=state.upper.to_json(),
-            stays=False,
-        )
+# Transitions of erasures: a rewrite retracts the rows and lets history go; maintenance tells how far the rest is.
 
 
 def read(state: State, command: c.ReadErasures, context: Context) -> tuple[State, c.ErasuresAre]:
@@ -114,19 +76,6 @@ def _told(state: State, context: Context) -> c.ErasuresAre:
             left = states_held(state, erasure.rewritten) if erasure.rewritten else waits(state, erasure.at)
             found[name] = (*left, *lent_before(state, erasure))[:WAITS_TOLD_MAX]
     return c.ErasuresAre(dict(state.erasures), found, context.checked_ms or context.now_ms)
-
-
-def _with_room(state: State) -> State:
-    """The State without the oldest erasure that has ended, where it has as many as it may."""
-    if len(state.erasures) < ERASURES_MAX:
-        return state
-    ended = [(erasure.at, name) for name, erasure in state.erasures.items() if erasure.proof is not None]
-    if not ended:
-        raise Conflict(  # not Overloaded, which callers repeat: an erasure may wait for a day
-            f"shard {state.name!r} has {len(state.erasures)} erasures that have not ended, which is the most: erase "
-            "again once one has its receipt (`persist maintain run`); `persist erase status` tells for what they wait"
-        )
-    return replace(state, erasures=with_changes(state.erasures, {}, (min(ended)[1],)))
 
 
 # Transitions of row policies: cuts that the State keeps, and how far the policy has come.
@@ -180,19 +129,6 @@ def pass_cut(state: State, command: c.PassCut, context: Context) -> tuple[State,
         overran=known.overran + command.overran,
     )
     return replace(state, cuts=with_changes(state.cuts, {}, gone), retention=done), c.CutKept(True)
-
-
-def retract_aged(state: State, command: c.RetractAged, context: Context) -> tuple[State, c.Appended]:
-    """Rows do not go by a policy that somebody has changed, or taken away, since they were looked for."""
-    settings = state.settings
-    if command.version != settings.version or settings.rows is None or settings.rows.column is None:
-        raise Conflict(
-            f"the policy of rows of shard {state.name!r} has changed: its settings have version {settings.version}, "
-            f"and rows were looked for by a column of version {command.version}; nothing was taken away",
-            expected=command.version,
-            actual=settings.version,
-        )
-    return restore(state, command, context)
 
 
 def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[State, c.CutKept]:

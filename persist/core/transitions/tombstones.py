@@ -25,10 +25,8 @@ from persist.core.truncation import (
 )
 
 
-def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
+def drops_rows(state: State, cut: int) -> bool:
     """Whether a drop before `cut` takes rows away, as far as parts tell. Raises InvalidUsage, NotReadable."""
-    if has_rows:
-        raise InvalidUsage("a drop comes with rows; it takes rows away without writing any")
     if cut < 1 or state.upper.less_equal(cut - 1):
         raise InvalidUsage(
             f"time {cut - 1} of shard {state.name!r} is not complete: its upper is {state.upper}; give an earlier cut"

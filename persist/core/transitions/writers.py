@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from persist.core import commands as c
-from persist.core.batch import Description, Part, Run, Trace, batch_of, diff_sum_of
+from persist.core.batch import Description, Part, Run, Trace, batch_of
 from persist.core.erasure import Erasure
-from persist.core.erasure_progress import erased_at, pending_erasures, pending_runs
-from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
+from persist.core.erasure_progress import pending_erasures, pending_runs
+from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.ids import Token, WriterId
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
-from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
+from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
 from persist.core.transitions.attribute_updates import with_updates
 from persist.core.transitions.audit_recording import (
     answered,
@@ -25,24 +25,13 @@ from persist.core.transitions.audit_recording import (
 )
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.history_control import check_lease, forgotten, heartbeat_ms, without_lapsed_writers
-from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
 from persist.core.transitions.tombstones import (
     check_not_withdrawn,
-    drops_rows,
-    without_cuts,
-    without_pending,
     without_undue,
 )
 from persist.core.truncation import (
-    TRUNCATIONS_MAX,
-    RowDrop,
-    Truncation,
     clipped,
-    owned_by_appenders,
-    pending_drop,
-    until,
-    with_truncation,
 )
 
 WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)
@@ -70,8 +59,8 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     if lower == upper and not command.attributes and not is_alone(command):
         return _kept(state, command, context), result
     if lower == upper:
-        return _recorded(state, command, result, context), result
-    return _push(without_undue(state, command.runs), command, result, _named(command.runs), context)
+        return with_answer(state, command, result, context), result
+    return push(without_undue(state, command.runs), command, result, _named(command.runs), context)
 
 
 def append(state: State, command: c.Append, context: Context) -> tuple[State, c.Appended]:
@@ -89,7 +78,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     _check_not_taken(state, lower, upper)
     result = c.Appended(lower, upper)  # also where the shard had the beginning: a retry is answered as the first time
     if upper <= state.upper:  # another replica has written all of it
-        return (_recorded(state, command, result, context) if is_alone(command) else state), result
+        return (with_answer(state, command, result, context) if is_alone(command) else state), result
     if state.upper < lower:
         raise UpperMismatch(
             f"shard {state.name!r} has upper {state.upper}: an append from {lower} on would leave a gap",
@@ -100,11 +89,11 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     check_near(state, upper)
     state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
     runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
-    return _push(without_undue(state, runs), command, result, runs, context)
+    return push(without_undue(state, runs), command, result, runs, context)
 
 
 def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
-    _check_no_times(command.runs)
+    check_no_times(command.runs)
     time = state.upper.element
     if time is None or time > TIME_MAX:
         raise no_time_left(state)
@@ -115,13 +104,13 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     state = without_undue(state, command.runs)
     if not command.runs:
         result = c.Appended(state.upper, state.upper)
-        return _recorded(state, command, result, context), result
+        return with_answer(state, command, result, context), result
     is_same = state.schema_times.get(state.schema_id, 0) < time  # rows of a newer schema are of a later time
     if context.inserted_at is not None and time == context.inserted_at + 1 and is_same:
         return _join_insert(state, command, context, context.inserted_at)
     result = c.Appended(state.upper, Antichain(time + 1))
     state = replace(state, service_times=with_times(state.service_times, time, time + 1))
-    return _push(_fed_by_append(state, False, context), command, result, _at(command.runs, time), context)
+    return push(_fed_by_append(state, False, context), command, result, at_time(command.runs, time), context)
 
 
 def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
@@ -129,186 +118,6 @@ def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
     if state.retention.appended == by_append:
         return state
     return replace(state, retention=replace(state.retention, appended=by_append))
-
-
-def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State, c.Appended]:
-    """Where the shard was truncated to that time already, or to a later one, the answer is an empty interval.
-
-    So it is where there was nothing to take away, and no time is taken then.
-    """
-    before = command.as_of + 1
-    if before <= state.truncated.before:
-        return state, c.Appended(state.upper, state.upper)
-    _check_owner(state)
-    lower = _seen(state, command)
-    after, result = _rewritten(state, command, lower, context)
-    removed = state.truncated.removed - (diff_sum_of(part for run in command.runs for part in run.parts) or 0)
-    at, looked = result.lower.element or 0, command.expected_upper.element or 0
-    return _truncated(after, Truncation(before, at, removed, bool(command.runs), looked)), result
-
-
-def _seen(state: State, command: c.Truncate) -> Antichain:
-    """The upper of the shard, if nothing was taken away since the one that the truncation has looked at.
-
-    Then all that it takes away is still there: what was added only makes rows more. So writers that add rows do not
-    hold it up. Otherwise the one that it has looked at; UpperMismatch where that is not the shard's.
-    """
-    seen, time = command.expected_upper.element, state.upper.element
-    if seen is None or time is None or not command.as_of < seen < time:
-        return command.expected_upper
-    earlier = max(state.truncated.at, state.restored_at, *(drop.at for drop in state.drops))
-    if earlier < seen and is_kept(state, command.as_of):
-        later = (batch for batch in state.trace.batches if Antichain(seen) < batch.desc.upper)
-        if not any(part.diff_min < 0 and part.time_max >= seen for batch in later for part in batch.parts()):
-            return state.upper
-    raise UpperMismatch(
-        f"shard {state.name!r} has upper {state.upper}, not the expected [{seen}], and rows may have been taken away "
-        "since; read it and decide anew",
-        expected=[seen],
-        actual=state.upper.to_json(),
-        stays=False,  # what was taken away may be added again, and a merge makes nothing of the two
-    )
-
-
-def _check_owner(state: State) -> None:
-    if state.retention.appended:
-        raise owned_by_appenders(state.name, state.upper)
-
-
-def _truncated(state: State, new: Truncation) -> State:
-    """The State that remembers one more truncation. Raises InvalidUsage where there are too many."""
-    earliest = earliest_readable(state).element
-    known = with_truncation(state.truncations, new, new.at if earliest is None else earliest)
-    if len(known) > TRUNCATIONS_MAX:
-        raise InvalidUsage(
-            f"shard {state.name!r} has {len(known) - 1} truncations that readable times still tell apart, which is "
-            "the most; forget history first, or take away the tags of times before them"
-        )
-    return replace(state, truncations=known)
-
-
-def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[State, c.Appended]:
-    """Nothing is read and no row is written: the State remembers which rows count from this time on.
-
-    Where the shard is fed by `append` the drop takes no time: it becomes effective at the next one that its writer
-    completes. An expected upper takes that time at once.
-    """
-    cut, time = command.as_of + 1, state.upper.element
-    if time is None or time > TIME_MAX:
-        raise no_time_left(state)
-    if not command.expected_upper.is_empty:
-        check_upper(state, command.expected_upper)
-    drops = drops_rows(state, cut, has_rows=bool(command.runs))
-    waits = state.retention.appended and command.expected_upper.is_empty
-    if drops:
-        state = _dropped(state, cut, time, context)
-    if waits or not (
-        drops or (pending_drop(state.drops, state.upper) is not None and not command.expected_upper.is_empty)
-    ):
-        result = c.Appended(state.upper, state.upper)  # it is remembered: a try that comes late is not to drop more
-        return _recorded(state, command, result, context), result
-    result = c.Appended(state.upper, Antichain(time + 1))
-    state = replace(state, service_times=with_times(state.service_times, time, time + 1))
-    return _push(state, command, result, (), context)
-
-
-def _dropped(state: State, cut: int, time: int, context: Context) -> State:
-    """The State in which rows before the cut are not there from this time on, which is the next one."""
-    state = without_pending(state)
-    state = _truncated(state, Truncation(cut, time, state.truncated.removed))
-    return replace(state, drops=(*state.drops, RowDrop(cut, time)), cuts=without_cuts(state, cut))
-
-
-def edit(state: State, command: c.Edit | c.Reshape, context: Context) -> tuple[State, c.Appended]:
-    """What drops needs no look at what is there, so that it may land whatever the upper is."""
-    if command.verb != "insert":
-        _check_owner(state)
-    _check_no_times(command.runs)
-    state = with_updates(state, command.attributes, context)
-    check_staged(state, command.runs, context)
-    time = state.upper.element
-    if time is None or time > TIME_MAX:
-        raise no_time_left(state)
-    if isinstance(command, c.Edit):
-        check_not_withdrawn(state, command.cut)
-    if not (command.drops and command.expected_upper.is_empty):
-        check_upper(state, command.expected_upper)
-        if command.as_of != time - 1:
-            raise UpperMismatch(
-                f"shard {state.name!r} has upper {state.upper}: rows that were worked out from the time "
-                f"{command.as_of} do not follow it",
-                expected=[command.as_of + 1],
-                actual=state.upper.to_json(),
-            )
-    drops = command.drops and time > 0 and drops_rows(state, time)
-    if not command.runs and not drops:
-        result = c.Appended(state.upper, state.upper)
-        told = command.attributes or is_alone(command)
-        return (_recorded(state, command, result, context) if told else state), result
-    result = c.Appended(state.upper, Antichain(time + 1))
-    state = _dropped(state, time, time, context) if drops else without_undue(state, command.runs)
-    state = replace(state, service_times=with_times(state.service_times, time, time + 1))
-    return _push(state, command, result, _at(command.runs, time), context)
-
-
-def reshape(state: State, command: c.Reshape, context: Context) -> tuple[State, c.Appended]:
-    """The columns come first: the rows name their schema. What attributes ask tells before that what has landed."""
-    with_updates(state, command.attributes, context)
-    return edit(with_schema(state, command, context), command, context)
-
-
-def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
-    """What was truncated since that time may come back by it. So the same truncation takes it away again."""
-    if isinstance(command, c.Restore):
-        _check_owner(state)
-    if isinstance(command, c.Restore) and command.attributes:
-        check_upper(state, command.expected_upper)  # that others wrote matters before the conditions of attributes
-        state = with_updates(state, command.attributes, context)
-    return _rewritten(state, command, command.expected_upper, context)
-
-
-def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Context) -> tuple[State, c.Appended]:
-    """Rows that were worked out from the contents, at the next time, where the upper is `lower`."""
-    time = _next_time(state, command, lower, context)
-    if isinstance(command, c.Restore):
-        _check_not_erased(state, command.as_of)
-    result = c.Appended(lower, Antichain(time + 1))
-    is_alone_with_them = isinstance(command, c.Restore) and command.attributes
-    if not command.runs and (is_alone_with_them or isinstance(command, c.Truncate)):  # remembered, and takes no time
-        result = c.Appended(lower, lower)
-        return _recorded(state, command, result, context), result
-    if isinstance(command, c.Restore):
-        state = _undone(state, command.as_of, time, context)
-    state = without_undue(state, command.runs)
-    state = replace(state, service_times=with_times(state.service_times, time, time + 1))
-    return _push(state, command, result, _at(command.runs, time), context)
-
-
-def _next_time(state: State, command: c.Rewrite, lower: Antichain, context: Context) -> int:
-    """The time at which rows land that were worked out from the contents. Raises what refuses them."""
-    _check_no_times(command.runs)
-    check_staged(state, command.runs, context)
-    time = state.upper.element
-    if state.upper == lower and (time is None or time > TIME_MAX):
-        raise no_time_left(state)
-    check_upper(state, lower)
-    assert time is not None
-    if not 0 <= command.as_of < time:
-        raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
-    return time
-
-
-def keep_pending(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended, tuple[Run, ...]]:
-    """As `restore`, but the rows are not written: they are those of the next time, as the writer completes it.
-
-    A drop that waits is taken back, as by a writer who takes rows away.
-    """
-    time = _next_time(state, command, command.expected_upper, context)
-    runs = _stored(_at(command.runs, time))
-    waiting = (*pending_runs(pending_erasures(state)), *runs)
-    _check_inline(state.trace.inline_bytes + sum(p.size for p in _parts(waiting) if p.is_inline), runs, context)
-    result = c.Appended(state.upper, state.upper)
-    return _recorded(without_undue(state, runs), command, result, context), result, runs
 
 
 def let_go(state: State, at: int, context: Context, *, tags: bool) -> State:
@@ -333,22 +142,6 @@ def _effective(state: State, pending: Mapping[str, Erasure], context: Context) -
     return state
 
 
-def _undone(state: State, as_of: int, time: int, context: Context) -> State:
-    """The State in which a restore at `time` has undone the truncations that came after `as_of`."""
-    return replace(state, truncations=until(state.truncations, as_of), restored_at=time)
-
-
-def _check_not_erased(state: State, as_of: int) -> None:
-    """Who has read before an erasure must not bring back what that took away."""
-    at = erased_at(state)
-    if as_of < at:
-        raise NotReadable(
-            f"rows of shard {state.name!r} were erased at time {at}: what was there at {as_of} cannot come back",
-            as_of=[as_of],
-            since=state.since.to_json(),
-        )
-
-
 def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tuple[State, c.Appended]:
     if command.upper <= state.upper:
         return state, c.Appended(command.upper, command.upper)
@@ -362,7 +155,7 @@ def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tu
 
 def update_attributes(state: State, command: c.UpdateAttributes, context: Context) -> tuple[State, c.Done]:
     result = c.Appended(state.upper, state.upper)
-    return _recorded(with_updates(state, command.attributes, context), command, result, context), c.Done()
+    return with_answer(with_updates(state, command.attributes, context), command, result, context), c.Done()
 
 
 def answered_before(state: State, command: c.Command, context: Context) -> c.Result | None:
@@ -382,13 +175,13 @@ def answered_before(state: State, command: c.Command, context: Context) -> c.Res
 
 def _join_insert(state: State, command: c.Insert, context: Context, time: int) -> tuple[State, c.Appended]:
     last = state.trace.batches[-1]
-    trace = state.trace.extend_last(_stored(_at(command.runs, time)))
-    _check_inline(trace.inline_bytes, command.runs, context)
+    trace = state.trace.extend_last(stored(at_time(command.runs, time)))
+    check_inline(trace.inline_bytes, command.runs, context)
     result = c.Appended(last.desc.lower, last.desc.upper)
-    return _recorded(_with_trace(state, trace, command.runs), command, result, context), result
+    return with_answer(_with_trace(state, trace, command.runs), command, result, context), result
 
 
-def _push(
+def push(
     state: State, command: c.WriterCommand, result: c.Appended, runs: tuple[Run, ...], context: Context
 ) -> tuple[State, c.Appended]:
     """The State with a batch of these runs, and of erasures that are pending, from its upper to that of `result`."""
@@ -399,16 +192,16 @@ def _push(
         )
     pending = pending_erasures(state)
     erased = pending_runs(pending)
-    trace = state.trace.push(batch_of(Description(state.upper, result.upper, MINIMUM), (*_stored(runs), *erased)))
-    _check_inline(trace.inline_bytes, runs, context)
+    trace = state.trace.push(batch_of(Description(state.upper, result.upper, MINIMUM), (*stored(runs), *erased)))
+    check_inline(trace.inline_bytes, runs, context)
     state = _effective(_with_trace(state, trace, (*runs, *erased)), pending, context)
-    return _recorded(state, command, result, context), result
+    return with_answer(state, command, result, context), result
 
 
 def _with_trace(state: State, trace: Trace, runs: tuple[Run, ...]) -> State:
     """The State with rows appended: they count in the core attributes."""
-    updates = sum(part.updates for part in _parts(runs))
-    size = sum(part.size if part.clip is None else _new_bytes(part) for part in _parts(runs))
+    updates = sum(part.updates for part in parts_of(runs))
+    size = sum(part.size if part.clip is None else _new_bytes(part) for part in parts_of(runs))
     return replace(state, trace=trace, event_count=state.event_count + updates, byte_count=state.byte_count + size)
 
 
@@ -417,14 +210,14 @@ def _new_bytes(part: Part) -> int:
     return part.size * min(part.updates, part.rows) // part.rows
 
 
-def _stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+def stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """The runs as the State keeps them: what they count for is counted once, and their token is remembered."""
-    if all(part.given is None and part.rows_digest is None for part in _parts(runs)):
+    if all(part.given is None and part.rows_digest is None for part in parts_of(runs)):
         return runs
     return tuple(Run(tuple(replace(part, given=None, rows_digest=None) for part in run.parts)) for run in runs)
 
 
-def _recorded(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:
+def with_answer(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:
     """The State that remembers the answer, for when the command comes again."""
     if is_alone(command):
         return with_outcome(state, command, result, context)
@@ -481,16 +274,16 @@ def _check_interval(lower: Antichain, upper: Antichain, runs: tuple[Run, ...]) -
 
 
 def _check_times(runs: Iterable[Run], lower: Antichain, upper: Antichain) -> None:
-    for part in _parts(runs):
+    for part in parts_of(runs):
         if not lower.less_equal(part.time_min) or upper.less_equal(part.time_max):
             raise InvalidUsage(
                 f"rows have times in [{part.time_min}, {part.time_max}], not from {lower} to before {upper}"
             )
 
 
-def _check_no_times(runs: Iterable[Run]) -> None:
+def check_no_times(runs: Iterable[Run]) -> None:
     """The service gives an insert its time. Rows that have times of their own were meant for other ones."""
-    for part in _parts(runs):
+    for part in parts_of(runs):
         if part.time_min or part.time_max:
             raise InvalidUsage(
                 f"rows of an insert have times in [{part.time_min}, {part.time_max}], but the service chooses the time "
@@ -500,13 +293,13 @@ def _check_no_times(runs: Iterable[Run]) -> None:
 
 def _named(runs: Iterable[Run]) -> tuple[Run, ...]:
     """The runs as the State keeps them: what was checked once needs no receipt any more."""
-    if not any(part.receipt for part in _parts(runs)):
+    if not any(part.receipt for part in parts_of(runs)):
         return tuple(runs)
     return tuple(Run(tuple(part.without_receipt() for part in run.parts)) for run in runs)
 
 
-def _check_inline(inline_bytes: int, runs: Iterable[Run], context: Context) -> None:
-    sizes = [part.size for part in _parts(runs) if part.is_inline]
+def check_inline(inline_bytes: int, runs: Iterable[Run], context: Context) -> None:
+    sizes = [part.size for part in parts_of(runs) if part.is_inline]
     if not sizes:
         return
     policy = context.policy
@@ -547,9 +340,9 @@ def _clipped(runs: Iterable[Run], lower: Antichain) -> tuple[Run, ...]:
     return () if lower.element is None else clipped(runs, lower.element)
 
 
-def _at(runs: Iterable[Run], time: int) -> tuple[Run, ...]:
+def at_time(runs: Iterable[Run], time: int) -> tuple[Run, ...]:
     return tuple(Run(tuple(part.at(time) for part in run.parts)) for run in runs)
 
 
-def _parts(runs: Iterable[Run]) -> Iterable[Part]:
+def parts_of(runs: Iterable[Run]) -> Iterable[Part]:
     return (part for run in runs for part in run.parts)

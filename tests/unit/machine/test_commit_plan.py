@@ -139,8 +139,8 @@ def test_a_commit_takes_along_a_bounded_number_of_merges(base: State) -> None:
 def test_a_drop_lands_beside_other_commands_of_its_commit(base: State) -> None:
     """Its time is not the upper of the State before: the commit was taken for one that drops what was forgotten."""
 
-    def drop(number: int, as_of: int) -> c.DropBefore:
-        return c.DropBefore(WRITER, Token(numbered("i", number)), EMPTY, as_of, ())
+    def drop(number: int, as_of: int) -> c.Rewrite:
+        return c.Rewrite(WRITER, Token(numbered("i", number)), EMPTY, 0, c.DROP_BEFORE, tombstone=Antichain(as_of + 1))
 
     commit, _ = planned(
         base, insert(1), drop(2, 0), c.AdvanceUpper(Antichain(4)), insert(3), drop(4, 4), c.ForgetDropped()
@@ -157,7 +157,8 @@ def test_what_callers_said_in_the_commit_of_an_erasure_before_it_goes_too(base: 
     """It may name the rows. What came before in the commit history went already."""
     written, _ = planned(base, insert(1))
     before, after = c.SetTag("before", 0), c.SetTag("after", 1)  # the erasure takes the time 1
-    erase = c.Erase(WRITER, Token(numbered("i", 2)), Antichain(1), 0, (), erasure=numbered("e", 1))
+    new = c.NewErasure(numbered("e", 1))
+    erase = c.Rewrite(WRITER, Token(numbered("i", 2)), Antichain(1), 0, c.ERASE, erasure=new)
     told = replace(given(), callers=[Caller(info=b'{"for":"ann"}'), NOBODY, Caller(info=b'{"for":"bob"}')])
     commit, _ = planned(written.following, before, erase, after, told=told)
     [committed] = commit.following.entries.values()

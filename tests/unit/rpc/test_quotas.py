@@ -156,9 +156,9 @@ def test_what_is_there_is_what_the_shards_hold(tmp_path: Path) -> None:
 FULL = {"prefixes": {"eu/": {"bytes": 0}}}
 
 
-def truncate(size: int, **said: int) -> c.Truncate:
+def truncate(size: int, **said: int) -> c.Rewrite:
     part = replace(PART, **{"size": size, "diff_min": -1, "diff_max": -1, "diff_sum": -5, **said})
-    return c.Truncate(WRITER, TOKEN, Antichain(9), 1, (Run((part,)),))
+    return c.Rewrite(WRITER, TOKEN, Antichain(9), 8, c.TRUNCATE, (Run((part,)),), truncates=2)
 
 
 def test_where_no_bytes_are_left_rows_can_be_taken_away(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_commit_without_an_answer_changes_columns_and_rows_or_neither(
     late = LateTransport(executors.transport(job._job.target.connection))
     monkeypatch.setattr(executors, "transport", lambda connection: late)
     seen: list[Any] = []
-    late.hold(c.Reshape, lambda: seen.append((columns(shard), rows(shard))))
+    late.hold(c.Rewrite, lambda: seen.append((columns(shard), rows(shard))))
     job.commit(messages)  # the first try went unanswered
     assert seen == [(SCHEMA.names, ROWS)]
     assert rows(shard) == AFTER

@@ -107,7 +107,7 @@ def test_a_job_that_another_driver_has_committed_leaves_no_hold_behind(
     monkeypatch.setattr(executors, "transport", lambda connection: late)
     job, twin = opened(target, overwrite), opened(target, overwrite)
     messages, twins = [job.stage([ROWS])], [twin.stage([ROWS])]
-    late.hold(c.Edit, lambda: twin.publish(twins, ("app", 1)))
+    late.hold(c.Rewrite, lambda: twin.publish(twins, ("app", 1)))
     assert not job.publish(messages, ("app", 1))
     late.deliver()
     assert shard.upper().element == 2

@@ -180,7 +180,7 @@ def test_a_conditional_upsert_whose_answer_is_lost_is_told_its_outcome(
     late = LateTransport(executors.transport(job._job.target.connection))
     monkeypatch.setattr(executors, "transport", lambda connection: late)
     messages = [job.write(iter(rows(("a", 5)).to_batches()))]
-    late.hold(c.Edit)
+    late.hold(c.Rewrite)
     job.commit(messages)
     late.deliver()
     assert (contents(shard), upper(shard)) == ({"a": 5}, 2)

@@ -1,0 +1,256 @@
+"""The transition of a rewrite: its parts apply in the order of docs/design/0038-kernel.md, or nothing changes."""
+
+from __future__ import annotations
+
+from persist.core import commands as c
+from persist.core.batch import diff_sum_of
+from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure, ErasureRequest
+from persist.core.erasure_progress import erased_at, pending_erasures, pending_runs
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, UpperMismatch
+from persist.core.frontier import TIME_MAX, Antichain
+from persist.core.persistent_map import with_changes
+from persist.core.record import replace
+from persist.core.state import State, earliest_readable, is_kept
+from persist.core.transitions.attribute_updates import with_updates
+from persist.core.transitions.audit_recording import is_alone
+from persist.core.transitions.context import Context
+from persist.core.transitions.lifecycle import with_schema
+from persist.core.transitions.part_admission import check_staged, check_upper, no_time_left
+from persist.core.transitions.tombstones import (
+    check_not_withdrawn,
+    drops_rows,
+    without_cuts,
+    without_pending,
+    without_undue,
+)
+from persist.core.transitions.writers import (
+    at_time,
+    check_inline,
+    check_no_times,
+    let_go,
+    parts_of,
+    push,
+    stored,
+    with_answer,
+    with_times,
+)
+from persist.core.truncation import (
+    TRUNCATIONS_MAX,
+    RowDrop,
+    Truncation,
+    owned_by_appenders,
+    pending_drop,
+    until,
+    with_truncation,
+)
+
+
+def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
+    """Apply the parts of the command. Where no time is taken the interval of the answer is empty.
+
+    In a shard that is fed by `append` a tombstone and an erasure take no time of its writer: they become effective
+    with the next one that it completes, unless they are to take it at once. Until then the State keeps the rows.
+    """
+    effects = c.effects(command)
+    if not effects.is_consistent:
+        raise InvalidUsage(f"the parts of this command are not those of the operation {command.operation!r:.100}")
+    if command.truncates is not None and command.truncates <= state.truncated.before:
+        return state, c.Appended(state.upper, state.upper)
+    is_fed = state.retention.appended
+    if is_fed and effects.refused_fed:
+        raise owned_by_appenders(state.name, state.upper)
+    following = _with_what_is_asked(state, command, context)
+    time = _checked_time(state, command)
+    _check_conditions(state, command, time)
+    cut = _cut(following, command, time)
+    settles = command.tombstone is not None and not command.expected_upper.is_empty and _has_pending(state)
+    waits = is_fed and effects.waits
+    takes_time = not waits and (bool(command.runs) or cut is not None or settles or effects.takes_time)
+    runs = at_time(command.runs, time)
+    following = without_undue(following, runs) if cut is None else _dropped(following, cut, time)
+    if command.truncates is not None:
+        removed = state.truncated.removed - (diff_sum_of(parts_of(command.runs)) or 0)
+        looked = command.expected_upper.element or 0
+        following = _truncated(following, Truncation(command.truncates, time, removed, bool(runs), looked))
+    if command.undoes is not None and takes_time:
+        # What was truncated since that time may come back by it. So the same truncation takes it away again.
+        kept = until(following.truncations, command.undoes)
+        following = replace(following, truncations=kept, restored_at=time)
+    result = c.Appended(state.upper, Antichain(time + 1) if takes_time else state.upper)
+    if takes_time:
+        following = replace(following, service_times=with_times(following.service_times, time, time + 1))
+        following, result = push(following, command, result, runs, context)
+    elif effects.is_remembered or is_alone(command):  # a try that comes late is not to do more
+        following = with_answer(following, command, result, context)
+    if command.erasure is not None:
+        request = ErasureRequest(stored(runs), command.erasure.tags) if waits else None
+        following = _with_erasure(following, command, command.erasure, time, request, context)
+    return following, result
+
+
+def _with_what_is_asked(state: State, command: c.Rewrite, context: Context) -> State:
+    """The State with the attributes and the schema of the command; its rows are looked at by that.
+
+    The condition of an attribute tells a retry that it has landed. A restore asks for the upper before: that others
+    wrote matters more.
+    """
+    check_no_times(command.runs)
+    if command.undoes is not None:
+        check_upper(state, command.expected_upper)
+    following = with_updates(state, command.attributes, context)
+    if command.schema is not None:
+        following = with_schema(following, command.schema, context)
+    check_staged(following, command.runs, context)
+    if command.cut is not None:
+        check_not_withdrawn(following, command.cut)
+    return following
+
+
+def _checked_time(state: State, command: c.Rewrite) -> int:
+    """The next time, at which rows land that were computed from the contents before it. Raises what refuses them."""
+    time, expected = state.upper.element, command.expected_upper
+    if time == 0 and command.operation not in c.EDITS:
+        what = command.operation.partition("_")[0]
+        raise InvalidUsage(f"nothing was written to shard {state.name!r} yet, so there is nothing to {what}")
+    if not expected.is_empty or command.tombstone is None:
+        if command.truncates is None or not _is_only_added_to(state, command.truncates, expected):
+            check_upper(state, expected)
+        if command.as_of + 1 != expected.element:
+            raise UpperMismatch(
+                f"shard {state.name!r} has upper {state.upper}: rows that were worked out from the time "
+                f"{command.as_of} do not follow it",
+                expected=[command.as_of + 1],
+                actual=state.upper.to_json(),
+            )
+    if time is None or time > TIME_MAX:
+        raise no_time_left(state)
+    return time
+
+
+def _is_only_added_to(state: State, before: int, expected: Antichain) -> bool:
+    """Whether rows were only added since the upper that a truncation has looked at, where that is an earlier one.
+
+    Then all that it takes away is still there: what was added only makes rows more. So writers that add rows do not
+    hold it up. Raises UpperMismatch where rows may have been taken away.
+    """
+    seen, time = expected.element, state.upper.element
+    if seen is None or time is None or not before <= seen < time:
+        return False
+    earlier = max(state.truncated.at, state.restored_at, *(drop.at for drop in state.drops))
+    if earlier < seen and is_kept(state, before - 1):
+        later = (batch for batch in state.trace.batches if expected < batch.desc.upper)
+        if not any(part.diff_min < 0 and part.time_max >= seen for batch in later for part in batch.parts()):
+            return True
+    raise UpperMismatch(
+        f"shard {state.name!r} has upper {state.upper}, not the expected [{seen}], and rows may have been taken away "
+        "since; read it and decide anew",
+        expected=[seen],
+        actual=state.upper.to_json(),
+        stays=False,  # what was taken away may be added again, and a merge makes nothing of the two
+    )
+
+
+def _check_conditions(state: State, command: c.Rewrite, time: int) -> None:
+    """Raises what refuses the settings, the time that a restore or a truncation is about, or the erasure."""
+    settings, point = state.settings, c.effects(command).as_of
+    has_column = settings.rows is not None and settings.rows.column is not None
+    if command.settings_version is not None and (command.settings_version != settings.version or not has_column):
+        raise Conflict(
+            f"the policy of rows of shard {state.name!r} has changed: its settings have version {settings.version}, "
+            f"and rows were looked for by a column of version {command.settings_version}; nothing was taken away",
+            expected=command.settings_version,
+            actual=settings.version,
+        )
+    is_about_a_time = command.undoes is not None or command.truncates is not None
+    if is_about_a_time and not 0 <= point < time:
+        raise InvalidUsage(f"time {point} of shard {state.name!r} is not complete: its upper is {state.upper}")
+    if command.undoes is not None and command.undoes < (at := erased_at(state)):
+        raise NotReadable(  # who has read before an erasure must not bring back what that took away
+            f"rows of shard {state.name!r} were erased at time {at}: what was there at {point} cannot come back",
+            as_of=[point],
+            since=state.since.to_json(),
+        )
+    if command.erasure is not None:
+        _check_erasure(state, command.erasure)
+
+
+def _check_erasure(state: State, erasure: c.NewErasure) -> None:
+    if len(erasure.reason) > REASON_CHARS_MAX:
+        raise InvalidUsage(f"the reason has {len(erasure.reason)} characters; at most {REASON_CHARS_MAX} are kept")
+    if erasure.erasure in state.erasures:
+        raise InvalidUsage(f"shard {state.name!r} has an erasure {erasure.erasure} already; take another id")
+    if erasure.pending != len(pending_erasures(state)):  # two that are pending must not take the same row away
+        raise UpperMismatch(
+            f"shard {state.name!r} has other erasures that are pending than rows were worked out with; decide anew",
+            expected=state.upper.to_json(),
+            actual=state.upper.to_json(),
+            stays=False,
+        )
+
+
+def _cut(state: State, command: c.Rewrite, time: int) -> int | None:
+    """The time before which rows go by the tombstone; None: it has none, or no row is there, as far as parts tell."""
+    if command.tombstone is None or not time:
+        return None
+    cut = time if command.tombstone.element is None else command.tombstone.element
+    return cut if drops_rows(state, cut) else None
+
+
+def _has_pending(state: State) -> bool:
+    return pending_drop(state.drops, state.upper) is not None
+
+
+def _dropped(state: State, cut: int, time: int) -> State:
+    """The State in which rows before the cut are not there from this time on, which is the next one."""
+    state = without_pending(state)
+    state = _truncated(state, Truncation(cut, time, state.truncated.removed))
+    return replace(state, drops=(*state.drops, RowDrop(cut, time)), cuts=without_cuts(state, cut))
+
+
+def _truncated(state: State, new: Truncation) -> State:
+    """The State that remembers one more truncation. Raises InvalidUsage where there are too many."""
+    earliest = earliest_readable(state).element
+    known = with_truncation(state.truncations, new, new.at if earliest is None else earliest)
+    if len(known) > TRUNCATIONS_MAX:
+        raise InvalidUsage(
+            f"shard {state.name!r} has {len(known) - 1} truncations that readable times still tell apart, which is "
+            "the most; forget history first, or take away the tags of times before them"
+        )
+    return replace(state, truncations=known)
+
+
+def _with_erasure(
+    state: State,
+    command: c.Rewrite,
+    new: c.NewErasure,
+    at: int,
+    request: ErasureRequest | None,
+    context: Context,
+) -> State:
+    """The State that remembers the erasure at a time, and has let go what is before it; `request`: it is pending.
+
+    The commit history before it may tell of the rows (what callers said), so it goes as well.
+    """
+    now_ms = context.checked_ms or context.now_ms
+    deadline_ms = None if new.deadline_ms is None else now_ms + new.deadline_ms
+    if request is not None:
+        waiting = parts_of((*pending_runs(pending_erasures(state)), *request.runs))
+        inline_bytes = state.trace.inline_bytes + sum(part.size for part in waiting if part.is_inline)
+        check_inline(inline_bytes, request.runs, context)
+    state = _with_room(state)
+    erasure = Erasure(at, command.question, now_ms, deadline_ms, new.reason, pending=request)
+    state = replace(state, erasures=with_changes(state.erasures, {new.erasure: erasure}))
+    return state if request is not None else let_go(state, at, context, tags=new.tags)
+
+
+def _with_room(state: State) -> State:
+    """The State without the oldest erasure that has ended, where it has as many as it may."""
+    if len(state.erasures) < ERASURES_MAX:
+        return state
+    ended = [(erasure.at, name) for name, erasure in state.erasures.items() if erasure.proof is not None]
+    if not ended:
+        raise Conflict(  # not Overloaded, which callers repeat: an erasure may wait for a day
+            f"shard {state.name!r} has {len(state.erasures)} erasures that have not ended, which is the most: erase "
+            "again once one has its receipt (`persist maintain run`); `persist erase status` tells for what they wait"
+        )
+    return replace(state, erasures=with_changes(state.erasures, {}, (min(ended)[1],)))
