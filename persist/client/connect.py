@@ -19,7 +19,8 @@ from persist.client.arguments import names as tuple_of
 from persist.client.commit_info import Info
 from persist.client.contents_diff import Named
 from persist.client.deadlines import Timeable, checked_timeout
-from persist.client.rewrites import Restoring, check_complete
+from persist.client.optimistic_loop import check_complete
+from persist.client.rewrites import Restoring
 from persist.client.server_address import Trust
 from persist.client.shard import HandleSettings, Shard
 from persist.client.shard_listing import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page

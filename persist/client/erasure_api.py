@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from persist.client.contents_diff import Between, DiffRequest, between
 from persist.client.idempotency import after_commit, send
 from persist.client.optimistic_edit import unless_landed
-from persist.client.rewrites import Count, Rewriting, check_complete
-from persist.client.snapshot import check_lease, kept, part_reader
+from persist.client.optimistic_loop import Count, Rewriting, check_complete, latest_of
+from persist.client.snapshot import Held, kept, part_reader
 from persist.client.timestamps import instant_ms, instant_text, period_ms, shown_instant
 from persist.client.transport import OneShard
 from persist.core import commands as c
@@ -30,8 +29,6 @@ from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Eras
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
-from persist.core.transitions.part_admission import DIFF_MAX
-from persist.core.truncation import Drops
 from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, sound_schemas
 from persist.parts.filter_eval import Filter
 from persist.parts.python_values import given_value
@@ -103,12 +100,12 @@ class Picked:
     ranges: tuple[KeyRange, ...]
     where: Filter | None = None
 
-    def rows(self, found: Between, low: int | None, high: int) -> Iterator[pa.Table]:
+    def rows(self, held: Held, low: int | None, high: int) -> Iterator[pa.Table]:
         """What takes the rows away that were there at `high`, or (with `low`) that came after `low`.
 
         Other erasures that are pending at the time after `high`, which is no complete one, take away their own.
         """
-        held = replace(found.held, as_of=high)
+        held = replace(held, as_of=high)
         _, reader = part_reader(held.transport, held.view, held.settings)
         ranges = self.ranges if self.where is None else (self.where.key_range(),)
         for key_range in ranges:
@@ -212,7 +209,6 @@ class Erasing(Rewriting):
     tags: bool = False
     force: bool = False
     erasure: str = ""  # its id
-    pending: int = 0  # how many erasures the rows take into account that are pending
 
     @property
     def purpose(self) -> str:
@@ -231,66 +227,27 @@ class Erasing(Rewriting):
     def _tried(self, token: Token) -> int | None:
         view = self.transport.view(self.name, ViewRequest(with_batches=False))
         upper = check_complete(self.name, 0, view, "erased")
-        asked = DiffRequest(wait_s=0.0, purpose=self.purpose)
-        with between(self.transport, self.name, upper - 1, None, asked, self.read) as found:
-            try:
-                count, done = self._erased(found, token)
-            finally:
-                found.held.lease.close()
+        with self._held(upper - 1) as held:
+            attempt = self._rewrite(held, token, RETRIES + 1)
+        done, count = attempt.done, attempt.draft.count
+        assert done is not None
         if done.lower != done.upper:  # else it is pending
             with suppress(PersistError):  # its own hold is gone by now; else maintenance does it
                 send(self.transport, self.name, c.ForgetHistory(done.lower), self.read.retry_s)
-        return count
+        return count.removed - count.added if attempt.is_fresh else None
 
-    def _erased(self, found: Between, token: Token) -> tuple[int | None, c.Appended]:
-        """How many rows went (None: not known), and at which time. What others wrote since the last try is added."""
-        count, low = Count(), None
-        runs: tuple[Run, ...] = ()
-        for left in range(RETRIES, -1, -1):
-            view = found.held.view
-            picked = self._picked(view)
-            high = (view.upper.element or 0) - 1
-            added = count.added
-            staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high))))
-            if low is not None and count.added > added:
-                # Others took away what is staged. Rows that cancel out would be written once more, after all that
-                # shows them was rewritten for an erasure that came first.
-                count, runs = Count(), ()
-                staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high))))
-            runs = (*runs, *staged)
-            done = replace(self, pending=view.erasing)._committed(runs, view, token, left)
-            if done is not None:
-                return count.removed - count.added if done.lower == view.upper else None, done
-            low, seen = high, view
-            view = self.transport.view(self.name, ViewRequest())
-            check_complete(self.name, high, view, "erased")
-            check_lease(view, found.start, found.held.lease)
-            erases = (view.erasing, view.retracting) != (seen.erasing, seen.retracting)
-            if is_dropped_since(seen.drops, view) or erases:
-                count, low, runs = Count(), None, ()
-            found = replace(found, held=replace(found.held, view=view))
-        raise AssertionError("the last try returns or raises")
+    def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
+        return self._picked(held.view).rows(held, low, latest_of(held.view))
 
     def _picked(self, view: ShardView) -> Picked:
         """The rows that are to go. Raises InvalidUsage, also where a name means another column by now."""
         is_named = self.question != Question()
         return self.question.picked(named_by(sound_schemas(view.schemas), self.known, None if is_named else ()))
 
-    @property
-    def _parts(self) -> dict[str, Any]:
-        new = c.NewErasure(self.erasure, self.deadline_ms, self.reason, self.tags, self.pending, self.force)
+    def _parts(self, view: ShardView | None) -> dict[str, Any]:
+        pending = 0 if view is None else view.erasing
+        new = c.NewErasure(self.erasure, self.deadline_ms, self.reason, self.tags, pending, self.force)
         return {"operation": c.ERASE, "question": self.question.digest(self.erasure, self.reason), "erasure": new}
-
-    def _too_often(self, as_of: int, most: int) -> str:
-        return (
-            f"a row of shard {self.name!r} is there {most} times at time {as_of}, and one commit can take away at most "
-            f"{DIFF_MAX} of it; take some away by inserts with a negative __diff first"
-        )
-
-
-def is_dropped_since(drops: Drops, view: ShardView) -> bool:
-    """Whether a drop came since there were these. What it took away is no update: what is to go is looked for anew."""
-    return view.drops != drops
 
 
 def erasure_id(token: Token) -> str:

@@ -24,9 +24,9 @@ from persist.client.erasure_api import (
 )
 from persist.client.idempotency import send
 from persist.client.maintaining import Optimized, Vacuumed, optimize, vacuum
+from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.rewrites import (
     DROP,
-    RETRIES_MAX,
     Dropping,
     Restored,
     Restoring,

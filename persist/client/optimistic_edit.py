@@ -1,9 +1,7 @@
 """Verbs that read before they write: what they change is worked out from the contents, and committed by one command.
 
-A plan says what it makes of the contents as of the latest time. The commit asks for the upper that was looked at. Where
-others wrote meanwhile, the plan looks at what they changed: if none of that concerns it, what it has worked out is
-still exact, and is committed at the next time. Otherwise it begins anew. So every verb is as if it had run alone at the
-time of its commit.
+Where others wrote meanwhile, the plan looks at what they changed: if none of that concerns it, what it has worked out
+is still exact. So every verb is as if it had run alone at the time of its commit.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,19 +18,17 @@ import pyarrow as pa
 from persist.client.contents_diff import may_replace_all, runs_of, unless_refused, within
 from persist.client.dml_plans import Contents, VerbBinding
 from persist.client.idempotency import send
-from persist.client.rewrites import Count, Rewriting, check_open, check_readable
-from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
+from persist.client.optimistic_loop import Count, Rewriting, Step, check_open, check_readable, latest_of
+from persist.client.snapshot import Held, holding, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
-from persist.core.batch import Run
 from persist.core.dedup import DIGEST_BYTES
 from persist.core.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
-    SchemaMismatch,
     TokenReused,
     UnknownShard,
     UpperMismatch,
@@ -40,10 +36,9 @@ from persist.core.errors import (
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.ids import Token, writer_of
 from persist.core.shard_view import ShardView, ViewRequest
-from persist.core.transitions.part_admission import DIFF_MAX
 from persist.parts import current_schema
 
-RACES_MAX = 1_000  # lost, by one working out; each means that another writer made progress
+RACES_MAX = 1_000  # lost, by one call; each means that another writer made progress
 REDONE_MAX = 100  # times that it is worked out anew
 
 
@@ -136,9 +131,11 @@ class Editing(Rewriting):
         with holding(self.transport, self.name, None, self.purpose, 0.0, self.read) as held:
             try:
                 self._check_expected(held.view)
-                return self._worked_out(held, token)
+                attempt = self._rewrite(held, token, RACES_MAX, REDONE_MAX)
             finally:
                 held.lease.close()
+        assert attempt.done is not None
+        return self._outcome(attempt.done, attempt.draft.held.view, attempt.draft.count, attempt.replans)
 
     def _check_expected(self, view: ShardView) -> None:
         check_open(self.name, view, self.done)
@@ -156,77 +153,29 @@ class Editing(Rewriting):
         plan, count = self.plan.to(view), Count()
         runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
         with self._retired(view) as handle:
-            done = self._try_commit(handle, runs, view.upper, token)
-        return None if done is None else self._outcome(done, view, count, 0)
-
-    def _worked_out(self, held: Held, token: Token | None) -> Edited:
-        """What it comes to, worked out anew as often as others change what it has read."""
-        for redone in range(REDONE_MAX + 1):
-            contents, count = self._contents(held), Count()
-            rows = self.plan.to(held.view).updates(contents)
-            runs = self._staged(held.view, count.of(self._writable(contents.time, rows)))
-            done, held = self._committed_unless(runs, contents, token)
-            if done is not None:
-                return self._outcome(done, held.view, count, redone)
-        raise UpperMismatch(
-            f"others changed what {self.plan.verb} reads of shard {self.name!r} before each of {REDONE_MAX} tries; "
-            "nothing was changed: try again, or let fewer programs write to the same rows",
-            expected=held.view.upper.to_json(),
-            actual=held.view.upper.to_json(),
-            stays=False,
-        )
-
-    def _committed_unless(
-        self, runs: tuple[Run, ...], contents: Contents, token: Token | None
-    ) -> tuple[c.Appended | None, Held]:
-        """The commit of what was worked out, and the shard as it was then; None: it has to be worked out anew."""
-        assert contents.held is not None
-        with self._retired(contents.held.view) as handle:
             try:
-                return self._raced(handle, runs, contents, token)
-            except SchemaMismatch:  # constraints got stricter: the rows are looked at by them
-                return None, replace(contents.held, view=self.transport.view(self.name, ViewRequest()))
+                done = self._commit(handle, runs, view, token)
+            except UpperMismatch as error:
+                if self._is_conditional or error.details.get("expected") is None:
+                    raise
+                return None
+        return self._outcome(done, view, count, 0)
 
-    def _raced(
-        self, handle: WriteHandle, runs: tuple[Run, ...], contents: Contents, token: Token | None
-    ) -> tuple[c.Appended | None, Held]:
-        held, seen = contents.held, contents.time
-        assert held is not None
-        for _ in range(RACES_MAX):
-            done = self._try_commit(handle, runs, Antichain(seen + 1), token)
-            if done is not None:
-                return done, held
-            drops, view = held.view.drops, self.transport.view(self.name, ViewRequest())
-            check_open(self.name, view, self.done)
-            check_lease(view, held.as_of, held.lease)
-            held.lease.keep()
-            held = replace(held, view=view)
-            latest = self._contents(held)
-            if view.drops != drops or self.plan.to(view).concerns(latest, seen):
-                return None, held
-            seen = latest.time
-        raise self._overtaken(UpperMismatch("", expected=[seen + 1], actual=held.view.upper.to_json(), stays=False))
+    def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
+        return self.plan.to(held.view).updates(self._contents(held))
 
-    def _try_commit(
-        self, handle: WriteHandle, runs: tuple[Run, ...], expected: Antichain, token: Token | None
-    ) -> c.Appended | None:
-        """The commit; None: somebody else wrote. Raises UpperMismatch where it matters what the upper was."""
-        try:
-            return self._commit(handle, runs, expected, token)
-        except UpperMismatch as error:
-            if self.expected is not None or error.details.get("expected") is None:
-                raise
-            return None
+    def _refreshed(self, held: Held) -> Held:
+        now = super()._refreshed(held)
+        self._check_expected(now.view)
+        return now
 
-    @contextmanager
-    def _retired(self, view: ShardView) -> Iterator[WriteHandle]:
-        """A writer that is retired at the end, however that comes; where nobody answers, it lapses by itself."""
-        handle = self._writer(view)
-        try:
-            yield handle
-        finally:
-            with suppress(PersistError):
-                handle.close()
+    def _step(self, before: Held, now: Held) -> Step:
+        is_concerned = self.plan.to(now.view).concerns(self._contents(now), latest_of(before.view))
+        return Step.REPLAN if is_concerned else Step.KEEP
+
+    @property
+    def _is_conditional(self) -> bool:
+        return self.expected is not None
 
     def _dropped(self, rows: pa.Table, view: ShardView, token: Token | None) -> Edited | None:
         """Everything goes by metadata, and the rows come; None: that is not possible here."""
@@ -236,18 +185,18 @@ class Editing(Rewriting):
         runs = self._staged(view, count.of(self._writable(-1, iter((rows,)))))
         expected = self.expected or EMPTY
         with self._retired(view) as handle:
-            done = unless_refused(lambda: self._commit(handle, runs, expected, token, tombstone=EMPTY))
+            parts = {**self._parts(view), "tombstone": EMPTY}
+            done = unless_refused(lambda: handle.commit_rewrite(runs, expected, token=token, **parts))
         if done is None:
             return None
         return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
 
     def _contents(self, held: Held) -> Contents:
         """As of the latest time of the view."""
-        time = (held.view.upper.element or 0) - 1
+        time = latest_of(held.view)
         return Contents(current_schema(held.view.schemas)[1], replace(held, as_of=time), time)
 
-    @property
-    def _parts(self) -> dict[str, Any]:
+    def _parts(self, view: ShardView | None) -> dict[str, Any]:
         verb = self.plan.verb
         cut = {"cut": self.plan.cut} if verb == c.INSERT else {}
         return {"operation": verb, "question": self.question, "attributes": self.attributes, **cut}
@@ -294,15 +243,9 @@ class Editing(Rewriting):
 
     def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
         return UpperMismatch(
-            f"others wrote to shard {self.name!r} before each of {RACES_MAX} commits of {self.plan.verb}; nothing was "
-            "changed: try again",
-            **error.details,
-        )
-
-    def _too_often(self, as_of: int, most: int) -> str:
-        return (
-            f"a row of shard {self.name!r} is there {most} times, and one commit can change at most {DIFF_MAX} of it; "
-            "take some away by inserts with a negative __diff first"
+            f"others wrote to shard {self.name!r} before each commit of {self.plan.verb}, or changed what it reads; "
+            "nothing was changed: try again, or let fewer programs write to the same rows",
+            **{**error.details, "stays": False},
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -11,34 +11,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.commit_info import info_bytes
-from persist.client.contents_diff import Between, DiffRequest, Named, between
+from persist.client.contents_diff import Named
 from persist.client.history_api import HandleSettings
 from persist.client.idempotency import send
-from persist.client.rewrites import (
+from persist.client.optimistic_loop import (
     BUFFER_BYTES,
-    DROP,
     READ_BYTES,
     Count,
-    Dropping,
     Rewriting,
-    Truncated,
+    Step,
     check_complete,
+    latest_of,
     read_facts,
 )
-from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
+from persist.client.rewrites import DROP, Dropping, Truncated
+from persist.client.snapshot import Held, holding, kept, part_reader
 from persist.client.timestamps import instant_ms, instant_text, shown_instant
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core import record
-from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import Token, mint
 from persist.core.retention_plan import Due, Facts, behind, blocked_by_column, has_to_look, of_age_ms, passed, waiting
 from persist.core.shard_settings import Looked, RowPolicy
-from persist.core.shard_view import ViewRequest
+from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
-from persist.core.transitions.part_admission import DIFF_MAX
 from persist.core.transitions.tombstones import drops_rows
 from persist.core.truncation import check_droppable, check_not_erasing
 from persist.parts import DIFF, PartReader, ShardSchema, consolidate, current_schema, negated
@@ -99,14 +97,14 @@ class RetentionOutcome:
     held_by: tuple[str, ...] = ()
 
 
-@dataclass
-class _Search:
+class _Search(Count):
     """What one reading of the shard finds. `waits_ms`: the first instant of which a row was over that has to wait."""
 
-    sieve: Sieve
-    count: Count = field(default_factory=Count)
-    waits_ms: int | None = None
-    overran: bool = False
+    def __init__(self, sieve: Sieve) -> None:
+        super().__init__()
+        self.sieve = sieve
+        self.waits_ms: int | None = None
+        self.overran = False
 
     def note_waiting(self, rows: pa.Table) -> None:
         """Note rows that are old enough, and that consumers have not passed."""
@@ -125,6 +123,7 @@ class TakingAged(Rewriting):
     facts: Facts
     column: AgeColumn
     now_ms: int
+    so_far: int | None = None  # before this time all consumers have read; None: there are none, 0: nobody can tell
 
     @classmethod
     def by(cls, transport: OneShard, name: str, settings: HandleSettings, facts: Facts, now_ms: int) -> TakingAged:
@@ -176,78 +175,53 @@ class TakingAged(Rewriting):
         upper = check_complete(self.name, 0, view, "cleared")
         so_far = passed(self.facts)
         start = upper - 1 if so_far is None or not so_far else min(so_far, upper) - 1
-        asked = DiffRequest(wait_s=0.0, purpose=self.purpose)
         try:
-            with between(self.transport, self.name, start, None, asked, self.read) as found:
-                return self._held(found, so_far, dry_run)
+            with self._held(start) as held:
+                return replace(self, so_far=so_far)._tried(held, dry_run)
         except NotReadable:
             if so_far is None or start == upper - 1:
                 raise
         # What the consumers had read by then cannot be told apart any more: as if they had read nothing.
-        with between(self.transport, self.name, upper - 1, None, asked, self.read) as found:
-            return self._held(found, 0, dry_run)
+        with self._held(upper - 1) as held:
+            return replace(self, so_far=0)._tried(held, dry_run)
 
-    def _held(self, found: Between, so_far: int | None, dry_run: bool) -> RetentionOutcome:
-        try:
-            return self._tried(found, so_far, dry_run)
-        finally:
-            found.held.lease.close()
+    def _tried(self, held: Held, dry_run: bool) -> RetentionOutcome:
+        view = held.view
+        if dry_run:
+            search = self._begin(view)
+            for _ in search.of(self._writable(latest_of(view), self._rows(held, search, None))):
+                pass
+            return self._said(view.upper, view.upper, search, dry_run=True)
+        attempt = self._rewrite(held, mint(Token, self.transport.ids), TRIES + 1)
+        found, upper, done = attempt.draft.count, attempt.draft.held.view.upper, attempt.done
+        assert isinstance(found, _Search)
+        return self._said(upper, upper, found) if done is None else self._said(done.lower, done.upper, found)
 
-    def _tried(self, found: Between, so_far: int | None, dry_run: bool) -> RetentionOutcome:
-        token, search = mint(Token, self.transport.ids), self._search()
-        staged: tuple[Run, ...] = ()
-        low: int | None = None
-        for left in range(TRIES, -1, -1):
-            view, high = found.held.view, (found.held.view.upper.element or 0) - 1
-            if dry_run:
-                for _ in self._batches(found.held, search, None, high, so_far):
-                    pass
-                return self._said(view.upper, view.upper, search, so_far, dry_run=True)
-            added = search.count.added
-            more = self._staged(view, self._batches(found.held, search, low, high, so_far))
-            if low is not None and search.count.added > added:
-                # Others took away what is staged. Rows that cancel out would be written once more: after all that
-                # shows them was rewritten, where it was an erasure.
-                search, staged = self._search(), ()
-                more = self._staged(view, self._batches(found.held, search, None, high, so_far))
-            staged = (*staged, *more)
-            if not staged:
-                return self._said(view.upper, view.upper, search, so_far)
-            done = self._committed(staged, view, token, left)
-            if done is not None:
-                return self._said(done.lower, done.upper, search, so_far)
-            following = self._again(found, high)
-            if so_far is None and following.held.view.drops == view.drops:
-                low = high
-            else:  # what waits, and what drops took away, is worked out anew
-                search, staged, low = self._search(), (), None
-            found = following
-        raise AssertionError("the last try returns or raises")
+    @property
+    def _commits_nothing(self) -> bool:
+        return False
 
-    def _batches(
-        self, held: Held, search: _Search, low: int | None, high: int, so_far: int | None
-    ) -> Iterator[pa.Table]:
-        return search.count.of(self._writable(high, self._going(held, search, low, high, so_far)))
-
-    def _search(self) -> _Search:
+    def _begin(self, view: ShardView) -> _Search:
         return _Search(Sieve(self.column, self.old_ms))
 
-    def _again(self, found: Between, high: int) -> Between:
-        """The shard as it is now, where somebody else wrote. Raises UpperMismatch where no row may go any more."""
+    def _refreshed(self, held: Held) -> Held:
+        """As for every plan. Raises UpperMismatch also where no row may go any more."""
         facts = read_facts(self.transport, self.name, self.read.retry_s).facts
         if (reason := blocked_by_column(facts)) is not None:
             raise UpperMismatch(
                 f"rows of shard {self.name!r} do not go now: {reason}", expected=None, actual=facts.upper.to_json()
             )
-        view = self.transport.view(self.name, ViewRequest())
-        check_complete(self.name, high, view, "cleared")
-        check_lease(view, found.start, found.held.lease)
-        return replace(found, held=replace(found.held, view=view))
+        return super()._refreshed(held)
+
+    def _step(self, before: Held, now: Held) -> Step:
+        return Step.EXTEND if self.so_far is None else Step.REPLAN  # what waits is worked out anew
 
     # --- which rows go
 
-    def _going(self, held: Held, search: _Search, low: int | None, high: int, so_far: int | None) -> Iterator[pa.Table]:
+    def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
         """What takes away the rows that go, in tables with negative `__diff`; with `low`: what to add to that."""
+        assert isinstance(count, _Search)
+        search, so_far, high = count, self.so_far, latest_of(held.view)
         held = replace(held, as_of=high)
         if so_far is None or so_far > high:
             reader = self._reader(held, search.sieve)
@@ -302,10 +276,8 @@ class TakingAged(Rewriting):
 
     # --- what is told of it
 
-    def _said(
-        self, lower: Antichain, upper: Antichain, search: _Search, so_far: int | None, *, dry_run: bool = False
-    ) -> RetentionOutcome:
-        removed = search.count.removed - search.count.added
+    def _said(self, lower: Antichain, upper: Antichain, search: _Search, *, dry_run: bool = False) -> RetentionOutcome:
+        removed = search.removed - search.added
         held = None if search.waits_ms is None else passed(self.facts)
         looked = Looked(self.facts.version, upper.element or 0, self.now_ms, removed, self._next_ms(search), held)
         if not dry_run:
@@ -324,15 +296,8 @@ class TakingAged(Rewriting):
             found.append(max(self.now_ms + 1, search.waits_ms + longest_ms))
         return of_age_ms(*found)
 
-    @property
-    def _parts(self) -> dict[str, Any]:
+    def _parts(self, view: ShardView | None) -> dict[str, Any]:
         return {"operation": c.TRUNCATE, "settings_version": self.facts.version}
-
-    def _too_often(self, as_of: int, most: int) -> str:
-        return (
-            f"a row of shard {self.name!r} is there {most} times at time {as_of}, and one commit can take away at most "
-            f"{DIFF_MAX} of it; take some away by inserts with a negative __diff first"
-        )
 
     def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
         return UpperMismatch(

@@ -2,261 +2,48 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar, Final, Literal, Self, TypeVar
+from typing import Any, ClassVar, Final, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.contents_diff import READS_AT_ONCE, Between, DiffRequest, Named, Point, between, runs_of, within
+from persist.client.contents_diff import READS_AT_ONCE, Between, Named, Point, runs_of, within
 from persist.client.dml_plans import Contents, GainedKeys
-from persist.client.idempotency import after_commit, send
-from persist.client.snapshot import Held, ReadSettings, check_lease, holding, kept, part_reader
+from persist.client.idempotency import after_commit
+from persist.client.optimistic_loop import (
+    Count,
+    Draft,
+    Rewriting,
+    Step,
+    check_complete,
+    latest_of,
+    read_facts,
+)
+from persist.client.snapshot import Held, holding, kept, part_reader
 from persist.client.timestamps import instant_ms, instant_text, resolved, shown_instant
 from persist.client.transport import OneShard
-from persist.client.write import WriteHandle, WriteSettings
+from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
-from persist.core.audit_log import Caller
 from persist.core.batch import Run
 from persist.core.errors import (
     Conflict,
-    Expired,
     InvalidUsage,
-    NotReadable,
     PersistError,
     UnknownShard,
     UpperMismatch,
 )
-from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier
+from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
 from persist.core.truncation import begins, check_droppable, check_not_erasing, clipped, contents, floor_at, runs_until
-from persist.parts import DIFF, PartReader, ShardSchema, current_schema, negated
+from persist.parts import DIFF, PartReader, current_schema, negated
 from persist.parts.constraint_checks import check_rows
-
-# What a restore and a truncation have in common: rows that are worked out from two times of a shard, and committed
-#
-# at the next time on the condition that the upper is still the one that was looked at.
-
-
-RETRIES_MAX = 1_000
-READ_BYTES = 64 * 1024 * 1024  # memory of the reads: it writes at the same time
-BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
-
-# These tell that nothing was changed, and are not told where another try of the token has landed.
-REFUSED = (Expired, NotReadable, UnknownShard, UpperMismatch)
-_Told = TypeVar("_Told")
-
-
-class Count:
-    """How many rows are added and removed."""
-
-    def __init__(self) -> None:
-        self.added = self.removed = 0
-
-    def of(self, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-        """The rows, which are counted as they pass."""
-        for table in tables:
-            diffs = table.column(DIFF)
-            added = pc.sum(pc.max_element_wise(diffs, 0)).as_py() or 0
-            self.added += added
-            self.removed += added - (pc.sum(diffs).as_py() or 0)
-            yield from table.to_batches()
-
-
-@dataclass(frozen=True)
-class Rewriting(ABC):
-    """One of them. `to` is the time that it is about."""
-
-    what: ClassVar[str]  # "restore to 7"
-    done: ClassVar[str]  # "restored to 7"
-
-    transport: OneShard
-    name: str
-    to: Named
-    write: WriteSettings
-    read: ReadSettings
-    info: bytes = b""  # what the commit history is to tell of it
-
-    @classmethod
-    def of(
-        cls, transport: OneShard, name: str, to: Named, write: WriteSettings, read: ReadSettings, **more: Any
-    ) -> Self:
-        """With settings by which it holds a bounded amount of memory, and with `more` fields."""
-        buffered = replace(write, part_bytes_target=min(BUFFER_BYTES, write.part_bytes_target))
-        bounded = replace(read, memory_bytes=min(READ_BYTES, read.memory_bytes))
-        return cls(transport, name, to, buffered, bounded, **more)
-
-    @property
-    def purpose(self) -> str:
-        """What lists of readers and the commit history tell of it."""
-        return f"{self.what} {self.to.time}"
-
-    @property
-    @abstractmethod
-    def _parts(self) -> dict[str, Any]:
-        """The operation, and the parts of the command that make it what it is."""
-
-    def _commit(
-        self,
-        handle: WriteHandle,
-        runs: tuple[Run, ...],
-        expected: Antichain,
-        token: Token | None,
-        as_of: int | None = None,
-        **more: Any,
-    ) -> c.Appended:
-        """Commit the staged rows, which were worked out from the contents before the upper that is expected."""
-        return handle.commit_rewrite(runs, expected, as_of, token=token, **self._parts, **more)
-
-    def _writable(self, as_of: int, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """The rows. Raises InvalidUsage where one commit cannot write a multiplicity."""
-        for table in tables:
-            found = pc.min_max(table.column(DIFF)).as_py()
-            if len(table) and (most := max(-found["min"], found["max"])) > DIFF_MAX:
-                raise InvalidUsage(self._too_often(as_of, most))
-            yield table
-
-    def _committed(self, runs: tuple[Run, ...], view: ShardView, token: Token | None, left: int) -> c.Appended | None:
-        """The commit of the staged rows; None: somebody else wrote since the view, and tries are `left`.
-
-        Raises UpperMismatch where none is, or no time.
-        """
-        handle = self._writer(view)
-        try:
-            done = self._commit(handle, runs, view.upper, token)
-        except UpperMismatch as error:
-            if error.details.get("expected") is None:  # no time is left
-                raise
-            if not left:
-                raise self._overtaken(error) from error
-            return None
-        with suppress(PersistError):
-            handle.close()
-        return done
-
-    @abstractmethod
-    def _too_often(self, as_of: int, most: int) -> str:
-        """Why a row that is there so often cannot be written by one commit."""
-
-    def _writable_upper(self) -> Antichain:
-        """Raises UpperMismatch where nothing can be written."""
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        check_open(self.name, view, self.done.split()[0])
-        return view.upper
-
-    def _staged(self, view: ShardView, batches: Iterator[pa.RecordBatch]) -> tuple[Run, ...]:
-        return self._writer(view).stage_for_one_commit(batches, None)
-
-    def _writer(self, view: ShardView | None) -> WriteHandle:
-        """A writer of rows as the view has them; None: of no rows."""
-
-        def schema() -> tuple[int, ShardSchema]:
-            return current_schema((view or self.transport.view(self.name, ViewRequest(with_batches=False))).schemas)
-
-        caller = Caller(purpose=self.purpose, info=self.info)
-        return WriteHandle(self.transport, self.name, schema, self.write, caller=caller)
-
-    def _settled(self, token: Token | None, tried: Callable[[], _Told], told: Callable[[c.Appended], _Told]) -> _Told:
-        """What a try comes to, or what is told of the commit of another try of the token."""
-        if token is None:
-            return tried()
-        if (landed := self._landed(token)) is not None:
-            return told(landed)
-        try:
-            return tried()
-        except REFUSED:
-            if (landed := self._landed(token)) is None:  # another try of the token may have landed meanwhile
-                raise
-            return told(landed)
-
-    def _landed(self, token: Token) -> c.Appended | None:
-        """Where it has happened already, the interval that it took. A dropped shard tells it too.
-
-        It asks for a time that precedes no upper: so this changes nothing.
-        """
-        try:
-            return self._commit(self._writer(None), (), MINIMUM, token, c.NEVER)
-        except UpperMismatch:
-            return None
-
-    def _counted(self, done: c.Appended) -> Count | None:
-        """The rows of the commit that it was, where that was written. None: they cannot be read any more."""
-        count, time = Count(), done.lower.element or 0
-        try:
-            with between(self.transport, self.name, time - 1, time, DiffRequest(wait_s=0.0), self.read) as found:
-                for _ in count.of(found.splits(1, None)[0].read(self.transport)):
-                    pass
-            found.held.lease.close()
-        except PersistError:  # it has happened, whatever cannot be told of it
-            return None
-        return count
-
-    def _timestamp(self, as_of: int) -> datetime | None:
-        if self.to.timestamp is not None:
-            return self.to.timestamp
-        try:
-            found = send(self.transport, self.name, c.TimeShown(as_of), self.read.retry_s)
-        except PersistError:  # it has happened, whatever cannot be told of it
-            return None
-        assert isinstance(found, c.ShownFrom)
-        return None if found.at_ms is None else shown_instant(found.at_ms)
-
-    def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
-        return UpperMismatch(
-            f"somebody else wrote to shard {self.name!r} while it was {self.done} {self.to.time}; nothing was changed: "
-            f"look at the shard, then {self.what.split()[0]} it again, or give retries",
-            **error.details,
-        )
-
-
-def check_complete(name: str, as_of: int | None, view: ShardView, done: str = "restored") -> int:
-    """The upper of a shard in which that can be `done` of a time. Raises UpperMismatch, InvalidUsage."""
-    if as_of is None:
-        raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
-    upper = check_open(name, view, done)
-    if view.upper.less_equal(as_of):
-        raise InvalidUsage(
-            f"time {as_of} of shard {name!r} is not complete: its upper is {view.upper}; give an earlier one"
-        )
-    return upper
-
-
-def check_open(name: str, view: ShardView, done: str) -> int:
-    """The upper of a shard in which something can be `done`. Raises UpperMismatch where no time is left."""
-    if view.upper.element is None:
-        raise UpperMismatch(f"shard {name!r} is closed: nothing can be {done} in it", expected=None, actual=[])
-    if view.upper.element > TIME_MAX:
-        raise UpperMismatch(
-            f"shard {name!r} has no time left: its upper is {view.upper}", expected=None, actual=view.upper.to_json()
-        )
-    return view.upper.element
-
-
-def check_readable(name: str, view: ShardView) -> None:
-    """Raise NotReadable where the contents as of the latest complete time were forgotten: nothing follows from them."""
-    last = (view.upper.element or 0) - 1
-    if last >= 0 and not view.since.less_equal(last):
-        raise NotReadable(
-            f"shard {name!r} has forgotten the contents as of {last}, its latest complete time: its since is "
-            f"{view.since}; nothing was changed: it can be read again once somebody has written",
-            as_of=last,
-            since=view.since.to_json(),
-        )
-
-
-def read_facts(transport: OneShard, name: str, retry_s: float, tried: c.ReadRetention | None = None) -> c.RetentionIs:
-    """The policy of a shard and what it goes by. Raises what every call may."""
-    found = send(transport, name, tried or c.ReadRetention(), retry_s)
-    assert isinstance(found, c.RetentionIs)
-    return found
-
 
 # Restore: one commit after which the contents of a shard are those of an earlier time.
 #
@@ -321,63 +108,58 @@ class Restoring(Rewriting):
         """Raise what refuses the rows that a restore would write; nothing is written."""
         as_of = self.to.time
         assert as_of is not None
-        asked = DiffRequest(wait_s=0.0, purpose=self.purpose)
-        with between(self.transport, self.name, as_of, None, asked, self.read) as found:
-            try:
-                schema = current_schema(found.held.view.schemas)[1]
-                gained = GainedKeys(schema) if schema.details.unique else None
-                back = replace(found, start=found.end, end=as_of).splits(1, None)[0]
-                rows = self._writable(as_of, back.read(self.transport))
-                for table in rows if gained is None else gained.of(rows):
-                    check_rows(schema.conform(table, 0), schema)
-                if gained is not None:
-                    gained.check(Contents(schema, replace(found.held, as_of=as_of), as_of), are_changed=True)
-            finally:
-                found.held.lease.close()
+        with self._held(as_of) as held:
+            schema, count = current_schema(held.view.schemas)[1], self._begin(held.view)
+            for table in self._writable(as_of, self._rows(held, count, None)):
+                check_rows(schema.conform(table, 0), schema)
+            self._check_gained(held, count)
 
     def _tried(self, as_of: int, token: Token | None, retries: int) -> Restored:
         check_complete(self.name, as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))
-        asked = DiffRequest(wait_s=0.0, purpose=self.purpose)
-        with between(self.transport, self.name, as_of, None, asked, self.read) as found:
-            try:
-                return self._restored(found, token, retries)
-            finally:
-                found.held.lease.close()
+        with self._held(as_of) as held:
+            attempt = self._rewrite(held, token, retries + 1)
+            draft, done = attempt.draft, attempt.done
+            if done is None:
+                return self._unchanged(as_of, draft.held.view, token)
+            if draft.is_extended or not attempt.is_fresh:  # other rows landed than those of one comparison
+                return self._told(as_of, done)
+            return self._said(as_of, done, draft.count)
 
-    def _restored(self, found: Between, token: Token | None, retries: int) -> Restored:
-        as_of, view, count = found.start, found.held.view, Count()
+    def _begin(self, view: ShardView) -> Count:
         schema = current_schema(view.schemas)[1]
-        gained = GainedKeys(schema) if schema.details.unique else None
-        runs: tuple[Run, ...] = ()
-        lead_to = as_of  # what is staged leads there, from the latest time that was looked at
-        for left in range(retries, -1, -1):
-            latest = found.end
-            back = replace(found, start=latest, end=lead_to).splits(1, None)[0]
-            rows = self._writable(as_of, back.read(self.transport))
-            runs = (*runs, *self._staged(view, count.of(rows if gained is None else gained.of(rows))))
-            first_try = lead_to == as_of
-            if not runs or not (first_try or self._differs(found)):
-                if not self.attributes:
-                    return self._unchanged(as_of, view, token)
-                runs = ()
-            if gained is not None:  # a time of before the constraint may come back
-                gained.check(Contents(schema, replace(found.held, as_of=as_of), as_of), are_changed=True)
-            done = self._committed(runs, view, token, left)
-            if done is not None:
-                if not first_try or done.lower != view.upper:  # other rows landed than those of one comparison
-                    return self._told(as_of, done)
-                return self._said(as_of, done, count)
-            lead_to, view = latest, self.transport.view(self.name, ViewRequest())
-            check_complete(self.name, as_of, view)
-            check_lease(view, as_of, found.held.lease)
-            if not view.since.less_equal(lead_to):  # a lease on a tag holds that time alone: begin anew
-                runs, lead_to, count = (), as_of, Count()
-            found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
-        raise AssertionError("the last try returns or raises")
+        return Count(GainedKeys(schema) if schema.details.unique else None)
 
-    def _differs(self, found: Between) -> bool:
+    def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
+        """What leads back from the latest time: to `low`, from which what is staged leads on, or all the way."""
+        lead_to = held.as_of if low is None else low
+        [split] = Between(held, latest_of(held.view), lead_to).splits(1, None)
+        rows = split.read(self.transport)
+        return rows if count.gained is None else count.gained.of(rows)
+
+    def _drafted(self, held: Held, before: Draft | None) -> Draft:
+        draft = super()._drafted(held, before)
+        if draft.is_extended and not self._differs(held):
+            draft = replace(draft, runs=())
+        if draft.runs or self.attributes:
+            self._check_gained(held, draft.count)  # a time of before the constraint may come back
+        return draft
+
+    def _check_gained(self, held: Held, count: Count) -> None:
+        if count.gained is not None:
+            schema = current_schema(held.view.schemas)[1]
+            count.gained.check(Contents(schema, held, held.as_of), are_changed=True)
+
+    def _is_cancelled(self, count: Count, added: int) -> bool:
+        return False  # rows of both signs go back step by step
+
+    @property
+    def _commits_nothing(self) -> bool:
+        return bool(self.attributes)
+
+    def _differs(self, held: Held) -> bool:
         """Whether the contents at the two times differ. What was staged in several tries may cancel out."""
-        return any(table.num_rows for table in found.splits(1, None)[0].read(self.transport))
+        [split] = Between(held, held.as_of, latest_of(held.view)).splits(1, None)
+        return any(table.num_rows for table in split.read(self.transport))
 
     def _unchanged(self, as_of: int, view: ShardView, token: Token | None) -> Restored:
         """What is told where nothing differs: maybe since another try of the token has landed meanwhile."""
@@ -394,13 +176,12 @@ class Restoring(Rewriting):
         keys = tuple(dict.fromkeys(update.key for update in self.attributes))
         return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, added, removed, keys)
 
-    @property
-    def _parts(self) -> dict[str, Any]:
+    def _parts(self, view: ShardView | None) -> dict[str, Any]:
         return {"operation": c.RESTORE, "undoes": self.to.time, "attributes": self.attributes}
 
     def _too_often(self, as_of: int, most: int) -> str:
         return (
-            f"a row of shard {self.name!r} was {most} times more or less there at time {as_of}, and one "
+            f"a row of shard {self.name!r} was {most} times more or less there at time {self.to.time}, and one "
             f"commit can write at most {DIFF_MAX} of it; restore in steps, to times between, or insert the "
             "difference in several inserts"
         )
@@ -492,41 +273,32 @@ class Truncating(Rewriting):
             self.name, before - 1, self.transport.view(self.name, ViewRequest(with_batches=False)), "truncated"
         )
         shared = replace(self.read, memory_bytes=max(1, self.read.memory_bytes // READS_AT_ONCE))
-        asked = DiffRequest(wait_s=0.0, purpose=self.purpose)
-        with between(self.transport, self.name, before - 1, None, asked, shared) as found:
-            try:
-                if dry_run:
-                    count, upper = Count(), found.held.view.upper
-                    for _ in count.of(self._writable(found.start, self._going(found))):
-                        pass
-                    return self._said(c.Appended(upper, upper), count.removed)
-                return self._truncated(found, token, retries)
-            finally:
-                found.held.lease.close()
+        with self._held(before - 1, shared) as held:
+            if dry_run:
+                count, upper = Count(), held.view.upper
+                for _ in count.of(self._writable(before - 1, self._rows(held, count, None))):
+                    pass
+                return self._said(c.Appended(upper, upper), count.removed)
+            attempt = self._rewrite(held, token, retries + 1)
+            done = attempt.done
+            assert done is not None
+            fresh = attempt.is_fresh and done.lower != done.upper
+            return self._said(done, attempt.draft.count.removed) if fresh else self._told(done)
 
-    def _truncated(self, found: Between, token: Token | None, retries: int) -> Truncated:
-        as_of = found.start
-        for left in range(retries, -1, -1):
-            count, view = Count(), found.held.view
-            runs = self._staged(view, count.of(self._writable(as_of, self._going(found))))
-            # What finds nothing is remembered too; its token stands alone, so that no writer is registered for it.
-            known = mint(Token, self.transport.ids) if token is None and not runs else token
-            done = self._committed(runs, view, known, left)
-            if done is not None:
-                fresh = done.lower == view.upper and done.lower != done.upper
-                return self._said(done, count.removed) if fresh else self._told(done)
-            view = self.transport.view(self.name, ViewRequest())
-            check_complete(self.name, as_of, view, "truncated")
-            check_lease(view, as_of, found.held.lease)
-            found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
-        raise AssertionError("the last try returns or raises")
-
-    def _going(self, found: Between) -> Iterator[pa.Table]:
+    def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
         """What takes away the rows that go, in key order, with negative `__diff`."""
-        going = _Going.of(self.transport, found)
-        found.held.lease.check()
-        for table in kept(going.tables(), found.held.lease):
+        going = _Going.of(self.transport, held)
+        held.lease.check()
+        for table in kept(going.tables(), held.lease):
             yield table.filter(pc.less(table.column(DIFF), 0))
+
+    def _step(self, before: Held, now: Held) -> Step:
+        return Step.REPLAN
+
+    def _commit(self, handle: WriteHandle, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
+        # What finds nothing is remembered too; its token stands alone, so that no writer is registered for it.
+        known = mint(Token, self.transport.ids) if token is None and not runs else token
+        return super()._commit(handle, runs, view, known)
 
     def _told(self, done: c.Appended) -> Truncated:
         """What is told of one that has happened, with rows counted where they were written, or that had nothing to do.
@@ -542,15 +314,8 @@ class Truncating(Rewriting):
         assert self.to.time is not None
         return Truncated(self.to.time, self.to.timestamp, done.lower, done.upper, removed)
 
-    @property
-    def _parts(self) -> dict[str, Any]:
+    def _parts(self, view: ShardView | None) -> dict[str, Any]:
         return {"operation": c.TRUNCATE, "truncates": self.to.time}
-
-    def _too_often(self, as_of: int, most: int) -> str:
-        return (
-            f"a row of shard {self.name!r} was there {most} times at time {as_of}, and one commit can take away at "
-            f"most {DIFF_MAX} of it; take some away by inserts with a negative __diff first"
-        )
 
 
 @dataclass(frozen=True)
@@ -569,13 +334,13 @@ class _Going:
     floor: int
 
     @classmethod
-    def of(cls, transport: OneShard, found: Between) -> Self:
-        view, start, end = found.held.view, found.start, found.end
+    def of(cls, transport: OneShard, held: Held) -> Self:
+        view, start, end = held.view, held.as_of, latest_of(held.view)
         wrote = {one.at: one.wrote for one in view.truncations if start < one.at <= end}
         floor = max((drop.cut for drop in view.drops if wrote.get(drop.at) is False), default=0)
         taken_at = tuple(sorted(at for at in wrote if wrote[at]))
-        memory_bytes = found.held.settings.memory_bytes // (1 + bool(taken_at))  # there are two more reads then
-        _, reader = part_reader(transport, view, replace(found.held.settings, memory_bytes=max(1, memory_bytes)))
+        memory_bytes = held.settings.memory_bytes // (1 + bool(taken_at))  # there are two more reads then
+        _, reader = part_reader(transport, view, replace(held.settings, memory_bytes=max(1, memory_bytes)))
         return cls(reader, view, start, end, taken_at, max(floor, floor_at(view.drops, start)))
 
     def tables(self) -> Iterator[pa.Table]:
@@ -619,7 +384,7 @@ class Dropping(Rewriting):
             return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
         handle = self._writer(None)
         alone = mint(Token, self.transport.ids) if token is None else token  # so that no writer is registered
-        done = self._forced(handle, alone) if force else self._commit(handle, (), EMPTY, alone)
+        done = self._forced(handle, alone) if force else self._drop(handle, EMPTY, alone)
         with suppress(PersistError):
             handle.close()
         pending, went = False, None
@@ -632,7 +397,7 @@ class Dropping(Rewriting):
         """The drop at the very upper, wherever the writer of the shard has moved it by then."""
         for left in range(FORCED_TRIES_MAX, 0, -1):
             try:
-                return self._commit(handle, (), self._view().upper, token)
+                return self._drop(handle, self._view().upper, token)
             except UpperMismatch as error:
                 if left == 1 or not error.details.get("actual"):
                     raise
@@ -690,12 +455,11 @@ class Dropping(Rewriting):
     def _view(self) -> ShardView:
         return self.transport.view(self.name, ViewRequest(with_batches=False))
 
-    @property
-    def _parts(self) -> dict[str, Any]:
-        return {"operation": c.DROP_BEFORE, "tombstone": frontier(self.to.time)}
+    def _drop(self, handle: WriteHandle, expected: Antichain, token: Token) -> c.Appended:
+        return handle.commit_rewrite((), expected, token=token, **self._parts(None))
 
-    def _too_often(self, as_of: int, most: int) -> str:
-        raise AssertionError("a drop writes no rows")
+    def _parts(self, view: ShardView | None) -> dict[str, Any]:
+        return {"operation": c.DROP_BEFORE, "tombstone": frontier(self.to.time)}
 
 
 def mode_of(mode: object) -> Literal["retract", "drop"]:

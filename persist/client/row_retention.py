@@ -15,6 +15,7 @@ from persist.client.history_api import HandleSettings, Past
 from persist.client.idempotency import after_commit, send
 from persist.client.lease_pool import LeasePool
 from persist.client.maintaining import Maintain
+from persist.client.optimistic_loop import read_facts
 from persist.client.retention_kinds import (
     COLUMN,
     ColumnRun,
@@ -28,7 +29,7 @@ from persist.client.retention_kinds import (
     refused_drop,
     run_by_column,
 )
-from persist.client.rewrites import Truncated, Truncating, read_facts
+from persist.client.rewrites import Truncated, Truncating
 from persist.client.timestamps import instant_ms, instant_text, period_ms, shown_instant
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location

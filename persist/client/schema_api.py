@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from persist.client.dml_plans import Contents, with_keys
 from persist.client.history_api import HandleSettings
 from persist.client.idempotency import after_commit, send
-from persist.client.rewrites import check_readable
+from persist.client.optimistic_loop import check_readable
 from persist.client.snapshot import Held, ReadSettings, check_lease, holding, leased_blobs, part_reader
 from persist.client.transport import OneShard
 from persist.core import commands as c

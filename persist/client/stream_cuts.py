@@ -17,7 +17,8 @@ from persist.client.commit_info import Info, info_bytes
 from persist.client.contents_diff import Named
 from persist.client.history_api import HandleSettings
 from persist.client.idempotency import send
-from persist.client.rewrites import RETRIES_MAX, Truncated, Truncating
+from persist.client.optimistic_loop import RETRIES_MAX
+from persist.client.rewrites import Truncated, Truncating
 from persist.client.timestamps import INSTANT_MAX, instant_ms, resolved, shown_instant
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names

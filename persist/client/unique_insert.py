@@ -115,7 +115,7 @@ class Inserting(Editing):
     caller: Caller
 
     @contextmanager
-    def _retired(self, view: ShardView) -> Iterator[WriteHandle]:
+    def _retired(self, view: ShardView | None) -> Iterator[WriteHandle]:
         yield self.writer
 
     def _writer(self, view: ShardView | None) -> WriteHandle:

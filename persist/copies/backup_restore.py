@@ -21,7 +21,8 @@ from persist.client.connect import Client
 from persist.client.contents_diff import Named
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import HandleSettings
-from persist.client.rewrites import Restoring, check_open
+from persist.client.optimistic_loop import check_open
+from persist.client.rewrites import Restoring
 from persist.client.stream_cuts import check_at_once
 from persist.client.timestamps import instant_ms, instant_text
 from persist.client.transport import OneShard

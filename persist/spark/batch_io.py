@@ -23,7 +23,7 @@ from persist.client.contents_diff import (
     changes_between,
     changes_of,
 )
-from persist.client.rewrites import check_complete
+from persist.client.optimistic_loop import check_complete
 from persist.client.row_reader import expanded, first_negative
 from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_for_upper
 from persist.core.errors import InvalidUsage

@@ -19,7 +19,7 @@ from persist.client.commit_info import HistoryEntry, Info, info_bytes
 from persist.client.contents_diff import Named
 from persist.client.history_api import ShardTag
 from persist.client.maintaining import Optimized, Vacuumed
-from persist.client.rewrites import RETRIES_MAX
+from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, ReadSettings, Tagged, holding
 from persist.client.timestamps import BEFORE_ALL

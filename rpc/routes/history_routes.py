@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from persist.client.commit_info import entry_json, entry_shown, read_place
 from persist.client.history_api import ShardTag, keep_ms, set_tag
-from persist.client.rewrites import RETRIES_MAX
+from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.row_retention import (
     RetentionRequest,
     RowRetention,

@@ -14,7 +14,8 @@ from persist.client.arguments import columns_of, read_attributes
 from persist.client.contents_diff import Changes
 from persist.client.embedded import erased_before
 from persist.client.erasure_api import ErasureStatus, statuses
-from persist.client.rewrites import RETRACT, RETRIES_MAX, mode_of
+from persist.client.optimistic_loop import RETRIES_MAX
+from persist.client.rewrites import RETRACT, mode_of
 from persist.client.shard import Shard
 from persist.client.timestamps import read_point
 from persist.codecs import rows

@@ -302,7 +302,7 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
 def test_an_erasure_that_another_one_overtook_counts_what_that_takes(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
-    overtakes, real = [True], Erasing._committed
+    overtakes, real = [True], Erasing._commit
 
     def committed(erasing: Erasing, *args: Any) -> Any:
         if overtakes:
@@ -310,7 +310,7 @@ def test_an_erasure_that_another_one_overtook_counts_what_that_takes(
             machine.shard(NAME).erase(keys=[1])
         return real(erasing, *args)
 
-    monkeypatch.setattr(Erasing, "_committed", committed)
+    monkeypatch.setattr(Erasing, "_commit", committed)
     assert shard.erase(where="id < 2").removed == 1
     append(shard, 4)
     assert ids(shard) == [2, 3, 4]
@@ -318,7 +318,7 @@ def test_an_erasure_that_another_one_overtook_counts_what_that_takes(
 
 def test_an_append_overtakes_an_erasure(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     """What was appended meanwhile is meant too, and the erasure is pending at the time after."""
-    overtakes, real = [True], Erasing._committed
+    overtakes, real = [True], Erasing._commit
 
     def committed(erasing: Erasing, *args: Any) -> Any:
         if overtakes:
@@ -326,7 +326,7 @@ def test_an_append_overtakes_an_erasure(monkeypatch: pytest.MonkeyPatch, shard: 
             append(shard, 4)
         return real(erasing, *args)
 
-    monkeypatch.setattr(Erasing, "_committed", committed)
+    monkeypatch.setattr(Erasing, "_commit", committed)
     asked = shard.erase(where="id in (1, 4)")
     assert (asked.phase, asked.at, asked.removed) == ("pending", 5, 2)
     append(shard, 5)

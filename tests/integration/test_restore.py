@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from persist.client.arguments import read_attribute
-from persist.client.contents_diff import Between as ChangesBetween
 from persist.client.contents_diff import DiffRequest, between
-from persist.client.rewrites import RETRIES_MAX, Restored, Restoring
+from persist.client.optimistic_loop import RETRIES_MAX, Attempt
+from persist.client.rewrites import Restoring
 from persist.client.shard import Shard
-from persist.client.snapshot import ReadSettings
+from persist.client.snapshot import Held, ReadSettings
 from persist.client.write import WriteHandle
 from persist.commit.blob_tasks import merged
 from persist.core import commands as c
@@ -339,17 +339,17 @@ def test_a_slow_try_is_told_what_the_other_try_of_its_token_was(monkeypatch: pyt
 def test_a_try_that_finds_nothing_since_the_other_one_landed_is_told_so(
     monkeypatch: pytest.MonkeyPatch, months: Shard
 ) -> None:
-    token, told, real = token_of_key("undo"), [], Restoring._restored
+    token, told, real = token_of_key("undo"), [], Restoring._rewrite
 
-    def restored(restoring: Restoring, found: ChangesBetween, *args: Any) -> Restored:
+    def rewrite(restoring: Restoring, held: Held, *args: Any) -> Attempt:
         if not told:
             told.append(restoring)  # the other one, which goes on now, does not come here again
             told[:] = [months.restore(2, token=token)]
             with between(months._transport, NAME, 2, None, DiffRequest(), ReadSettings()) as found:
-                return real(restoring, found, *args)
-        return real(restoring, found, *args)
+                return real(restoring, found.held, *args)
+        return real(restoring, held, *args)
 
-    monkeypatch.setattr(Restoring, "_restored", restored)
+    monkeypatch.setattr(Restoring, "_rewrite", rewrite)
     assert [months.restore(2, token=token)] == told
     assert told[0].changed
 

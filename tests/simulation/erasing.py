@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import compactor.tasks
-import persist.client.erasure_api
+import persist.client.optimistic_loop
 import persist.core.erasure_progress
 from compactor.orphans import Sweeper
 from compactor.tasks import Eraser
@@ -286,7 +286,8 @@ def erase_ignores_the_upper() -> Broken:
 
 def erased_over_a_drop() -> Broken:
     """An erasure that begins anew does not see that a drop came between: it takes what that took once more."""
-    return patch.object(persist.client.erasure_api, "is_dropped_since", lambda *given: False)
+    erases = lambda view: (view.erasing, view.retracting)  # noqa: E731
+    return patch.object(persist.client.optimistic_loop, "is_recast", lambda one, other: erases(one) != erases(other))
 
 
 def erased_by_key_alone() -> Broken:

@@ -7,16 +7,17 @@ A drop takes away what was written before its cut, and leaves no row there less 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 from unittest.mock import patch
 
 import compactor.worker
 import persist.client.listen
+import persist.client.rewrites
 import persist.commit.blob_tasks
 import persist.commit.expiry
 import persist.core.shard_view
 import persist.core.transitions.tombstones
-from persist.client.rewrites import Truncating
 from persist.client.shard import Shard
 from persist.commit.expiry import forget_dropped
 from persist.core import commands as c
@@ -26,6 +27,7 @@ from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions import rewrite_transition
+from persist.core.truncation import floor_at
 from tests.simulation.breaking import Broken, every, ignores_the_upper, transition
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write, expect
@@ -137,14 +139,13 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
 def truncate_by_time_only() -> Broken:
     """What was there before the cut is taken away, whether it is there still or not."""
 
-    def going(self: Truncating, found: Any) -> Any:
-        return real(self, replace_end(found))
+    def of(transport: Any, held: Any) -> Any:
+        going = real(transport, held)
+        floor = floor_at(going.view.drops, going.start)
+        return dataclasses.replace(going, end=going.start, taken_at=(), floor=floor)
 
-    def replace_end(found: Any) -> Any:
-        return type(found)(found.held, found.start, found.start)
-
-    real = Truncating._going
-    return patch.object(Truncating, "_going", going)
+    real = persist.client.rewrites._Going.of
+    return patch.object(persist.client.rewrites._Going, "of", of)
 
 
 def truncate_ignores_the_upper() -> Broken:
