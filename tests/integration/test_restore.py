@@ -25,6 +25,7 @@ from persist.core.errors import (
     InvalidUsage,
     NotReadable,
     PersistError,
+    SchemaMismatch,
     TokenReused,
     Unavailable,
     UnknownShard,
@@ -387,6 +388,26 @@ def test_what_cancels_out_after_a_lost_race_is_not_committed(monkeypatch: pytest
     done = months.restore(2, retries=3)
     assert (done.changed, done.upper, done.added, done.removed) == (False, Antichain(5), 0, 0)
     assert months.upper() == Antichain(5)
+
+
+def test_rows_that_a_stricter_schema_refuses_are_worked_out_anew(
+    monkeypatch: pytest.MonkeyPatch, months: Shard
+) -> None:
+    """Nobody wrote, but what was staged was looked at by the constraints of before."""
+    then = rows(months.snapshot(2).to_arrow())
+    meanwhile(monkeypatch, lambda: months.set_constraints(checks={"known": "v != 'unknown'"}))
+    with pytest.raises(SchemaMismatch):
+        months.restore(2)
+    meanwhile(monkeypatch, lambda: months.set_constraints(checks={"known": "v != 'nothing'"}))
+    assert (months.restore(2, retries=1).upper, rows(months.snapshot().to_arrow())) == (Antichain(5), then)
+
+
+def test_a_drop_that_comes_between_is_seen(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
+    """It is no change of rows."""
+    then = rows(months.snapshot(2).to_arrow())
+    meanwhile(monkeypatch, lambda: months.truncate(4, mode="drop"))
+    months.restore(2, retries=1)
+    assert rows(months.snapshot().to_arrow()) == then
 
 
 def test_where_no_time_is_left_that_is_said_at_once(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
