@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -18,7 +18,15 @@ import pyarrow as pa
 from persist.client.contents_diff import may_replace_all, runs_of, unless_refused, within
 from persist.client.dml_plans import Contents, VerbBinding
 from persist.client.idempotency import send
-from persist.client.optimistic_loop import Count, Rewriting, Step, check_open, check_readable, latest_of
+from persist.client.optimistic_loop import (
+    Count,
+    Rewriting,
+    Step,
+    check_open,
+    check_readable,
+    latest_of,
+    unless_overtaken,
+)
 from persist.client.snapshot import Held, holding, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
@@ -26,7 +34,6 @@ from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.dedup import DIGEST_BYTES
 from persist.core.errors import (
-    Indeterminate,
     InvalidUsage,
     PersistError,
     TokenReused,
@@ -107,17 +114,7 @@ class Editing(Rewriting):
         digest = hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
         asked = replace(self, question=digest.digest())
 
-        def tried() -> Edited:
-            try:
-                return asked._tried(token)
-            except (TokenReused, UnknownShard):
-                raise
-            except InvalidUsage:  # maybe because of another try, which has landed meanwhile
-                if (done := asked._landed(token)) is None:
-                    raise
-                return asked._told(done)
-
-        return asked._settled(token, tried, asked._told)
+        return asked._settled(token, lambda: asked._tried(token), asked._told)
 
     def _tried(self, token: Token | None) -> Edited:
         view = self.transport.view(self.name, ViewRequest())
@@ -197,12 +194,11 @@ class Editing(Rewriting):
         return Contents(current_schema(held.view.schemas)[1], replace(held, as_of=time), time)
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
-        verb = self.plan.verb
-        cut = {"cut": self.plan.cut} if verb == c.INSERT else {}
-        return {"operation": verb, "question": self.question, "attributes": self.attributes, **cut}
-
-    def _landed(self, token: Token) -> c.Appended | None:
-        return edit_landed(self._writer(None), self.plan.verb, token, self.question)
+        asked = asked_of(self.plan.verb, self.question)
+        if view is None:
+            return asked
+        cut = {"cut": self.plan.cut} if "cut" in asked else {}
+        return {**asked, **cut, "attributes": self.attributes}
 
     def _outcome(self, done: c.Appended, view: ShardView, count: Count, redone: int) -> Edited:
         if done.lower != done.upper and done.lower < view.upper:  # another try of the token
@@ -270,10 +266,14 @@ def edit_landed(handle: WriteHandle, verb: str, token: Token, question: bytes = 
 
     No contents are those of before the first time. Raises what every write may.
     """
-    parts = {"cut": 0} if verb == c.INSERT else {}
-    return _unless_refused(
-        lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, operation=verb, question=question, **parts)
+    return unless_overtaken(
+        lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, **asked_of(verb, question))
     )
+
+
+def asked_of(verb: str, question: bytes = b"") -> dict[str, Any]:
+    """The parts that tell what a verb was asked for."""
+    return {"operation": verb, "question": question, **({"cut": 0} if verb == c.INSERT else {})}
 
 
 def landed(transport: OneShard, name: str, token: Token, retry_s: float) -> c.Appended | None:
@@ -288,16 +288,4 @@ def landed(transport: OneShard, name: str, token: Token, retry_s: float) -> c.Ap
         assert isinstance(found, c.Appended)
         return found
 
-    return _unless_refused(ask)
-
-
-def _unless_refused(ask: Callable[[], c.Appended]) -> c.Appended | None:
-    """What a write that can never land is answered where its token has landed; None: it has not."""
-    try:
-        return ask()
-    except UpperMismatch:
-        return None
-    except Indeterminate as error:  # of a try that was not answered, which changes nothing either
-        if error.details.get("refused") != UpperMismatch.kind:
-            raise
-        return None
+    return unless_overtaken(ask)

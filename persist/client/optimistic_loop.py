@@ -30,11 +30,11 @@ from persist.core.audit_log import Caller
 from persist.core.batch import Run
 from persist.core.errors import (
     Expired,
+    Indeterminate,
     InvalidUsage,
     NotReadable,
     PersistError,
     SchemaMismatch,
-    UnknownShard,
     UpperMismatch,
 )
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
@@ -48,7 +48,7 @@ READ_BYTES = 64 * 1024 * 1024  # memory of the reads: it writes at the same time
 BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
 
 # These tell that nothing was changed, and are not told where another try of the token has landed.
-REFUSED = (Expired, NotReadable, UnknownShard, UpperMismatch)
+REFUSED = (Expired, InvalidUsage, NotReadable, UpperMismatch)
 _Told = TypeVar("_Told")
 
 
@@ -287,10 +287,8 @@ class Rewriting(ABC):
 
         It asks for a time that precedes no upper: so this changes nothing.
         """
-        try:
-            return self._writer(None).commit_rewrite((), MINIMUM, c.NEVER, token=token, **self._parts(None))
-        except UpperMismatch:
-            return None
+        handle, parts = self._writer(None), self._parts(None)
+        return unless_overtaken(lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, **parts))
 
     def _counted(self, done: c.Appended) -> Count | None:
         """The rows of the commit that it was, where that was written. None: they cannot be read any more."""
@@ -321,6 +319,18 @@ class Rewriting(ABC):
             f"look at the shard, then {self.what.split()[0]} it again, or give retries",
             **error.details,
         )
+
+
+def unless_overtaken(ask: Callable[[], c.Appended]) -> c.Appended | None:
+    """What a write that can never land is answered where its token has landed; None: it has not."""
+    try:
+        return ask()
+    except UpperMismatch:
+        return None
+    except Indeterminate as error:  # of a try that was not answered, which changes nothing either
+        if error.details.get("refused") != UpperMismatch.kind:
+            raise
+        return None
 
 
 def latest_of(view: ShardView) -> int:

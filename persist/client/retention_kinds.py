@@ -15,8 +15,6 @@ from persist.client.contents_diff import Named
 from persist.client.history_api import HandleSettings
 from persist.client.idempotency import send
 from persist.client.optimistic_loop import (
-    BUFFER_BYTES,
-    READ_BYTES,
     Count,
     Rewriting,
     Step,
@@ -131,17 +129,9 @@ class TakingAged(Rewriting):
         policy = facts.policy
         assert policy is not None
         assert policy.column is not None
-        return cls(
-            transport,
-            name,
-            Named(None),
-            replace(settings.write, part_bytes_target=min(BUFFER_BYTES, settings.write.part_bytes_target)),
-            replace(settings.read, memory_bytes=min(READ_BYTES, settings.read.memory_bytes)),
-            info_bytes("info", {"retention": [COLUMN]}),
-            facts=facts,
-            column=AgeColumn.of(schema_now(transport, name), policy.column, policy.column_unit),
-            now_ms=now_ms,
-        )
+        column = AgeColumn.of(schema_now(transport, name), policy.column, policy.column_unit)
+        more = {"info": info_bytes("info", {"retention": [COLUMN]}), "facts": facts, "column": column, "now_ms": now_ms}
+        return cls.of(transport, name, Named(None), settings.write, settings.read, **more)
 
     @property
     def purpose(self) -> str:
