@@ -428,8 +428,8 @@ class StreamLeases:
         started, before = self._now(), lease.since
         lease.since = max(since, before)  # a listener that joins meanwhile must not count on what is given up now
         try:
-            move = c.DowngradeSince if lease.moves_since else c.MoveHold
-            await self._apply(name, move(lease.reader, lease.since, seqno, shard=lease.shard))
+            moved = c.DowngradeSince(lease.reader, lease.since, seqno, lease.moves_since, shard=lease.shard)
+            await self._apply(name, moved)
             lease.renewed_s = started
         except (Expired, UnknownShard) as error:
             lease.lost = error

@@ -29,6 +29,7 @@ from persist.core.errors import (
 )
 from persist.core.frontier import Antichain
 from persist.core.ids import Token, check_shard_name
+from persist.core.record import replace
 from persist.core.transitions.context import Verdict
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
@@ -120,7 +121,7 @@ def as_allowed(command: c.Command, principal: Principal) -> c.Command:
     if c.MANAGE in principal.scopes:
         return command
     if isinstance(command, c.DowngradeSince):
-        return c.MoveHold(command.reader, command.since, command.seqno, shard=command.shard)
+        return replace(command, moves_since=False)
     if isinstance(command, (c.CompareAndAppend, c.Append)):
         check_upper(principal, upper_of(command))
     return command

@@ -357,8 +357,8 @@ def _closing(error: RuntimeError) -> Exception:
 
 LEASE_RETRY_AFTER_S = 5.0
 RENEWED_S = 3600.0  # for so long a lease counts of which only the renewal was seen here
-TAKES = frozenset({c.RegisterReader, c.HoldPoint})
-RENEWS = frozenset({c.HeartbeatReader, c.MoveHold, c.DowngradeSince})
+TAKES = frozenset({c.RegisterReader})
+RENEWS = frozenset({c.HeartbeatReader, c.DowngradeSince})
 ABOUT = TAKES | RENEWS | {c.ExpireReader}
 
 
@@ -408,7 +408,7 @@ class TokenLeases:
         reader: ReaderId = command.reader  # type: ignore[attr-defined]
         known = self._taken.get(token)
         is_new = known is None or (shard, reader) not in known.leases
-        if isinstance(command, (c.RegisterReader, c.HoldPoint)):
+        if isinstance(command, c.RegisterReader):
             self._take(token, shard, reader, command.lease_ms / 1000)
         try:
             yield

@@ -43,7 +43,6 @@ LAPSING = (
     c.RegisterReader,
     c.HeartbeatReader,
     c.DowngradeSince,
-    c.MoveHold,
     c.ExpireReader,
     c.ReadAttributes,
     c.ScanAttributes,
@@ -55,7 +54,6 @@ LAPSING = (
     c.ReadSchemaTimes,
     c.ReadCriticalReaders,
     c.ReadRetention,
-    c.HoldPoint,
 )
 # These claim nothing of what happened, so they are told whatever came before.
 CLAIM_NOTHING = (Corruption, PersistError)

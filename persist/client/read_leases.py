@@ -136,25 +136,24 @@ class ReadLease(Timeable):
         latest complete time. `[]` holds nothing: since then goes by the other readers, and stays where there are none.
         Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
         """
-        self._give_up(since, seqno, c.DowngradeSince)
+        self._give_up(since, seqno, moves_since=True)
 
     def move(self, since: Antichain, seqno: SeqNo) -> None:
         """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows where the transport lets it.
 
         Raises Expired: the lease is gone.
         """
-        follows = self._transport.listening_moves_since
-        self._give_up(since, seqno, c.DowngradeSince if follows else c.MoveHold)
+        self._give_up(since, seqno, moves_since=self._transport.listening_moves_since)
 
     def move_alone(self, since: Antichain, seqno: SeqNo) -> None:
         """As `move` to `since` and `seqno`, but the shard's since stays: nobody loses history by it. Raises Expired."""
-        self._give_up(since, seqno, c.MoveHold)
+        self._give_up(since, seqno, moves_since=False)
 
-    def _give_up(self, since: Antichain, seqno: SeqNo, command: type[c.DowngradeSince | c.MoveHold]) -> None:
+    def _give_up(self, since: Antichain, seqno: SeqNo, *, moves_since: bool) -> None:
         now = self._transport.clock.monotonic()
         # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
         self.since, self.seqno = max(self.since, since), max(self.seqno, seqno)
-        moved = self._send(command(self.reader, self.since, self.seqno))
+        moved = self._send(c.DowngradeSince(self.reader, self.since, self.seqno, moves_since))
         assert isinstance(moved, c.SinceDowngraded)
         if moved.reader_since > self.since:  # a later hold of this reader; see HeartbeatReader
             raise Expired(
@@ -197,7 +196,7 @@ class ReadLease(Timeable):
 def taken(
     transport: Transport,
     name: str,
-    command: c.RegisterReader | c.HoldPoint,
+    command: c.RegisterReader,
     settings: ReadSettings,
     *,
     must_hold: bool = True,
@@ -219,7 +218,7 @@ def taken(
         lease.reader, lease._closed = UNHELD, True
     assert isinstance(result, c.ReaderRegistered)
     lease.seqno, lease.since, lease._renewed_s = result.seqno, result.since, asked_s
-    lease.is_point = isinstance(command, c.HoldPoint)
+    lease.is_point = command.point
     lease.keep()
     return lease
 

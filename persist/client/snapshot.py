@@ -339,8 +339,8 @@ def lease_point(
 
     `must_hold` as in `ReadLease.open`.
     """
-    tag, time = (at.name, 0) if isinstance(at, Tagged) else ("", at)
-    command = c.HoldPoint(mint(ReaderId, transport.ids), settings.lease_ms, purpose, tag, time)
+    tag, since = (at.name, None) if isinstance(at, Tagged) else ("", Antichain(at))
+    command = c.RegisterReader(mint(ReaderId, transport.ids), since, settings.lease_ms, purpose, point=True, tag=tag)
     return taken(transport, name, command, settings, must_hold=must_hold)
 
 

@@ -448,7 +448,7 @@ class Machine(CachedState):
 
         Of a hold it tells as well what that would have, so that a read can go on without: `since`, `upper`, `seqno`.
         """
-        if not isinstance(command, (c.RegisterReader, c.HoldPoint)):
+        if not isinstance(command, c.RegisterReader):
             return error
         try:
             outcome, _ = self._stepped(command, self.refresh())

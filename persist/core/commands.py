@@ -41,7 +41,6 @@ from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetDropped as ForgetDropped
 from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import ForgetTags as ForgetTags
-from persist.core.history_commands import HoldPoint as HoldPoint
 from persist.core.history_commands import LowerSeal as LowerSeal
 from persist.core.history_commands import NoteLooked as NoteLooked
 from persist.core.history_commands import NoteRewritten as NoteRewritten
@@ -253,12 +252,18 @@ class FlushOutcomes(MaintainCommand, frozen=True):
 
 
 class RegisterReader(ReadCommand, frozen=True):
-    """Take an expiring hold at `since` (None = the shard's since) and at the current seqno. -> ReaderRegistered"""
+    """Take an expiring hold at `since` (None = the shard's since) and at the current seqno. -> ReaderRegistered
+
+    `point`: on that time alone, which since has not passed or which something keeps; with `tag` it is the time of the
+    tag. Since does not wait for it, and it stays readable until the hold ends, also when the tag goes. NotReadable.
+    """
 
     reader: _Reader
     since: Antichain | None
     lease_ms: int
     purpose: str = ""
+    point: bool = False
+    tag: str = ""
 
 
 class HeartbeatReader(ReadCommand, frozen=True):
@@ -276,20 +281,14 @@ class DowngradeSince(ReadCommand, frozen=True):
     """Move a reader's holds forward to `since` and `seqno`, and the shard's since to the meet. -> SinceDowngraded
 
     The reader vouches that it needs no State before `seqno` any more. Extends the lease. At `[]` it holds no time any
-    more, and the shard's since goes by the other readers.
+    more, and the shard's since goes by the other readers. Without `moves_since` the shard's since stays: nobody else
+    loses history by it.
     """
 
     reader: _Reader
     since: Antichain
     seqno: SeqNo
-
-
-class MoveHold(ReadCommand, frozen=True):
-    """As DowngradeSince, but the shard's since stays: nobody else loses history by it. -> SinceDowngraded"""
-
-    reader: _Reader
-    since: Antichain
-    seqno: SeqNo
+    moves_since: bool = True
 
 
 class ExpireReader(ReadCommand, frozen=True):

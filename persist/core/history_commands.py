@@ -17,7 +17,7 @@ from persist.core.command import (
 )
 from persist.core.erasure import Doomed, Proof
 from persist.core.frontier import Antichain
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, written
+from persist.core.ids import CriticalReaderId, SeqNo, written
 from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX
 from persist.core.record import Meta
 from persist.core.results import Result
@@ -142,20 +142,6 @@ class ForgetDropped(MaintainCommand, frozen=True):
 
     By metadata alone: parts wholly before a cut go, parts across it are clipped. A retry is safe.
     """
-
-
-class HoldPoint(ReadCommand, frozen=True):
-    """Take an expiring hold on one time alone, and on the current seqno. -> ReaderRegistered
-
-    It is the time of the tag `tag`, or, where that is "", the time `time`, which since has not passed or which is kept.
-    Since does not wait for it, and the time stays readable until it ends, also when the tag goes. NotReadable.
-    """
-
-    reader: Annotated[ReaderId, written(ReaderId)]
-    lease_ms: int
-    purpose: str = ""
-    tag: str = ""
-    time: Annotated[int, Meta(ge=0)] = 0
 
 
 class ReadCriticalReaders(ReadCommand, frozen=True):

@@ -194,7 +194,7 @@ class _Unheld(EmbeddedTransport):
             if command.since is not None and not state.since <= command.since:
                 raise NotReadable(f"shard {name!r} is readable from {state.since} on, and not as of {command.since}")
             return c.ReaderRegistered(command.since or state.since, state.upper, state.seqno)
-        if isinstance(command, (c.DowngradeSince, c.MoveHold)):
+        if isinstance(command, c.DowngradeSince):
             return c.SinceDowngraded(command.since, state.since)
         if isinstance(command, (c.HeartbeatReader, c.ExpireReader)):
             return c.Done()

@@ -253,11 +253,11 @@ class ReplicaMachine(Machine):
             if holds is not None:
                 holds.gave_back(self.name, command.reader)
             return c.Done()
-        if isinstance(command, (c.HeartbeatReader, c.MoveHold, c.DowngradeSince)):
+        if isinstance(command, (c.HeartbeatReader, c.DowngradeSince)):
             if holds is not None:
                 holds.kept(self.name, command)
             return c.Done() if isinstance(command, c.HeartbeatReader) else c.SinceDowngraded(command.since, state.since)
-        if isinstance(command, (c.RegisterReader, c.HoldPoint)):
+        if isinstance(command, c.RegisterReader):
             outcome, _ = self._stepped(command, state)
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -105,7 +105,7 @@ COMMANDS: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
         ("move cursor", {"force": False, "reader": "c" + "1" * 32, "since": [7]}),
     ),
     (c.DowngradeSince(READER, Antichain(7), SeqNo(1)), ("move since", {"reader": READER, "since": [7]})),
-    (c.MoveHold(READER, Antichain(7), SeqNo(1)), None),
+    (c.DowngradeSince(READER, Antichain(7), SeqNo(1), False), None),
     (c.HeartbeatReader(READER), None),
     (c.ReadTags(), None),
     (c.Insert(WRITER, TOKEN, ()), ("insert", {})),

@@ -390,7 +390,7 @@ def test_a_lease_on_a_tag_that_is_taken_late_is_not_the_one_that_lapsed(place: P
     """Its time is kept as before. What its holder read of was deleted between the two."""
     history(place.theirs)
     place.theirs.tag("month", 1)
-    place.late.hold(c.HoldPoint)
+    place.late.hold(c.RegisterReader)
     found = place.shard.snapshot(tag="month")
     for key in range(3, 6):
         place.clock.advance_ms(ReadSettings().lease_ms)

@@ -238,7 +238,7 @@ def commands(place: Place) -> list[c.Command]:
         c.DowngradeSince(READER, Antichain(9), FAR),
         c.DowngradeSince(OTHER, Antichain(9), FAR),
         c.DowngradeSince(OTHER, EMPTY, FAR),
-        c.MoveHold(READER, EMPTY, FAR),
+        c.DowngradeSince(READER, EMPTY, FAR, moves_since=False),
         c.ExpireReader(OTHER),
         c.RegisterCriticalReader(CRITICAL, "", "cursor"),
         c.CompareAndDowngradeSince(CRITICAL, "", "", Antichain(9)),
@@ -264,7 +264,7 @@ def commands(place: Place) -> list[c.Command]:
         c.SetRungs((Rung("hourly-2026-11-23T04Z", 1),)),
         c.ForgetTags(),
         c.ForgetDropped(),
-        c.HoldPoint(POINT, 60_000, time=2),
+        c.RegisterReader(POINT, Antichain(2), 60_000, point=True),
         c.DowngradeSince(POINT, Antichain(2), FAR),
         c.ExpireReader(POINT),
         c.Lend(LOAN, "clone", loan_key(shard_id, AscendingIds()), 1, SeqNo(1)),
@@ -442,8 +442,8 @@ def test_no_leased_reader_closes_a_shard_to_reads(place: Place, scope: str) -> N
     place.sent(scope, c.RegisterReader(READER, None, 60_000))
     place.sent(scope, c.RegisterReader(OTHER, EMPTY, 60_000))
     for reader in (READER, OTHER, READER):
-        for command in (c.MoveHold, c.DowngradeSince):
-            told = place.sent(scope, command(reader, EMPTY, FAR))
+        for moves_since in (False, True):
+            told = place.sent(scope, c.DowngradeSince(reader, EMPTY, FAR, moves_since))
             assert told == c.SinceDowngraded(EMPTY, Antichain(0))
     assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
 

@@ -534,7 +534,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "heartbeat-reader": lambda a: c.HeartbeatReader(_reader(a), _optional_seqno(a.optional("seqno"))),
     "downgrade-since": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
-    "move-hold": lambda a: c.MoveHold(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
+    "move-hold": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1)), False),
     "expire-reader": lambda a: c.ExpireReader(_reader(a)),
     "register-critical": lambda a: c.RegisterCriticalReader(
         _critical(a),
@@ -574,8 +574,13 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "read-schema-times": lambda a: c.ReadSchemaTimes(),
     "forget-tags": lambda a: c.ForgetTags(),
     "forget-dropped": lambda a: c.ForgetDropped(),
-    "hold-point": lambda a: c.HoldPoint(
-        _reader(a), a.number("lease", LEASE_MS), a.named("purpose", ""), a.named("tag", ""), a.number("time", 0)
+    "hold-point": lambda a: c.RegisterReader(
+        _reader(a),
+        Antichain(a.number("time", 0)),
+        a.number("lease", LEASE_MS),
+        a.named("purpose", ""),
+        point=True,
+        tag=a.named("tag", ""),
     ),
     "evolve-schema": lambda a: c.EvolveSchema(
         a.number("expected", 1),

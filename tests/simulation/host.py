@@ -95,14 +95,14 @@ class RecordingTransport(ForwardingTransport):
         truth = self._run.oracle.shards[name]
         if command.shard not in (None, truth.state.shard_id):  # of a life that has ended
             return self.inner.apply(name, command, caller)
-        if isinstance(command, (c.DowngradeSince, c.CompareAndDowngradeSince)):
+        if isinstance(command, (c.DowngradeSince, c.CompareAndDowngradeSince)) and getattr(command, "moves_since", True):
             truth.since_asked = max(truth.since_asked, command.since)
         if isinstance(command, c.ForgetHistory):
             truth.instants.asked = max(truth.instants.asked, number(command.before))
         if isinstance(command, c.Drop):
             truth.since_asked = EMPTY
         asked_ms = self._run.oracle.clock()
-        if isinstance(command, (c.RegisterReader, c.HoldPoint)):  # where the first try landed another renews nothing
+        if isinstance(command, c.RegisterReader):  # where the first try landed another renews nothing
             asked_ms = self._run.oracle.registered.setdefault(command.reader, asked_ms)
         if isinstance(command, c.ExpireReader):
             self._run.oracle.retired.add(command.reader)
@@ -110,7 +110,7 @@ class RecordingTransport(ForwardingTransport):
             self._run.world.start(self._process, "held up", lambda: self._come_late(name, command, caller))
             raise Indeterminate("the server that has the request is stopped")
         result = self.inner.apply(name, command, caller)
-        if isinstance(command, (c.RegisterReader, c.HoldPoint, c.HeartbeatReader, c.DowngradeSince)):
+        if isinstance(command, (c.RegisterReader, c.HeartbeatReader, c.DowngradeSince)):
             self._run.oracle.renewed[command.reader] = asked_ms, READ_LEASE_MS
         return result
 

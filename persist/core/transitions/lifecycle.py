@@ -197,8 +197,8 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
 
 
 HANDING = (c.HandOver, c.TakeBack)
-_KEEPING = (c.HeartbeatReader, c.DowngradeSince, c.MoveHold)
-HOLDS = (c.RegisterReader, c.HoldPoint, c.ExpireReader, *_KEEPING)
+_KEEPING = (c.HeartbeatReader, c.DowngradeSince)
+HOLDS = (c.RegisterReader, c.ExpireReader, *_KEEPING)
 """What is answered without a commit where the shard was handed over: nothing is forgotten there any more.
 
 After it was taken back, a reader that came meanwhile is told that its hold is gone.

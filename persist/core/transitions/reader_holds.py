@@ -5,7 +5,7 @@ from __future__ import annotations
 from persist.core import commands as c
 from persist.core.erasure_progress import erased_from
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
-from persist.core.frontier import Antichain
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.persistent_map import with_changes
 from persist.core.phases import only_drop
@@ -31,8 +31,16 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
     if known is not None:  # a retry whose first answer was lost
         return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
     state = _with_room(state, command, context)
+    since = _point(state, command) if command.point else _since(state, command.since)
+    purpose = _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX)
+    reader = LeasedReader(since, state.seqno, context.lease_now_ms, command.lease_ms, purpose, command.point)
+    return _with_reader(state, command.reader, reader), c.ReaderRegistered(since, state.upper, state.seqno)
+
+
+def _since(state: State, wanted: Antichain | None) -> Antichain:
+    """From where on a new reader may hold the shard. Raises NotReadable."""
     erased = erased_from(state)
-    since = max(state.since, erased) if command.since is None else command.since
+    since = max(state.since, erased) if wanted is None else wanted
     if since < erased:
         raise _not_any_more(state, since, erased)
     if since < state.since:
@@ -43,17 +51,14 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
             as_of=since.to_json(),
             since=state.since.to_json(),
         )
-    return _with_new_reader(state, command, since, context)
+    return since
 
 
-def hold_point(state: State, command: c.HoldPoint, context: Context) -> tuple[State, c.ReaderRegistered]:
-    known = state.leased_readers.get(command.reader)
-    if known is not None:  # a retry whose first answer was lost
-        return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
-    state = _with_room(state, command, context)
-    time = command.time
-    if command.tag:
-        time = named(state, command.tag).time
+def _point(state: State, command: c.RegisterReader) -> Antichain:
+    """The time that a new reader may hold alone. Raises NotReadable, InvalidUsage."""
+    time = named(state, command.tag).time if command.tag else (command.since or MINIMUM).element
+    if time is None:
+        raise InvalidUsage(f"a reader of shard {state.name!r} holds one time alone, and [] is none")
     erased = erased_from(state)
     if Antichain(time) < erased and time not in (tag.time for tag in state.tags.values()):
         raise _not_any_more(state, Antichain(time), erased)
@@ -63,7 +68,7 @@ def hold_point(state: State, command: c.HoldPoint, context: Context) -> tuple[St
             as_of=[time],
             since=state.since.to_json(),
         )
-    return _with_new_reader(state, command, Antichain(time), context)
+    return Antichain(time)
 
 
 def _not_any_more(state: State, since: Antichain, erased: Antichain) -> NotReadable:
@@ -85,15 +90,15 @@ def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tup
 
 
 def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
-    """Since is what the holds say, also where this one stays: `MoveHold` moves a hold and leaves since behind."""
-    following, moved = move_hold(state, command, context)
-    following = _with_since_recomputed(following, context)
-    return following, c.SinceDowngraded(moved.reader_since, following.since)
+    """Since is what the holds say, also where this one stays: others may have moved theirs and left since behind."""
+    following, moved = _moved(state, command, context)
+    if command.moves_since:
+        following = _with_since_recomputed(following, context)
+    return following, c.SinceDowngraded(moved, following.since)
 
 
-def move_hold(
-    state: State, command: c.MoveHold | c.DowngradeSince, context: Context
-) -> tuple[State, c.SinceDowngraded]:
+def _moved(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, Antichain]:
+    """The State with the reader's hold where it moves to, and what that holds."""
     known = _registered(state, command.reader)
     since = max(known.since, command.since)
     _check_reached(state, known.since, since)
@@ -104,9 +109,9 @@ def move_hold(
     seqno = max(known.seqno, min(command.seqno, state.seqno))
     held = since == known.since and seqno - known.seqno < min(context.policy.rollup_every, ROLLUP_LEAST)
     if held and is_fresh(command.reader, known, context):
-        return state, c.SinceDowngraded(since, state.since)
+        return state, since
     moved = replace(known, since=since, seqno=seqno, heartbeat_ms=heartbeat_ms(known, context))
-    return _with_reader(state, command.reader, moved), c.SinceDowngraded(since, state.since)
+    return _with_reader(state, command.reader, moved), since
 
 
 def expire(state: State, command: c.ExpireReader, context: Context) -> tuple[State, c.Done]:
@@ -188,7 +193,7 @@ def _with_since_recomputed(state: State, context: Context) -> State:
     return replace(live, since=since)
 
 
-def _with_room(state: State, command: c.RegisterReader | c.HoldPoint, context: Context) -> State:
+def _with_room(state: State, command: c.RegisterReader, context: Context) -> State:
     """The State, without readers whose leases lapsed if there are too many. Raises Overloaded, InvalidUsage."""
     check_lease("reader", command.lease_ms)
     if len(state.leased_readers) >= READERS_MAX:
@@ -199,15 +204,6 @@ def _with_room(state: State, command: c.RegisterReader | c.HoldPoint, context: C
                 retry_after_s=RETRY_LATER_S,
             )
     return state
-
-
-def _with_new_reader(
-    state: State, command: c.RegisterReader | c.HoldPoint, since: Antichain, context: Context
-) -> tuple[State, c.ReaderRegistered]:
-    purpose = _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX)
-    alone = isinstance(command, c.HoldPoint)
-    reader = LeasedReader(since, state.seqno, context.lease_now_ms, command.lease_ms, purpose, alone)
-    return _with_reader(state, command.reader, reader), c.ReaderRegistered(since, state.upper, state.seqno)
 
 
 def _with_reader(state: State, reader_id: ReaderId, reader: LeasedReader) -> State:

@@ -111,7 +111,7 @@ class HoldsAgainstModel(RuleBasedStateMachine):
 
     @rule(reader=readers, since=sinces, seqno=st.integers(1, 100))
     def move_hold(self, reader: ReaderId, since: float, seqno: int) -> None:
-        command = c.MoveHold(reader, frontier(since), SeqNo(seqno))
+        command = c.DowngradeSince(reader, frontier(since), SeqNo(seqno), moves_since=False)
         self.told(command, lambda: self.model.move_hold(reader, since), downgraded)
 
     @rule(reader=criticals, opaque=opaques)

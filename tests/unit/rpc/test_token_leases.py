@@ -51,7 +51,7 @@ def test_one_token_takes_so_many_on_a_shard_and_in_all_and_others_take_theirs(co
     assert refused.value.details["retry_after_s"] > 0
     counting.take(4, "other")
     with pytest.raises(Overloaded, match="0 leases on shard 'third' and 4 in all"):
-        counting.send(c.HoldPoint(reader(5), LEASE_MS, time=0), "third")
+        counting.send(c.RegisterReader(reader(5), Antichain(0), LEASE_MS, point=True), "third")
     counting.take(6, token="good")
     assert (counting.leases.count("evil"), counting.leases.count("good")) == (4, 1)
 
@@ -84,7 +84,7 @@ def test_what_was_refused_is_not_counted_and_what_may_have_happened_is(counting:
 
 
 def test_a_lease_that_another_server_gave_counts_once_it_is_renewed(counting: Counting) -> None:
-    counting.send(c.MoveHold(reader(1), Antichain(3), SeqNo(1)))
+    counting.send(c.DowngradeSince(reader(1), Antichain(3), SeqNo(1), moves_since=False))
     assert counting.leases.count("evil") == 1
     for number in (2, 3):
         counting.take(number)
