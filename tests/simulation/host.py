@@ -95,7 +95,8 @@ class RecordingTransport(ForwardingTransport):
         truth = self._run.oracle.shards[name]
         if command.shard not in (None, truth.state.shard_id):  # of a life that has ended
             return self.inner.apply(name, command, caller)
-        if isinstance(command, (c.DowngradeSince, c.CompareAndDowngradeSince)) and getattr(command, "moves_since", True):
+        moves = (c.DowngradeSince, c.CompareAndDowngradeSince)
+        if isinstance(command, moves) and getattr(command, "moves_since", True):
             truth.since_asked = max(truth.since_asked, command.since)
         if isinstance(command, c.ForgetHistory):
             truth.instants.asked = max(truth.instants.asked, number(command.before))
