@@ -146,7 +146,7 @@ def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
     if isinstance(command, c.Rewrite):
         return _of_rewrite(command)
     what = OF_COMMANDS.get(type(command))
-    if what is None:
+    if what is None or (isinstance(command, c.DowngradeSince) and not command.moves_since):
         return None
     if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)) and upper_of(command).is_empty:
         return CLOSE, {}

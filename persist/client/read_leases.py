@@ -136,6 +136,8 @@ class ReadLease(Timeable):
         latest complete time. `[]` holds nothing: since then goes by the other readers, and stays where there are none.
         Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
         """
+        if (shared := self._transport.leases) is not None:  # nobody may hear of a reader that has ended
+            shared.let_go(self._name)
         self._give_up(since, seqno, moves_since=True)
 
     def move(self, since: Antichain, seqno: SeqNo) -> None:

@@ -29,7 +29,7 @@ from persist.formats.exposition import Family
 
 
 # What these come to depends on who holds the shard: nobody may hear of a reader that has ended.
-_WAITING_FOR_HOLDS = (c.Drop, c.DowngradeSince, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings)
+_WAITING_FOR_HOLDS = (c.Drop, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings)
 
 
 class Transport(Protocol):

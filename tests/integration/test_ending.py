@@ -97,13 +97,14 @@ def test_maintenance_of_a_server_that_is_killed_as_soon_as_it_is_up_ends_with_it
 
 STUBBORN = f"""
 import os, signal, subprocess, sys, time
-from persist.cli.long_running import end_with_parent
+from persist.cli import long_running
+long_running.GRACE_S = {GRACE_S}
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = os.fork()
 if child:
     print(child, flush=True)
     time.sleep(600)
-end_with_parent(os.getppid(), grace_s={GRACE_S})
+long_running.end_with_parent(os.getppid())
 print("watching", file=sys.stderr, flush=True)
 time.sleep(600)
 """
