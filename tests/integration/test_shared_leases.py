@@ -292,6 +292,7 @@ def read_once(url: str) -> None:
     persist.connect(url).shard("orders").snapshot().to_arrow()
 
 
+@BY_BOTH
 @pytest.mark.smoke
 @pytest.mark.proof
 @pytest.mark.parametrize("how", ["program", "child"])
