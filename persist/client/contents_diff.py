@@ -195,6 +195,10 @@ class JoinedLeases:
         for lease in self.leases:
             lease.release()
 
+    def outlive(self) -> None:
+        for lease in self.leases:
+            lease.outlive()
+
 
 @dataclass
 class Changes(Rows):

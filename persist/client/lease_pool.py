@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,11 +30,12 @@ PARTS_OF_LEASE = 4  # it moves forward, or is renewed, once in such a part of th
 PERIODS = 6  # into which the time that it is kept is divided, to forget the times that were read before
 PLANS_S = 60.0  # a lease of plans takes more of them for so long, or a fifteenth of itself: nobody gives it back
 PLAN_PARTS_OF_LEASE = 15
-POINTS_MAX = 8  # leases of one kind that hold a single time
-KINDS_MAX = 1_000  # kinds of reads that share at the same time
+POINTS_MAX = 64  # leases of one kind that hold a single time
+KINDS_MAX = 20_000  # kinds of reads that share at the same time; what comes on top has leases of its own
 OPENING_S = 1.0  # how long a read waits while another one takes the lease; then it takes one of its own
-LOOK_S = 5.0  # how often the leases are looked at, at least
-EXIT_S = 1.0  # how long the end of the process may take to give leases back
+LOOK_S = 5.0  # how often the leases are looked at
+CLOSE_S = 5.0  # how long closing the client may take to give leases back; the others lapse
+EXIT_S = 1.0  # the same, of the end of the process
 
 
 class Lease(Protocol):
@@ -94,7 +95,7 @@ class Shared:
     point: Point | None
     opened_s: float
     moved_s: float
-    idle_s: float  # when the last read of it began or ended
+    active_s: float  # when something was read by it, at last
     seen: SeqNo  # a State of which a read was planned
     uses: set[Use] = field(default_factory=set)
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PERIODS + 1))  # period, earliest time
@@ -103,11 +104,13 @@ class Shared:
 
 @dataclass(eq=False)
 class Use:
-    """One read by a shared lease: of a time, planned from the State `seqno`."""
+    """One read by a shared lease: of a time, planned from the State `seqno`. Where it pauses for a lease it lapses."""
 
     shared: Shared
     as_of: int
     seqno: SeqNo
+    active_s: float
+    has_lapsed: bool = False
 
 
 @dataclass(eq=False)
@@ -125,25 +128,28 @@ class LeasePool:
         self._clock = clock
         self._process = OwnProcess("this client")
         self._changed = threading.Condition()
-        self._known: OrderedDict[Kind, _Known] = OrderedDict()
+        self._known: dict[Kind, _Known] = {}
+        self._released: deque[Use] = deque()  # by garbage collections, which may run where a thread has the lock
         self._tends = False
         self._closed = False
         # Not by `atexit`: that is not run at the end of processes which `multiprocessing` has started.
         self._at_exit = Finalize(self, _close_at_exit, (weakref.ref(self),), exitpriority=0)
 
     def take(self, kind: Kind, as_of: int | str | None) -> Use | None:
-        """A use of the lease that is to cover this time, this tag, or the latest time (None); None: there is none.
+        """A use of the lease that may cover this time, this tag, or the latest time (None); None: there is none.
 
         It holds whatever the lease does, until `joined` says what is read.
         """
         if self._process.is_left:
             return None
+        self._give_back_released()
         with self._changed:
             known = self._known.get(kind)
-            found = next((one for one in known.shared if self._fits(kind, one, as_of)), None) if known else None
-            if found is None:
+            fit = [one for one in known.shared if self._fits(kind, one, as_of)] if known is not None else []
+            if not fit:
                 return None
-            use = Use(found, found.since, found.lease.seqno)
+            found = next((one for one in fit if one.point is not None), fit[0])
+            use = Use(found, found.since, found.lease.seqno, self._clock.monotonic())
             found.uses.add(use)
             return use
 
@@ -164,42 +170,48 @@ class LeasePool:
         if self._process.is_left or self._closed:
             return None
         with self._changed:
-            opening = self._of(kind).opening
+            if kind not in self._known and len(self._known) >= KINDS_MAX:
+                return None
+            opening = self._known.setdefault(kind, _Known()).opening
         if not opening.acquire(timeout=deadlines.at_most(OPENING_S)):
             return None
         try:
             with self._changed:
-                there = [one for one in self._of(kind).shared if one is not instead]
-                if any(self._fits(kind, one, point.tag if point and point.tag else as_of) for one in there):
+                there = [one for one in self._known.setdefault(kind, _Known()).shared if one is not instead]
+                wanted = point.tag if point is not None and point.tag else as_of
+                if any(self._fits(kind, one, wanted) and (one.point is None) == (point is None) for one in there):
                     return None
                 if point is not None and sum(one.point is not None for one in there) >= POINTS_MAX:
                     return None
             now = self._clock.monotonic()
             lease = opened()
             made = Shared(lease, as_of, point, now, now, now, lease.seqno)
-            use = Use(made, as_of, lease.seqno)
+            use = Use(made, as_of, lease.seqno, now)
             made.uses.add(use)
             with self._changed:
                 made.is_left = self._closed
                 if not self._closed:
-                    self._of(kind).shared.append(made)
+                    self._known.setdefault(kind, _Known()).shared.append(made)
                     self._read(kind, use)
-                    self._changed.notify_all()
                     self._begin_to_tend()
         finally:
             opening.release()
-        self._end(  # what the new one covers, the others need not
-            lambda other, one: (
-                other == kind and one is not made and (one is instead or (one.point, point) == (None, None))
-            )
-        )
+        # What the new one covers, the others need not.
+        self._end(lambda one: one is not made and (one is instead or (one.point, point) == (None, None)), kind)
         return use
 
     def forget(self, use: Use) -> None:
         """The lease of this use is gone: it takes no more readers, and is not given back."""
         with self._changed:
-            for known in self._known.values():
+            use.shared.is_left = True
+            for kind, known in list(self._known.items()):
                 known.shared = [one for one in known.shared if one is not use.shared]
+                if not known.shared:
+                    del self._known[kind]
+
+    def outlive(self, use: Use) -> None:
+        """What is read goes on elsewhere, where it is renewed: the lease takes no more readers, and stays as it is."""
+        self.forget(use)
 
     def give_back(self, use: Use) -> None:
         """The read is over. The lease stays for the next one, for a while."""
@@ -208,72 +220,104 @@ class LeasePool:
         shared = use.shared
         with self._changed:
             shared.uses.discard(use)
-            shared.idle_s = self._clock.monotonic()
+            shared.active_s = self._clock.monotonic()
             ended = shared.is_left and not shared.uses
         if ended:
             shared.lease.close()
 
+    def release(self, use: Use) -> None:
+        """As `give_back`, for a garbage collection: soon, and without waiting for anything."""
+        self._released.append(use)
+        if self._closed and not self._process.is_left:  # nobody else looks
+            with suppress(RuntimeError):  # the interpreter ends: no thread can be started
+                closing = threading.Thread(target=self._give_back_released, name="persist-release", daemon=True)
+                closing.start()
+                closing.join(EXIT_S)
+
+    def is_read(self, use: Use) -> None:
+        """Something is read, or goes on. Raises Expired: it has paused for so long that its hold has lapsed."""
+        if use.has_lapsed:
+            raise Expired("the hold of this snapshot is gone: its lease lapsed while nothing was read; take it again")
+        use.active_s = use.shared.active_s = self._clock.monotonic()
+
     def let_go(self, name: str) -> None:
         """Give back what nobody uses of this shard now: something is asked that waits for holds."""
         if not self._process.is_left:
-            self._end(lambda kind, shared: kind.name == name and not shared.uses)
+            self._give_back_released()
+            with self._changed:
+                kinds = [kind for kind in self._known if kind.name == name]
+            for kind in kinds:
+                self._end(lambda shared: not shared.uses, kind)
 
     def tend(self) -> bool:
-        """Give back what nobody has used for a while, and move on or renew the others. Whether any lease is left."""
+        """Give back what nobody has used for a while, and move on or renew the others. Whether any lease is left.
+
+        What is used and not read, as an open snapshot that is forgotten, is not renewed, and lapses as any lease.
+        """
+        self._give_back_released()
         now = self._clock.monotonic()
-        self._end(lambda kind, shared: now >= _ends_s(kind, shared))
         with self._changed:
-            due = [
-                (kind, shared, self._moved(kind, shared, now))
-                for kind, known in self._known.items()
-                for shared in known.shared
-                if not kind.is_plan and now >= shared.moved_s + kind.moves_s
-            ]
-        for _, shared, (since, seqno) in due:
+            kinds = list(self._known)
+        for kind in kinds:
+            self._end(partial(_is_over, kind, now), kind)
+        due: list[tuple[Shared, int, SeqNo]] = []
+        with self._changed:
+            for kind, known in self._known.items():
+                for shared in known.shared:
+                    lapsed = {use for use in shared.uses if now - use.active_s > kind.lease_ms / 1000}
+                    for use in lapsed:
+                        use.has_lapsed = not kind.is_plan
+                    shared.uses -= set() if kind.is_plan else lapsed
+                    is_read = not kind.is_plan and now < shared.active_s + kind.kept_s
+                    if is_read and now >= shared.moved_s + kind.moves_s:
+                        due.append((shared, *self._moved(kind, shared, now)))
+        for shared, since, seqno in due:
             try:
                 if shared.point is not None:
                     shared.lease.renew()
                 else:
                     shared.lease.move_alone(Antichain(since), seqno)
             except Expired:  # this process was suspended; who uses it is told at the next renewal
-                self.forget(Use(shared, since, seqno))
+                self.forget(Use(shared, since, seqno, now))
             except Exception:
-                pass
+                pass  # who uses it renews it too, and is told what is wrong
         with self._changed:
-            return any(known.shared for known in self._known.values())
+            return bool(self._known)
 
-    def close(self) -> None:
-        """Give back what nobody uses. What somebody still uses is given back when they are done. Raises nothing."""
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """Give back what nobody uses, as far as that is possible within so many seconds; the rest lapses.
+
+        What somebody still uses is given back when they are done. Raises nothing.
+        """
         if self._process.is_left:
             return
         self._at_exit.cancel()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._end(lambda kind, shared: True)
+        with deadlines.within(Deadline(within_s, self._clock)):
+            self._give_back_released()
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+                kinds = list(self._known)
+            for kind in kinds:
+                self._end(lambda shared: True, kind)
 
-    def _of(self, kind: Kind) -> _Known:
-        known = self._known.get(kind)
-        if known is None:
-            for other in [other for other, idle in self._known.items() if not idle.shared]:
-                if len(self._known) < KINDS_MAX:
-                    break
-                del self._known[other]
-            known = self._known[kind] = _Known()
-        self._known.move_to_end(kind)
-        return known
+    def _give_back_released(self) -> None:
+        while self._released:
+            with suppress(IndexError):  # another thread was faster
+                self.give_back(self._released.popleft())
 
     def _fits(self, kind: Kind, shared: Shared, as_of: int | str | None) -> bool:
         if kind.is_plan and self._clock.monotonic() - shared.opened_s >= kind.takes_s:
             return False
         if shared.point is not None:
             return as_of == shared.point.tag if isinstance(as_of, str) else as_of == shared.point.time
-        return as_of is None or (isinstance(as_of, int) and shared.since <= as_of)
+        return not isinstance(as_of, int) or shared.since <= as_of
 
     def _read(self, kind: Kind, use: Use) -> None:
         """Remember which time was read, for as long as leases are kept."""
         shared, now = use.shared, self._clock.monotonic()
-        shared.idle_s, shared.seen = now, max(shared.seen, use.seqno)
+        use.active_s = shared.active_s = now
+        shared.seen = max(shared.seen, use.seqno)
         period = int(now * PERIODS / kind.kept_s)
         if shared.recent and shared.recent[-1][0] == period:
             period, earliest = shared.recent.pop()
@@ -289,17 +333,21 @@ class LeasePool:
         shared.since = max(shared.since, min(wanted, default=shared.since))
         return shared.since, min((use.seqno for use in shared.uses), default=shared.seen)
 
-    def _end(self, is_due: Callable[[Kind, Shared], bool]) -> None:
-        ended = []
+    def _end(self, is_over: Callable[[Shared], bool], kind: Kind) -> None:
+        """Leave these leases of a kind to those who use them, and give back what nobody uses."""
         with self._changed:
-            for kind, known in self._known.items():
-                due = [shared for shared in known.shared if is_due(kind, shared)]
-                known.shared = [shared for shared in known.shared if shared not in due]
-                for shared in due:
-                    shared.is_left = True
-                ended += [shared for shared in due if not shared.uses]  # of a plan nobody tells: it lapses
+            known = self._known.get(kind)
+            over = [shared for shared in known.shared if is_over(shared)] if known is not None else []
+            if known is not None and over:
+                known.shared = [shared for shared in known.shared if shared not in over]
+                if not known.shared:
+                    del self._known[kind]
+            for shared in over:
+                shared.is_left = True
+            ended = [shared for shared in over if not shared.uses]  # of a plan nobody tells: it lapses
         for shared in ended:
-            shared.lease.close()
+            if not deadlines.has_passed():
+                shared.lease.close()
 
     def _begin_to_tend(self) -> None:
         if not self._tends:
@@ -307,11 +355,11 @@ class LeasePool:
             threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
 
 
-def _ends_s(kind: Kind, shared: Shared) -> float:
-    """When it takes no more readers: it is given back then, or left to those who use it."""
+def _is_over(kind: Kind, now: float, shared: Shared) -> bool:
+    """Whether it takes no more readers: it is given back then, or left to those who use it."""
     if kind.is_plan:
-        return shared.opened_s + kind.takes_s
-    return float("inf") if shared.uses else shared.idle_s + kind.kept_s
+        return now >= shared.opened_s + kind.takes_s
+    return not shared.uses and now >= shared.active_s + kind.kept_s
 
 
 def _tend_all(found: weakref.ref[LeasePool]) -> None:
@@ -321,7 +369,7 @@ def _tend_all(found: weakref.ref[LeasePool]) -> None:
         with suppress(Exception):  # the stores were closed meanwhile: the leases lapse
             tends = pool.tend()
         with pool._changed:
-            if not tends and not any(known.shared for known in pool._known.values()):
+            if not tends and not pool._known:
                 pool._tends = False
                 return
             pool._changed.wait(LOOK_S)
@@ -331,5 +379,5 @@ def _tend_all(found: weakref.ref[LeasePool]) -> None:
 def _close_at_exit(found: weakref.ref[LeasePool]) -> None:
     pool = found()
     if pool is not None:
-        with suppress(Exception), deadlines.within(Deadline(EXIT_S, pool._clock)):
-            pool.close()
+        with suppress(Exception):
+            pool.close(EXIT_S)

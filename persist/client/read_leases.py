@@ -190,6 +190,9 @@ class ReadLease(Timeable):
             closing.start()
             closing.join(CLOSE_RETRY_S)
 
+    def outlive(self) -> None:
+        """What is read goes on in another process, which renews the lease by its id."""
+
     def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
         longest = self._settings.retry_s
         return send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))
@@ -248,6 +251,8 @@ class RenewedLease(Protocol):
 
     def release(self) -> None: ...
 
+    def outlive(self) -> None: ...
+
 
 class Hold:
     """A lease until `close`, or until nothing refers to this object. Thread-safe.
@@ -294,6 +299,7 @@ class Hold:
     def outlive(self) -> None:
         """Keep the lease when nothing refers to this object: another process uses it. `close` still gives it back."""
         self._finish.detach()
+        self.lease.outlive()
 
 
 def _renew(lease: RenewedLease, ended: threading.Event, pause_s: float) -> None:

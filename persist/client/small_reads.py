@@ -60,13 +60,24 @@ class LentLease(ReadLease):
         self._use = use
 
     def keep(self) -> None:
+        self._pool.is_read(self._use)
         self._use.shared.lease.keep()
 
     def renew(self) -> None:
+        self._pool.is_read(self._use)
         self._use.shared.lease.renew()
 
     def check(self) -> None:
+        self._pool.is_read(self._use)
         self._use.shared.lease.check()
+
+    def outlive(self) -> None:
+        self._pool.outlive(self._use)
+
+    def release(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pool.release(self._use)
 
     def close(self) -> None:
         """Give it back to those who share it. Repeating it is safe. Raises nothing."""
@@ -155,7 +166,8 @@ class _Joining:
             if use is not None and _covers(view, use, at) and may_join:
                 self.pool.joined(self.kind, use, at, view.seqno)
                 return self._lent(use, at, view)
-            opened = self._opened(view, at, use, tag)
+            is_gone = use is not None and (view.reader is None or use.shared.point is not None)
+            opened = self._opened(view, at, use if is_gone else None, tag)
         except BaseException:
             if use is not None:
                 self.pool.give_back(use)

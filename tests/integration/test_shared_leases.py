@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import pytest
 
 import persist
 from persist.client.embedded import EmbeddedTransport
-from persist.client.lease_pool import KEPT_S, PARTS_OF_LEASE, POINTS_MAX, LeasePool
+from persist.client.lease_pool import CLOSE_S, KEPT_S, PARTS_OF_LEASE, POINTS_MAX, Kind, LeasePool
+from persist.client.read_leases import CLOSE_RETRY_S
 from persist.client.transport import OneShard
+from persist.core.ids import ShardId
 from persist.core.state import State
 from tests.integration.test_fork import forked
 from tests.support.clocks import Machine, World
@@ -25,7 +28,8 @@ from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
 READS = 300
-MOVES_S = 900 / PARTS_OF_LEASE
+LEASE_S = 900
+MOVES_S = LEASE_S / PARTS_OF_LEASE
 
 
 BY_BOTH = pytest.mark.parametrize("url", ["directory", "server"], indirect=True)
@@ -143,11 +147,11 @@ def test_a_tag_that_was_set_anew_is_read_at_its_new_time(place: Pooled) -> None:
 def test_more_single_times_than_are_shared_are_read_as_well(place: Pooled) -> None:
     times = range(POINTS_MAX + 3)
     place.write(len(times) + 1)
-    for time in times:
-        place.shard.tag(f"t{time}", at=time)
+    for at in times:
+        place.shard.tag(f"t{at}", at=at)
     place.shard.downgrade_since(len(times))
     for _ in range(2):
-        assert [place.shard.snapshot(time).as_of for time in times] == list(times)
+        assert [place.shard.snapshot(at).as_of for at in times] == list(times)
     assert place.readers == POINTS_MAX
 
 
@@ -165,10 +169,10 @@ def test_a_long_read_keeps_what_it_needs_after_the_others_have_gone(place: Poole
     place.read()
     slow = place.shard.snapshot()
     place.write()
-    place.pass_s(2 * MOVES_S)
+    place.pass_s(1.5 * MOVES_S)
     place.read()
     place.shard.downgrade_since(1)
-    place.pass_s(2 * MOVES_S)
+    place.pass_s(1.5 * MOVES_S)
     assert place.state.since <= persist.Antichain(slow.as_of)
     assert slow.to_arrow().num_rows == 1
     place.pass_s(KEPT_S)
@@ -248,6 +252,75 @@ def test_a_lease_that_somebody_took_away_is_noticed_by_the_next_read(place: Pool
     place.read()
     assert place.readers == 1
     assert reader not in place.state.leased_readers
+
+
+def test_an_open_snapshot_that_nobody_reads_lapses_as_any_lease(place: Pooled) -> None:
+    forgotten = place.shard.snapshot()
+    for _ in range(40):
+        place.write()
+        place.read()
+        place.pass_s(LEASE_S / 20)
+    assert place.held[0] > forgotten.as_of
+    with pytest.raises(persist.Expired):
+        forgotten.to_arrow()
+    place.pass_s(KEPT_S)
+    assert place.readers == 0
+
+
+def test_a_split_that_went_elsewhere_holds_for_as_long_as_it_is_renewed_there(place: Pooled) -> None:
+    """Its snapshot is forgotten here, so that nobody here can give it back."""
+    place.read()
+    (split,) = pickle.loads(pickle.dumps(place.shard.snapshot().splits))
+    elsewhere = place.world.machine().client
+    for _ in range(20):
+        place.write()
+        place.read()
+        place.pass_s(LEASE_S / 4)
+        assert sum(table.num_rows for table in split.read(elsewhere.transport)) == 1
+    for _ in range(3):
+        place.pass_s(LEASE_S)
+        place.write()
+    with pytest.raises(persist.Expired):
+        list(split.read(elsewhere.transport))
+
+
+def test_a_garbage_collection_gives_back_whatever_this_thread_holds(place: Pooled) -> None:
+    """It may run while the thread has the lock of the pool; it waited there for itself."""
+    place.read()
+    snapshot = place.shard.snapshot()
+    with place.pool._changed:
+        begun = time.monotonic()
+        snapshot._lease.release()
+        assert time.monotonic() - begun < CLOSE_RETRY_S, "it does not wait for this thread"
+    place.pass_s(KEPT_S)
+    place.pass_s(KEPT_S)
+    assert place.readers == 0
+
+
+def test_closing_gives_back_in_bounded_time_where_nobody_answers(
+    place: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [place.machine.client.create_shard(f"s{number}", SCHEMA, ["id"]) for number in range(10)]
+    for shard in shards:
+        shard.insert([{"id": 1}])
+        shard.snapshot().to_arrow()
+
+    def away(*_given: object) -> None:
+        place.world.pass_ms(4_000)
+        raise persist.Unavailable("nobody answers")
+
+    monkeypatch.setattr(place.machine.client.transport, "apply", away)
+    before = place.world.true_ms
+    place.pool.close()
+    assert place.world.true_ms - before <= 1000 * (CLOSE_S + 4)
+
+
+def test_what_is_read_of_one_shard_costs_nothing_for_others(place: Pooled) -> None:
+    """Each new lease looked through those of all shards."""
+    place.read()
+    looked: list[object] = []
+    place.pool._end(lambda shared: bool(looked.append(shared)), Kind("other", ShardId("s"), "snapshot", 1))
+    assert looked == []
 
 
 def test_a_read_that_fails_gives_its_part_of_the_lease_back(place: Pooled) -> None:

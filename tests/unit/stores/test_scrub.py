@@ -58,9 +58,11 @@ def test_others_hear_of_commits_after_the_file_was_written_anew(tmp_path: Path) 
     store, other = SqliteConsensus(str(tmp_path / "log.db")), SqliteConsensus(str(tmp_path / "log.db"))
     heard: queue.Queue[str] = queue.Queue()
     unsubscribe = other.subscribe(heard.put)
-    for seqno in range(1, 30):
+    seqno = 0
+    while seqno < 30 or heard.empty():  # until the other one has begun to look
+        seqno += 1
         assert store.compare_and_set("a", seqno, b"1")
-    store.truncate("a", 29)
+    store.truncate("a", seqno)
     assert store.scrub() == ""
     assert store.compare_and_set("b", 1, b"1")
     while heard.get(timeout=WAIT_S) != "b":
