@@ -23,7 +23,7 @@ def existence_not_checked() -> Broken:
 
 def left_not_remembered() -> Broken:
     """The State forgets which parts left it."""
-    return patch.object(persist.commit.commit_plan, "departed", lambda state, gone, policy: state)
+    return patch.object(persist.commit.commit_plan, "departed", lambda state, gone: state)
 
 
 def receipt_not_verified() -> Broken:
