@@ -12,6 +12,7 @@ from persist.core import commands as c
 from persist.core.frontier import Antichain
 from persist.core.ids import NAME_CHARS_MAX
 from persist.core.record import Record, asdict
+from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.exposition import COUNTER, Family, one
 from rpc.route_table import ROUTE, Route
 
@@ -104,7 +105,6 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.Recreate: "create",
     c.BeginClone: "clone",
     c.EvolveSchema: "evolve schema",
-    c.Constrain: "set constraints",
     c.RegisterCriticalReader: "take cursor",
     c.CompareAndDowngradeSince: MOVE_CURSOR,
     c.DowngradeSince: MOVE_SINCE,
@@ -141,7 +141,7 @@ def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, d
     return route.audit, detail
 
 
-def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
+def of_command(command: c.Command, verdict: Verdict = SOUND) -> tuple[str, dict[str, Any]] | None:
     """What a command is called, and its fields as far as the line has them; None: it has no line."""
     if isinstance(command, c.Rewrite):
         return _of_rewrite(command)
@@ -150,7 +150,7 @@ def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
         return None
     if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)) and upper_of(command).is_empty:
         return CLOSE, {}
-    return what, _told(command)
+    return "set constraints" if verdict.constrains else what, _told(command)
 
 
 def _of_rewrite(command: c.Rewrite) -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -92,19 +91,29 @@ async def _answered(
     machine = service.location.machine(name)
     if service.leases is not None and type(command) in ABOUT:
         with service.leases.counted(label_of(principal), name, command, lambda: machine.cached):
-            return await _applied(service, machine, principal, command, caller)
-    return await _applied(service, machine, principal, command, caller)
+            return await _applied(service, machine, principal, command, caller, told)
+    return await _applied(service, machine, principal, command, caller, told)
 
 
 async def _applied(
-    service: Service, machine: Machine, principal: Principal, command: c.Command, caller: Caller
+    service: Service,
+    machine: Machine,
+    principal: Principal,
+    command: c.Command,
+    caller: Caller,
+    told: MutableMapping[str, Any] | None,
 ) -> bytes:
     """Commit it within the quotas."""
     name = machine.name
     if c.WRITE not in principal.scopes:
         check_takes_away(command, lambda: machine.cached)
     check_room(service.quotas, principal, command)
-    admitted = partial(admit, service.quotas, principal, name, command)
+
+    def admitted(verdict: Verdict) -> None:
+        if told is not None and verdict.constrains:  # which is known now
+            told[DID] = of_command(command, verdict)
+        admit(service.quotas, principal, name, command)
+
     done = await service.work.apply(machine, command, caller, admitted)
     settle(service.quotas, principal, name, command, lambda: machine.cached)
     return encoded(done)

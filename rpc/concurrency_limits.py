@@ -244,7 +244,11 @@ class Work:
                 self._io_turns.give_back()
 
     async def apply(
-        self, machine: Machine, command: c.Command, caller: Caller = NOBODY, admitted: Callable[[], None] | None = None
+        self,
+        machine: Machine,
+        command: c.Command,
+        caller: Caller = NOBODY,
+        admitted: Callable[[Verdict], None] | None = None,
     ) -> c.Result:
         """Commit a command. The caller may go away meanwhile: the commit goes on.
 
@@ -256,7 +260,7 @@ class Work:
                 known = is_at_once(command) and machine.knows(command)
                 verdict = machine.verdict(command) if known else await self.run(machine.verdict, command)
             if admitted is not None and not verdict.kind:
-                admitted()
+                admitted(verdict)
             return await self._committed(machine, command, verdict, caller)
 
     async def commit(self, machine: Machine, command: c.Command, verdict: Verdict, caller: Caller = NOBODY) -> c.Result:

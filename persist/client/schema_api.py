@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpperMismatch
 from persist.core.frontier import MINIMUM, Antichain
-from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.shard_view import ViewRequest
 from persist.parts import DIFF, ShardSchema, consolidate, current_schema
 from persist.parts.constraint_checks import (
     KEYS_SHOWN_MAX,
@@ -49,15 +48,19 @@ from persist.parts.schema_changes import (
 )
 from persist.parts.schema_evolution import by_names, of_days
 
-# Changes of a schema for which what the shard holds is looked at first: they land only if nobody wrote since.
+# One change of a schema. Where the new schema may not fit what the shard holds, that is looked at first, and the change
+# lands only if nobody has written since.
+#
+# Whoever stages rows looks at them by the schema that he knows. So such a change also ends what was staged before it:
+# these rows are refused at their commit, and staged anew.
 
 
 RACES_MAX = 1_000  # lost, by one change; each means that somebody else wrote
 
 
 @dataclass(frozen=True)
-class LookedFirst(ABC):
-    """One change of one shard, whose newest schema has the id `expected_id`."""
+class SchemaEvolution:
+    """One change of the schema of one shard, whose newest schema has the id `expected_id`."""
 
     transport: OneShard
     name: str
@@ -65,89 +68,85 @@ class LookedFirst(ABC):
     read: ReadSettings
     retry_s: float
 
-    @abstractmethod
-    def _command(self, after: ShardSchema, upper: Antichain | None) -> c.Command:
-        """It gives the shard this schema, if its upper is that one still (None: whatever it is)."""
+    def run(self, before: ShardSchema, after: ShardSchema) -> int:
+        """The id of the schema that comes of it.
 
-    def _send(self, after: ShardSchema, upper: Antichain | None) -> int:
-        """The id of the schema. Raises SchemaMismatch where others changed it, UpperMismatch where they wrote."""
-        found = send(self.transport, self.name, self._command(after, upper), self.retry_s)
+        Raises InvalidUsage (a day has no room), ConstraintViolated, SchemaMismatch, UpperMismatch (others write all the
+        time), and what reading may. Nothing was changed then.
+        """
+        look: SchemaLook | DaysLook
+        if ask_more(after, before):
+            look = SchemaLook(_new(before, after), self.name)
+        elif columns := of_days(before, after):
+            look = DaysLook(columns, after, self.name)
+        else:
+            return self.send(after)
+        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        if view.upper == MINIMUM and (number := self._landed(after, view.upper)) is not None:
+            return number  # nothing was there
+        check_readable(self.name, view)
+        with holding(self.transport, self.name, None, look.purpose, 0.0, self.read) as held:
+            try:
+                for _ in range(RACES_MAX):
+                    if held.view.schema_id != self.expected_id:  # it has landed before, or raises SchemaMismatch
+                        return self.send(after)
+                    look.check(held)
+                    if (number := self._landed(after, held.view.upper)) is not None:
+                        return number
+                    view = self.transport.view(self.name, ViewRequest())
+                    check_lease(view, held.as_of, held.lease)
+                    held.lease.keep()
+                    held = replace(held, view=view)
+            finally:
+                held.lease.close()
+        raise UpperMismatch(
+            f"others wrote to shard {self.name!r} before each of {RACES_MAX} tries to {look.purpose}; nothing was "
+            "changed: try again",
+            expected=view.upper.to_json(),
+            actual=view.upper.to_json(),
+            stays=False,
+        )
+
+    def send(self, after: ShardSchema, upper: Antichain | None = None) -> int:
+        """The id of the schema. Raises SchemaMismatch where others changed it, UpperMismatch where they wrote since."""
+        command = c.EvolveSchema(self.expected_id, after.to_record(), upper)
+        found = send(self.transport, self.name, command, self.retry_s)
         assert isinstance(found, c.SchemaRegistered)
         return found.schema_id
 
     def _landed(self, after: ShardSchema, upper: Antichain) -> int | None:
         """The id of the schema; None: somebody wrote."""
         try:
-            return self._send(after, upper)
+            return self.send(after, upper)
         except UpperMismatch:
             return None
 
-    def _lost(self, what: str, upper: Antichain) -> UpperMismatch:
-        """What is told after RACES_MAX lost races: what was tried, and the upper that was seen last."""
-        return UpperMismatch(
-            f"others wrote to shard {self.name!r} before each of {RACES_MAX} tries to {what}; nothing was changed: try "
-            "again",
-            expected=upper.to_json(),
-            actual=upper.to_json(),
-            stays=False,
-        )
 
+class DaysLook:
+    """Whether all days have room in columns that become moments in microseconds, which far days have not.
 
-# A change of columns by which days become moments in microseconds, which far days do not: these are looked for first.
-#
-# What the shard holds is looked at, at all times, and what nobody can read any more too: merges still do. The change
-# lands only if nobody has written since. It also ends what was staged by the columns of before, as stricter constraints
-# do: rows that are staged anew are looked at as they are cast.
+    All times are looked at, and what nobody can read any more too: merges still read it. `columns` are the names before
+    with those in the schema `after`.
+    """
 
+    purpose = "widen columns"
 
-@dataclass(frozen=True)
-class Evolving(LookedFirst):
-    """One change of the columns of one shard, whose newest schema has the id `expected_id`."""
+    def __init__(self, columns: Mapping[str, str], after: ShardSchema, name: str) -> None:
+        self._kinds = {before: after.arrow.field(widened).type for before, widened in columns.items()}
+        self._name = name
+        self._seen: frozenset[str] = frozenset()  # the ids of parts
 
-    def run(self, before: ShardSchema, after: ShardSchema) -> int:
-        """The id of the schema that comes of it.
-
-        Raises InvalidUsage (a day has no room), SchemaMismatch, UpperMismatch (others write all the time), and what
-        reading may. Nothing was changed then.
-        """
-        columns = of_days(before, after)
-        if not columns:
-            return self._send(after, None)
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        if view.upper == MINIMUM and (number := self._landed(after, view.upper)) is not None:
-            return number  # nothing was there
-        check_readable(self.name, view)
-        with holding(self.transport, self.name, None, "widen columns", 0.0, self.read) as held:
-            try:
-                seen: frozenset[str] = frozenset()
-                for _ in range(RACES_MAX):
-                    view = self.transport.view(self.name, ViewRequest())
-                    with leased_blobs(held.lease):
-                        seen = self._look(view, columns, after, seen)
-                    if (number := self._landed(after, view.upper)) is not None:
-                        return number
-                    held.lease.keep()
-            finally:
-                held.lease.close()
-        raise self._lost("widen its columns", view.upper)
-
-    def _look(
-        self, view: ShardView, columns: dict[str, str], after: ShardSchema, seen: frozenset[str]
-    ) -> frozenset[str]:
-        """Look at the parts that were not `seen`, by their ids; those that are seen then. Raises InvalidUsage."""
-        _, reader = part_reader(self.transport, view, self.read)
-        parts = [part for run in reader.expanded(run for b in view.batches for run in b.runs) for part in run.parts]
-        for part in parts:
-            if part.id in seen:
-                continue
-            for name, widened in columns.items():
-                kind = after.arrow.field(widened).type
-                for values in reader.as_written(part, name):
-                    _check_room(values, name, kind, self.name)
-        return frozenset(part.id for part in parts)
-
-    def _command(self, after: ShardSchema, upper: Antichain | None) -> c.Command:
-        return c.EvolveSchema(self.expected_id, after.to_record(), upper)
+    def check(self, held: Held) -> None:
+        """Raise InvalidUsage where a part that was not looked at before has such a day."""
+        _, reader = part_reader(held.transport, held.view, held.settings)
+        with leased_blobs(held.lease):
+            runs = reader.expanded(run for batch in held.view.batches for run in batch.runs)
+            parts = {part.id: part for run in runs for part in run.parts}
+            for part in [part for part in parts.values() if part.id not in self._seen]:
+                for column, kind in self._kinds.items():
+                    for values in reader.as_written(part, column):
+                        _check_room(values, column, kind, self._name)
+        self._seen = frozenset(parts)
 
 
 def _check_room(days: pa.ChunkedArray, column: str, kind: pa.DataType, shard: str) -> None:
@@ -160,14 +159,14 @@ def _check_room(days: pa.ChunkedArray, column: str, kind: pa.DataType, shard: st
         ) from error
 
 
-# What a shard handle has for changing the columns of its shard.
+# What a shard handle has for changing the columns and the constraints of its shard.
 
 
 ALTER_TRIES = 16  # while others change the columns meanwhile
 
 
-class Shaping:
-    """The base of shard handles that change columns. Every verb gives the schema as of then."""
+class SchemaMethods(ABC):
+    """The base of shard handles that change columns and constraints. Every verb gives the schema as of then."""
 
     name: str
     _transport: OneShard
@@ -285,105 +284,6 @@ class Shaping:
         """
         return self.alter(RelaxColumn(name))
 
-    # --- what a handle gives
-
-    @abstractmethod
-    def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
-        """The id of the newest schema as of now, and the current one. Raises InvalidUsage."""
-
-    @abstractmethod
-    def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
-        """The schema that came of a change by this handle, which it uses from here on."""
-
-    @abstractmethod
-    def _newest_schema(self) -> tuple[int, ShardSchema]:
-        """The id of the newest schema, and the one in use, as the handle knows them."""
-
-    def _evolve(self, newest: int, known: ShardSchema, new: ShardSchema) -> ShardSchema:
-        read, retry_s = self._settings.read, self._settings.write.retry_s
-        number = Evolving(self._transport, self.name, newest, read, retry_s).run(known, new)
-        with after_commit(f"the change of columns of shard {self.name!r}"):
-            return self._changed(number, (number, new))
-
-
-# Setting the constraints of a shard: what it holds is looked at first, and the change lands if it obeys them.
-#
-# Whoever stages rows looks at them by the constraints that he knows. So the change also ends what was staged by weaker
-# ones: such rows are refused at their commit, and staged anew.
-
-
-@dataclass(frozen=True)
-class ConstraintChange(LookedFirst):
-    """One change of the constraints of one shard."""
-
-    def run(self, before: ShardSchema, given: Constraining) -> tuple[int, ShardSchema] | None:
-        """The schema that comes of it, with its id; None: the one before has it. Raises as `Shard.set_constraints`."""
-        try:
-            after = given.applied(before)
-            check_sound(after)
-        except InvalidUsage:
-            if self.transport.view(self.name, ViewRequest(with_batches=False)).schema_id != self.expected_id:
-                self._send(before, None)  # which others have changed: it raises SchemaMismatch
-            raise
-        if after == before:
-            return None
-        return self._changed(before, after), after
-
-    def _changed(self, before: ShardSchema, after: ShardSchema) -> int:
-        if not ask_more(after, before):
-            return self._send(after, None)
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        if view.upper == MINIMUM and (number := self._landed(after, MINIMUM)) is not None:
-            return number  # nothing was there
-        return self._tighten(before, after)
-
-    def _tighten(self, before: ShardSchema, after: ShardSchema) -> int:
-        """Look at the contents, and then at what came meanwhile, until nobody writes between a look and the change."""
-        check_readable(self.name, self.transport.view(self.name, ViewRequest(with_batches=False)))
-        new = _new(before, after)
-        with holding(self.transport, self.name, None, "set constraints", 0.0, self.read) as held:
-            try:
-                seen: int | None = None
-                for _ in range(RACES_MAX):
-                    if held.view.schema_id != self.expected_id:  # it has landed before, or raises SchemaMismatch
-                        return self._send(after, None)
-                    contents = _contents(held)
-                    look = SchemaLook(new, self.name)
-                    look.at_all(contents) if seen is None else look.at_added(contents, seen)
-                    look.check()
-                    if (number := self._landed(after, held.view.upper)) is not None:
-                        return number
-                    seen = contents.time
-                    view = self.transport.view(self.name, ViewRequest())
-                    check_lease(view, held.as_of, held.lease)
-                    held.lease.keep()
-                    held = replace(held, view=view)
-            finally:
-                held.lease.close()
-        raise self._lost("set its constraints", held.view.upper)
-
-    def _command(self, after: ShardSchema, upper: Antichain | None) -> c.Command:
-        return c.Constrain(self.expected_id, after.to_record(), upper)
-
-
-class Constrained(ABC):
-    """How a shard's constraints change, as a method of it."""
-
-    name: str
-    _transport: OneShard
-    _settings: HandleSettings
-    _lock: threading.Lock
-    _newest_id: int
-    _schema: ShardSchema
-
-    @abstractmethod
-    def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
-        """The id of the newest schema as of now, and the current one. Raises InvalidUsage."""
-
-    @abstractmethod
-    def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
-        """The schema that came of a change by this handle, which it uses from here on."""
-
     def set_constraints(
         self,
         *,
@@ -411,16 +311,15 @@ class Constrained(ABC):
             (others write all the time), NotReadable (what it holds cannot be read). Nothing was changed then.
         """
         given = Constraining.of(unique, not_null, checks)
-        with self._lock:
-            expected, before = self._newest_id, self._schema
-        change = ConstraintChange(
-            self._transport, self.name, expected, self._settings.read, self._settings.write.retry_s
-        )
-        found = change.run(before, given)
-        if found is None:
-            return self._changed(*self._changing())
-        with after_commit(f"the change of constraints of shard {self.name!r}"):
-            return self._changed(found[0], found)
+        newest, before = self._newest_schema()
+        try:
+            after = given.applied(before)
+            check_sound(after)
+        except InvalidUsage:
+            if self._transport.view(self.name, ViewRequest(with_batches=False)).schema_id != newest:
+                self._evolution(newest).send(before)  # which others have changed: it raises SchemaMismatch
+            raise
+        return self._changed(*self._changing()) if after == before else self._evolve(newest, before, after)
 
     def broken_constraints(self) -> list[BrokenConstraint]:
         """Which constraints the contents as of the latest time break. It reads the whole shard.
@@ -438,10 +337,32 @@ class Constrained(ABC):
         look = SchemaLook(current_schema(view.schemas)[1], self.name)
         with holding(self._transport, self.name, None, "broken constraints", 0.0, self._settings.read) as held:
             try:
-                look.at_all(_contents(held))
+                return list(look.found(held))
             finally:
                 held.lease.close()
-        return list(look.found())
+
+    # --- what a handle gives
+
+    @abstractmethod
+    def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
+        """The id of the newest schema as of now, and the current one. Raises InvalidUsage."""
+
+    @abstractmethod
+    def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
+        """The schema that came of a change by this handle, which it uses from here on."""
+
+    @abstractmethod
+    def _newest_schema(self) -> tuple[int, ShardSchema]:
+        """The id of the newest schema, and the one in use, as the handle knows them."""
+
+    def _evolution(self, newest: int) -> SchemaEvolution:
+        read, retry_s = self._settings.read, self._settings.write.retry_s
+        return SchemaEvolution(self._transport, self.name, newest, read, retry_s)
+
+    def _evolve(self, newest: int, known: ShardSchema, new: ShardSchema) -> ShardSchema:
+        number = self._evolution(newest).run(known, new)
+        with after_commit(f"the change of the schema of shard {self.name!r}"):
+            return self._changed(number, (number, new))
 
 
 def _contents(held: Held) -> Contents:
@@ -482,34 +403,17 @@ class BrokenConstraint:
 class SchemaLook:
     """What of a shard's contents breaks the constraints of a schema."""
 
+    purpose = "set constraints"
+
     def __init__(self, schema: ShardSchema, name: str) -> None:
         self._schema = schema
         self._name = name
+        self._seen: int | None = None  # the time up to which nothing was found
         self._broken: dict[str, tuple[str, int, list[tuple[Any, ...]]]] = {}
-        self._crowds = Crowds(schema)
 
-    def at_all(self, contents: Contents) -> None:
-        """At all rows that are there."""
-        for rows in contents.rows():
-            self._add(rows)
-            if self._schema.details.unique:
-                self._crowds.add(self._schema.conform(rows, 0))
-
-    def at_added(self, contents: Contents, after: int) -> None:
-        """At the rows that came since the time `after`, and at the others of their keys."""
-        keyed = key_schema(self._schema)
-        keys = []
-        for rows in contents.changes(after):
-            self._add(rows)
-            if self._schema.details.unique:
-                keys.append(distinct_keys(rows.filter(pc.greater(rows.column(DIFF), 0)), keyed))
-        if keys:
-            for rows in with_keys(consolidate(keys, keyed), keyed, self._schema).rows(contents):
-                self._crowds.add(self._schema.conform(rows, 0))
-
-    def check(self) -> None:
-        """Raise ConstraintViolated where something was found."""
-        for broken in self.found():
+    def check(self, held: Held) -> None:
+        """Raise ConstraintViolated where the contents, as far as they were not looked at before, break a constraint."""
+        for broken in self.found(held):
             raise violation(
                 f"constraint {broken.constraint!r} cannot be set: shard {self._name!r} {broken.what}; nothing was "
                 "changed: mend what is wrong first",
@@ -518,18 +422,35 @@ class SchemaLook:
                 broken.count,
             )
 
-    def found(self) -> Iterator[BrokenConstraint]:
-        """What was found. No more rows come."""
+    def found(self, held: Held) -> Iterator[BrokenConstraint]:
+        """What breaks them."""
+        contents, crowds = _contents(held), Crowds(self._schema)
+        for rows in self._possible(contents):
+            crowds.add(self._schema.conform(rows, 0))
+        self._seen = contents.time
         for constraint, (how, count, keys) in self._broken.items():
             yield BrokenConstraint(constraint, f"holds {count_text(count, 'row')} {how}", count, keys)
-        crowds = self._crowds.finish()
-        if crowds.count:
-            what = f"has {count_text(crowds.count, 'key')} with more than one row"
-            yield BrokenConstraint(UNIQUE, what, crowds.count, crowds.keys)
+        crowded = crowds.finish()
+        if crowded.count:
+            what = f"has {count_text(crowded.count, 'key')} with more than one row"
+            yield BrokenConstraint(UNIQUE, what, crowded.count, crowded.keys)
 
-    def _add(self, rows: pa.Table) -> None:
-        for broken in breaking(rows, self._schema):
-            self._note(broken)
+    def _possible(self, contents: Contents) -> Iterator[pa.Table]:
+        """Where keys are to be unique, the rows of all keys that came since the last look. It notes what breaks others.
+
+        The first look is at all rows.
+        """
+        keyed, keys = key_schema(self._schema), []
+        is_unique = self._schema.details.unique
+        for rows in contents.rows() if self._seen is None else contents.changes(self._seen):
+            for broken in breaking(rows, self._schema):
+                self._note(broken)
+            if is_unique and self._seen is None:
+                yield rows
+            elif is_unique:
+                keys.append(distinct_keys(rows.filter(pc.greater(rows.column(DIFF), 0)), keyed))
+        if keys:
+            yield from with_keys(consolidate(keys, keyed), keyed, self._schema).rows(contents)
 
     def _note(self, broken: BreakingRows) -> None:
         _, count, keys = self._broken.get(broken.constraint, ("", 0, []))

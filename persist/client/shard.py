@@ -26,7 +26,7 @@ from persist.client.read_api import ReadMethods
 from persist.client.read_leases import CriticalReaderHandle
 from persist.client.row_retention import Retaining
 from persist.client.row_verbs import Verbs
-from persist.client.schema_api import Constrained, Shaping
+from persist.client.schema_api import SchemaMethods
 from persist.client.snapshot import ReadLease
 from persist.client.timestamps import kept_ms, period_ms, shown_instant
 from persist.client.transport import OneShard, Transport
@@ -45,7 +45,7 @@ from persist.parts.schema_evolution import named_by
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(ReadMethods, Verbs, Constrained, Retaining, Shaping):
+class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.

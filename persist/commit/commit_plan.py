@@ -286,7 +286,7 @@ def _stepped(
                 following, result = step(state, spilled, context)
             entry = None
             if following is not state:
-                entry = entry_of(state, following, commands[index], result, callers[index])
+                entry = entry_of(state, following, commands[index], result, callers[index], context.verdict)
             if entry is not None and isinstance(command, c.WriteCommand):
                 check_room(state, given.policy)
         except Exception as error:  # even a bug harms only the command that meets it

@@ -30,6 +30,7 @@ from persist.parts.schema_changes import (
     check_kept,
     check_new,
     check_policy,
+    constrains,
     takes_names,
 )
 from persist.parts.schema_evolution import check_first, check_next, current_schema, of_days, sound_schemas
@@ -37,7 +38,7 @@ from persist.parts.schema_evolution import check_first, check_next, current_sche
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
-EVOLVING = (c.EvolveSchema, c.Constrain, c.Recreate, c.SchemaChange)
+EVOLVING = (c.EvolveSchema, c.Recreate, c.SchemaChange)
 WRITING = (c.Insert, c.CompareAndAppend, c.Append, c.Rewrite)
 BRINGING = (
     *WRITING, c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
@@ -150,7 +151,7 @@ class Inspector:
         return checks[part.schema_id]
 
 
-def schema_change_of(command: c.Command) -> c.EvolveSchema | c.Constrain | c.Recreate | c.SchemaChange | None:
+def schema_change_of(command: c.Command) -> c.EvolveSchema | c.Recreate | c.SchemaChange | None:
     """What the command does to the schema of the shard; None: nothing."""
     change = command.schema if isinstance(command, c.Rewrite) else command
     return change if isinstance(change, EVOLVING) else None
@@ -164,7 +165,7 @@ def is_at_once(command: c.Command) -> bool:
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
 
 
-def _check_schema(change: c.EvolveSchema | c.Constrain | c.Recreate | c.SchemaChange, state: State) -> Verdict:
+def _check_schema(change: c.EvolveSchema | c.Recreate | c.SchemaChange, state: State) -> Verdict:
     """What the plan has to know of the schema. Raises InvalidUsage unless the shard can have it.
 
     Whose turn it is, the plan decides.
@@ -174,10 +175,10 @@ def _check_schema(change: c.EvolveSchema | c.Constrain | c.Recreate | c.SchemaCh
         return Verdict(shard=state.shard_id)
     known = {number: record for number, record in state.schemas.items() if number <= change.expected_id}
     before, after = check_next(change.schema, known or state.schemas)
-    is_looked_at = not isinstance(change, c.SchemaChange) and change.expected_upper is not None
-    if isinstance(change, c.Constrain):
+    is_looked_at = isinstance(change, c.EvolveSchema) and change.expected_upper is not None
+    if isinstance(change, c.EvolveSchema) and constrains(before, after):
         check_constrained(before, after, is_looked_at=is_looked_at)
-        return Verdict(shard=state.shard_id)
+        return Verdict(shard=state.shard_id, constrains=True)
     if of_days(before, after) and not is_looked_at:
         raise InvalidUsage("days become microseconds only once all rows were looked at for far ones: use widen_column")
     check_added(before, after)

@@ -105,7 +105,6 @@ from persist.core.rewrite import SchemaChange as SchemaChange
 from persist.core.rewrite import effects as effects
 from persist.core.rewrite import scopes_of as scopes_of
 from persist.core.shard_commands import BeginClone as BeginClone
-from persist.core.shard_commands import Constrain as Constrain
 from persist.core.shard_commands import EndLoan as EndLoan
 from persist.core.shard_commands import EvolveSchema as EvolveSchema
 from persist.core.shard_commands import ForgetLapsed as ForgetLapsed

@@ -19,22 +19,10 @@ from persist.core.state import Claim, LeasedReader, SchemaRecord, State, WriterS
 class EvolveSchema(ManagedCommand, frozen=True):
     """Make `schema` current iff the current id is `expected_id` and the shard can evolve to it. -> SchemaRegistered
 
-    InvalidUsage where it is no schema, or does not fit the one before it. Where types have no room for every value,
-    `expected_upper` is the shard's upper up to which all values were found to have room; UpperMismatch where somebody
-    wrote since.
-    """
-
-    expected_id: int
-    schema: SchemaRecord
-    expected_upper: Antichain | None = None
-
-
-class Constrain(ManagedCommand, frozen=True):
-    """Make `schema`, which differs in its constraints alone, current iff the current id is `expected_id`.
-
-    -> SchemaRegistered. Where it constrains rows more than before, `expected_upper` is the shard's upper whose contents
-    were found to obey it; UpperMismatch where somebody wrote since. None: it constrains them less. InvalidUsage where
-    it is no schema, differs in something else, or constrains more without an upper.
+    It has other columns than the schema before it, or other constraints, and not both. Where its types have no room for
+    every value, or it constrains rows more, `expected_upper` is the upper up to which the contents were found to fit;
+    UpperMismatch where somebody wrote since. Rows that were staged before are staged anew then. InvalidUsage where it
+    is no schema, does not fit the one before it, or needs an upper.
     """
 
     expected_id: int

@@ -359,12 +359,17 @@ def check_policy(before: ShardSchema, after: ShardSchema, column: str | None) ->
         raise InvalidUsage(f"a policy of rows goes by column {column!r}: change the policy first, or leave the column")
 
 
-def check_constrained(before: ShardSchema, after: ShardSchema, *, is_looked_at: bool) -> None:
-    """Raise InvalidUsage unless the schemas differ in constraints alone, and the contents were looked at for more."""
-    if after.with_details(unique=False, not_null=(), checks=()) != before.with_details(
+def constrains(before: ShardSchema, after: ShardSchema) -> bool:
+    """Whether the schemas differ in constraints alone."""
+    if not differ(after, before):
+        return False
+    return after.with_details(unique=False, not_null=(), checks=()) == before.with_details(
         unique=False, not_null=(), checks=()
-    ) or not after.arrow.equals(before.arrow):
-        raise InvalidUsage("the constraints of a shard change without its columns: change those by evolve_schema")
+    )
+
+
+def check_constrained(before: ShardSchema, after: ShardSchema, *, is_looked_at: bool) -> None:
+    """Raise InvalidUsage unless constraints can change so: the contents were looked at for what asks more."""
     if ask_more(after, before) and not is_looked_at:
         raise InvalidUsage(
             "constraints that ask more than before need the upper of which the contents were looked at: use "

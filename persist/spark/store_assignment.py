@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as t
 from pyspark.sql.types import StructType
 
-from persist.client.schema_api import Evolving
+from persist.client.schema_api import SchemaEvolution
 from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
@@ -244,7 +244,7 @@ def overwritten(schema: StructType, options: WriteOptions, shard: ShardSchema, n
 def evolve(target: Target, view: ShardView, planned: ShardSchema) -> None:
     """Give the shard the columns as planned for the view. Raises SchemaMismatch: others changed them since the view."""
     handles, one = target.connection.handles, executors.one_shard(target, view.shard_id)
-    change = Evolving(one, target.shard, view.schema_id, handles.read, handles.write.retry_s)
+    change = SchemaEvolution(one, target.shard, view.schema_id, handles.read, handles.write.retry_s)
     change.run(current_schema(view.schemas)[1], planned)
 
 

@@ -24,6 +24,8 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.shard_settings import RowPolicy
 from persist.core.state import SchemaRecord
 from persist.formats.records import encoded
+from persist.parts import ShardSchema
+from persist.parts.schema_changes import RenameColumn, altered
 from rpc.app import create_app
 from rpc.audit import VALUE_CHARS_MAX, did, of_command, of_query
 from rpc.auth import mint
@@ -250,6 +252,25 @@ def test_who_did_what(
     assert line.get("shards", []) == several.get(what, [])
     if isinstance(body, dict) and "where" not in body:
         assert json.loads(line["detail"]["body"]) == body
+
+
+def test_a_command_on_a_schema_is_called_by_what_it_changes(house: House, lines: list[dict[str, Any]]) -> None:
+    wider = ShardSchema(pa.schema([("id", pa.int64()), ("n", pa.int64())]), ("id",))
+    strict = wider.with_details(unique=True)
+    changes = [
+        ("evolve schema", 200, c.EvolveSchema(1, wider.to_record())),
+        ("set constraints", 200, c.EvolveSchema(2, strict.to_record(), Antichain(0))),
+        ("set constraints", 409, c.EvolveSchema(3, strict.with_details(unique=False).to_record(), Antichain(7))),
+        ("evolve schema", 200, c.EvolveSchema(3, altered(strict, [RenameColumn("n", "m")]).to_record())),
+    ]
+    assert house.ask("admin", "PUT", "/v1/shards/eu/schemas", FIELDS).status_code == 200
+    lines.clear()
+    for _, status, command in changes:
+        answer = house.ask("admin", "POST", "/v1/shards/eu/schemas/commands", command)
+        assert answer.status_code == status, answer.text
+    assert [(line["what"], line["status"], line.get("detail")) for line in lines] == [
+        (what, status, None) for what, status, _ in changes
+    ]
 
 
 def test_what_only_reads_has_no_line(house: House, lines: list[dict[str, Any]]) -> None:

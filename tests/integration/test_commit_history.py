@@ -117,6 +117,9 @@ def test_each_kind_of_change_has_its_operation(shard: Shard) -> None:
     shard.advance_upper(7)
     shard.attributes.update(AttributeUpdate.replace(named_key("a"), 1))
     shard.evolve_schema(SCHEMA.append(pa.field("more", pa.int64())))
+    shard.set_constraints(checks={"some": "id > 0"})
+    shard.rename_column("more", "much")
+    shard.set_constraints(checks={})
     shard.configure(history="30d")
     shard.forget(4)
     shard.insert([row(4)])
@@ -130,6 +133,9 @@ def test_each_kind_of_change_has_its_operation(shard: Shard) -> None:
         ("advance_upper", 5, 7),
         ("update_attributes", 7, 7),
         ("evolve_schema", 7, 7),
+        ("set_constraints", 7, 7),
+        ("evolve_schema", 7, 7),
+        ("set_constraints", 7, 7),
         ("set_settings", 7, 7),
         ("forget", 0, 4),
         ("insert", 7, 8),

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ from persist import (
     UpperMismatch,
 )
 from persist.client.optimistic_edit import Editing
+from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import TokenReused
+from persist.core.frontier import Antichain
 from persist.core.ids import Token
+from persist.parts import ShardSchema
+from persist.parts.shard_schema import Check
 from rpc.app import create_app
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
@@ -353,6 +358,38 @@ def test_keys_are_made_unique_if_they_are(client: Client) -> None:
         shard.insert([{"id": 1, "n": 1}])
 
 
+def test_a_command_that_asks_more_needs_a_look_and_changes_no_columns(client: Client, checked: Shard) -> None:
+    """A client of one's own is refused what `set_constraints` would not send."""
+    upper, known = checked.upper(), checked.schema
+    more = known.with_details(not_null=(2,))
+    wider = ShardSchema(COLUMNS.append(pa.field("m", pa.int8())), ("id",), replace(more.details, ids=(), next_id=0))
+    less = known.with_details(checks=())
+
+    def change(expected: int, schema: ShardSchema, upper: Antichain | None = None) -> c.Result:
+        return checked._send(c.EvolveSchema(expected, schema.to_record(), upper))
+
+    with pytest.raises(InvalidUsage, match="looked at"):
+        change(1, more)
+    with pytest.raises(InvalidUsage, match="one after the other"):
+        change(1, wider, upper)
+    with pytest.raises(UpperMismatch):
+        change(1, more, Antichain(0))
+    with pytest.raises(SchemaMismatch):
+        change(7, more, upper)
+    with pytest.raises(InvalidUsage, match="which the shard has not"):
+        change(1, known.with_details(checks=(Check("bad", "gone > 0"),)), upper)
+    assert checked.refresh_schema() == known
+    with closing(checked.open_writer()) as writer:
+        staged = writer.stage(pa.table({"id": [3], "n": pa.array([None], pa.int64())}), None)
+        assert change(1, less) == c.SchemaRegistered(2)
+        writer.commit_insert(staged)  # rows that were staged by stricter constraints obey these
+        staged = writer.stage(pa.table({"id": [4], "n": [4]}), None)
+        assert change(2, less.with_details(unique=True), checked.upper()) == c.SchemaRegistered(3)
+        assert change(2, less.with_details(unique=True), upper) == c.SchemaRegistered(3), "a retry"
+        with pytest.raises(SchemaMismatch, match="stage the rows again"):
+            writer.commit_insert(staged)
+
+
 def test_what_others_write_while_the_contents_are_looked_at_is_looked_at_as_well(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,8 +402,8 @@ def test_what_others_write_while_the_contents_are_looked_at_is_looked_at_as_well
     looked: list[int] = []
     check = schema_api.SchemaLook.check
 
-    def interrupted(look: Any) -> None:
-        check(look)
+    def interrupted(look: Any, held: Any) -> None:
+        check(look, held)
         looked.append(1)
         if rivals:
             shard.insert(rivals.pop(0))

@@ -276,7 +276,6 @@ def commands(place: Place) -> list[c.Command]:
         c.HandOver(2),
         c.TakeBack(2),
         c.EvolveSchema(1, schema),
-        c.Constrain(1, schema),
         c.Drop(True),
         c.Recreate(schema),
         c.Finalise(),

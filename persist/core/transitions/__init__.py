@@ -77,7 +77,6 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.SetRungs: row_removal.set_rungs,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.ReadSchemaTimes: lifecycle.read_schema_times,
-    c.Constrain: lifecycle.constrain,
     c.Drop: lifecycle.drop,
     c.Finalise: lifecycle.finalise,
     c.Recreate: lifecycle.recreate,

@@ -41,7 +41,7 @@ from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.state import Policy, State, WriterState
 from persist.core.state_diff import trace_between
-from persist.core.transitions.context import RETRY_SOON_S, Context
+from persist.core.transitions.context import RETRY_SOON_S, SOUND, Context, Verdict
 
 # The commit history: which entry a command leaves, and how entries move from the State to files and are forgotten.
 
@@ -61,7 +61,6 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.HandOver: "hand_over",
     c.TakeBack: "take_back",
     c.EvolveSchema: "evolve_schema",
-    c.Constrain: "set_constraints",
     c.SetSettings: "set_settings",
     c.ForgetHistory: "forget",
     c.AgeHistory: AGE,
@@ -85,7 +84,7 @@ URGENT = 2  # times as many entries as make a file due do not wait for its turn
 
 
 def entry_of(
-    before: State, after: State, command: c.Command, result: c.Result, caller: Caller = NOBODY
+    before: State, after: State, command: c.Command, result: c.Result, caller: Caller = NOBODY, verdict: Verdict = SOUND
 ) -> CommandEntry | None:
     """What the command that led from one State to the other leaves in the commit history; None: nothing.
 
@@ -125,6 +124,8 @@ def entry_of(
         return CommandEntry(operation, lower, upper, rows, size, _retractions(parts), said)
     if kind in (c.ForgetHistory, c.AgeHistory):
         return CommandEntry(operation, before.since, after.since, caller=said)
+    if verdict.constrains:
+        operation = "set_constraints"
     upper = MINIMUM if kind is c.Recreate else after.upper
     return CommandEntry(operation, upper, upper, caller=said)
 

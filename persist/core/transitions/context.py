@@ -56,6 +56,7 @@ class Verdict(Record, frozen=True):
     for this life of the name, since another one has other schemas. None: for every one. `schema`: the rows came by the
     names of columns, where this was the newest schema of the shard: a newer one may give them to others. None: by ids.
     `settings`: a schema takes names from columns, and by the settings of this version nothing goes by such a name.
+    `constrains`: a schema changes constraints, and no columns.
     """
 
     kind: str = ""
@@ -64,6 +65,7 @@ class Verdict(Record, frozen=True):
     shard: ShardId | None = None
     schema: int | None = None
     settings: int | None = None
+    constrains: bool = False
 
     def check(self) -> None:
         """Raise the error, if there is one."""

@@ -37,7 +37,7 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
     if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
         return state, c.SchemaRegistered(current)
     following = with_schema(state, command, context)
-    if command.expected_upper is not None:  # what was staged by the schema before is staged anew
+    if command.expected_upper is not None:  # what is committed from here on was staged by who knew the schema
         check_upper(state, command.expected_upper)
         following = replace(following, schema_floor=current + 1)
     return following, c.SchemaRegistered(current + 1)
@@ -83,21 +83,6 @@ def _settings_after(state: State, looked_at: int | None) -> ShardSettings:
             actual=known.version,
         )
     return replace(known, version=known.version + 1) if known.version else known
-
-
-def constrain(state: State, command: c.Constrain, context: Context) -> tuple[State, c.SchemaRegistered]:
-    """What is committed from here on was staged by a writer who knew the constraints, and so has obeyed them."""
-    current = state.schema_id
-    if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
-        return state, c.SchemaRegistered(current)
-    _check_current(state, command.expected_id)
-    if command.expected_upper is not None:
-        check_upper(state, command.expected_upper)
-    context.verdict.check()
-    schemas = {**state.schemas, current + 1: command.schema}
-    floor = state.schema_floor if command.expected_upper is None else current + 1
-    following = _dated(replace(state, schemas=schemas, schema_floor=floor), context)
-    return following, c.SchemaRegistered(current + 1)
 
 
 def _check_current(state: State, expected: int) -> None:
