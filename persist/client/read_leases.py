@@ -191,7 +191,7 @@ class ReadLease(Timeable):
             closing.join(CLOSE_RETRY_S)
 
     def outlive(self) -> None:
-        """What is read goes on in another process, which renews the lease by its id."""
+        """What is read goes on in another process, which renews the lease by its id. Raises nothing."""
 
     def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
         longest = self._settings.retry_s
