@@ -24,7 +24,6 @@ import persist
 from bench.bars import bar, interleaved, median
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.lease_pool import LeasePool
 from persist.client.shard import Shard
 from tests.support.clocks import World
 from tests.support.server import Server
@@ -39,19 +38,14 @@ EARLIER_MAX, SAME_MAX = 0.6, 1.1
 BOUNDS = {"earlier": EARLIER_MAX, "latest": SAME_MAX, "listen": SAME_MAX}
 
 
-class Untended(LeasePool):
-    """A pool that is tended whenever the program's clock has moved."""
-
-    def _begin_to_tend(self) -> None:
-        return
-
-
 def rows(first: int, count: int) -> pa.Table:
     return pa.table({"id": range(first, first + count), "v": [0.5] * count}, schema=SCHEMA)
 
 
 def read_commits() -> int:
     """Commits of a process that reads every ten seconds for ten minutes: the latest time, an earlier one, a tag."""
+    from tests.support.location import UntendedPool  # another checkout may not have it
+
     world = World()
     reader, writer = world.machine(), world.machine()
     shard = writer.client.create_shard("orders", SCHEMA, ["id"])
@@ -60,7 +54,7 @@ def read_commits() -> int:
     shard.tag("first", at=0)
     transport = reader.client.transport
     assert isinstance(transport, EmbeddedTransport)
-    pool = transport.leases = Untended(reader.clock)
+    pool = transport.leases = UntendedPool(reader.clock)
     mine, machine = reader.shard("orders"), writer.location.machine("orders")
     before, written = machine.refresh().seqno, 0
     for number in range(READS):

@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
 
 from persist.client.transport import AsCaller, Transport
 from persist.commit.system import Clock
@@ -15,6 +14,7 @@ from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Part
 from persist.core.errors import Forbidden, Indeterminate, Overloaded, PersistError
 from persist.core.state import State
+from persist.core.transitions.writers import parts_of
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
 from rpc.prefix_usage import Tally, within
@@ -426,12 +426,9 @@ def _knows(principal: Principal, prefix: str) -> bool:
 # What a command uses of the quotas of who gives it, before it is committed.
 
 
-_BRINGING = frozenset({c.Insert, c.CompareAndAppend, c.Append, c.Rewrite})
-
-
 def check_room(quotas: Quotas, principal: Principal, command: c.Command) -> None:
     """Raises QuotaFull where no more rows may be written: then nobody looks at what the command brings."""
-    if brings_rows(command):
+    if isinstance(command, c.WRITES_ROWS):
         quotas.rows(principal, 0)
 
 
@@ -439,8 +436,8 @@ def admit(quotas: Quotas, principal: Principal, shard: str, command: c.Command) 
     """Count what a command uses, once it is known that its parts are what it says. Raises QuotaFull."""
     if isinstance(command, c.Recreate):
         quotas.adds(principal, shard, "shards")
-    elif brings_rows(command):
-        parts = parts_of(command)
+    elif isinstance(command, c.WRITES_ROWS):
+        parts = list(parts_of(command.runs))
         quotas.rows(principal, sum(part.rows for part in parts))
         quotas.adds(
             principal, shard, "bytes", sum(part.size for part in parts), frees=frees(command), staged=keys_of(parts)
@@ -451,18 +448,8 @@ def settle(
     quotas: Quotas, principal: Principal, shard: str, command: c.Command, known: Callable[[], State | None]
 ) -> None:
     """After a command was done: parts that it brought and the shard's State has count there."""
-    if brings_rows(command):
-        quotas.committed(principal, shard, keys_of(parts_of(command)), known)
-
-
-def brings_rows(command: c.Command) -> bool:
-    """Whether the command may bring parts whose rows are added to the shard, of which the quotas count the bytes."""
-    return type(command) in _BRINGING
-
-
-def parts_of(command: Any) -> list[Part]:
-    """The parts that a command brings to be added."""
-    return [part for run in command.runs for part in run.parts]
+    if isinstance(command, c.WRITES_ROWS):
+        quotas.committed(principal, shard, keys_of(parts_of(command.runs)), known)
 
 
 def keys_of(parts: Iterable[Part]) -> list[str]:
@@ -476,7 +463,7 @@ def check_takes_away(command: c.Command, known: Callable[[], State | None]) -> N
     Rows of a truncation add some only where others are there less often than not at all, which no shard has without a
     retraction.
     """
-    if not isinstance(command, c.Rewrite) or all(part.diff_max <= 0 for part in parts_of(command)):
+    if not isinstance(command, c.Rewrite) or all(part.diff_max <= 0 for part in parts_of(command.runs)):
         return
     state = known()
     if state is None or not any(part.diff_min < 0 for part in state.trace.parts()):
@@ -493,7 +480,7 @@ def frees(command: c.Command) -> bool:
     """
     if not isinstance(command, c.Rewrite) or not (c.effects(command).removes or command.operation == "delete"):
         return False
-    return all(part.diff_max < 0 for part in parts_of(command))
+    return all(part.diff_max < 0 for part in parts_of(command.runs))
 
 
 # What a server commits in somebody's name counts in their quota of bytes, as what they commit by themselves does.
@@ -509,9 +496,9 @@ class WithinQuotas(AsCaller):
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         """Also raises QuotaFull, before anything is committed."""
-        if not brings_rows(command):
+        if not isinstance(command, c.WRITES_ROWS):
             return super().apply(name, command, caller)
-        size = sum(part.size for part in parts_of(command))
+        size = sum(part.size for part in parts_of(command.runs))
         give_back = self._quotas.adds(self._principal, name, "bytes", size, frees=frees(command))
         try:
             return super().apply(name, command, caller)

@@ -90,6 +90,7 @@ class Point:
 class Shared:
     """A lease that several reads use. It holds `since` and later times, or its `point` alone, from `lease.seqno` on."""
 
+    kind: Kind
     lease: Lease
     since: int
     point: Point | None
@@ -145,7 +146,7 @@ class LeasePool:
         self._give_back_released()
         with self._changed:
             known = self._known.get(kind)
-            fit = [one for one in known.shared if self._fits(kind, one, as_of)] if known is not None else []
+            fit = [one for one in known.shared if self._fits(one, as_of)] if known is not None else []
             if not fit:
                 return None
             found = next((one for one in fit if one.point is not None), fit[0])
@@ -153,11 +154,11 @@ class LeasePool:
             found.uses.add(use)
             return use
 
-    def joined(self, kind: Kind, use: Use, as_of: int, seqno: SeqNo) -> None:
+    def joined(self, use: Use, as_of: int, seqno: SeqNo) -> None:
         """What the read has come to: this time, planned from this State."""
         with self._changed:
             use.as_of, use.seqno = as_of, seqno
-            self._read(kind, use)
+            self._read(use)
 
     def open(
         self, kind: Kind, as_of: int, point: Point | None, instead: Shared | None, opened: Callable[[], Lease]
@@ -179,39 +180,36 @@ class LeasePool:
             with self._changed:
                 there = [one for one in self._known.setdefault(kind, _Known()).shared if one is not instead]
                 wanted = point.tag if point is not None and point.tag else as_of
-                if any(self._fits(kind, one, wanted) and (one.point is None) == (point is None) for one in there):
+                if any(self._fits(one, wanted) and (one.point is None) == (point is None) for one in there):
                     return None
                 if point is not None and sum(one.point is not None for one in there) >= POINTS_MAX:
                     return None
             now = self._clock.monotonic()
             lease = opened()
-            made = Shared(lease, as_of, point, now, now, now, lease.seqno)
+            made = Shared(kind, lease, as_of, point, now, now, now, lease.seqno)
             use = Use(made, as_of, lease.seqno, now)
             made.uses.add(use)
             with self._changed:
                 made.is_left = self._closed
                 if not self._closed:
                     self._known.setdefault(kind, _Known()).shared.append(made)
-                    self._read(kind, use)
+                    self._read(use)
                     self._begin_to_tend()
         finally:
+            with self._changed:
+                self._forget_empty(kind)  # where none was taken
             opening.release()
         # What the new one covers, the others need not.
         self._end(lambda one: one is not made and (one is instead or (one.point, point) == (None, None)), kind)
         return use
 
-    def forget(self, use: Use) -> None:
-        """The lease of this use is gone: it takes no more readers, and is not given back."""
-        with self._changed:
-            use.shared.is_left = True
-            for kind, known in list(self._known.items()):
-                known.shared = [one for one in known.shared if one is not use.shared]
-                if not known.shared:
-                    del self._known[kind]
+    def leave(self, shared: Shared) -> None:
+        """It takes no more readers, is neither moved nor renewed here, and stays as it is for those who use it.
 
-    def outlive(self, use: Use) -> None:
-        """What is read goes on elsewhere, where it is renewed: the lease takes no more readers, and stays as it is."""
-        self.forget(use)
+        It is gone, or goes on elsewhere, where it is renewed.
+        """
+        with self._changed:
+            self._left(shared.kind, lambda one: one is shared)
 
     def give_back(self, use: Use) -> None:
         """The read is over. The lease stays for the next one, for a while."""
@@ -259,18 +257,17 @@ class LeasePool:
         with self._changed:
             kinds = list(self._known)
         for kind in kinds:
-            self._end(partial(_is_over, kind, now), kind)
+            self._end(partial(_is_over, now), kind)
         due: list[tuple[Shared, int, SeqNo]] = []
         with self._changed:
-            for kind, known in self._known.items():
-                for shared in known.shared:
-                    lapsed = {use for use in shared.uses if now - use.active_s > kind.lease_ms / 1000}
-                    for use in lapsed:
-                        use.has_lapsed = not kind.is_plan
-                    shared.uses -= set() if kind.is_plan else lapsed
-                    is_read = not kind.is_plan and now < shared.active_s + kind.kept_s
-                    if is_read and now >= shared.moved_s + kind.moves_s:
-                        due.append((shared, *self._moved(kind, shared, now)))
+            for shared in [one for kind, known in self._known.items() if not kind.is_plan for one in known.shared]:
+                kind = shared.kind
+                lapsed = {use for use in shared.uses if now - use.active_s > kind.lease_ms / 1000}
+                for use in lapsed:
+                    use.has_lapsed = True
+                shared.uses -= lapsed
+                if now < shared.active_s + kind.kept_s and now >= shared.moved_s + kind.moves_s:
+                    due.append((shared, *self._moved(shared, now)))
         for shared, since, seqno in due:
             try:
                 if shared.point is not None:
@@ -278,7 +275,7 @@ class LeasePool:
                 else:
                     shared.lease.move_alone(Antichain(since), seqno)
             except Expired:  # this process was suspended; who uses it is told at the next renewal
-                self.forget(Use(shared, since, seqno, now))
+                self.leave(shared)
             except Exception:
                 pass  # who uses it renews it too, and is told what is wrong
         with self._changed:
@@ -306,29 +303,30 @@ class LeasePool:
             with suppress(IndexError):  # another thread was faster
                 self.give_back(self._released.popleft())
 
-    def _fits(self, kind: Kind, shared: Shared, as_of: int | str | None) -> bool:
+    def _fits(self, shared: Shared, as_of: int | str | None) -> bool:
+        kind = shared.kind
         if kind.is_plan and self._clock.monotonic() - shared.opened_s >= kind.takes_s:
             return False
         if shared.point is not None:
             return as_of == shared.point.tag if isinstance(as_of, str) else as_of == shared.point.time
         return not isinstance(as_of, int) or shared.since <= as_of
 
-    def _read(self, kind: Kind, use: Use) -> None:
+    def _read(self, use: Use) -> None:
         """Remember which time was read, for as long as leases are kept."""
         shared, now = use.shared, self._clock.monotonic()
         use.active_s = shared.active_s = now
         shared.seen = max(shared.seen, use.seqno)
-        period = int(now * PERIODS / kind.kept_s)
+        period = int(now * PERIODS / shared.kind.kept_s)
         if shared.recent and shared.recent[-1][0] == period:
             period, earliest = shared.recent.pop()
             shared.recent.append((period, min(earliest, use.as_of)))
         else:
             shared.recent.append((period, use.as_of))
 
-    def _moved(self, kind: Kind, shared: Shared, now: float) -> tuple[int, SeqNo]:
+    def _moved(self, shared: Shared, now: float) -> tuple[int, SeqNo]:
         """Where a lease moves to: what is read, or was read a moment ago, stays held. No read joins before it."""
         shared.moved_s = now
-        begin = int(now * PERIODS / kind.kept_s) - PERIODS
+        begin = int(now * PERIODS / shared.kind.kept_s) - PERIODS
         wanted = [use.as_of for use in shared.uses] + [time for period, time in shared.recent if period >= begin]
         shared.since = max(shared.since, min(wanted, default=shared.since))
         return shared.since, min((use.seqno for use in shared.uses), default=shared.seen)
@@ -336,18 +334,27 @@ class LeasePool:
     def _end(self, is_over: Callable[[Shared], bool], kind: Kind) -> None:
         """Leave these leases of a kind to those who use them, and give back what nobody uses."""
         with self._changed:
-            known = self._known.get(kind)
-            over = [shared for shared in known.shared if is_over(shared)] if known is not None else []
-            if known is not None and over:
-                known.shared = [shared for shared in known.shared if shared not in over]
-                if not known.shared:
-                    del self._known[kind]
-            for shared in over:
-                shared.is_left = True
-            ended = [shared for shared in over if not shared.uses]  # of a plan nobody tells: it lapses
+            ended = [shared for shared in self._left(kind, is_over) if not shared.uses]  # of a plan nobody tells
         for shared in ended:
             if not deadlines.has_passed():
                 shared.lease.close()
+
+    def _left(self, kind: Kind, is_over: Callable[[Shared], bool]) -> list[Shared]:
+        """Those of these leases of a kind that took readers up to now. The lock is held."""
+        known = self._known.get(kind)
+        over = [shared for shared in known.shared if is_over(shared)] if known is not None else []
+        for shared in over:
+            shared.is_left = True
+        if known is not None and over:
+            known.shared = [shared for shared in known.shared if not shared.is_left]
+            self._forget_empty(kind)
+        return over
+
+    def _forget_empty(self, kind: Kind) -> None:
+        """Nothing is known of a kind without leases. The lock is held."""
+        known = self._known.get(kind)
+        if known is not None and not known.shared:
+            del self._known[kind]
 
     def _begin_to_tend(self) -> None:
         if not self._tends:
@@ -355,11 +362,11 @@ class LeasePool:
             threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
 
 
-def _is_over(kind: Kind, now: float, shared: Shared) -> bool:
+def _is_over(now: float, shared: Shared) -> bool:
     """Whether it takes no more readers: it is given back then, or left to those who use it."""
-    if kind.is_plan:
-        return now >= shared.opened_s + kind.takes_s
-    return not shared.uses and now >= shared.active_s + kind.kept_s
+    if shared.kind.is_plan:
+        return now >= shared.opened_s + shared.kind.takes_s
+    return not shared.uses and now >= shared.active_s + shared.kind.kept_s
 
 
 def _tend_all(found: weakref.ref[LeasePool]) -> None:

@@ -72,7 +72,7 @@ class LentLease(ReadLease):
         self._use.shared.lease.check()
 
     def outlive(self) -> None:
-        self._pool.outlive(self._use)
+        self._pool.leave(self._use.shared)
 
     def release(self) -> None:
         if not self._closed:
@@ -164,7 +164,7 @@ class _Joining:
             view = self.transport.view(name, ViewRequest(reader=reader, tag=tag))
             at, may_join = _time(view, as_of)
             if use is not None and _covers(view, use, at) and may_join:
-                self.pool.joined(self.kind, use, at, view.seqno)
+                self.pool.joined(use, at, view.seqno)
                 return self._lent(use, at, view)
             is_gone = use is not None and (view.reader is None or use.shared.point is not None)
             opened = self._opened(view, at, use if is_gone else None, tag)
@@ -182,7 +182,7 @@ class _Joining:
             lease.keep()
             return Held(self.transport, at, view, lease, self.settings)
         except Expired:  # it lapsed, as of a process that was suspended
-            self.pool.forget(use)
+            self.pool.leave(use.shared)
             lease.close()
             return None
         except BaseException:
@@ -209,7 +209,7 @@ class _Joining:
             if lease.seqno > view.seqno:
                 view = self.transport.view(name, ViewRequest(min_seqno=lease.seqno))
             check_lease(view, at, lease)
-            self.pool.joined(self.kind, use, at, view.seqno)
+            self.pool.joined(use, at, view.seqno)
             lease.seqno = view.seqno
             return Held(self.transport, at, view, lease, settings)
         except BaseException:

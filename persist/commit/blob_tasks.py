@@ -192,7 +192,7 @@ class BlobWorker:
 
     def _spilled(self, task: Spill) -> c.Command:
         command, state, blob = task.command, task.state, self._versions.blob
-        assert isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.Rewrite))
+        assert isinstance(command, c.WRITES_ROWS)
         runs: list[Run] = [run for run in command.runs if not any(part.is_inline for part in run.parts)]
         inline = [part for run in command.runs for part in run.parts if part.is_inline]
         with translated():

@@ -39,9 +39,8 @@ LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 EVOLVING = (c.EvolveSchema, c.Recreate, c.SchemaChange)
-WRITING = (c.Insert, c.CompareAndAppend, c.Append, c.Rewrite)
 BRINGING = (
-    *WRITING, c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
+    *c.WRITES_ROWS, c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
 )  # fmt: skip
 """Commands that may name new parts or a rollup, or have a schema."""
 OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
@@ -220,4 +219,4 @@ def _runs(command: c.Command) -> Iterable[Run]:
         return () if command.replacement is None else (Run((command.replacement,)),)
     if isinstance(command, c.MergeResult):
         return command.outputs
-    return command.runs if isinstance(command, WRITING) else ()
+    return command.runs if isinstance(command, c.WRITES_ROWS) else ()

@@ -346,7 +346,10 @@ def _of_blocks(blocks: Sequence[_Block]) -> Batches:
 
 def common_start(before: Iterable[HollowBatch], after: Iterable[HollowBatch]) -> int:
     """How many batches the two begin with alike. Blocks that they share are not looked into."""
-    old_blocks, new_blocks = batches_of(before)._all_blocks(), batches_of(after)._all_blocks()
+    old, new = batches_of(before), batches_of(after)
+    if old.is_start_of(new):
+        return len(old)
+    old_blocks, new_blocks = old._all_blocks(), new._all_blocks()
     same = blocks = 0
     for one, other in zip(old_blocks, new_blocks, strict=False):
         if one is not other:
@@ -354,12 +357,6 @@ def common_start(before: Iterable[HollowBatch], after: Iterable[HollowBatch]) ->
         same += len(one)
         blocks += 1
     left, right = (chain.from_iterable(held[blocks:]) for held in (old_blocks, new_blocks))
-    if blocks < min(len(old_blocks), len(new_blocks)):
-        one, other = old_blocks[blocks], new_blocks[blocks]
-        if one == other[: len(one)]:  # nearly always: one more batch. Told by identity, in C
-            same += len(one)
-            left = chain.from_iterable(old_blocks[blocks + 1 :])
-            right = chain.from_iterable((other[len(one) :], *new_blocks[blocks + 1 :]))
     for first, second in zip(left, right, strict=False):
         if first is not second and first != second:
             break
@@ -513,15 +510,10 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         before, after = self.batches, later.batches
         if before is after:
             return None
-        assert isinstance(before, Batches)
-        assert isinstance(after, Batches)
-        if before.is_start_of(after) and len(before) < len(after):
-            return len(before), 0, after[len(before) :]
         first = common_start(before, after)
-        if first == len(before) == len(after):
-            return None
-        most = min(len(before), len(after)) - first
-        tail = common_end(before, after, most) if most else 0
+        if first == len(before):  # nearly always: there are more at its end
+            return (first, 0, tuple(after[first:])) if first < len(after) else None
+        tail = common_end(before, after, min(len(before), len(after)) - first)
         return first, len(before) - first - tail, tuple(after[first : len(after) - tail])
 
 

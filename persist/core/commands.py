@@ -180,6 +180,10 @@ class Insert(WriterCommand, frozen=True):
     attributes: tuple[AttributeUpdate, ...] = ()
 
 
+WRITES_ROWS = (CompareAndAppend, Append, Insert, Rewrite)
+"""What may bring `runs` whose rows are added to the shard."""
+
+
 class ForcedCommand(ManagedCommand, frozen=True, kw_only=True):
     """`force` comes after all other fields, so that clients of before, who do not send it, are understood."""
 

@@ -16,13 +16,14 @@ import pytest
 
 import persist
 from persist.client.embedded import EmbeddedTransport
-from persist.client.lease_pool import CLOSE_S, KEPT_S, PARTS_OF_LEASE, POINTS_MAX, Kind, LeasePool
+from persist.client.lease_pool import CLOSE_S, KEPT_S, PARTS_OF_LEASE, POINTS_MAX, Kind
 from persist.client.read_leases import CLOSE_RETRY_S
 from persist.client.transport import OneShard
 from persist.core.ids import ShardId
 from persist.core.state import State
 from tests.integration.test_fork import forked
 from tests.support.clocks import Machine, World
+from tests.support.location import UntendedPool
 from tests.support.server import url_of
 from tests.support.waiting import wait_until
 
@@ -44,13 +45,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 class Pooled:
     """A machine of a world whose time stands still, with a pool that is tended by hand."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(LeasePool, "_begin_to_tend", lambda pool: None)
+    def __init__(self) -> None:
         self.world = World()
         self.machine: Machine = self.world.machine()
         transport = self.machine.client.transport
         assert isinstance(transport, EmbeddedTransport)
-        self.pool = transport.leases = LeasePool(self.machine.clock)
+        self.pool = transport.leases = UntendedPool(self.machine.clock)
         self.shard = self.machine.client.create_shard("orders", SCHEMA, ["id"])
         self.other = self.world.machine().client.shard("orders")
 
@@ -81,8 +81,8 @@ class Pooled:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Pooled:
-    made = Pooled(monkeypatch)
+def place() -> Pooled:
+    made = Pooled()
     made.shard.insert([{"id": 0}])
     return made
 

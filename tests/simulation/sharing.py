@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from persist.client.lease_pool import Kind, LeasePool, Shared
+from persist.client.lease_pool import LeasePool, Shared
 from persist.core.ids import SeqNo
 from tests.simulation.world import SimClock
 
@@ -25,7 +25,7 @@ class SimPool(LeasePool):
 def shared_lease_leaves_its_users() -> AbstractContextManager[Any]:
     """A shared lease moves on to the newest State, whatever is read by it."""
 
-    def moved(self: LeasePool, kind: Kind, shared: Shared, now: float) -> tuple[int, SeqNo]:
+    def moved(self: LeasePool, shared: Shared, now: float) -> tuple[int, SeqNo]:
         shared.moved_s = now
         newest = max(time for _, time in shared.recent)
         return newest, shared.seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -132,28 +133,19 @@ def test_seeds_that_differ_from_day_to_day_keep_every_promise() -> None:
 
 @pytest.mark.smoke
 @pytest.mark.proof
-def test_clones_and_publications_keep_every_promise() -> None:
-    totals = run_here(COPIED)
+@pytest.mark.parametrize(
+    ("seeds", "paths"),
+    [
+        pytest.param(COPIED, COPY_PATHS, id="clones and publications"),
+        pytest.param(SHARED, (), id="reads that share leases"),
+        pytest.param(FED, FED_PATHS, id="a source beside erasures"),
+    ],
+)
+def test_seeds_of_their_own_keep_every_promise(seeds: range, paths: Sequence[str]) -> None:
+    totals = run_here(seeds)
     print(totals)
     assert not totals.failures, "\n\n".join(totals.failures)
-    assert not is_whole() or [path for path in COPY_PATHS if not totals.paths[path]] == []
-
-
-@pytest.mark.smoke
-@pytest.mark.proof
-def test_reads_that_share_leases_keep_every_promise() -> None:
-    totals = run_here(SHARED)
-    print(totals)
-    assert not totals.failures, "\n\n".join(totals.failures)
-
-
-@pytest.mark.smoke
-@pytest.mark.proof
-def test_a_source_is_ingested_once_beside_erasures() -> None:
-    totals = run_here(FED)
-    print(totals)
-    assert not totals.failures, "\n\n".join(totals.failures)
-    assert not is_whole() or [path for path in FED_PATHS if not totals.paths[path]] == []
+    assert not is_whole() or [path for path in paths if not totals.paths[path]] == []
 
 
 @pytest.mark.parametrize(

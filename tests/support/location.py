@@ -9,6 +9,7 @@ from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
+from persist.client.lease_pool import LeasePool
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.state import Policy
@@ -16,6 +17,13 @@ from persist.formats.state_frames import THIS_BUILD, Build
 
 EAGER = Policy(rollup_every=32, inline_batches=16)
 """Upkeep has something to do after fewer commits than by default."""
+
+
+class UntendedPool(LeasePool):
+    """Shared leases that are looked at by hand, whenever the clock has moved."""
+
+    def _begin_to_tend(self) -> None:
+        return
 
 
 class TestClock:

@@ -61,7 +61,7 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
         raise owned_by_appenders(state.name, state.upper)
     following = _with_what_is_asked(state, command, context)
     time = _checked_time(state, command)
-    _check_conditions(state, command, time)
+    _check_conditions(state, command, effects.as_of, time)
     cut = _cut(following, command, time)
     settles = command.tombstone is not None and not command.expected_upper.is_empty and _has_pending(state)
     waits = is_fed and effects.waits
@@ -150,9 +150,9 @@ def _is_only_added_to(state: State, before: int, expected: Antichain) -> bool:
     )
 
 
-def _check_conditions(state: State, command: c.Rewrite, time: int) -> None:
-    """Raises what refuses the settings, the time that a restore or a truncation is about, or the erasure."""
-    settings, point = state.settings, c.effects(command).as_of
+def _check_conditions(state: State, command: c.Rewrite, point: int, time: int) -> None:
+    """Raises what refuses the settings, the time `point` that a restore or a truncation is about, or the erasure."""
+    settings = state.settings
     has_column = settings.rows is not None and settings.rows.column is not None
     if command.settings_version is not None and (command.settings_version != settings.version or not has_column):
         raise Conflict(

@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import persist
 from persist.client.embedded import EmbeddedTransport
-from persist.client.lease_pool import PLANS_S, Kind, LeasePool
+from persist.client.lease_pool import PLANS_S, Kind
 from persist.client.snapshot import ReadLease
 from persist.commit.location import LocationSettings
 from persist.core.frontier import Antichain
@@ -21,19 +21,12 @@ from persist.core.state import Policy, State
 from persist.spark import change_feed, executors, planning
 from persist.spark.batch_io import SnapshotReader
 from persist.spark.options import Options, ReadOptions, Target
-from tests.support.location import TestClock
+from tests.support.location import TestClock, UntendedPool
 from tests.support.waiting import wait_until
 
 SCHEMA = StructType([StructField("id", LongType())])
 LOADS = 200
 LEASE_S = 900
-
-
-class Untended(LeasePool):
-    """A pool that is tended by hand."""
-
-    def _begin_to_tend(self) -> None:
-        return
 
 
 class Dashboard:
@@ -42,7 +35,7 @@ class Dashboard:
         self.target = Target.of(options)
         self.transport = executors.transport(self.target.connection)
         self.clock = TestClock()  # stands still: a minute is not over, however slow the machine
-        self.pool = Untended(self.clock)
+        self.pool = UntendedPool(self.clock)
         self.transport.leases = self.pool  # type: ignore[attr-defined]
         self.reader = SnapshotReader(self.target, ReadOptions.of(options), SCHEMA)
         self.client = persist.connect(f"persist://{directory}")
