@@ -23,7 +23,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
-from persist.commit.expiry import age
+from persist.commit.expiry import forget_outlived
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.core import commands as c
 from persist.core.frontier import Antichain
@@ -143,7 +143,7 @@ def bench_days() -> None:
 
 def maintain(location: Location, name: str, clock: TestClock) -> None:
     """What `persist maintain run` does, once."""
-    age(location.machine(name), clock)
+    forget_outlived(location.machine(name), clock)
     Worker(location).run(name)
     Collector(location).run(name)
 

@@ -157,7 +157,7 @@ class Sweeper:
         if found and not self._settings.dry_run:
             # Commit before anything is deleted. A writer that stepped before this and commits only now loses the race,
             # steps again, and is told that what it staged may be gone.
-            refused = machine.apply(c.RefuseStagedBefore(age.before_ms))
+            refused = machine.apply(c.ForgetLapsed(staged_before_ms=age.before_ms))
             assert isinstance(refused, c.SweptBefore)
             age = replace(age, before_ms=min(age.before_ms, refused.before_ms))
         self._delete(name, self._unnamed(machine.refresh(), listed, age, report), report)

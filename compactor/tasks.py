@@ -14,7 +14,7 @@ from persist.client.row_retention import RetentionKeeper, RetentionRun
 from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.commit.erasure_scan import leave_out_before, scanned
-from persist.commit.expiry import age, forget_dropped, forget_tags, is_aging, step_s, tags_in_s
+from persist.commit.expiry import forget_outlived, is_aging, step_s, tags_in_s
 from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf
 from persist.commit.publication_keeper import Published
@@ -54,30 +54,20 @@ def merge_task(
 
 
 def history_task(location: Location, committer_of: CommitterOf) -> Task:
-    """Move the shard's own hold on since with the clock, in steps, and let tags go; look again when more is due.
-
-    Rows that were dropped leave the State once nobody can read them.
-    """
+    """Forget what the shard has outlived, its history in steps; look again when more is due."""
     due: dict[str, float] = {}
 
     def forget(name: str) -> float | None:
-        machine = committer_of(name)
-        forget_tags(machine, location.clock)
-        again_s = aged(name, machine)
-        forget_dropped(machine)
-        return again_s
-
-    def aged(name: str, machine: Committer) -> float | None:
-        now_s = location.clock.monotonic()
-        if (wait_s := due.get(name, now_s) - now_s) > 0:
-            return _soonest(wait_s if is_aging(machine.state()) else None, machine.state(), location)
-        if age(machine, location.clock) is None:
-            return _soonest(None, machine.state(), location)
-        if len(due) >= AGED_MAX:
-            due.clear()
+        machine, now_s = committer_of(name), location.clock.monotonic()
+        wait_s = due.get(name, now_s) - now_s
+        aged = forget_outlived(machine, location.clock, ages=wait_s <= 0)
         state = machine.state()
-        due[name] = now_s + step_s(state)
-        return _soonest(step_s(state) if is_aging(state) else None, state, location)
+        if aged:
+            if len(due) >= AGED_MAX:
+                due.clear()
+            wait_s = step_s(state)
+            due[name] = now_s + wait_s
+        return _soonest(wait_s if wait_s > 0 and is_aging(state) else None, state, location)
 
     return forget
 

@@ -151,7 +151,7 @@ class AttributeIndex:
                 instants.update(command.cuts_ms)
             elif isinstance(command, c.SetRungs):
                 instants.update(rung.at_ms for rung in command.rungs)
-            elif isinstance(command, c.AgeHistory):
+            elif isinstance(command, c.ForgetOutlived) and command.before_ms is not None:
                 instants.add(command.before_ms)
             elif isinstance(command, c.TimeShown):
                 times.add(command.time)

@@ -419,7 +419,7 @@ class Lending:
             if self._may_be_taken(state, loan_id, loan):
                 continue
             # Whoever lent and does not know that may lend again: the list is too old for that from now on.
-            refused = machine.apply(c.RefuseStagedBefore(born_ms(loan.list_key) + 1))
+            refused = machine.apply(c.ForgetLapsed(staged_before_ms=born_ms(loan.list_key) + 1))
             assert isinstance(refused, c.SweptBefore)
             if refused.before_ms > born_ms(loan.list_key):  # else this machine's clock is behind: later
                 machine.apply(c.EndLoan(loan_id))
@@ -438,7 +438,7 @@ class Lending:
             _remember(self._taken, loan_id, None)
             return True
         if found.swept_before_ms <= born:
-            borrower.apply(c.RefuseStagedBefore(born + 1))
+            borrower.apply(c.ForgetLapsed(staged_before_ms=born + 1))
             found = borrower.refresh()
         return loan_id in found.borrowed or found.swept_before_ms <= born
 

@@ -185,34 +185,22 @@ def _may_go(file: EntryFile, before_ms: int) -> bool:
     return not file.until_ms or is_entry_file_outlived(file, before_ms)
 
 
-def age(machine: Committer, clock: Clock) -> c.HistoryMoved | None:
-    """Forget what is older than the shard's history; None: there is nothing to forget. Repeating it is safe.
+def forget_outlived(machine: Committer, clock: Clock, *, ages: bool = True) -> bool:
+    """Forget what is older than the shard's history, tags that were kept long enough, and rows that drops took away.
 
-    Raises Unavailable where the clocks of the committer and of the blob store do not agree: by one alone nothing goes.
+    Whether history was due, which stays without `ages`. Commits once at most; repeating it is safe. Raises Unavailable
+    where the clocks of the committer and of the blob store do not agree: by one alone nothing goes.
     """
     state = machine.state()
     before_ms = max(0, clock.now_ms() - (state.settings.history_ms or 0))
-    if not is_aging(state) or not (_moves(state) or any(_may_go(file, before_ms) for file in state.entry_files)):
-        return None
-    moved = machine.apply(c.AgeHistory(before_ms))
-    assert isinstance(moved, c.HistoryMoved)
-    return moved
+    is_due = ages and is_aging(state) and (_moves(state) or any(_may_go(f, before_ms) for f in state.entry_files))
+    tags_s = tags_in_s(state, clock)
+    if is_due or (tags_s is not None and tags_s <= 0) or forgettable(state):
+        machine.apply(c.ForgetOutlived(before_ms if is_due else None))
+    return is_due
 
 
 def tags_in_s(state: State, clock: Clock) -> float | None:
     """In how many seconds the first tag was kept for long enough; at most 0: now. None: there is no such tag."""
     ends = [tag.until_ms for tag in state.tags.values() if tag.until_ms is not None]
     return (min(ends) - clock.now_ms()) / 1000 if ends else None
-
-
-def forget_dropped(machine: Committer) -> None:
-    """Take what drops took away out of the State, where nobody can read it any more. Repeating it is safe."""
-    if forgettable(machine.state()):
-        machine.apply(c.ForgetDropped())
-
-
-def forget_tags(machine: Committer, clock: Clock) -> None:
-    """Let the tags go that were kept for long enough. Repeating it is safe. Raises Unavailable as `age` does."""
-    due_s = tags_in_s(machine.state(), clock)
-    if due_s is not None and due_s <= 0:
-        machine.apply(c.ForgetTags())

@@ -29,7 +29,7 @@ from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache
 from persist.commit.collector import Collector, GcSettings
-from persist.commit.expiry import age, forget_dropped, forget_tags
+from persist.commit.expiry import forget_outlived
 from persist.commit.location_identity import Identity
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.publication_writer import Publisher, PublishSettings
@@ -181,10 +181,7 @@ class Location:
     def _maintain(self, name: str) -> None:
         """What an embedded program does for a shard besides its commits: forget what is old, then collect."""
         try:
-            machine = self.machine(name)
-            forget_tags(machine, self.clock)
-            age(machine, self.clock)
-            forget_dropped(machine)
+            forget_outlived(self.machine(name), self.clock)
         except PersistError as error:  # no clock can be trusted now: later
             self.sight.storms.corrupted(name, error, "forgetting what is old")
         self._collector.run(name)

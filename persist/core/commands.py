@@ -35,12 +35,10 @@ from persist.core.command import WriterCommand as WriterCommand
 from persist.core.command import kinds as kinds
 from persist.core.dedup import OutcomeFile
 from persist.core.frontier import Antichain
-from persist.core.history_commands import AgeHistory as AgeHistory
 from persist.core.history_commands import CutKept as CutKept
 from persist.core.history_commands import FlushEntries as FlushEntries
-from persist.core.history_commands import ForgetDropped as ForgetDropped
 from persist.core.history_commands import ForgetHistory as ForgetHistory
-from persist.core.history_commands import ForgetTags as ForgetTags
+from persist.core.history_commands import ForgetOutlived as ForgetOutlived
 from persist.core.history_commands import LowerSeal as LowerSeal
 from persist.core.history_commands import NoteLooked as NoteLooked
 from persist.core.history_commands import NoteRewritten as NoteRewritten
@@ -114,7 +112,6 @@ from persist.core.shard_commands import Lend as Lend
 from persist.core.shard_commands import LendOn as LendOn
 from persist.core.shard_commands import Lent as Lent
 from persist.core.shard_commands import ReadSchemaTimes as ReadSchemaTimes
-from persist.core.shard_commands import RefuseStagedBefore as RefuseStagedBefore
 from persist.core.shard_commands import Returned as Returned
 from persist.core.shard_commands import ShrinkLoan as ShrinkLoan
 from persist.core.shard_commands import TakeBack as TakeBack

@@ -81,14 +81,17 @@ class ReadShardSettings(ReadCommand, frozen=True):
     """The shard's settings as of now. -> SettingsAre; changes nothing."""
 
 
-class AgeHistory(MaintainCommand, frozen=True):
-    """Move the shard's own hold to what was there at `before_ms`. -> HistoryMoved
+class ForgetOutlived(MaintainCommand, frozen=True):
+    """Forget history of before `before_ms`, tags that were kept long enough, and dropped rows. -> HistoryMoved
 
-    Changes nothing where that is not older than the history of the shard by the clock of this commit.
-    Where the shard keeps no history, since follows the latest time as far as readers allow.
+    History: the shard's own hold moves to what was there at `before_ms`, where that is older than the history of the
+    shard by the clock of this commit; where the shard keeps none, since follows the latest time as far as readers
+    allow. None: it stays. Dropped rows leave the State where no readable time comes before their drop, by metadata
+    alone: parts wholly before a cut go, parts across it are clipped. A retry is safe. Unavailable: the clock of the
+    committer could not be checked, by which history or a tag is due.
     """
 
-    before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+    before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None = None
 
 
 class ForgetHistory(Command, frozen=True):
@@ -131,17 +134,6 @@ class RemoveTag(ManageCommand, frozen=True):
 
 class ReadTags(ReadCommand, frozen=True):
     """The shard's tags as of now. -> TagsAre; changes nothing."""
-
-
-class ForgetTags(MaintainCommand, frozen=True):
-    """Take away the tags that were to be kept up to a time that a checked clock has passed. -> TagsAre"""
-
-
-class ForgetDropped(MaintainCommand, frozen=True):
-    """Take the rows out of the State that drops took away, where no readable time comes before the drop. -> Done
-
-    By metadata alone: parts wholly before a cut go, parts across it are clipped. A retry is safe.
-    """
 
 
 class ReadCriticalReaders(ReadCommand, frozen=True):

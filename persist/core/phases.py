@@ -51,7 +51,6 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.TakeClaim: EVER,
     c.ReleaseClaim: EVER,
     c.ForgetLapsed: EVER,
-    c.RefuseStagedBefore: EVER,
     # Loans outlive what was lent, and the life of the name.
     c.LendOn: EVER,
     c.ShrinkLoan: EVER,

@@ -67,23 +67,17 @@ class LapsedLeases(Record, frozen=True):
 
 
 class ForgetLapsed(MaintainCommand, frozen=True):
-    """Forget readers, writers and claims whose leases lapsed, in a commit that happens even if none did. -> Done
+    """Forget what lapsed: leases, and the right to name what was staged. -> SweptBefore, whose commit always happens.
 
-    The caller vouches that those in `silent` lapsed too. One of them that was renewed since, so that it differs from
-    what is given here, is kept.
+    Readers, writers and claims go whose leases lapsed. The caller vouches that those in `silent` lapsed too. One of
+    them that was renewed since, so that it differs from what is given here, is kept. From now on no blob is named
+    whose key was minted before `staged_before_ms`, unless it is named already; never beyond the committer's own clock.
+    A commit that was stepped from an earlier State loses its race: so what is that old and is not named now may be
+    deleted.
     """
 
     silent: LapsedLeases = LapsedLeases()
-
-
-class RefuseStagedBefore(MaintainCommand, frozen=True):
-    """From now on name no blob whose key was minted before `before_ms`, unless it is named already. -> SweptBefore
-
-    Never beyond the committer's own clock. It also forgets what ForgetLapsed does. After it, a commit that was stepped
-    from an earlier State loses its race: so what is that old and is not named now may be deleted.
-    """
-
-    before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+    staged_before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] = 0
 
 
 # Commands of clones, and their results. `commands` has all of their names too.

@@ -171,7 +171,7 @@ def orders(story: Story) -> None:
         story.write(client, "orders", "insert", client.new_token(), **given, attributes=[attribute(9)])
         shard.critical_reader("passing", "of a job that ended").expire()
         shard.critical_reader("job", "the job's own").downgrade_since(upper)
-        location.machine("orders").apply(c.RefuseStagedBefore(location.clock.now_ms() - 13 * HOUR_MS))
+        location.machine("orders").apply(c.ForgetLapsed(staged_before_ms=location.clock.now_ms() - 13 * HOUR_MS))
 
 
 def copies(story: Story) -> None:

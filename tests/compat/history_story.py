@@ -25,7 +25,6 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
 from persist.commit.collector import Collector
-from persist.commit.expiry import forget_dropped
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.commit.machine import MachineSettings
 from persist.commit.system import SystemClock
@@ -164,7 +163,7 @@ def truncated(past: Past) -> None:
         shard.truncate(2, mode="drop")
         shard.insert([{"k": "later", "v": 1}])
         shard.forget(2)
-        forget_dropped(process.location.machine("thrown"))
+        process.location.machine("thrown").apply(c.ForgetOutlived())
         shard = process.create("overrun", "forever")
         shard.critical_reader("slow").downgrade_since(0)
         shard.retain({"age": "2s", "cut_every": "1s", "consumers": ["slow"], "consumers_max_age": "4s"})

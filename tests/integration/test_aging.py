@@ -7,7 +7,7 @@ import pytest
 
 from compactor.tasks import history_task
 from persist.client.shard import Shard
-from persist.commit.expiry import age, step_s
+from persist.commit.expiry import forget_outlived, step_s
 from persist.core import commands as c
 from persist.core.errors import Unavailable
 from persist.core.frontier import Antichain
@@ -29,7 +29,7 @@ def insert_every_hour(world: World, shard: Shard, hours: int) -> None:
 
 def aged(machine: Machine) -> Antichain:
     """Since, after maintenance had its turn."""
-    age(machine.location.machine(NAME), machine.clock)
+    forget_outlived(machine.location.machine(NAME), machine.clock)
     return machine.shard(NAME).since()
 
 
@@ -61,6 +61,22 @@ def test_maintenance_comes_again_in_steps_and_rests_once_nothing_is_left(world: 
     assert task(NAME) is None
 
 
+def test_one_commit_forgets_history_tags_and_dropped_rows(world: World, machine: Machine) -> None:
+    """Only by what it forgets before them no readable time comes before the drop."""
+    shard = created(machine, "1h")
+    insert_every_hour(world, shard, 2)
+    shard.tag("first", 0, keep="1m")
+    shard.truncate(1, mode="drop")
+    insert_every_hour(world, shard, 3)
+    committer = machine.location.machine(NAME)
+    before = committer.state()
+    assert forget_outlived(committer, machine.clock)
+    after = committer.state()
+    assert (after.seqno, after.tags, after.drops, after.floor) == (before.seqno + 1, {}, (), 1)
+    assert not forget_outlived(committer, machine.clock, ages=False)
+    assert committer.state() is after
+
+
 def test_a_clock_that_is_ahead_forgets_nothing(world: World, machine: Machine) -> None:
     shard = created(machine, "1d")
     insert_every_hour(world, shard, 3)
@@ -76,8 +92,8 @@ def test_a_clock_that_is_set_back_while_history_gets_older_is_no_error(world: Wo
     shard = created(machine, "1d")
     insert_every_hour(world, shard, 30)
     before_the_clock_was_set = world.machine(off_ms=HOUR_MS).clock
-    moved = age(machine.location.machine(NAME), before_the_clock_was_set)
-    assert moved == c.HistoryMoved(Antichain(0), Antichain(0))
+    forget_outlived(machine.location.machine(NAME), before_the_clock_was_set)
+    assert shard.since() == Antichain(0)
     assert aged(machine) == Antichain(5)
 
 
@@ -118,4 +134,4 @@ def test_a_shard_without_settings_is_left_as_it_was(world: World, machine: Machi
     insert_every_hour(world, shard, 5)
     world.pass_ms(1_000 * DAY_MS)
     assert aged(machine) == Antichain(0)
-    assert machine.location.machine(NAME).apply(c.AgeHistory(0)) == c.HistoryMoved(Antichain(None), Antichain(0))
+    assert machine.location.machine(NAME).apply(c.ForgetOutlived(0)) == c.HistoryMoved(Antichain(None), Antichain(0))

@@ -22,7 +22,6 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.clone_refs import Cloning
-from persist.commit.expiry import forget_dropped
 from persist.commit.publication_keeper import Published
 from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up
@@ -171,7 +170,7 @@ def test_a_loan_shrinks_when_less_than_half_of_it_is_needed(shards: Shards) -> N
     shard.truncate(7, mode="drop")
     shards.rows["b"] = shards.contents("b")
     shards.client.shard("b").downgrade_since(9)
-    forget_dropped(shards.here.machine("b"))
+    shards.here.machine("b").apply(c.ForgetOutlived())
     shards.settle()
     shards.check_at_rest()
     [after] = shards.state("a").loans.values()

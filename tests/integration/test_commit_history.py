@@ -21,7 +21,7 @@ from blob.metrics import ForwardingBlob
 from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
-from persist.commit.expiry import age
+from persist.commit.expiry import forget_outlived
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, named_key
@@ -225,7 +225,7 @@ def test_it_is_kept_for_the_age_of_the_history(world: World, machine: Machine) -
     for number in range(48):
         insert(shard, number)
         world.pass_ms(HOUR_MS)
-        age(machine.location.machine(NAME), machine.clock)
+        forget_outlived(machine.location.machine(NAME), machine.clock)
     kept = said(shard)
     assert kept == list(range(47, 47 - len(kept), -1))
     assert 24 <= len(kept) < 36, "a day, and what a file holds more"
@@ -256,11 +256,11 @@ def test_a_file_that_no_checked_clock_has_seen_is_kept_from_then_on(world: World
     checked = world.machine()
     checked.shard(NAME).insert([row(1)])
     committer = checked.location.machine(NAME)
-    age(committer, checked.clock)
+    forget_outlived(committer, checked.clock)
     assert all(file.until_ms for file in committer.state().entry_files)
     assert said(shard) == list(range(8, -1, -1))
     world.pass_ms(2 * DAY_MS)
-    age(committer, checked.clock)
+    forget_outlived(committer, checked.clock)
     assert not committer.state().entry_files
 
 

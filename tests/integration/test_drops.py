@@ -17,7 +17,6 @@ from blob.memory_blobs import MemoryBlob
 from compactor.tasks import history_task
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import Bundler
-from persist.commit.expiry import forget_dropped
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import Antichain
@@ -207,7 +206,7 @@ def test_a_merge_under_way_does_not_bring_back_what_was_forgotten(saved: bool) -
             yield from [next(chunks)] if saved else ()
             rest = list(chunks)
             world.forget_before(6)
-            forget_dropped(world.user.machine(maintained.NAME))
+            world.user.machine(maintained.NAME).apply(c.ForgetOutlived())
             merged += 1
             yield from rest
 
@@ -241,7 +240,7 @@ def test_bundles_before_the_cut_go_and_one_across_it_is_clipped() -> None:
     assert len(gone) == 12
     assert {row["__diff"] for row in gone} == {-1}
     world.forget_before(5)
-    forget_dropped(world.user.machine(maintained.NAME))
+    world.user.machine(maintained.NAME).apply(c.ForgetOutlived())
     assert bundles(world) == late
     assert world.contents(5) == expected
     collected(world)
@@ -272,7 +271,7 @@ def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None
     assert world.shard.truncate(2, mode="drop").changed
     expected = {("k2", 2): 1, ("k5", 5): 1}
     world.forget_before(3)
-    forget_dropped(machine)
+    machine.apply(c.ForgetOutlived())
     assert machine.apply(late) == c.Bundled(False)
     assert world.contents(3) == expected
 

@@ -24,7 +24,6 @@ from persist.client.shard import Shard
 from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteHandle
 from persist.commit.collector import Collector
-from persist.commit.expiry import forget_dropped
 from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
@@ -611,7 +610,7 @@ def test_what_was_dropped_leaves_a_shard_that_is_closed_to_reads_too(
     committer = machine.location.machine(NAME)
     for number in range(12):
         Worker(machine.location).run(NAME, idle=True)
-        forget_dropped(committer)
+        committer.apply(c.ForgetOutlived())
         shard.insert([{"id": f"later{number}", "v": "1"}])
         Maintenance(machine).run()
         world.pass_ms(3 * HOUR_MS)
@@ -633,7 +632,7 @@ def test_an_erasure_waits_for_a_drop_and_what_was_dropped_goes_with_it(
     told = shard.erase(keys=[erased])
     Maintenance(machine).run()
     assert not shard.erased(told.id).done
-    forget_dropped(machine.location.machine(NAME))
+    machine.location.machine(NAME).apply(c.ForgetOutlived())
     Maintenance(machine).run()
     assert shard.erased(told.id).done
     assert found(world, dropped) + found(world, erased) == []

@@ -20,7 +20,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.rewrites import Truncating
 from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
-from persist.commit.expiry import age
+from persist.commit.expiry import forget_outlived
 from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unavailable
 from persist.core.frontier import Antichain
@@ -66,7 +66,7 @@ def days(world: World, machine: Machine, shard: Shard, first: int, last: int) ->
         shard.insert([{"id": day}])
         world.pass_ms(12 * HOUR_MS + 60_000)
         task(NAME)
-        age(machine.location.machine(NAME), machine.clock)
+        forget_outlived(machine.location.machine(NAME), machine.clock)
         Worker(machine.location).run(NAME, idle=True)
         world.pass_ms(-60_000)
 
@@ -98,7 +98,7 @@ def test_a_run_that_another_one_has_overtaken_does_nothing(
             shard.retain(None)
             shard.insert([{"id": 9}])
             world.pass_ms(2 * DAY_MS)
-            age(machine.location.machine(NAME), machine.clock)
+            forget_outlived(machine.location.machine(NAME), machine.clock)
             Worker(machine.location).run(NAME, idle=True)
         return real(self, *args, **more)
 
@@ -515,7 +515,7 @@ def test_a_ladder_sets_and_takes_away_its_own_tags(world: World, machine: Machin
             shard.tag("hourly-1999-01-01T00Z")
         world.pass_ms(HOUR_MS)
         task(NAME)
-        age(machine.location.machine(NAME), machine.clock)
+        forget_outlived(machine.location.machine(NAME), machine.clock)
         Worker(machine.location).run(NAME, idle=True)
     tags = shard.tags()
     hourly = sorted(tag for tag in tags if tag.startswith("hourly"))

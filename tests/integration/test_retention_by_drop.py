@@ -10,7 +10,7 @@ import pytest
 
 from compactor.worker import Worker
 from persist.client.shard import Shard
-from persist.commit.expiry import age, forget_dropped
+from persist.commit.expiry import forget_outlived
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.retention_plan import facts_of
@@ -37,8 +37,7 @@ def shard(machine: Machine) -> Shard:
 def upkeep(machine: Machine, *, merge: bool = True) -> None:
     """What maintenance does besides running the policy."""
     committer = machine.location.machine(NAME)
-    age(committer, machine.clock)
-    forget_dropped(committer)
+    forget_outlived(committer, machine.clock)
     if merge:
         Worker(machine.location).run(NAME, idle=True)
 

@@ -566,14 +566,12 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "set-settings": lambda a: c.SetSettings(
         a.number("expected", 0), _history(a.named("history")), a.number("every", 1000), _row_policy(a)
     ),
-    "age-history": lambda a: c.AgeHistory(int(a.next("milliseconds"))),
+    "forget-outlived": lambda a: c.ForgetOutlived(_optional_number(a.optional("before"))),
     "forget-history": lambda a: c.ForgetHistory(_frontier(a)),
     "set-tag": lambda a: c.SetTag(a.next("a tag"), int(a.next("a time")), _optional_number(a.optional("keep"))),
     "remove-tag": lambda a: c.RemoveTag(a.next("a tag")),
     "read-tags": lambda a: c.ReadTags(),
     "read-schema-times": lambda a: c.ReadSchemaTimes(),
-    "forget-tags": lambda a: c.ForgetTags(),
-    "forget-dropped": lambda a: c.ForgetDropped(),
     "hold-point": lambda a: c.RegisterReader(
         _reader(a),
         Antichain(a.number("time", 0)),
@@ -613,8 +611,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "save-progress": _save_progress,
     "release-claim": lambda a: c.ReleaseClaim(a.next("a claim"), a.next("an owner")),
     "merge": _merge,
-    "forget-lapsed": lambda a: c.ForgetLapsed(),
-    "refuse-staged-before": lambda a: c.RefuseStagedBefore(int(a.next("milliseconds"))),
+    "forget-lapsed": lambda a: c.ForgetLapsed(staged_before_ms=a.number("staged", 0)),
 }
 
 

@@ -16,7 +16,9 @@ from persist.commit.cached_state import LeaseWatch
 from persist.commit.system import OFFSET_MS_MAX, CheckedClock, _Compared, probed
 from persist.core import commands as c
 from persist.core.errors import PersistError
+from persist.core.record import replace
 from persist.core.state import State
+from persist.core.transitions import history_control
 from persist.core.transitions.history_control import HEARTBEAT_EVERY
 from tests.simulation.breaking import Broken, every, transition
 
@@ -64,9 +66,13 @@ def sweep_by_its_own_clock() -> Broken:
 
 def frontier_not_committed() -> Broken:
     """The sweep deletes what commits may still name: it is told that they refuse it, and they do not."""
-    return transition(
-        c.RefuseStagedBefore, lambda state, command, context: (state, c.SweptBefore(max(0, command.before_ms)))
-    )
+    real = history_control.forget_lapsed
+
+    def forget_lapsed(state: State, command: c.ForgetLapsed, context: Any) -> Any:
+        following, _ = real(state, replace(command, staged_before_ms=0), context)
+        return following, c.SweptBefore(command.staged_before_ms)
+
+    return transition(c.ForgetLapsed, forget_lapsed)
 
 
 def lost_holds_unnoticed() -> Broken:

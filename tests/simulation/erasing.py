@@ -19,7 +19,7 @@ from compactor.worker import Worker
 from persist.client.erasure_api import Picked
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
-from persist.commit.expiry import forget_dropped
+from persist.commit.expiry import forget_outlived
 from persist.commit.machine import Committer
 from persist.core import commands as c
 from persist.core.blob_keys import born_ms
@@ -216,7 +216,7 @@ def prover(host: Host) -> None:
     steps = Watched(host)
     while not host.run.over:
         with maintaining(host):
-            forget_dropped(host.location.machine(MAIN))
+            forget_outlived(host.location.machine(MAIN), host.location.clock, ages=False)
             steps.run(MAIN)
         host.sleep(1.0)
 
@@ -240,7 +240,7 @@ def check_erased(host: Host) -> None:
         wait_s = steps.run(MAIN)
         if wait_s is None:
             break
-        forget_dropped(host.location.machine(MAIN))
+        forget_outlived(host.location.machine(MAIN), host.location.clock, ages=False)
         worker.run(MAIN, idle=True)
         gc.run(MAIN)
         now_ms = host.run.oracle.clock()

@@ -84,26 +84,26 @@ def sealed_by_any_clock() -> Broken:
 
 def history_aged_by_any_clock() -> Broken:
     """History gets older by the clock of who asks, whatever the blob store says."""
-    real = history_control.age_history
+    real = history_control.forget_outlived
 
-    def age_history(state: State, command: c.AgeHistory, context: Any) -> Any:
+    def forget_outlived(state: State, command: c.ForgetOutlived, context: Any) -> Any:
         return real(state, command, replace(context, checked_ms=context.now_ms))
 
-    return transition(c.AgeHistory, age_history)
+    return transition(c.ForgetOutlived, forget_outlived)
 
 
 def history_aged_without_its_length() -> Broken:
     """What is older than now is forgotten, and not what is older than the history."""
-    real = history_control.age_history
+    real = history_control.forget_outlived
 
-    def age_history(state: State, command: c.AgeHistory, context: Any) -> Any:
+    def forget_outlived(state: State, command: c.ForgetOutlived, context: Any) -> Any:
         if state.settings.history_ms and context.checked_ms is not None:
             latest = max(0, (state.upper.element or 0) - 1)
             if not state.history_hold.is_empty and latest > (state.history_hold.element or 0):
                 state = replace(state, history_hold=Antichain(latest))
         return real(state, command, context)
 
-    return transition(c.AgeHistory, age_history)
+    return transition(c.ForgetOutlived, forget_outlived)
 
 
 def readers_alone_move_since() -> Broken:
@@ -130,8 +130,9 @@ def settings_not_compared() -> Broken:
 
 def history_never_ages() -> Broken:
     """Maintenance forgets nothing."""
+    real = history_control.forget_outlived
     return transition(
-        c.AgeHistory, lambda state, command, context: (state, c.HistoryMoved(state.history_hold, state.since))
+        c.ForgetOutlived, lambda state, command, context: real(state, replace(command, before_ms=None), context)
     )
 
 

@@ -19,7 +19,7 @@ import persist.commit.expiry
 import persist.core.shard_view
 import persist.core.transitions.tombstones
 from persist.client.shard import Shard
-from persist.commit.expiry import forget_dropped
+from persist.commit.expiry import forget_outlived
 from persist.core import commands as c
 from persist.core.erasure_progress import erased_from
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, NotReadable
@@ -63,7 +63,7 @@ def truncator(host: Host) -> None:
 def _forget(host: Host) -> None:
     """As maintenance does, which not every run has."""
     try:
-        forget_dropped(host.location.machine(MAIN))
+        forget_outlived(host.location.machine(MAIN), host.location.clock, ages=False)
     except WEATHER:
         host.run.path("not forgotten")
     except Corruption:

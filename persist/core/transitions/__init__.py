@@ -23,7 +23,6 @@ from persist.core.transitions import (
     reader_holds,
     rewrite_transition,
     row_removal,
-    tombstones,
     writers,
 )
 from persist.core.transitions.context import Context
@@ -62,14 +61,12 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.LowerSeal: history_control.lower_seal,
     c.ReadShardSettings: history_control.read_settings,
     c.SetSettings: history_control.set_settings,
-    c.AgeHistory: history_control.age_history,
+    c.ForgetOutlived: history_control.forget_outlived,
     c.ForgetHistory: history_control.forget_history,
     c.FlushEntries: audit_recording.flush_entries,
     c.SetTag: history_control.set_tag,
     c.RemoveTag: history_control.remove_tag,
     c.ReadTags: history_control.read_tags,
-    c.ForgetTags: history_control.forget_tags,
-    c.ForgetDropped: tombstones.forget_dropped,
     c.ReadRetention: row_removal.read_retention,
     c.TakeCut: row_removal.take_cut,
     c.PassCut: row_removal.pass_cut,
@@ -97,7 +94,6 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.BundleParts: part_maintenance.bundle_parts,
     c.ReplacePart: part_maintenance.replace_part,
     c.ForgetLapsed: history_control.forget_lapsed,
-    c.RefuseStagedBefore: part_maintenance.refuse_staged_before,
 }
 
 

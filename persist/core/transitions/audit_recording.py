@@ -63,12 +63,10 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.EvolveSchema: "evolve_schema",
     c.SetSettings: "set_settings",
     c.ForgetHistory: "forget",
-    c.AgeHistory: AGE,
+    c.ForgetOutlived: AGE,
     c.RemoveRollups: COLLECT,
     c.SetTag: "tag",
     c.RemoveTag: "untag",
-    c.ForgetTags: AGE,
-    c.ForgetDropped: AGE,
     c.TakeCut: AGE,
     c.PassCut: AGE,
     c.NoteLooked: AGE,
@@ -122,7 +120,7 @@ def entry_of(
         parts = [part for batch in batches for part in batch.parts()]
         lower, upper = batches[0].desc.lower, batches[-1].desc.upper
         return CommandEntry(operation, lower, upper, rows, size, _retractions(parts), said)
-    if kind in (c.ForgetHistory, c.AgeHistory):
+    if kind in (c.ForgetHistory, c.ForgetOutlived):
         return CommandEntry(operation, before.since, after.since, caller=said)
     if verdict.constrains:
         operation = "set_constraints"

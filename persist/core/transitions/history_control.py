@@ -18,6 +18,7 @@ from persist.core.shard_settings import DROP, ShardSettings
 from persist.core.state import Leased, LeasedReader, Policy, State, held_since, is_kept, latest_time
 from persist.core.transitions.audit_recording import retired, without_outlived
 from persist.core.transitions.context import Context
+from persist.core.transitions.tombstones import without_dropped
 
 # Leases: the constants of their rules, and forgetting the holders of leases that lapsed. That alone never moves since.
 #
@@ -67,19 +68,21 @@ def expire_lapsed(state: State, now_ms: int) -> State:
     return state if len(kept) == len(state.claims) else replace(state, claims=kept)
 
 
-def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tuple[State, c.Done]:
+def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tuple[State, c.SweptBefore]:
     """Always a new State object, and so always a commit."""
     silent = command.silent
     readers = [k for k, reader in silent.leased_readers.items() if state.leased_readers.get(k) == reader]
     writers = [k for k, writer in silent.writers.items() if state.writers.get(k) == writer]
     claims = {k: claim for k, claim in state.claims.items() if silent.claims.get(k) != claim}
+    swept_before_ms = max(state.swept_before_ms, min(command.staged_before_ms, context.now_ms))
     state = replace(
         state,
         leased_readers=with_changes(state.leased_readers, {}, readers),
         claims=claims,
+        swept_before_ms=swept_before_ms,
     )
     state = retired(state, writers, context.lease_now_ms)
-    return expire_lapsed(state, context.lease_now_ms), c.Done()
+    return expire_lapsed(state, context.lease_now_ms), c.SweptBefore(swept_before_ms)
 
 
 def check_lease(what: str, lease_ms: int) -> None:
@@ -366,22 +369,30 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
     return following, c.SettingsAre(wanted)
 
 
-def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[State, c.HistoryMoved]:
+def forget_outlived(state: State, command: c.ForgetOutlived, context: Context) -> tuple[State, c.HistoryMoved]:
+    """Dropped rows go last: by what goes before, times of before their drop may no longer be readable."""
+    if command.before_ms is not None:
+        state = _aged(state, command.before_ms, context)
+    state = without_dropped(_without_outlived_tags(state, context))
+    return state, c.HistoryMoved(state.history_hold, state.since)
+
+
+def _aged(state: State, before_ms: int, context: Context) -> State:
     settings = state.settings
     if not settings.version or settings.history_ms is None or state.since.is_empty:
-        return state, _moved(state)
+        return state
     if not settings.history_ms:
         return forgotten(state, latest_time(state), context)
-    if command.before_ms > checked(context, state) - settings.history_ms:  # the clock was set, or the settings changed
-        return state, _moved(state)
-    state = without_outlived(state, command.before_ms, checked(context, state))
-    sealed = _sealing(state, command.before_ms, context)
+    if before_ms > checked(context, state) - settings.history_ms:  # the clock was set, or the settings changed
+        return state
+    state = without_outlived(state, before_ms, checked(context, state))
+    sealed = _sealing(state, before_ms, context)
     try:
-        upper = _mark_at(sealed, command.before_ms, context).upper
+        upper = _mark_at(sealed, before_ms, context).upper
     except NotReadable:  # nobody knows what was there then: a later instant moves since
-        return state, _moved(state)
+        return state
     if upper == MINIMUM:
-        return state, _moved(state)
+        return state
     hold = Antichain(TIME_MAX if upper.element is None else upper.element - 1)
     if hold <= state.history_hold:
         return _with_since(state, context)  # a reader that held since back may be gone
@@ -390,7 +401,8 @@ def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[
 
 def forget_history(state: State, command: c.ForgetHistory, context: Context) -> tuple[State, c.HistoryMoved]:
     check_forgettable(state, command.before)
-    return forgotten(state, command.before, context)
+    state = forgotten(state, command.before, context)
+    return state, c.HistoryMoved(state.history_hold, state.since)
 
 
 def check_forgettable(state: State, before: Antichain) -> None:
@@ -404,10 +416,10 @@ def check_forgettable(state: State, before: Antichain) -> None:
         )
 
 
-def forgotten(state: State, before: Antichain, context: Context) -> tuple[State, c.HistoryMoved]:
+def forgotten(state: State, before: Antichain, context: Context) -> State:
     """History before `before` is not held by the shard itself any more."""
     if state.since.is_empty:
-        return state, _moved(state)
+        return state
     if state.settings.keeps_history:
         if state.history_hold < before:
             state = replace(state, history_hold=before)
@@ -415,17 +427,13 @@ def forgotten(state: State, before: Antichain, context: Context) -> tuple[State,
     return _with_since(state, context, before)
 
 
-def _with_since(state: State, context: Context, *more: Antichain) -> tuple[State, c.HistoryMoved]:
+def _with_since(state: State, context: Context, *more: Antichain) -> State:
     """Since as those hold it whose leases have not lapsed. Only readers and a drop close the shard to reads."""
     live = without_lapsed_readers(state, context.lease_now_ms)
     since = max(state.since, held_since(live, *more))
     if since != state.since and not since.is_empty:
         state = replace(live, since=since)
-    return state, _moved(state)
-
-
-def _moved(state: State) -> c.HistoryMoved:
-    return c.HistoryMoved(state.history_hold, state.since)
+    return state
 
 
 # Transitions of tags: single times that stay readable although since has passed them.
@@ -464,15 +472,13 @@ def read_tags(state: State, command: c.ReadTags, context: Context) -> tuple[Stat
     return state, c.TagsAre(dict(state.tags))
 
 
-def forget_tags(state: State, command: c.ForgetTags, context: Context) -> tuple[State, c.TagsAre]:
+def _without_outlived_tags(state: State, context: Context) -> State:
     """By a checked clock, as history is forgotten: a wrong one loses no tag."""
-    if not any(tag.until_ms is not None for tag in state.tags.values()):
-        return state, c.TagsAre(dict(state.tags))
-    now_ms = checked(context, state)
-    lapsed = [name for name, tag in state.tags.items() if tag.until_ms is not None and tag.until_ms <= now_ms]
-    if lapsed:
-        state = replace(state, tags=with_changes(state.tags, {}, lapsed))
-    return state, c.TagsAre(dict(state.tags))
+    lapsed = [n for n, tag in state.tags.items() if tag.until_ms is not None and tag.until_ms <= context.now_ms]
+    if not lapsed:
+        return state
+    checked(context, state)
+    return replace(state, tags=with_changes(state.tags, {}, lapsed))
 
 
 def named(state: State, name: str) -> Tag:

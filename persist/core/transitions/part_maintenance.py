@@ -15,7 +15,7 @@ from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State, kept_below
 from persist.core.transitions.audit_recording import cut
 from persist.core.transitions.context import Context
-from persist.core.transitions.history_control import CLAIM_KEPT_LEASES, check_lease, expire_lapsed, heartbeat_ms
+from persist.core.transitions.history_control import CLAIM_KEPT_LEASES, check_lease, heartbeat_ms
 from persist.core.transitions.part_admission import check_merged, check_replacement
 from persist.core.transitions.tombstones import brings_back, recounted
 from persist.core.truncation import clipped
@@ -88,12 +88,6 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
         since=command.since,
     )
     return replace(state, claims={**state.claims, command.key: claim}), _claimed(claim)
-
-
-def refuse_staged_before(state: State, command: c.RefuseStagedBefore, context: Context) -> tuple[State, c.SweptBefore]:
-    """Always a new State object, and so always a commit."""
-    before_ms = max(state.swept_before_ms, min(command.before_ms, context.now_ms))
-    return replace(expire_lapsed(state, context.lease_now_ms), swept_before_ms=before_ms), c.SweptBefore(before_ms)
 
 
 def release_claim(state: State, command: c.ReleaseClaim, context: Context) -> tuple[State, c.Done]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run, batch_of, trace_of
 from persist.core.erasure_progress import pending_erasures, pending_runs
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
@@ -13,7 +12,6 @@ from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.shard_settings import KeptCut
 from persist.core.state import State, cut_times, earliest_readable, is_kept
-from persist.core.transitions.context import Context
 from persist.core.truncation import (
     begins,
     check_droppable,
@@ -102,15 +100,17 @@ def forgettable(state: State) -> int:
     return sum(1 for drop in state.drops if not earliest < Antichain(drop.at))
 
 
-def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> tuple[State, c.Done]:
-    """Claims of merges that read what changes end: they would bring back what goes.
+def without_dropped(state: State) -> State:
+    """The State without the rows that drops took away, as far as nobody can read them any more.
+
+    Claims of merges that read what changes end: they would bring back what goes.
 
     What leaves the counts here had come all the same, so it is added to what truncations took. A part that is clipped
     tells no count until it is merged.
     """
     count = forgettable(state)
     if not count:
-        return state, c.Done()
+        return state
     floor = state.drops[count - 1].cut
     batches = tuple(_above(batch, floor) for batch in state.trace.batches)
     changed = {
@@ -124,8 +124,7 @@ def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> 
     trace = state.trace if not changed else trace_of(batches)
     removed = known_rows(state.trace.parts()) - known_rows(trace.parts())
     state = _with_removed(state, removed)
-    following = replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor)
-    return following, c.Done()
+    return replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor)
 
 
 def recounted(state: State, taken: Iterable[Part], outputs: Iterable[Part]) -> State:

@@ -130,7 +130,7 @@ def let_go(state: State, at: int, context: Context, *, tags: bool) -> State:
         cuts={at_ms: cut for at_ms, cut in state.cuts.items() if cut.upper > at},
         tags={name: tag for name, tag in state.tags.items() if tag.time >= at} if tags else state.tags,
     )
-    return forgotten(state, Antichain(at), context)[0]
+    return forgotten(state, Antichain(at), context)
 
 
 def _effective(state: State, pending: Mapping[str, Erasure], context: Context) -> State:

@@ -143,12 +143,12 @@ def test_a_drop_lands_beside_other_commands_of_its_commit(base: State) -> None:
         return c.Rewrite(WRITER, Token(numbered("i", number)), EMPTY, 0, c.DROP_BEFORE, tombstone=Antichain(as_of + 1))
 
     commit, _ = planned(
-        base, insert(1), drop(2, 0), c.AdvanceUpper(Antichain(4)), insert(3), drop(4, 4), c.ForgetDropped()
+        base, insert(1), drop(2, 0), c.AdvanceUpper(Antichain(4)), insert(3), drop(4, 4), c.ForgetOutlived()
     )
     assert commit.following.drops == (RowDrop(1, 1), RowDrop(5, 5))
     held = c.RegisterReader(ReaderId(numbered("r", 1)), Antichain(0), 60_000)
     moved = c.DowngradeSince(held.reader, Antichain(5), commit.following.seqno)
-    settled, _ = planned(commit.following, held, moved, c.ForgetDropped())
+    settled, _ = planned(commit.following, held, moved, c.ForgetOutlived())
     assert (settled.following.drops, settled.following.floor) == ((), 5)
     assert list(settled.following.trace.parts()) == []
 
