@@ -361,9 +361,7 @@ def _closing(error: RuntimeError) -> Exception:
 
 LEASE_RETRY_AFTER_S = 5.0
 RENEWED_S = 3600.0  # for so long a lease counts of which only the renewal was seen here
-TAKES = frozenset({c.RegisterReader})
-RENEWS = frozenset({c.HeartbeatReader, c.DowngradeSince})
-ABOUT = TAKES | RENEWS | {c.ExpireReader}
+ABOUT = frozenset({c.RegisterReader, c.DowngradeSince, c.ExpireReader})
 
 
 class _Lease(NamedTuple):
@@ -422,7 +420,7 @@ class TokenLeases:
             if is_new:
                 self._give_back(token, shard, reader)
             raise
-        if type(command) in RENEWS:
+        if isinstance(command, c.DowngradeSince):
             self._renew(token, shard, reader)
         elif isinstance(command, c.ExpireReader):
             state = known_state()

@@ -41,7 +41,6 @@ DOUBLINGS_MAX = 10
 LAPSING = (
     c.ExpireWriter,
     c.RegisterReader,
-    c.HeartbeatReader,
     c.DowngradeSince,
     c.ExpireReader,
     c.ReadAttributes,

@@ -127,7 +127,7 @@ class ReadLease(Timeable):
             said = f"no hold on shard {self._name!r} can be taken: its store cannot be written"
             raise Unavailable(said, writable=False)
         now = self._transport.clock.monotonic()
-        self._send(c.HeartbeatReader(self.reader, self.seqno))
+        self._send(c.DowngradeSince(self.reader, None, self.seqno, moves_since=False))
         self._renewed_s = now
 
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
@@ -157,7 +157,7 @@ class ReadLease(Timeable):
         self.since, self.seqno = max(self.since, since), max(self.seqno, seqno)
         moved = self._send(c.DowngradeSince(self.reader, self.since, self.seqno, moves_since))
         assert isinstance(moved, c.SinceDowngraded)
-        if moved.reader_since > self.since:  # a later hold of this reader; see HeartbeatReader
+        if moved.reader_since > self.since:  # a later hold of this reader; see DowngradeSince
             raise Expired(
                 f"the hold on shard {self._name!r} at {since} is gone: its lease lapsed; read or listen again"
             )

@@ -266,27 +266,20 @@ class RegisterReader(ReadCommand, frozen=True):
     tag: str = ""
 
 
-class HeartbeatReader(ReadCommand, frozen=True):
-    """Extend a reader's lease; no State change when a quarter of the lease has not passed yet. -> Done
-
-    `seqno`: the holder counts on the States from there on. A hold that begins later was taken by a registration that
-    a server delivered late, after the holder's own had lapsed. It is answered as one that is gone.
-    """
-
-    reader: _Reader
-    seqno: SeqNo | None = None
-
-
 class DowngradeSince(ReadCommand, frozen=True):
     """Move a reader's holds forward to `since` and `seqno`, and the shard's since to the meet. -> SinceDowngraded
 
-    The reader vouches that it needs no State before `seqno` any more. Extends the lease. At `[]` it holds no time any
-    more, and the shard's since goes by the other readers. Without `moves_since` the shard's since stays: nobody else
-    loses history by it.
+    The reader vouches that it needs no State before `seqno` any more. At `[]` it holds no time any more, and the
+    shard's since goes by the other readers. Without `moves_since` the shard's since stays: nobody else loses history
+    by it. `since` None, a heartbeat: the holds stay too. The lease is extended; no State change where nothing moves
+    and a quarter of it has not passed yet.
+
+    The holder counts on the States from `seqno` on. A hold that begins later was taken by a registration that a server
+    delivered late, after the holder's own had lapsed. It is answered as one that is gone.
     """
 
     reader: _Reader
-    since: Antichain
+    since: Antichain | None
     seqno: SeqNo
     moves_since: bool = True
 

@@ -195,8 +195,8 @@ class _Unheld(EmbeddedTransport):
                 raise NotReadable(f"shard {name!r} is readable from {state.since} on, and not as of {command.since}")
             return c.ReaderRegistered(command.since or state.since, state.upper, state.seqno)
         if isinstance(command, c.DowngradeSince):
-            return c.SinceDowngraded(command.since, state.since)
-        if isinstance(command, (c.HeartbeatReader, c.ExpireReader)):
+            return c.SinceDowngraded(command.since or state.since, state.since)
+        if isinstance(command, c.ExpireReader):
             return c.Done()
         return super().apply(name, command, caller, by_names)
 

@@ -81,15 +81,15 @@ class HomeHolds:
         """Somebody here begins to read at this time and version."""
         self._note(name, command.reader, _Reader(since, seqno, self._clock.monotonic() + command.lease_ms / 1000))
 
-    def kept(self, name: str, command: c.HeartbeatReader | c.DowngradeSince) -> None:
+    def kept(self, name: str, command: c.DowngradeSince) -> None:
         """Somebody goes on; perhaps one who began at another server of the region."""
         until_s = self._clock.monotonic() + LEASE.lease_ms / 1000
         with self._lock:
             held = self._held.get(name)
             known = None if held is None else held.readers.get(command.reader)
         since = known.since if known is not None else Antichain(0)
-        seqno = known.seqno if known is not None else command.seqno or SeqNo(0)
-        if isinstance(command, c.DowngradeSince):
+        seqno = known.seqno if known is not None else command.seqno
+        if command.since is not None:
             since, seqno = max(since, command.since), max(seqno, command.seqno)
         self._note(name, command.reader, _Reader(since, seqno, until_s))
 

@@ -253,10 +253,10 @@ class ReplicaMachine(Machine):
             if holds is not None:
                 holds.gave_back(self.name, command.reader)
             return c.Done()
-        if isinstance(command, (c.HeartbeatReader, c.DowngradeSince)):
+        if isinstance(command, c.DowngradeSince):
             if holds is not None:
                 holds.kept(self.name, command)
-            return c.Done() if isinstance(command, c.HeartbeatReader) else c.SinceDowngraded(command.since, state.since)
+            return c.SinceDowngraded(command.since or state.since, state.since)
         if isinstance(command, c.RegisterReader):
             outcome, _ = self._stepped(command, state)
             if isinstance(outcome, BaseException):

@@ -108,7 +108,7 @@ COMMANDS: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
     ),
     (c.DowngradeSince(READER, Antichain(7), SeqNo(1)), ("move since", {"reader": READER, "since": [7]})),
     (c.DowngradeSince(READER, Antichain(7), SeqNo(1), False), None),
-    (c.HeartbeatReader(READER), None),
+    (c.DowngradeSince(READER, None, SeqNo(1), False), None),
     (c.ReadTags(), None),
     (c.Insert(WRITER, TOKEN, ()), ("insert", {})),
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(7), ()), ("append", {"upper": [7]})),

@@ -248,7 +248,7 @@ BAD_REQUESTS: list[tuple[str, str, bytes | None, int, str]] = [
     ("POST", "/v1/shards/orders/commands", b'{"command": "drop"}', 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/commands", packb(["advance_upper"]), 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [-1]]), 400, "invalid_usage"),
-    ("POST", "/v1/shards/orders/commands", packb(["heartbeat_reader", "r1"]), 400, "invalid_usage"),
+    ("POST", "/v1/shards/orders/commands", packb(["expire_reader", "r1"]), 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9]])[:-1], 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/commands", packb(["fly", [9]]), 501, "upgrade_needed"),
     (

@@ -202,7 +202,7 @@ class Many:
         """Five seconds later everybody has gone on reading."""
         self.pass_ms(5_000)
         for name, reader in self.readers.items():
-            self.holds.kept(name, c.HeartbeatReader(reader, SeqNo(1)))
+            self.holds.kept(name, c.DowngradeSince(reader, None, SeqNo(1), False))
             self.pass_ms(1)
         self.holds.round()
 

@@ -234,7 +234,7 @@ def commands(place: Place) -> list[c.Command]:
         ),
         c.RegisterReader(READER, Antichain(9), 60_000),
         c.RegisterReader(OTHER, None, 60_000),
-        c.HeartbeatReader(READER),
+        c.DowngradeSince(READER, None, FAR, False),
         c.DowngradeSince(READER, Antichain(9), FAR),
         c.DowngradeSince(OTHER, Antichain(9), FAR),
         c.DowngradeSince(OTHER, EMPTY, FAR),

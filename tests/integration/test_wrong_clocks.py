@@ -115,7 +115,7 @@ def test_what_an_older_state_would_allow_counts_for_no_lease_that_was_renewed_si
     watching = world.machine()
     state_of(watching)
     world.pass_ms(14 * MINUTE_MS)
-    world.machine().location.machine(NAME).apply(c.HeartbeatReader(lease.reader))
+    world.machine().location.machine(NAME).apply(c.DowngradeSince(lease.reader, None, lease.seqno))
     world.pass_ms(2 * MINUTE_MS)
     watching.shard(NAME).insert(row(1))
     assert lease.reader in state_of(right).leased_readers
@@ -155,7 +155,7 @@ def test_one_clock_alone_ends_no_lease(world: World, right: Machine, off_ms: int
     for _ in range(2):  # the collector's own clock is ahead
         world.pass_ms(HOUR_MS)
         Collector(world.machine(off_ms).location).run(NAME)
-        world.machine().location.machine(NAME).apply(c.HeartbeatReader(lease.reader))
+        world.machine().location.machine(NAME).apply(c.DowngradeSince(lease.reader, None, lease.seqno))
     machine = right.location.machine(NAME)
     machine.apply(c.AddRollup(state_of(right).seqno, *right.location.versions.write_rollup(state_of(right))))
     world.store_off_ms = off_ms  # the store's is

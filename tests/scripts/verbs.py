@@ -532,9 +532,9 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "register-reader": lambda a: c.RegisterReader(
         _reader(a), _optional_frontier(a.optional("since")), a.number("lease", LEASE_MS), a.named("purpose", "")
     ),
-    "heartbeat-reader": lambda a: c.HeartbeatReader(_reader(a), _optional_seqno(a.optional("seqno"))),
-    "downgrade-since": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
-    "move-hold": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1)), False),
+    "heartbeat-reader": lambda a: c.DowngradeSince(_reader(a), None, SeqNo(a.number("seqno", 1_000)), False),
+    "downgrade-since": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1_000))),
+    "move-hold": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1_000)), False),
     "expire-reader": lambda a: c.ExpireReader(_reader(a)),
     "register-critical": lambda a: c.RegisterCriticalReader(
         _critical(a),

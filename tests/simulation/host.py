@@ -96,7 +96,7 @@ class RecordingTransport(ForwardingTransport):
         if command.shard not in (None, truth.state.shard_id):  # of a life that has ended
             return self.inner.apply(name, command, caller)
         moves = (c.DowngradeSince, c.CompareAndDowngradeSince)
-        if isinstance(command, moves) and getattr(command, "moves_since", True):
+        if isinstance(command, moves) and getattr(command, "moves_since", True) and command.since is not None:
             truth.since_asked = max(truth.since_asked, command.since)
         if isinstance(command, c.ForgetHistory):
             truth.instants.asked = max(truth.instants.asked, number(command.before))
@@ -111,7 +111,7 @@ class RecordingTransport(ForwardingTransport):
             self._run.world.start(self._process, "held up", lambda: self._come_late(name, command, caller))
             raise Indeterminate("the server that has the request is stopped")
         result = self.inner.apply(name, command, caller)
-        if isinstance(command, (c.RegisterReader, c.HeartbeatReader, c.DowngradeSince)):
+        if isinstance(command, (c.RegisterReader, c.DowngradeSince)):
             self._run.oracle.renewed[command.reader] = asked_ms, READ_LEASE_MS
         return result
 

@@ -48,7 +48,6 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.FlushAttributes: attribute_updates.flush,
     c.FlushOutcomes: audit_recording.flush_outcomes,
     c.RegisterReader: reader_holds.register,
-    c.HeartbeatReader: reader_holds.heartbeat,
     c.DowngradeSince: reader_holds.downgrade_since,
     c.ExpireReader: reader_holds.expire,
     c.RegisterCriticalReader: reader_holds.register_critical,

@@ -182,8 +182,7 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
 
 
 HANDING = (c.HandOver, c.TakeBack)
-_KEEPING = (c.HeartbeatReader, c.DowngradeSince)
-HOLDS = (c.RegisterReader, c.ExpireReader, *_KEEPING)
+HOLDS = (c.RegisterReader, c.ExpireReader, c.DowngradeSince)
 """What is answered without a commit where the shard was handed over: nothing is forgotten there any more.
 
 After it was taken back, a reader that came meanwhile is told that its hold is gone.
@@ -202,9 +201,9 @@ def take_back(state: State, command: c.TakeBack, context: Context) -> tuple[Stat
 
 def held(state: State, command: Any, held_here: Callable[[], c.Result]) -> c.Result:
     """The answer to a hold at a shard that was handed over. `held_here`: what the shard itself would say."""
-    if not isinstance(command, _KEEPING) or command.reader in state.leased_readers:
+    if not isinstance(command, c.DowngradeSince) or command.reader in state.leased_readers:
         return held_here()
-    return c.Done() if isinstance(command, c.HeartbeatReader) else c.SinceDowngraded(command.since, state.since)
+    return c.SinceDowngraded(command.since or state.since, state.since)
 
 
 def check_here(state: State) -> None:

@@ -80,15 +80,6 @@ def _not_any_more(state: State, since: Antichain, erased: Antichain) -> NotReada
     )
 
 
-def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tuple[State, c.Done]:
-    known = _registered(state, command.reader)
-    if command.seqno is not None and known.seqno > command.seqno:
-        raise _gone(state, command.reader)
-    if is_fresh(command.reader, known, context):
-        return state, c.Done()
-    return _with_reader(state, command.reader, replace(known, heartbeat_ms=heartbeat_ms(known, context))), c.Done()
-
-
 def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
     """Since is what the holds say, also where this one stays: others may have moved theirs and left since behind."""
     following, moved = _moved(state, command, context)
@@ -99,14 +90,20 @@ def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -
 
 def _moved(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, Antichain]:
     """The State with the reader's hold where it moves to, and what that holds."""
-    known = _registered(state, command.reader)
-    since = max(known.since, command.since)
+    known = state.leased_readers.get(command.reader)
+    if known is None or known.seqno > command.seqno:
+        raise Expired(
+            f"reader {command.reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; take the "
+            "snapshot, listen or load() again"
+        )
+    since, seqno = known.since, known.seqno
+    if command.since is not None:
+        since, seqno = max(since, command.since), max(seqno, min(command.seqno, state.seqno))
     _check_reached(state, known.since, since)
     if known.point and since != known.since and not since.is_empty:
         raise InvalidUsage(
             f"reader {command.reader} of shard {state.name!r} holds {known.since} alone; open another one for {since}"
         )
-    seqno = max(known.seqno, min(command.seqno, state.seqno))
     held = since == known.since and seqno - known.seqno < min(context.policy.rollup_every, ROLLUP_LEAST)
     if held and is_fresh(command.reader, known, context):
         return state, since
@@ -212,20 +209,6 @@ def _with_reader(state: State, reader_id: ReaderId, reader: LeasedReader) -> Sta
 
 def _with_critical(state: State, reader_id: CriticalReaderId, reader: CriticalReader) -> State:
     return replace(state, critical_readers={**state.critical_readers, reader_id: reader})
-
-
-def _registered(state: State, reader: ReaderId) -> LeasedReader:
-    known = state.leased_readers.get(reader)
-    if known is None:
-        raise _gone(state, reader)
-    return known
-
-
-def _gone(state: State, reader: ReaderId) -> Expired:
-    return Expired(
-        f"reader {reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; take the snapshot, "
-        "listen or load() again"
-    )
 
 
 def _critical(state: State, reader: CriticalReaderId) -> CriticalReader:

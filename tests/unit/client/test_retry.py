@@ -38,6 +38,7 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
+from persist.core.ids import SeqNo
 from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy, SchemaRecord
@@ -45,7 +46,7 @@ from tests.support.examples import thinned
 from tests.support.location import AscendingIds, TestClock, memory_location
 
 WRITE = c.Insert("w" + "0" * 32, "i" + "1" * 32, ())
-READ = c.HeartbeatReader("r" + "0" * 32)
+READ = c.DowngradeSince("r" + "0" * 32, None, SeqNo(1))
 RETIREMENT = c.ExpireWriter("w" + "0" * 32)
 DONE = c.Appended(Antichain(0), Antichain(1))
 RETRY_S = 10.0
@@ -332,7 +333,7 @@ def test_a_lease_that_was_answered_soon_is_not_renewed() -> None:
     reader = mine.open_reader()
     clock.advance_ms(LEASE_S * 1000 // 4)
     reader.keep()
-    assert not any(isinstance(command, c.HeartbeatReader) for command in away.sent)
+    assert not any(isinstance(command, c.DowngradeSince) for command in away.sent)
 
 
 def test_a_lease_of_another_process_is_renewed_before_it_is_counted_on() -> None:

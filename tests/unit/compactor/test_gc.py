@@ -123,7 +123,7 @@ def test_a_reader_that_renews_in_time_is_not_taken_for_lapsed() -> None:
     world.worker().run(NAME, idle=True)
     for _ in range(3):
         world.clock.advance_ms(LEASE_MS // 2)
-        machine.apply(c.HeartbeatReader(reader))
+        machine.apply(c.DowngradeSince(reader, None, world.state().seqno))
         collect(world)
     assert reader in world.state().leased_readers
 

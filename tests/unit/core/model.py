@@ -133,11 +133,6 @@ class Model:
 
     # --- readers
 
-    def heartbeat_reader(self, reader: str) -> None:
-        self._open()
-        if reader not in self.readers:
-            raise Refused("expired")
-
     def register_reader(self, reader: str, since: float | None) -> float:
         self._open()
         if reader not in self.readers:

@@ -96,9 +96,15 @@ class HoldsAgainstModel(RuleBasedStateMachine):
             lambda r: number(r.since),
         )
 
+    def seqno(self, reader: ReaderId, wanted: int) -> SeqNo:
+        """The earliest State that a reader may say it needs, or a later one."""
+        known = self.shard.state.leased_readers.get(reader)
+        return SeqNo(max(wanted, 0 if known is None else known.seqno))
+
     @rule(reader=readers)
     def heartbeat_reader(self, reader: ReaderId) -> None:
-        self.told(c.HeartbeatReader(reader), lambda: self.model.heartbeat_reader(reader), lambda r: None)
+        command = c.DowngradeSince(reader, None, self.seqno(reader, 0), moves_since=False)
+        self.told(command, lambda: self.model.move_hold(reader, 0), downgraded)
 
     @rule(reader=readers)
     def expire_reader(self, reader: ReaderId) -> None:
@@ -106,12 +112,12 @@ class HoldsAgainstModel(RuleBasedStateMachine):
 
     @rule(reader=readers, since=sinces, seqno=st.integers(1, 100))
     def downgrade_since(self, reader: ReaderId, since: float, seqno: int) -> None:
-        command = c.DowngradeSince(reader, frontier(since), SeqNo(seqno))
+        command = c.DowngradeSince(reader, frontier(since), self.seqno(reader, seqno))
         self.told(command, lambda: self.model.downgrade(reader, since), downgraded)
 
     @rule(reader=readers, since=sinces, seqno=st.integers(1, 100))
     def move_hold(self, reader: ReaderId, since: float, seqno: int) -> None:
-        command = c.DowngradeSince(reader, frontier(since), SeqNo(seqno), moves_since=False)
+        command = c.DowngradeSince(reader, frontier(since), self.seqno(reader, seqno), moves_since=False)
         self.told(command, lambda: self.model.move_hold(reader, since), downgraded)
 
     @rule(reader=criticals, opaque=opaques)

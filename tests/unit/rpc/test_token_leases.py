@@ -68,7 +68,7 @@ def test_what_is_given_back_or_has_lapsed_makes_room(counting: Counting) -> None
     counting.send(c.ExpireReader(reader(0)))
     counting.take(3)
     counting.now_s += LEASE_MS / 1000
-    counting.send(c.HeartbeatReader(reader(3)))
+    counting.send(c.DowngradeSince(reader(3), None, SeqNo(1)))
     counting.take(4)
     assert counting.leases.count("evil") == 2, "the one that was renewed, and the new one"
 
