@@ -27,7 +27,7 @@ SMALL = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])
 WRITERS = 3
 KEYS = 1_000
 READ_EVERY_S = 1.0
-NAMES = ("commits", "commands", "races_lost", "flushes", "reliefs", "upkeep_refused", "upkeep_failed")
+NAMES = ("commits", "commands", "races_lost", "flushes", "upkeep_refused", "upkeep_failed")
 
 
 @dataclass

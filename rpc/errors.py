@@ -58,7 +58,6 @@ STATUS: Mapping[type[e.PersistError], int] = {
     e.Expired: 410,
     e.NotReadable: 410,
     e.Overloaded: 429,
-    e.InlineBudget: 429,
     e.Unavailable: 503,
     e.NotComplete: 409,
     e.Indeterminate: 504,

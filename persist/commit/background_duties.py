@@ -3,7 +3,7 @@
 Upkeep only decides. It is told of a State and answers with duties, which are values; the machine has them done in the
 background, and tells when each has ended. Each kind of duty is under way at most once at a time, and no two merges have
 a part in common. Losing any of it is safe: a later commit asks again, and the workers of maintenance do it at the
-latest. Where the background falls behind, commits take the merges along themselves (`commit_plan`).
+latest. Where the background falls behind, batches pile up, and beyond `Policy.batches_max` writers are slowed down.
 """
 
 from __future__ import annotations

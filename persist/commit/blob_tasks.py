@@ -21,7 +21,6 @@ from persist.commit.commit_plan import (
     FlushIndex,
     FlushTokens,
     RollUp,
-    Spill,
 )
 from persist.commit.sight import MachineMetrics
 from persist.commit.spill_files import EntryFiles, OutcomeFiles
@@ -41,7 +40,7 @@ from persist.core.state import Policy, State, kept_below
 from persist.core.transitions.context import Indexed, IndexPage
 from persist.formats.state_frames import encode_listing
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.parts import PartReader, PartSink, PartWriter, newest, sound_schemas, spill_inline
+from persist.parts import PartReader, PartSink, PartWriter, newest, sound_schemas
 from persist.parts.part_files import Bound, Files
 from persist.parts.read_plan import expanded, listed_in, read_bundle
 
@@ -115,7 +114,7 @@ def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob
 PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 
-WorkTask = AppendCount | Spill | BatchMerge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory
+WorkTask = AppendCount | BatchMerge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory
 
 
 class WorkerFiles(NamedTuple):
@@ -151,8 +150,6 @@ class BlobWorker:
         """
         if isinstance(task, AppendCount):
             return self._counted(task)
-        if isinstance(task, Spill):
-            return self._spilled(task)
         if isinstance(task, BatchMerge):
             if newest is not task.state and newest.trace.covering(task.inputs) is None:
                 return None  # another has merged these batches since the task was set
@@ -190,30 +187,17 @@ class BlobWorker:
 
         return replace(command, runs=tuple(Run(tuple(map(counting, run.parts))) for run in command.runs))
 
-    def _spilled(self, task: Spill) -> c.Command:
-        command, state, blob = task.command, task.state, self._versions.blob
-        assert isinstance(command, c.WRITES_ROWS)
-        runs: list[Run] = [run for run in command.runs if not any(part.is_inline for part in run.parts)]
-        inline = [part for run in command.runs for part in run.parts if part.is_inline]
-        with translated():
-            for part in inline:
-                written = spill_inline(part, state.schemas, blob, state.shard_id, command.writer, self._ids)
-                if written is not None:
-                    runs.append(Run((written,)))
-        self._metrics.spills += 1
-        return replace(command, runs=tuple(runs))
-
 
 def merged(
     state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource, bound: Bound | None = None
 ) -> c.MergeResult | None:
-    """The merge of these adjacent batches into one part, whose blob is written; None if there is nothing to merge.
+    """The merge of these runs of adjacent batches into one part, whose blob is written; None: there is none.
 
     Raises Unavailable, and Corruption also when an input is gone because another has merged it.
     """
     inputs = [part for batch in batches for part in batch.parts()]
     since = state.merge_since
-    if len(inputs) < 2 or since.element is None:
+    if not inputs or since.element is None:
         return None
     schemas = sound_schemas(state.schemas)
     schema_id, schema = newest(schemas)

@@ -6,8 +6,7 @@ value too, and goes on with the command that the task ended in.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -16,19 +15,11 @@ from persist.core import dedup as tokens
 from persist.core import invariants, state_diff
 from persist.core.audit_log import NOBODY, Caller, CommandEntry
 from persist.core.batch import HollowBatch
-from persist.core.errors import InlineBudget, Overloaded, PersistError
+from persist.core.errors import Overloaded, PersistError
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import SeqNo
 from persist.core.manifests import moves
-from persist.core.merge_plan import (
-    GARBAGE_PERCENT_MAX,
-    GROUP_ROOM_PART,
-    claimed,
-    garbage_due,
-    inline_overdue,
-    inline_stretch,
-    tier_overdue,
-)
+from persist.core.merge_plan import inline_rows_of
 from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
@@ -44,14 +35,7 @@ from persist.core.transitions.context import (
 from persist.core.transitions.history_control import stamped, with_lease_clock
 from persist.core.transitions.part_admission import departed
 
-RELIEFS_MAX = 4  # merges that one commit takes along
-
-
-class Spill(Struct, frozen=True):
-    """A task: write the inline rows of this command, for which `state` has no room. Ends in the command with blobs."""
-
-    state: State
-    command: c.Command
+GROUP_ROOM_PART = 4  # a group that brings this part of the room for inline rows leaves them in a blob
 
 
 class AppendCount(Struct, frozen=True):
@@ -65,7 +49,10 @@ class AppendCount(Struct, frozen=True):
 
 
 class BatchMerge(Struct, frozen=True):
-    """A task: merge these adjacent batches of `state` into one part. Ends in a MergeResult."""
+    """A task: merge these adjacent batches of `state`, or those of their runs that are given, into one part.
+
+    Ends in a MergeResult.
+    """
 
     state: State
     batches: Sequence[HollowBatch]
@@ -118,8 +105,7 @@ class Given(Struct, frozen=True):
     """What a plan may know besides the State and the commands.
 
     `indexed` is what was read in the index of attributes for these commands, `remembered` what files of outcomes hold
-    of their tokens. `merging` are the parts that merges under way will replace; None: this commit takes along no merge
-    that is overdue. `check_all` checks every invariant.
+    of their tokens. `check_all` checks every invariant.
     `verdicts` say of each command, in order, what was found of its parts; `callers` who gives it.
     `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes.
     `renewed`, `store_ms` and `checked_ms` are as in `Context`.
@@ -130,7 +116,6 @@ class Given(Struct, frozen=True):
     commit_id: str
     policy: Policy
     indexed: Indexed
-    merging: Set[str] | None = frozenset()
     check_all: bool = False
     verdicts: Sequence[Verdict] = ()
     lease_clock_ms: int | None = None
@@ -147,8 +132,8 @@ class Commit(Struct, frozen=True):
 
     `diff` leads from the base to `following`; None: no command changed anything, and `following` is the base itself.
     `outcomes` has one outcome a command, in order. `upkeep` is the State of which upkeep is to hear once the commit is
-    done, if any. `commands` are the commands as planned: a repetition on another base begins with these, so that inline
-    rows are not spilled twice.
+    done, if any. `commands` are the commands as planned: a repetition on another base begins with these, so that rows
+    are not counted twice.
     """
 
     diff: StateDiff | None
@@ -158,7 +143,7 @@ class Commit(Struct, frozen=True):
     commands: Sequence[c.Command]
 
 
-Task = AppendCount | Spill | BatchMerge
+Task = AppendCount | BatchMerge
 Planning = Generator[Task, Supply, Commit]
 
 
@@ -166,9 +151,8 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     """The commit of these commands on `base`, each applied to the State that the one before it left.
 
     Yields what it needs done in the blob store, is sent what came of it, and returns the Commit. Most plans need
-    nothing. First the inline rows of the whole group come in, whether there is room for them or not. Where there is
-    none, or where they are many, they leave the State again in a merge that this commit takes along. Only where that
-    fails does each command that finds no room spill its own rows.
+    nothing. Where the State has no room for the inline rows of the group, or where they are many, one blob has them.
+    Where the blob store does not take it, commands that find no room are refused, with its error if there is one.
     """
     commands = list(group)
     clock = given.lease_clock_ms
@@ -189,20 +173,15 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     wanted = held + sum(map(_inline_bytes, commands))
     roomy = context if wanted <= room else replace(context, policy=replace(given.policy, inline_shard_bytes_max=wanted))
     state, outcomes, entries = yield from _stepped(begun, commands, given, roomy)
-    stepped = state
     added = state.trace.inline_bytes - held
-    if added > 0:
-        for turn in range(RELIEFS_MAX):
-            batches = _relief(state, 0 if turn else added, given)
-            merge = (yield BatchMerge(state, batches)) if batches else None
-            if not isinstance(merge, c.MergeResult):
-                break  # nothing is due, or the blob store did not take it: another commit asks again
-            with contextlib.suppress(PersistError):
-                unmerged, (state, result) = state, step(state, merge, replace(context, verdict=SOUND))
-                if entry := entry_of(unmerged, state, merge, result):
-                    entries.append(entry)
-        if state.trace.inline_bytes > room:
+    if added > 0 and (state.trace.inline_bytes > room or added * GROUP_ROOM_PART >= room):
+        merge = yield BatchMerge(state, inline_rows_of(begun.trace, state.trace))
+        if isinstance(merge, c.MergeResult):
+            state, _ = step(state, merge, replace(context, verdict=SOUND))
+        elif state.trace.inline_bytes > room:
             state, outcomes, entries = yield from _stepped(begun, commands, given, context)
+            if isinstance(merge, PersistError):
+                outcomes = [merge if isinstance(outcome, Overloaded) else outcome for outcome in outcomes]
     if state is begun:
         refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
         return Commit(None, base, outcomes, base if refused else None, commands)
@@ -212,11 +191,6 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     following = stamped(following, before, given.checked_ms, given.policy)
     following = recorded(following, entries, given.policy)
     gone = state_diff.gone_between(base, following)
-    if state is not stepped:  # a merge that this commit takes along may have taken what came only now
-        grown = state_diff.trace_between(base.trace, stepped.trace)
-        came = () if grown is None else [key for batch in grown.batches for key in batch.blob_keys()]
-        missing = [key for key in came if not base.trace.names(key) and not following.trace.names(key)]
-        gone = tuple(sorted({*gone, *missing}))
     following = departed(following, gone)
     moved = moves(base, following, commands)
     invariants.check_step(base, following)
@@ -260,10 +234,10 @@ def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:
 
 def _stepped(
     base: State, commands: list[c.Command], given: Given, context: Context
-) -> Generator[AppendCount | Spill, Supply, tuple[State, list[Outcome], list[CommandEntry]]]:
+) -> Generator[AppendCount, Supply, tuple[State, list[Outcome], list[CommandEntry]]]:
     """The State after all commands, their outcomes, and what they leave in the commit history.
 
-    A command that is spilled takes the place of the first one.
+    A command whose rows were counted takes the place of the first one.
     """
     state = base
     outcomes: list[Outcome] = []
@@ -279,11 +253,7 @@ def _stepped(
         try:
             if isinstance(command, c.Append) and command.lower < state.upper < command.upper:
                 command = _done((yield AppendCount(state, command)))
-            try:
-                following, result = step(state, command, context)
-            except InlineBudget:
-                commands[index] = spilled = _done((yield Spill(state, command)))
-                following, result = step(state, spilled, context)
+            following, result = step(state, command, context)
             entry = None
             if following is not state:
                 entry = entry_of(state, following, commands[index], result, callers[index], context.verdict)
@@ -310,25 +280,6 @@ def _done(supply: Supply) -> c.Command:
         raise supply from None
     assert supply is not None
     return supply
-
-
-def _relief(state: State, added: int, given: Given) -> Sequence[HollowBatch]:
-    """The batches that a commit must merge before it is done, if any; it has `added` so many inline bytes.
-
-    These are inline rows that find no room, or that are many at once: one blob instead of one for each command. They
-    are also what should have been merged long ago, so that what waits for upkeep stays bounded.
-    """
-    policy = given.policy
-    room = policy.inline_shard_bytes_max
-    if state.trace.inline_bytes > room or added * GROUP_ROOM_PART >= room:
-        return inline_stretch(state.trace)
-    if given.merging is None or not added:
-        return ()
-    taken = claimed(state)
-    if garbage := garbage_due(state, taken, GARBAGE_PERCENT_MAX):
-        return garbage
-    taken |= given.merging  # a merge under way would be refused, and its part would never be named
-    return inline_overdue(state.trace, policy, taken) or tier_overdue(state.trace, policy, taken)
 
 
 def _inline_bytes(command: c.Command) -> int:

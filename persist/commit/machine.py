@@ -359,7 +359,7 @@ class Machine(CachedState):
             base, is_fresh = self.refresh(), True
         lost = 0
         while True:
-            commit, planned_s = self._planned(base, commands, group, commit_id, lost)
+            commit, planned_s = self._planned(base, commands, group, commit_id)
             if commit.diff is None:
                 if is_fresh:
                     return commit  # refused or without effect, on a State that was read after the commands came in
@@ -404,14 +404,13 @@ class Machine(CachedState):
         return commit
 
     def _planned(
-        self, base: State, commands: Sequence[c.Command], group: Sequence[Pending], commit_id: str, lost: int
+        self, base: State, commands: Sequence[c.Command], group: Sequence[Pending], commit_id: str
     ) -> tuple[Commit, float]:
         """The plan, with all that it needs of the stores.
 
         `commands` are those of the group, as far as they were planned before.
 
-        And until when its lease clock counts, by the monotonic clock: from then on the next commit counts. A commit
-        that has lost races takes no overdue merge along: it would merge anew for each of them.
+        And until when its lease clock counts, by the monotonic clock: from then on the next commit counts.
         """
         base, read = self._known(base, commands)
         now_ms = self._system.clock.now_ms()
@@ -420,7 +419,6 @@ class Machine(CachedState):
             commit_id,
             self.policy,
             read.indexed,
-            self._upkeep.merging if self._settings.small_merges and not lost else None,
             self._settings.check_all,
             [pending.verdict for pending in group],
             self._leases.now_ms(base),
@@ -439,7 +437,7 @@ class Machine(CachedState):
     def _stepped(self, command: c.Command, state: State) -> tuple[Outcome, bool]:
         """What came of the command, and whether it would change the shard. Nothing is committed."""
         pending = Pending(command, lambda outcome: None, lambda: None, SOUND, NOBODY)
-        commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7(), 0)
+        commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7())
         [outcome] = commit.outcomes
         return outcome, commit.diff is not None
 
@@ -474,7 +472,7 @@ class Machine(CachedState):
         return 0
 
     def _supply(self, task: Task) -> Supply:
-        self.metrics.reliefs += isinstance(task, BatchMerge)
+        self.metrics.spills += isinstance(task, BatchMerge)
         try:
             return self._blobs.done(task, task.state)
         except PersistError as error:

@@ -61,7 +61,6 @@ class MachineMetrics:
         self.retries = 0
         self.spills = 0
         self.flushes = 0
-        self.reliefs = 0
         self.upkeep_bytes = 0
         self.upkeep_failed = 0
         self.upkeep_refused = 0

@@ -22,7 +22,6 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
       Expired              the registration is gone; read again, or open a new writer
       NotReadable          as_of lies before since
       Overloaded           back off for `retry_after_s`, then retry
-        InlineBudget       the State has no room for these inline rows; write them to the blob store
       Unavailable          definitely did not happen; retrying is safe
         NotComplete        a time that was asked for is to come; wait longer, or ask for an earlier one
       Indeterminate        may have happened; retry with the same token
@@ -145,12 +144,6 @@ class Overloaded(PersistError):
     """Details: `retry_after_s`, seconds to wait."""
 
     kind = "overloaded"
-
-
-class InlineBudget(Overloaded):
-    """Inside persist only: the committer writes the rows to the blob store and goes on."""
-
-    kind = "inline_budget"
 
 
 class Unavailable(PersistError):

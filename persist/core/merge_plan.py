@@ -1,8 +1,8 @@
 """Which merges of a shard are due: from a State to stretches of adjacent batches. Pure.
 
 There are two planners with the same rules. A *committer* merges the newest batches while they are small (`is_small`):
-`garbage_due`, `inline_due` and `tier_due`, or `..._overdue` when a commit has to do it itself. Its commits join the
-group of the process that commits anyway, while another process would have to win races against a busy writer. A
+`garbage_due`, `inline_due` and `tier_due`. Its commits join the group of the process that commits anyway, while
+another process would have to win races against a busy writer. A
 *worker* of maintenance merges everything else: `plan`. It leaves the newest small batches to the committer as long as
 these are few (`left_batches_max`).
 
@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
-from persist.core.batch import HollowBatch, Part, Trace, diff_sum_of
+from persist.core.batch import HollowBatch, Part, Trace, batch_of, diff_sum_of
 from persist.core.commands import MergeSpec
 from persist.core.erasure_progress import MERGE_CLAIM, stretch, to_rewrite
 from persist.core.frontier import Antichain
@@ -43,15 +43,8 @@ FAN_IN = 4
 SMALL_ROWS = 32_768  # a batch beyond either of these two is the workers'
 SMALL_BYTES = 4 * 1024 * 1024
 INLINE_ROOM_PART = 2  # inline rows are moved to a blob when they take this part of their room
-GROUP_ROOM_PART = 4  # or at once, with the commit, when it adds this part
-# In percent of `Policy.inline_batches`, with which inline rows are moved as well:
-INLINE_PERCENT_MAX = 150  # with so many a commit takes them along, if that comes before the background is done
-BATCHES_PERCENT_MAX = 190  # with so many in all, a commit also takes along the merge of small ones that is due
-URGENT_PERCENT = 200  # or, while merges are under way, the inline ones that came since, once they are FAN_IN
-LARGE_BATCHES_MAX = 16  # with more large ones no worker is there to merge them, and haste would be in vain
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
-GARBAGE_PERCENT_MAX = 180  # as INLINE_BATCHES_MAX
 GARBAGE_GROWTH = 2  # and the rows must have grown by this part of the largest member, for workers too
 SPECS_MAX = 64  # merges that one plan names
 LOOKED_AT_MAX = 256  # newest batches
@@ -200,20 +193,6 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
     return ()
 
 
-def inline_overdue(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
-    """As `inline_due`, when it can wait no longer."""
-    most = _percent(policy, INLINE_PERCENT_MAX)
-    if len(trace.batches) < most:  # every commit asks, and fewer cannot hold so many
-        return ()
-    looked_at = trace.batches[-LOOKED_AT_MAX:]
-    newest = _newest_inline(trace.batches, taken)
-    if _with_rows(newest) >= FAN_IN and _are_urgently_many(looked_at, policy):
-        return newest
-    # All of them count, also those that a merge under way has taken: it may take its time.
-    inline = sum(1 for batch in looked_at if batch.runs and _is_inline(batch))
-    return newest if inline >= most else ()
-
-
 def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """The longest stretch of small batches before the newest inline ones that is FAN_IN times its largest batch."""
     batches = trace.batches
@@ -228,14 +207,6 @@ def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
         if batch.rows and rows >= FAN_IN * largest:
             due = index
     return batches[due:end]
-
-
-def tier_overdue(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
-    """As `tier_due`, when it can wait no longer."""
-    most = _percent(policy, BATCHES_PERCENT_MAX)
-    if len(trace.batches) < most or _with_rows(trace.batches[-LOOKED_AT_MAX:]) < most:
-        return ()
-    return tier_due(trace, taken)
 
 
 def inline_stretch(trace: Trace, taken: Set[str] = frozenset()) -> Sequence[HollowBatch]:
@@ -261,6 +232,14 @@ def inline_stretch(trace: Trace, taken: Set[str] = frozenset()) -> Sequence[Holl
     return tuple(reversed(best))
 
 
+def inline_rows_of(before: Trace, after: Trace) -> Sequence[HollowBatch]:
+    """The batches by which a trace has grown, with those of their runs only whose parts are all inline."""
+    change = before.difference(after)
+    came = () if change is None else change[2]
+    inline = ((batch, tuple(run for run in batch.runs if all(part.is_inline for part in run.parts))) for batch in came)
+    return [batch_of(batch.desc, runs) for batch, runs in inline if runs]
+
+
 def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[HollowBatch]:
     count = 0
     for batch in reversed(batches):
@@ -277,17 +256,6 @@ def _is_inline(batch: HollowBatch) -> bool:
             if part.data is None:
                 return False
     return True
-
-
-def _percent(policy: Policy, percent: int) -> int:
-    """So many percent of the batches with which inline rows are moved; no more than are looked at."""
-    return min(policy.inline_batches * percent // 100, LOOKED_AT_MAX)
-
-
-def _are_urgently_many(batches: Sequence[HollowBatch], policy: Policy) -> bool:
-    if _with_rows(batches) < _percent(policy, URGENT_PERCENT):
-        return False
-    return sum(1 for batch in batches if not is_small(batch)) <= LARGE_BATCHES_MAX
 
 
 # --- the worker

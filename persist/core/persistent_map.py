@@ -58,8 +58,9 @@ class Entries(Mapping[_K, _V], Generic[_K, _V]):
             return self._base.get(key, default)
         return default if found is _DELETED else found
 
-    def __contains__(self, key: object) -> bool:
-        return self.get(key, _DELETED) is not _DELETED
+    def __contains__(self, key: Any) -> bool:
+        found = self._changes.get(key, _SAME)
+        return key in self._base if found is _SAME else found is not _DELETED
 
     def __iter__(self) -> Iterator[_K]:
         changes = self._changes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -14,9 +14,8 @@ from persist.core.blob_keys import COMPACTOR, FLUSHER, part_key
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import IdSource, PartId, ShardId, WriterId, mint
 from persist.core.record import replace
-from persist.core.state import SchemaRecord
 from persist.core.transitions.part_admission import DIFF_MAX
-from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
+from persist.parts.codec import ParquetEncoder, encode_inline, row_group_rows
 from persist.parts.column_types import to_plain
 from persist.parts.consolidate import consolidate, join
 from persist.parts.constraint_checks import check_rows
@@ -189,32 +188,6 @@ def _inline_runs(rows: pa.Table, nbytes: int, sink: PartSink, inline_bytes_max: 
 def _counting(part: Part, updates: int) -> Part:
     """The part, counting for the updates as they were given, before equal ones were added up."""
     return part if part.rows == updates else replace(part, given=updates)
-
-
-def spill_inline(
-    part: Part,
-    schemas: Mapping[int, SchemaRecord],
-    blob: BlobPuts,
-    shard_id: ShardId,
-    writer: WriterId,
-    ids: IdSource,
-) -> Part | None:
-    """Write the rows of an inline part as a blob: a new part, sorted, with the same time and clip.
-
-    None when its rows cancel out, so that nothing is left to write. Errors of the blob store pass through; doing it
-    again is safe. Raises Corruption when the part is damaged.
-    """
-    schema = ShardSchema.from_record(record_of(part, schemas))
-    rows = consolidate([at_part_time(decode_inline(part, {part.schema_id: schema}), part)], schema)
-    if not len(rows):
-        return None
-    sink = PartSink(schema, part.schema_id, blob, shard_id, writer, ids)
-    encoder = sink.encoder()
-    encoder.write(rows)
-    spilled = sink.put(encoder)
-    if part.time is not None:
-        spilled = spilled.at(part.time)
-    return replace(_counting(spilled, part.updates), clip=part.clip, diff_sum=part.diff_sum)
 
 
 class PartWriter:

@@ -40,7 +40,6 @@ PUBLIC = """
     NotComplete __version__
 """
 NAMES = PUBLIC.split()
-INTERNAL_KINDS = {"inline_budget"}  # never reaches a user
 
 
 def python(program: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -79,8 +78,7 @@ def test_the_package_offers_these_names_and_completes_them() -> None:
 
 def test_every_error_that_can_reach_a_user_is_offered() -> None:
     ours = {cls.__name__ for kind, cls in errors.kinds().items() if cls.__module__ == errors.__name__}
-    hidden = {cls.__name__ for kind, cls in errors.kinds().items() if kind in INTERNAL_KINDS}
-    assert ours - hidden == {name for name in NAMES if isinstance(getattr(persist, name), type)} & ours
+    assert ours == {name for name in NAMES if isinstance(getattr(persist, name), type)} & ours
 
 
 def test_importing_the_package_and_its_errors_loads_neither_arrow_nor_a_store(tmp_path: Path) -> None:

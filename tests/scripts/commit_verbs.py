@@ -60,7 +60,7 @@ from tests.support.shard import NAME, first_write, numbered
 
 SCHEMA = pa.schema([("id", pa.int64())])
 OURS, ANOTHER, STAGING = 0, 1, 2  # origins of ids, and so of commits
-COUNTERS = ("commits", "commands", "group_max", "races_lost", "retries", "spills", "reliefs", "flushes")
+COUNTERS = ("commits", "commands", "group_max", "races_lost", "retries", "spills", "flushes")
 UPKEEP_COUNTERS = ("upkeep_failed", "upkeep_refused")
 _BYTES = re.compile(r"\b\d+ bytes")  # as many as the format takes
 

@@ -236,7 +236,7 @@ def _with_erasure(
     if request is not None:
         waiting = parts_of((*pending_runs(pending_erasures(state)), *request.runs))
         inline_bytes = state.trace.inline_bytes + sum(part.size for part in waiting if part.is_inline)
-        check_inline(inline_bytes, request.runs, context)
+        check_inline(state, inline_bytes, request.runs, context)
     state = _with_room(state)
     erasure = Erasure(at, command.question, now_ms, deadline_ms, new.reason, pending=request)
     state = replace(state, erasures=with_changes(state.erasures, {new.erasure: erasure}))

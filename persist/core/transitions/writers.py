@@ -8,7 +8,7 @@ from persist.core import commands as c
 from persist.core.batch import Description, Part, Run, Trace, batch_of
 from persist.core.erasure import Erasure
 from persist.core.erasure_progress import pending_erasures, pending_runs
-from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
+from persist.core.errors import Expired, InvalidUsage, Overloaded, UpperMismatch
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.ids import Token, WriterId
 from persist.core.persistent_map import with_changes
@@ -23,7 +23,7 @@ from persist.core.transitions.audit_recording import (
     retired,
     with_outcome,
 )
-from persist.core.transitions.context import RETRY_LATER_S, Context
+from persist.core.transitions.context import RETRY_LATER_S, RETRY_SOON_S, Context
 from persist.core.transitions.history_control import check_lease, forgotten, heartbeat_ms, without_lapsed_writers
 from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
 from persist.core.transitions.tombstones import (
@@ -176,7 +176,7 @@ def answered_before(state: State, command: c.Command, context: Context) -> c.Res
 def _join_insert(state: State, command: c.Insert, context: Context, time: int) -> tuple[State, c.Appended]:
     last = state.trace.batches[-1]
     trace = state.trace.extend_last(stored(at_time(command.runs, time)))
-    check_inline(trace.inline_bytes, command.runs, context)
+    check_inline(state, trace.inline_bytes, command.runs, context)
     result = c.Appended(last.desc.lower, last.desc.upper)
     return with_answer(_with_trace(state, trace, command.runs), command, result, context), result
 
@@ -193,7 +193,7 @@ def push(
     pending = pending_erasures(state)
     erased = pending_runs(pending)
     trace = state.trace.push(batch_of(Description(state.upper, result.upper, MINIMUM), (*stored(runs), *erased)))
-    check_inline(trace.inline_bytes, runs, context)
+    check_inline(state, trace.inline_bytes, runs, context)
     state = _effective(_with_trace(state, trace, (*runs, *erased)), pending, context)
     return with_answer(state, command, result, context), result
 
@@ -298,16 +298,14 @@ def _named(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(Run(tuple(part.without_receipt() for part in run.parts)) for run in runs)
 
 
-def check_inline(inline_bytes: int, runs: Iterable[Run], context: Context) -> None:
-    sizes = [part.size for part in parts_of(runs) if part.is_inline]
-    if not sizes:
-        return
-    policy = context.policy
-    if max(sizes) > policy.inline_part_bytes_max or inline_bytes > policy.inline_shard_bytes_max:
-        raise InlineBudget(
-            f"inline rows of {max(sizes)} bytes do not fit: at most {policy.inline_part_bytes_max} a part and "
-            f"{policy.inline_shard_bytes_max} a shard; write them to the blob store",
-            retry_after_s=0,
+def check_inline(state: State, inline_bytes: int, runs: Iterable[Run], context: Context) -> None:
+    """Raises Overloaded where the State has no room for inline rows of these runs; it would have so many bytes."""
+    most = context.policy.inline_shard_bytes_max
+    if inline_bytes > most and any(part.is_inline for part in parts_of(runs)):
+        raise Overloaded(
+            f"shard {state.name!r} has no room for these rows: {most} bytes of rows wait to leave its log for a blob; "
+            "if it goes on, look whether the blob store takes blobs",
+            retry_after_s=RETRY_SOON_S,
         )
 
 

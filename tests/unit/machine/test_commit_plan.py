@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persist.commit.commit_plan import RELIEFS_MAX, BatchMerge, Commit, Given, Spill, Supply, plan_commit, supplied
+from persist.commit.commit_plan import BatchMerge, Commit, Given, Supply, Task, plan_commit, supplied
 from persist.core import commands as c
 from persist.core import state_diff
 from persist.core.audit_log import NOBODY, Caller
@@ -18,10 +18,9 @@ from persist.core.truncation import RowDrop
 from tests.support.shard import Shard, make_part, make_run, numbered
 
 ROOM = 1_000
-INLINE_BATCHES_MAX = 24
 POLICY = Policy(inline_shard_bytes_max=ROOM, inline_part_bytes_max=600, batches_max=100, inline_batches=16)
 WRITER = WriterId(numbered("w", 1))
-Tasks = list[Spill | BatchMerge]
+Tasks = list[BatchMerge]
 
 
 @pytest.fixture
@@ -34,8 +33,8 @@ def insert(number: int, *, inline: int | None = 100) -> c.Insert:
     return c.Insert(WRITER, Token(numbered("i", number)), (make_run(make_part(number, inline=inline)),))
 
 
-def given(now_ms: int = 5, merging: frozenset[str] | None = frozenset(), policy: Policy = POLICY) -> Given:
-    return Given(now_ms, "commit", policy, NOTHING_INDEXED, merging, True, [SOUND] * 1_000)
+def given(now_ms: int = 5, policy: Policy = POLICY) -> Given:
+    return Given(now_ms, "commit", policy, NOTHING_INDEXED, True, [SOUND] * 1_000)
 
 
 def planned(
@@ -44,18 +43,15 @@ def planned(
     """The commit, and the tasks that were done for it: with these supplies, then as the worker of blobs does them."""
     tasks: Tasks = []
 
-    def supply(task: Spill | BatchMerge) -> Supply:
+    def supply(task: Task) -> Supply:
+        assert isinstance(task, BatchMerge)
         tasks.append(task)
         return supplies.pop(0) if supplies else done(task)
 
     return supplied(plan_commit(base, commands, told or given()), supply), tasks
 
 
-def done(task: Spill | BatchMerge) -> c.Command:
-    if isinstance(task, Spill):
-        assert isinstance(task.command, c.Insert)
-        number = int(task.command.runs[0].parts[0].id[1:])
-        return c.Insert(task.command.writer, task.command.token, (make_run(make_part(number + 500)),))
+def done(task: BatchMerge) -> c.MergeResult:
     parts = [part for batch in task.batches for part in batch.parts()]
     output = make_part(900 + int(parts[0].id[1:]), rows=len(parts), times=(0, parts[-1].time_max))
     return c.MergeResult(tuple(part.id for part in parts), (make_run(output),), task.state.since)
@@ -84,56 +80,40 @@ def test_the_walltime_is_that_of_the_committer_whatever_stood_there(base: State)
     assert (later.following.walltime_ms, earlier.following.walltime_ms) == (50, 20)
 
 
-def test_what_was_spilled_is_not_spilled_again_when_the_plan_is_repeated(base: State) -> None:
-    commit, _ = planned(base, insert(1, inline=700), insert(2))
-    again, tasks = planned(base, *commit.commands)
-    assert tasks == []
-    assert again == commit
+def test_rows_without_room_go_to_one_blob_for_the_group(base: State) -> None:
+    """Those that were there before stay: nobody's commit merges what others wrote."""
+    before, _ = planned(base, *[insert(number) for number in range(1, 3)])
+    group = [insert(number) for number in range(3, 13)]
+    commit, [task] = planned(before.following, *group)
+    assert task.inputs == {part.id for command in group for part in command.runs[0].parts}
+    kept, blob = commit.following.trace.parts(), list(commit.following.trace.parts())[-1]
+    assert [part.is_inline for part in kept] == [True, True, False]
+    assert (blob.rows, commit.following.trace.inline_bytes) == (10, 200)
+    assert all(isinstance(outcome, c.Appended) for outcome in commit.outcomes)
+
+
+def test_a_group_of_many_rows_leaves_them_in_a_blob_although_there_is_room(base: State) -> None:
+    few, none = planned(base, insert(1), insert(2))
+    many, [task] = planned(base, insert(1), insert(2), insert(3))
+    assert (none, len(task.inputs)) == ([], 3)
+    assert (few.following.trace.inline_bytes, many.following.trace.inline_bytes) == (200, 0)
+
+
+def test_rows_in_blobs_stay_as_they_are_beside_inline_ones(base: State) -> None:
+    commit, [task] = planned(base, insert(1, inline=600), insert(2, inline=None), insert(3, inline=600))
+    assert task.inputs == {numbered("p", 1), numbered("p", 3)}
+    [batch] = commit.following.trace.batches
+    assert {part.id for part in batch.parts()} == {numbered("p", 2), numbered("p", 901)}
 
 
 @pytest.mark.parametrize("supply", [None, Unavailable("away")])
-def test_without_that_merge_each_command_that_finds_no_room_spills_its_rows(base: State, supply: Supply) -> None:
+def test_without_that_blob_what_finds_no_room_is_refused(base: State, supply: Supply) -> None:
     group = [insert(number) for number in range(1, 13)]
     commit, tasks = planned(base, *group, supplies=[supply])
-    assert [type(task) for task in tasks] == [BatchMerge, Spill, Spill]
+    assert len(tasks) == 1
     assert commit.following.trace.inline_bytes == ROOM
-    assert sum(not part.is_inline for part in commit.following.trace.parts()) == 2
-
-
-def many(base: State, batches: int) -> State:
-    for number in range(1, batches + 1):
-        base = planned(base, insert(number, inline=1), told=given(merging=None))[0].following
-    return base
-
-
-def test_an_overdue_merge_is_taken_along(base: State) -> None:
-    crowded = many(base, INLINE_BATCHES_MAX)
-    commit, [merge] = planned(crowded, insert(99, inline=1))
-    assert isinstance(merge, BatchMerge)
-    assert len(merge.inputs) == INLINE_BATCHES_MAX + 1
-    assert len(commit.following.trace.batches) == 1
-
-
-def test_an_overdue_merge_leaves_out_what_is_under_way(base: State) -> None:
-    crowded = many(base, INLINE_BATCHES_MAX)
-    merging = frozenset(part.id for part in list(crowded.trace.parts())[:16])
-    _, [merge] = planned(crowded, insert(99, inline=1), told=given(merging=merging))
-    assert isinstance(merge, BatchMerge)
-    assert merge.inputs.isdisjoint(merging)
-
-
-def test_no_overdue_merge_is_taken_along_where_none_may_be_or_nothing_was_added(base: State) -> None:
-    crowded = many(base, INLINE_BATCHES_MAX)
-    assert planned(crowded, insert(99, inline=1), told=given(merging=None))[1] == []
-    assert planned(crowded, c.AdvanceUpper(Antichain(99)))[1] == []
-
-
-def test_a_commit_takes_along_a_bounded_number_of_merges(base: State) -> None:
-    """Even if every merge that it asks for turns out to change nothing."""
-    nothing = c.MergeResult((numbered("p", 777),), (), Antichain(0))
-    commit, tasks = planned(base, *[insert(n) for n in range(1, 16)], supplies=[nothing] * RELIEFS_MAX)
-    assert [type(task) for task in tasks] == [BatchMerge] * RELIEFS_MAX + [Spill] * 5
-    assert len(commit.outcomes) == 15
+    refusal = Overloaded if supply is None else Unavailable
+    assert [type(outcome) for outcome in commit.outcomes] == [c.Appended] * 10 + [refusal] * 2
 
 
 def test_a_drop_lands_beside_other_commands_of_its_commit(base: State) -> None:

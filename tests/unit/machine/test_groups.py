@@ -31,7 +31,7 @@ from persist.core.state import Policy, State, initial_state
 from persist.core.transitions import writers
 from persist.core.transitions.context import Context
 from persist.parts import ShardSchema
-from tests.support.location import InlineBackground, TestClock, memory_location
+from tests.support.location import TestClock, memory_location
 from tests.support.shard import NAME, SCHEMA, first_write
 
 NEXT_SCHEMA = ShardSchema(pa.schema([("k", pa.string())]), ("k",)).to_record()
@@ -198,36 +198,6 @@ def test_a_part_that_moves_to_a_bundle_is_not_named_again_beside_it() -> None:
     assert applied == c.Bundled(True)
     assert isinstance(again, InvalidUsage), "its rows would count twice"
     assert shard.snapshot().to_arrow().num_rows == 3
-
-
-class Behind(InlineBackground):
-    """Upkeep that never comes to its work: commits take overdue merges along."""
-
-    def submit(self, work: Callable[[], None]) -> bool:
-        return False
-
-
-def test_a_part_that_comes_and_leaves_in_one_commit_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commit took along a merge of the part that it had just named: no State ever had it."""
-    monkeypatch.setattr("tests.support.location.InlineBackground", Behind)
-    location = memory_location()
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", ROWS.schema, key=["id"])
-    machine, writer = location.machine("s"), shard.open_writer()
-    for _ in range(31):
-        writer.commit_insert(writer.stage(ROWS, None))
-    staged, inline = writer.stage([{"id": 9, "v": "x"}], None), writer.stage_for_one_commit(ROWS, None)
-    tokens = [mint(Token, location.ids) for _ in range(3)]
-    digest = b"x" * 16
-    inserts = [
-        c.Insert(writer_of(t), t, runs, digest=digest) for t, runs in zip(tokens, (staged, inline), strict=False)
-    ]
-    together(machine, *inserts)
-    assert machine.metrics.reliefs == 1
-    assert not machine.state().trace.holds(staged[0].parts[0].id)
-    [change] = location.versions.diffs("s", machine.state().seqno, 1)
-    assert staged[0].parts[0].key in change.gone
-    [again] = together(machine, c.Insert(writer_of(tokens[2]), tokens[2], staged, digest=digest))
-    assert isinstance(again, InvalidUsage), "its rows would count twice"
 
 
 def test_a_command_that_leads_to_a_state_that_must_not_be_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

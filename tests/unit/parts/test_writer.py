@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist.core.batch import Part, Run
+from persist.core.batch import Part
 from persist.core.errors import Corruption, InvalidUsage
-from persist.parts import ahead, codec, consolidate, plan_splits, spill_inline, writer
+from persist.parts import ahead, codec, consolidate, plan_splits, writer
 from persist.parts.prefetch import side_by_side
 from tests.support.waiting import WAIT_S
-from tests.unit.parts.strategies import KEYED, SHARD, Shard, joined
+from tests.unit.parts.strategies import KEYED, Shard, joined
 
 
 def rows(count: int, first: int = 0) -> pa.Table:
@@ -106,17 +106,6 @@ def test_parts_that_overlap_are_runs_of_their_own() -> None:
 def test_what_is_not_arrow_is_refused() -> None:
     with pytest.raises(InvalidUsage, match="not int"):
         Shard().stage(iter([1]))
-
-
-@pytest.mark.parametrize("time", [None, 9])
-def test_an_inline_part_spills_to_a_blob(time: int | None) -> None:
-    shard = Shard()
-    inline = shard.part(pa.concat_tables([rows(5), rows(3)]), inline_bytes_max=65536, default_time=2)
-    inline = inline if time is None else inline.at(time)
-    spilled = spill_inline(inline, {1: KEYED.to_record()}, shard.blob, SHARD, shard.writer, shard.ids)
-    assert spilled is not None
-    assert (spilled.is_inline, spilled.time, spilled.sorted) == (False, time, True)
-    assert content(shard, [Run((spilled,))]).equals(content(shard, [Run((inline,))]))
 
 
 def test_splits_are_balanced_where_parts_overlap() -> None:
