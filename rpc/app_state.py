@@ -24,8 +24,10 @@ from persist.codecs.json_rows import body_json
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.errors import ConstraintViolated, Forbidden, ReadOnly, SchemaMismatch
+from persist.core.errors import ConstraintViolated, Forbidden, ReadOnly, SchemaMismatch, UnknownShard
 from persist.core.ids import ShardId, family_of, shard_id_of
+from persist.core.phases import dropped
+from persist.core.shard_view import ViewRequest
 from persist.core.state import State
 from persist.formats.exposition import Family
 from persist.parts import current_schema
@@ -224,6 +226,13 @@ class Service:
     async def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         """Commit one command, as `caller` in the commit history."""
         return await self.work.apply(self.location.machine(name), command, caller)
+
+    async def state(self, name: str) -> State:
+        """The State of a shard as of now. Raises UnknownShard where it was dropped."""
+        state = await self.watcher.state(name, ViewRequest(with_batches=False))
+        if state.is_closed:
+            raise UnknownShard(dropped(name))
+        return state
 
     def close(self) -> None:
         self.stop()

@@ -135,7 +135,6 @@ class AttributeIndex:
             return NOTHING_INDEXED
         keys: set[AttributeKey] = set()
         instants: set[int] = set()
-        times: set[int] = set()
         spans: dict[tuple[int, int], int] = {}
         pages: dict[tuple[AttributeKey, AttributeKey | None], int] = {}
         for command in commands:
@@ -153,8 +152,6 @@ class AttributeIndex:
                 instants.update(rung.at_ms for rung in command.rungs)
             elif isinstance(command, c.ForgetOutlived) and command.before_ms is not None:
                 instants.add(command.before_ms)
-            elif isinstance(command, c.TimeShown):
-                times.add(command.time)
             elif isinstance(command, c.TimesShown):
                 spans[command.first, command.last] = max(command.limit, spans.get((command.first, command.last), 0))
         keys = {key for key in keys if key not in state.attributes and not is_core_key(key)}
@@ -165,7 +162,6 @@ class AttributeIndex:
             self.lookup(state, keys) if keys else {},
             {span: self.page(state, *span, limit) for span, limit in pages.items()},
             newest,
-            {time: marks.first_beyond(time) for time in times},
             {span: marks.around(*span, limit) for span, limit in spans.items()},
             marks.first_ms() if None in newest.values() else None,
         )

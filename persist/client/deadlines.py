@@ -197,7 +197,7 @@ class _TimedBlob(ForwardingBlob):
 
 
 UNBOUNDED = frozenset({"with_timeout", "new_token", "metrics"})  # they ask nobody
-INNER = ("_send", "_update_attributes", "_edit")  # what properties and the handles that these give ask by
+INNER = ("_send", "_details", "_update_attributes", "_edit")  # what properties and the handles that these give ask by
 HANDLES_MAX = 64  # classes of handles
 _END = object()
 

@@ -22,7 +22,7 @@ from persist.client.erasure_api import (
     read_erasures,
     status_of,
 )
-from persist.client.idempotency import send
+from persist.client.idempotency import read_details, send
 from persist.client.maintaining import Optimized, Vacuumed, optimize, vacuum
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.rewrites import (
@@ -93,11 +93,10 @@ def set_tag(transport: Transport, name: str, tag: str, at: int | None, kept: int
         return ShardTag.of(tag, found.tags[tag])
 
 
-def read_tags(transport: Transport, name: str, retry_s: float) -> dict[str, ShardTag]:
+def read_tags(transport: OneShard, name: str, retry_s: float) -> dict[str, ShardTag]:
     """The tags of a shard, by name. Raises what every call may."""
-    found = send(transport, name, c.ReadTags(), retry_s)
-    assert isinstance(found, c.TagsAre)
-    return {tag: ShardTag.of(tag, found.tags[tag]) for tag in sorted(found.tags)}
+    tags = read_details(transport, name, retry_s).tags
+    return {tag: ShardTag.of(tag, tags[tag]) for tag in sorted(tags)}
 
 
 def remove_tag(transport: Transport, name: str, tag: str, retry_s: float) -> bool:

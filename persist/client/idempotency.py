@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from persist.client import deadlines
-from persist.client.transport import Transport
+from persist.client.transport import OneShard, Transport
 from persist.commit.system import jittered
 from persist.commit.tracing import Request, Requesting
 from persist.core import commands as c
@@ -28,6 +28,7 @@ from persist.core.errors import (
 )
 from persist.core.frontier import Antichain
 from persist.core.record import replace
+from persist.core.shard_view import ShardDetails, ViewRequest
 from persist.parts.row_stats import MODULUS as MODULUS
 from persist.parts.row_stats import digest_of_rows as digest_of_rows
 
@@ -46,12 +47,7 @@ LAPSING = (
     c.ReadAttributes,
     c.ScanAttributes,
     c.ResolveTime,
-    c.TimeShown,
     c.TimesShown,
-    c.ReadShardSettings,
-    c.ReadTags,
-    c.ReadSchemaTimes,
-    c.ReadCriticalReaders,
     c.ReadRetention,
 )
 # These claim nothing of what happened, so they are told whatever came before.
@@ -94,6 +90,15 @@ def send(
         remedy="call again with its token" if has_token else "look at the shard before you go on",
         lapses=isinstance(command, LAPSING),
     )
+
+
+def read_details(transport: OneShard, name: str, retry_s: float) -> ShardDetails:
+    """The settings, tags and critical readers of a shard as of now. Raises what every call may."""
+    request = ViewRequest(with_batches=False, with_details=True)
+    asked = RetriedCall(f"a view of shard {name!r}", name)
+    view = settled(lambda: transport.view(name, request), asked, transport, retry_s, remedy="repeat it", lapses=True)
+    assert view.details is not None
+    return view.details
 
 
 def settled(

@@ -22,7 +22,7 @@ from persist.client.contents_diff import DiffRequest, Named, between
 from persist.client.dml_plans import GainedKeys
 from persist.client.idempotency import send
 from persist.client.snapshot import Held, ReadSettings, check_lease
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import instant_of
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle, WriteSettings
 from persist.core import commands as c
@@ -306,11 +306,9 @@ class Rewriting(ABC):
         if self.to.timestamp is not None:
             return self.to.timestamp
         try:
-            found = send(self.transport, self.name, c.TimeShown(as_of), self.read.retry_s)
+            return instant_of(self.transport, self.name, as_of, self.read.retry_s)
         except PersistError:  # it has happened, whatever cannot be told of it
             return None
-        assert isinstance(found, c.ShownFrom)
-        return None if found.at_ms is None else shown_instant(found.at_ms)
 
     def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
         """What is raised where the last try was refused."""

@@ -20,6 +20,7 @@ from persist.core import commands as c
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, critical_reader_id_of, mint
+from persist.core.shard_view import ShardDetails
 from persist.parts.part_files import Bound
 
 # Leases: holds on a shard that last as long as they are kept.
@@ -332,6 +333,8 @@ class HeldShard(Protocol):
 
     def _send(self, command: c.Command) -> c.Result: ...
 
+    def _details(self) -> ShardDetails: ...
+
 
 class CriticalReaderHandle:
     """A hold on since that never expires, fenced by an opaque token: who changes the token fences all others."""
@@ -375,10 +378,7 @@ class CriticalReaderHandle:
             cursor: the name.
         Raises: what every call may.
         """
-        reader = critical_reader_id_of(cursor)
-        found = shard._send(c.ReadCriticalReaders((reader,)))
-        assert isinstance(found, c.CriticalReadersAre)
-        return reader in found.since
+        return critical_reader_id_of(cursor) in shard._details().cursors
 
     def __repr__(self) -> str:
         return f"CriticalReaderHandle({self._shard.name!r}, cursor={self.cursor!r}, since={self.since})"

@@ -12,7 +12,7 @@ from persist.client.commit_info import info_bytes
 from persist.client.contents_diff import Named
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import HandleSettings, Past
-from persist.client.idempotency import after_commit, send
+from persist.client.idempotency import after_commit, read_details, send
 from persist.client.lease_pool import LeasePool
 from persist.client.maintaining import Maintain
 from persist.client.optimistic_loop import read_facts
@@ -438,9 +438,7 @@ def set_policy(
 ) -> RowRetention:
     """Change the policy. Raises what `Shard.retain` says."""
     retry_s = settings.write.retry_s
-    known = send(transport, name, c.ReadShardSettings(), retry_s)
-    assert isinstance(known, c.SettingsAre)
-    now = known.settings
+    now = read_details(transport, name, retry_s).settings
     if not now.version:
         raise InvalidUsage(f"shard {name!r} has no settings yet: say how much history it is to keep first")
     version = now.version if asked.expected_version is None else asked.expected_version

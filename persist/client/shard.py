@@ -20,7 +20,7 @@ from persist.client.commit_info import (
     read_place,
 )
 from persist.client.history_api import HandleSettings as HandleSettings
-from persist.client.idempotency import send
+from persist.client.idempotency import read_details, send
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import ReadMethods
 from persist.client.read_leases import CriticalReaderHandle
@@ -28,7 +28,7 @@ from persist.client.row_retention import Retaining
 from persist.client.row_verbs import Verbs
 from persist.client.schema_api import SchemaMethods
 from persist.client.snapshot import ReadLease
-from persist.client.timestamps import kept_ms, period_ms, shown_instant
+from persist.client.timestamps import instant_of, kept_ms, period_ms
 from persist.client.transport import OneShard, Transport
 from persist.client.unique_insert import CheckedWriter
 from persist.client.write import Time, Updates, WriteHandle
@@ -38,7 +38,7 @@ from persist.core.errors import Conflict, InvalidUsage, shown
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import Token
 from persist.core.shard_settings import ShardSettings
-from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.shard_view import ShardDetails, ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema, newest, sound_schemas
 from persist.parts.schema_evolution import named_by
 
@@ -294,18 +294,15 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         Raises: InvalidUsage (the time is not complete), NotReadable (it was forgotten).
         """
         checked("time", time, int)
-        found = self._send(c.TimeShown(frontier(time).element or 0))
-        assert isinstance(found, c.ShownFrom)
-        return None if found.at_ms is None else shown_instant(found.at_ms)
+        frontier(time)
+        return instant_of(self._transport, self.name, time, self._settings.write.retry_s)
 
     # --- settings and history
 
     @property
     def settings(self) -> ShardSettings:
         """The shard's settings as of now. Raises what every call may."""
-        found = self._send(c.ReadShardSettings())
-        assert isinstance(found, c.SettingsAre)
-        return found.settings
+        return self._details().settings
 
     def configure(
         self,
@@ -440,6 +437,9 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
 
     def _send(self, command: c.Command) -> c.Result:
         return send(self._transport, self.name, command, self._settings.write.retry_s)
+
+    def _details(self) -> ShardDetails:
+        return read_details(self._transport, self.name, self._settings.write.retry_s)
 
     @contextmanager
     def _writer(self) -> Iterator[WriteHandle]:

@@ -12,7 +12,7 @@ from persist.client.history_api import HandleSettings
 from persist.client.idempotency import send
 from persist.client.row_retention import policy_json, rows_there
 from persist.client.stream_cuts import each, error_json
-from persist.client.timestamps import instant_ms, instant_text, shown_instant
+from persist.client.timestamps import instant_ms, instant_of, instant_text
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names
 from persist.core import commands as c
@@ -157,8 +157,6 @@ def _oldest(transport: Transport, name: str, since: Antichain, retry_s: float) -
     if since.element is None:
         return None
     try:
-        found = send(transport, name, c.TimeShown(since.element), retry_s)
+        return instant_of(transport, name, since.element, retry_s)
     except (InvalidUsage, NotReadable):  # nothing was written there yet, or the location knows no wall clocks
         return None
-    assert isinstance(found, c.ShownFrom)
-    return None if found.at_ms is None else shown_instant(found.at_ms)

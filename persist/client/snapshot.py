@@ -267,10 +267,10 @@ class Held:
         )
 
     def schema_id(self, selection: Selection) -> int | None:
-        """The schema by whose columns a selection is shown; None: that of today. Raises what every call may."""
+        """The schema by whose columns a selection is shown; None: that of today."""
         if not selection.then:
             return None
-        return schema_then(self.transport, self.view, self.as_of, self.settings.retry_s)
+        return schema_then(self.view, self.as_of)
 
     def snapshot(self, num_splits: int, selection: Selection, limit: int | None = None) -> Snapshot:
         """What is selected, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""

@@ -16,16 +16,13 @@ from persist.client.arguments import checked
 from persist.client.commit_info import Info, info_bytes
 from persist.client.contents_diff import Named
 from persist.client.history_api import HandleSettings
-from persist.client.idempotency import send
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.rewrites import Truncated, Truncating
 from persist.client.timestamps import INSTANT_MAX, instant_ms, resolved, shown_instant
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names
-from persist.core import commands as c
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpgradeNeeded, UpperMismatch, shown
 from persist.core.frontier import TIME_MAX, Antichain, join, meet
-from persist.core.history_commands import CURSORS_MAX
 from persist.core.ids import (
     INCARNATION_MAX,
     ShardId,
@@ -45,6 +42,7 @@ from persist.formats.http_messages import named_once
 
 VERSION = 1
 SHARDS_MAX = 10_000  # of one cut
+CURSORS_MAX = 100  # of one cut
 TEXT_CHARS_MAX = 16 * 1024 * 1024  # of one in JSON
 EPOCH_MAX = 2**53
 UPPER: Final = "upper"  # what each shard had when it was asked
@@ -300,7 +298,7 @@ def take(transport: Transport, asked: CutRequest, settings: HandleSettings, at_o
     taken_ms, retry_s = transport.clock.now_ms(), settings.read.retry_s
 
     def one(name: str) -> tuple[ShardId, Antichain] | None:
-        view = transport.view(name, ViewRequest(with_batches=False))
+        view = transport.view(name, ViewRequest(with_batches=False, with_details=bool(asked.cursors)))
         if view.is_dropped:
             if asked.names is None:  # it went since it was listed
                 return None
@@ -403,15 +401,15 @@ def _frontier(transport: OneShard, name: str, view: ShardView, asked: CutRequest
     """The frontier of one shard."""
     if asked.at is not None:
         return resolved(transport, name, asked.at, 0.0, retry_s).upper
-    if not asked.cursors:
+    if view.details is None:
         return view.upper
-    readers = {critical_reader_id_of(cursor): cursor for cursor in asked.cursors}
-    found = send(transport, name, c.ReadCriticalReaders(tuple(readers)), retry_s)
-    assert isinstance(found, c.CriticalReadersAre)
-    for reader, cursor in readers.items():
-        if reader not in found.since:
+    found = [view.upper]
+    for cursor in asked.cursors:
+        since = view.details.cursors.get(critical_reader_id_of(cursor))
+        if since is None:
             raise InvalidUsage(
                 f"shard {name!r} has no critical reader {cursor!r}: nobody knows what it has read; give other cursors, "
                 "or only shards that it reads"
             )
-    return meet((view.upper, *found.since.values()))
+        found.append(since)
+    return meet(found)

@@ -14,7 +14,7 @@ from persist.client.idempotency import send
 from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.clock_index import MARKS_PAGE_MAX
-from persist.core.errors import InvalidUsage, NotComplete, NotReadable, Unavailable, shown
+from persist.core.errors import InvalidUsage, NotComplete, NotReadable, shown
 from persist.core.frontier import TIME_MAX
 from persist.core.shard_settings import history_ms
 from persist.core.shard_view import ShardView
@@ -210,12 +210,17 @@ class ClockStretches:
         found[known] = self.instants_ms[places[known]]
         return pa.array(found * MICROSECONDS, mask=~known).cast(TIMESTAMP)
 
+    def of_time(self, time: int) -> datetime | None:
+        """The wall clock of one time; None where it is not known."""
+        place = int(np.searchsorted(self.uppers, time, side="right"))
+        return shown_instant(int(self.instants_ms[place])) if 0 < place < len(self.uppers) else None
+
 
 def dates_of(transport: Transport, name: str, first: int, last: int, retry_s: float) -> ClockStretches:
     """The wall clocks of the times from `first` to `last`: a request for each 4,096 stretches, at least one.
 
     They are the same whenever and wherever this is asked, as long as `first` is kept. Raises NotReadable (it was
-    forgotten), InvalidUsage (there are too many of them), and what `send` raises.
+    forgotten), InvalidUsage (it is not complete, or there are too many of them), and what `send` raises.
     """
     pages: list[npt.NDArray[np.int64]] = []  # pairs of an upper and an instant, newest first
     following: int | None = last
@@ -234,20 +239,14 @@ def dates_of(transport: Transport, name: str, first: int, last: int, retry_s: fl
     return ClockStretches(told[:, 0], told[:, 1])
 
 
+def instant_of(transport: Transport, name: str, time: int, retry_s: float) -> datetime | None:
+    """From which wall clock on a time is shown; None where that is not known. Raises what `dates_of` raises."""
+    return dates_of(transport, name, time, time, retry_s).of_time(time)
+
+
 # Which schema a shard had as of a time.
 
 
-TRIES_MAX = 10  # where somebody is asked who has not seen yet what the view shows
-
-
-def schema_then(transport: Transport, view: ShardView, as_of: int, retry_s: float) -> int:
-    """The id of the newest schema that the shard had when a complete time was written. It never changes.
-
-    Raises Unavailable, and what every call may.
-    """
-    for _ in range(TRIES_MAX):
-        found = send(transport, view.name, c.ReadSchemaTimes(), retry_s)
-        assert isinstance(found, c.SchemaTimes)
-        if found.newest >= view.schema_id:
-            return schema_at(sound_schemas(view.schemas), found.times, as_of)
-    raise Unavailable(f"what columns shard {view.name!r} had at {as_of} is not known yet where it was asked; retry")
+def schema_then(view: ShardView, as_of: int) -> int:
+    """The id of the newest schema that the shard had when a time was written that is complete. It never changes."""
+    return schema_at(sound_schemas(view.schemas), view.schema_times, as_of)

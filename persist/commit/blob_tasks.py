@@ -239,7 +239,6 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
     values: dict[AttributeKey, int | None] = {}
     pages: dict[tuple[AttributeKey, AttributeKey | None], IndexPage] = {}
     marks: dict[int, Mark | None] = {}
-    shown: dict[int, Mark | None] = {}
     spans: dict[tuple[int, int], tuple[Mark, ...]] = {}
     first_ms: int | None = None
     remembered: dict[str, TokenOutcome] = {}
@@ -255,11 +254,10 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
             values.update(indexed.values)
             pages.update(indexed.pages)
             marks.update(indexed.marks)
-            shown.update(indexed.shown)
             spans.update(indexed.spans)
             first_ms = indexed.first_ms if first_ms is None else first_ms
             remembered.update(found)
-    indexed = Indexed(state.attribute_root.flushes, values, pages, marks, shown, spans, first_ms)
+    indexed = Indexed(state.attribute_root.flushes, values, pages, marks, spans, first_ms)
     return GroupRead(indexed, remembered, unread)
 
 

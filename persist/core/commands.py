@@ -44,11 +44,8 @@ from persist.core.history_commands import NoteLooked as NoteLooked
 from persist.core.history_commands import NoteRewritten as NoteRewritten
 from persist.core.history_commands import PassCut as PassCut
 from persist.core.history_commands import ProveErasure as ProveErasure
-from persist.core.history_commands import ReadCriticalReaders as ReadCriticalReaders
 from persist.core.history_commands import ReadErasures as ReadErasures
 from persist.core.history_commands import ReadRetention as ReadRetention
-from persist.core.history_commands import ReadShardSettings as ReadShardSettings
-from persist.core.history_commands import ReadTags as ReadTags
 from persist.core.history_commands import RemoveTag as RemoveTag
 from persist.core.history_commands import ResolveTime as ResolveTime
 from persist.core.history_commands import RetentionIs as RetentionIs
@@ -56,7 +53,6 @@ from persist.core.history_commands import SetRungs as SetRungs
 from persist.core.history_commands import SetSettings as SetSettings
 from persist.core.history_commands import SetTag as SetTag
 from persist.core.history_commands import TakeCut as TakeCut
-from persist.core.history_commands import TimeShown as TimeShown
 from persist.core.history_commands import TimesShown as TimesShown
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, WriterId, written
 from persist.core.record import Record
@@ -64,7 +60,6 @@ from persist.core.results import Appended as Appended
 from persist.core.results import AttributeValues as AttributeValues
 from persist.core.results import Bundled as Bundled
 from persist.core.results import Claimed as Claimed
-from persist.core.results import CriticalReadersAre as CriticalReadersAre
 from persist.core.results import CriticalReaderState as CriticalReaderState
 from persist.core.results import Done as Done
 from persist.core.results import ErasuresAre as ErasuresAre
@@ -79,10 +74,8 @@ from persist.core.results import ReaderRegistered as ReaderRegistered
 from persist.core.results import Result as Result
 from persist.core.results import RollupAdded as RollupAdded
 from persist.core.results import SchemaRegistered as SchemaRegistered
-from persist.core.results import SchemaTimes as SchemaTimes
 from persist.core.results import SealLowered as SealLowered
 from persist.core.results import SettingsAre as SettingsAre
-from persist.core.results import ShownFrom as ShownFrom
 from persist.core.results import SinceDowngraded as SinceDowngraded
 from persist.core.results import SweptBefore as SweptBefore
 from persist.core.results import TagRemoved as TagRemoved
@@ -111,7 +104,6 @@ from persist.core.shard_commands import LapsedLeases as LapsedLeases
 from persist.core.shard_commands import Lend as Lend
 from persist.core.shard_commands import LendOn as LendOn
 from persist.core.shard_commands import Lent as Lent
-from persist.core.shard_commands import ReadSchemaTimes as ReadSchemaTimes
 from persist.core.shard_commands import Returned as Returned
 from persist.core.shard_commands import ShrinkLoan as ShrinkLoan
 from persist.core.shard_commands import TakeBack as TakeBack

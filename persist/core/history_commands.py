@@ -17,7 +17,7 @@ from persist.core.command import (
 )
 from persist.core.erasure import Doomed, Proof
 from persist.core.frontier import Antichain
-from persist.core.ids import CriticalReaderId, SeqNo, written
+from persist.core.ids import SeqNo
 from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX
 from persist.core.record import Meta
 from persist.core.results import Result
@@ -25,9 +25,6 @@ from persist.core.retention_plan import Facts
 from persist.core.shard_settings import MARK_EVERY_MS, Looked, RowPolicy, Rung
 
 # Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` has all of their names.
-
-
-CURSORS_MAX = 100  # of which one command asks
 
 
 class ResolveTime(ReadCommand, frozen=True):
@@ -40,16 +37,11 @@ class ResolveTime(ReadCommand, frozen=True):
     at_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 
 
-class TimeShown(ReadCommand, frozen=True):
-    """From which wall clock on this time is shown. -> ShownFrom; changes nothing. InvalidUsage: it is not complete."""
-
-    time: Annotated[int, Meta(ge=0)]
-
-
 class TimesShown(ReadCommand, frozen=True):
     """From which wall clocks on the times from `first` to `last` are shown. -> MarksShown, page by page
 
-    NotReadable: `first` was forgotten. It commits only where a checked clock can date what came without one.
+    NotReadable: `first` was forgotten. InvalidUsage: it is not complete. It commits only where a checked clock can
+    date what came without one.
     """
 
     first: Annotated[int, Meta(ge=0)]
@@ -75,10 +67,6 @@ class SetSettings(ManageCommand, frozen=True):
     history_ms: int | None
     mark_every_ms: int = MARK_EVERY_MS
     rows: RowPolicy | None = None
-
-
-class ReadShardSettings(ReadCommand, frozen=True):
-    """The shard's settings as of now. -> SettingsAre; changes nothing."""
 
 
 class ForgetOutlived(MaintainCommand, frozen=True):
@@ -130,16 +118,6 @@ class RemoveTag(ManageCommand, frozen=True):
     """Take a tag away; its time is forgotten unless something else keeps it. -> TagRemoved, also where there is none"""
 
     tag: str
-
-
-class ReadTags(ReadCommand, frozen=True):
-    """The shard's tags as of now. -> TagsAre; changes nothing."""
-
-
-class ReadCriticalReaders(ReadCommand, frozen=True):
-    """What these critical readers hold. -> CriticalReadersAre; changes nothing."""
-
-    readers: Annotated[tuple[Annotated[CriticalReaderId, written(CriticalReaderId)], ...], Meta(max_length=CURSORS_MAX)]
 
 
 # Commands of row policies, and their results. `commands` has all of their names too.

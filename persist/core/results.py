@@ -10,7 +10,7 @@ from persist.core.batch import Part
 from persist.core.clock_index import Mark
 from persist.core.erasure import Erasure, Wait
 from persist.core.frontier import MINIMUM, Antichain
-from persist.core.ids import CriticalReaderId, SeqNo
+from persist.core.ids import SeqNo
 from persist.core.named_holds import Tag
 from persist.core.record import Record
 from persist.core.shard_settings import ShardSettings
@@ -76,12 +76,6 @@ class CriticalReaderState(Result, frozen=True):
     registered: SeqNo = SeqNo(0)
 
 
-class CriticalReadersAre(Result, frozen=True):
-    """What critical readers hold; those that are not there are left out."""
-
-    since: Mapping[CriticalReaderId, Antichain]
-
-
 class HoldGivenUp(Result, frozen=True):
     """A critical reader was given up at `seqno`, which the caller did not know: ask again, naming that."""
 
@@ -99,12 +93,6 @@ class TimeToCome(Result, frozen=True):
     """The wall clock that was asked for is not over yet: it is `now_ms`."""
 
     now_ms: int
-
-
-class ShownFrom(Result, frozen=True):
-    """Wall clocks from `at_ms` on name this time or a later one. None: not known, for no checked clock was there."""
-
-    at_ms: int | None
 
 
 class MarksShown(Result, frozen=True):
@@ -134,16 +122,6 @@ class HistoryMoved(Result, frozen=True):
 
     hold: Antichain
     since: Antichain
-
-
-class SchemaTimes(Result, frozen=True):
-    """The first time that was written once a schema was registered, by its id; others count as there from the first.
-
-    `newest` is the id of the newest schema. What is said of the time of a complete upper never changes.
-    """
-
-    newest: int
-    times: Mapping[int, int]
 
 
 class TagsAre(Result, frozen=True):

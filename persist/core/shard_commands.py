@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from persist.core.command import TIME_MS_MAX, Command, MaintainCommand, ManagedCommand, ReadCommand
+from persist.core.command import TIME_MS_MAX, Command, MaintainCommand, ManagedCommand
 from persist.core.frontier import Antichain
 from persist.core.ids import LoanId, ReaderId, SeqNo, WriterId, written
 from persist.core.named_holds import LENT_KEYS_MAX
@@ -28,10 +28,6 @@ class EvolveSchema(ManagedCommand, frozen=True):
     expected_id: int
     schema: SchemaRecord
     expected_upper: Antichain | None = None
-
-
-class ReadSchemaTimes(ReadCommand, frozen=True):
-    """From which times on the shard had its schemas. -> SchemaTimes; changes nothing."""
 
 
 # Commands by which a shard goes on at another home. `commands` has all of their names.

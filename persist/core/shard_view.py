@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 
 from persist.core.batch import HollowBatch, Run
-from persist.core.erasure_progress import erased_from, pending_erasures, pending_runs
+from persist.core.erasure_progress import erased_at, pending_erasures, pending_runs
 from persist.core.frontier import MINIMUM, Antichain
-from persist.core.ids import ReaderId, SeqNo, ShardId
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId
+from persist.core.named_holds import Tag
 from persist.core.record import Record
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import LeasedReader, SchemaRecord, State, told_apart
 from persist.core.truncation import RowDrop, Truncations
 
@@ -22,15 +24,24 @@ class SeenVersion(Record, frozen=True):
     commit_id: str
 
 
+class ShardDetails(Record, frozen=True):
+    """What a shard was told to do and to keep: `cursors` are the times from which on critical readers hold it."""
+
+    settings: ShardSettings
+    tags: dict[str, Tag]
+    cursors: dict[CriticalReaderId, Antichain]
+
+
 class ShardView(Record, frozen=True):
     """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for.
 
     Who reads contents from the batches asks `persist.core.truncation.contents` which of them count. `truncations` are
     those that a readable time comes before and no restore has undone; only with batches. `service_times` are the
     intervals of times that the service chose; only where they were asked for. `erasing` are so many erasures that are
-    pending; `retracting` is what they take away at the upper; only with batches. From `erased` on new readers may hold
-    the shard. `reader` is the one that was asked for, None where it is gone; `tagged` the time of the tag, None where
-    there is none.
+    pending; `retracting` is what they take away at the upper; only with batches. `erased` is the time of the last
+    erasure, from which on new readers may hold the shard. `reader` is the one that was asked for, None where it is
+    gone; `tagged` the time of the tag, None where there is none. `details` are there where they were asked for.
+    `schema_times` are those of the State.
     """
 
     name: str
@@ -40,6 +51,7 @@ class ShardView(Record, frozen=True):
     upper: Antichain
     schema_id: int
     schemas: dict[int, SchemaRecord]
+    schema_times: dict[int, int]
     batches: tuple[HollowBatch, ...]
     commit_id: str = ""
     drops: tuple[RowDrop, ...] = ()
@@ -50,6 +62,7 @@ class ShardView(Record, frozen=True):
     erased: Antichain = MINIMUM
     reader: LeasedReader | None = None
     tagged: int | None = None
+    details: ShardDetails | None = None
 
     @property
     def seen(self) -> SeenVersion:
@@ -76,6 +89,7 @@ def view_of(state: State, request: ViewRequest) -> ShardView:
         state.upper,
         state.schema_id,
         dict(state.schemas),
+        dict(state.schema_times),
         batches,
         state.commit_id,
         state.drops,
@@ -83,10 +97,16 @@ def view_of(state: State, request: ViewRequest) -> ShardView:
         state.service_times if request.with_service_times else (),
         len(pending),
         pending_runs(pending) if request.with_batches else (),
-        erased_from(state),
+        Antichain(erased_at(state)),
         reader if reader is not None and not reader.lapsed(state.lease_now_ms) else None,
         tag.time if tag is not None else None,
+        _details(state) if request.with_details else None,
     )
+
+
+def _details(state: State) -> ShardDetails:
+    cursors = {name: reader.since for name, reader in state.critical_readers.items()}
+    return ShardDetails(state.settings, dict(state.tags), cursors)
 
 
 class ViewRequest(Record, frozen=True):
@@ -96,7 +116,8 @@ class ViewRequest(Record, frozen=True):
     acknowledged before the request, or, where `min_seqno` is given, every commit up to that one. `lower`: leave out
     batches whose upper is not beyond it. `seen`: what the caller has read of the shard, perhaps through another
     process; HistoryLost, if that is not in the log any more. `with_service_times`: show the times that the service
-    chose. `reader`, `tag`: show what this leased reader holds, and the time of this tag.
+    chose. `reader`, `tag`: show what this leased reader holds, and the time of this tag. `with_details`: show the
+    settings, all tags and all critical readers.
     """
 
     past: int | None = None
@@ -108,6 +129,7 @@ class ViewRequest(Record, frozen=True):
     with_service_times: bool = False
     reader: ReaderId | None = None
     tag: str = ""
+    with_details: bool = False
 
 
 # What callers were told of a shard, besides rows, as a digest: maintenance and leases leave it as it is. Pure.

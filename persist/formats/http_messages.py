@@ -22,7 +22,7 @@ from persist.formats.records import decoded
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
 RECORD = "application/vnd.persist.record"  # MessagePack
-_OF_RECORDS = frozenset({"batches", "drops", "truncations", "erased", "reader", "tagged"})
+_OF_RECORDS = frozenset({"batches", "drops", "truncations", "erased", "reader", "tagged", "details", "schema_times"})
 PROTOCOL_VERSION = 3  # of the records that cross HTTP
 
 

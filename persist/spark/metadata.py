@@ -25,10 +25,8 @@ from pyspark.sql.types import (
 
 from persist.client.commit_info import HistoryEntry, entries_told, entry_shown
 from persist.client.embedded import EmbeddedTransport
-from persist.client.idempotency import send
 from persist.client.snapshot import ReadLease, leased_blobs, part_reader
 from persist.client.transport import OneShard
-from persist.core import commands as c
 from persist.core.audit_log import PAGE_MAX
 from persist.core.batch import HollowBatch, Part
 from persist.core.errors import InvalidUsage
@@ -168,16 +166,13 @@ def _entry(entry: HistoryEntry) -> Row:
 
 def _detail(target: Target) -> list[Row]:
     one = executors.one_shard(target)
-    view, retry_s = one.view(target.shard, ViewRequest()), target.connection.handles.read.retry_s
+    view = one.view(target.shard, ViewRequest(with_details=True))
     schema_id, schema = current_schema(view.schemas)
-    settings = send(one, target.shard, c.ReadShardSettings(), retry_s)
-    tags = send(one, target.shard, c.ReadTags(), retry_s)
-    assert isinstance(settings, c.SettingsAre)
-    assert isinstance(tags, c.TagsAre)
+    assert view.details is not None
     told: Row = {
-        "history_ms": settings.settings.history_ms,
-        "mark_every_ms": settings.settings.mark_every_ms,
-        "tags": {name: tag.time for name, tag in tags.tags.items()},
+        "history_ms": view.details.settings.history_ms,
+        "mark_every_ms": view.details.settings.mark_every_ms,
+        "tags": {name: tag.time for name, tag in view.details.tags.items()},
     }
     return [
         {

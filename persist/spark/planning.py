@@ -8,12 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-import pyarrow as pa
-
 from persist.client.idempotency import send
 from persist.client.small_reads import holding_for_plans
 from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, holding, leased_blobs
-from persist.client.timestamps import BEFORE_ALL, as_of_at, dates_of, instant_ms, resolved, schema_then
+from persist.client.timestamps import BEFORE_ALL, as_of_at, instant_ms, instant_of, resolved, schema_then
 from persist.core.batch import Run
 from persist.core.commands import ResolveTime, TimeResolved
 from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
@@ -71,11 +69,10 @@ def seconds_since(target: Target, time: int) -> float | None:
     """
     transport = executors.transport(target.connection)
     try:
-        dates = dates_of(transport, target.shard, time, time, retry_s=0)
+        shown = instant_of(transport, target.shard, time, retry_s=0)
     except (NotReadable, Unavailable, UpgradeNeeded):
         return None
-    found = dates.of(pa.chunked_array([pa.array([time], pa.int64())])).cast(pa.int64())[0].as_py()
-    return None if found is None else max(0.0, (transport.clock.now_ms() - found // 1000) / 1000)
+    return None if shown is None else max(0.0, (transport.clock.now_ms() - instant_ms("it", shown)) / 1000)
 
 
 def _resolved(target: Target, options: ReadOptions, when: datetime) -> TimeResolved:
@@ -100,7 +97,7 @@ def shown(target: Target, options: ReadOptions) -> tuple[int, ShardSchema]:
     at = BEFORE_ALL if is_empty else as_of(target, options)
     with holding(one, target.shard, at, "spark schema", options.wait_s, settings) as held:
         try:
-            number = schema_then(one, held.view, held.as_of, settings.retry_s)
+            number = schema_then(held.view, held.as_of)
             return number, shown_by(sound_schemas(held.view.schemas), number)
         finally:
             held.lease.close()

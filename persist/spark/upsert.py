@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.contents_diff import may_replace_all, retracted, unless_refused, whole_view
-from persist.client.idempotency import send
 from persist.client.optimistic_edit import edit_landed
 from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
 from persist.client.transport import OneShard
@@ -245,11 +244,12 @@ class Replacement:
             self._commit(runs, Antichain(seen), commit)
             return
         for _ in range(TRIES_MAX):
-            upper = self.base.transport(target).view(target.shard, ViewRequest(with_batches=False)).upper.element
+            view = self.base.transport(target).view(target.shard, ViewRequest(with_batches=False))
+            upper = view.upper.element
             if upper is None:
                 raise InvalidUsage(f"shard {target.shard!r} was closed: nothing in it can be replaced")
             if upper > seen:
-                self._check_erased(seen)
+                self._check_erased(view, seen)
                 runs = (*runs, *self._retract_between(lease, claims, seen, upper))
                 runs = runs if claims is None else lasting(target, runs, self.schema)
                 seen = upper
@@ -294,7 +294,7 @@ class Replacement:
             if not may_replace_all(view):
                 return False
             if view.upper.element != seen and not commit.alone:
-                self._check_erased(self.base.upper)
+                self._check_erased(view, self.base.upper)
                 seen = view.upper.element or 0
             try:
                 return unless_refused(partial(self._commit, runs, Antichain(seen), commit, drops=True)) is not None
@@ -314,15 +314,12 @@ class Replacement:
             found.extend(self.handle.stage_for_one_commit(_batches(opposite), None, by_rows=False))
         return tuple(found)
 
-    def _check_erased(self, lower: int) -> None:
+    def _check_erased(self, view: ShardView, lower: int) -> None:
         """The opposite of what an erasure wrote is its rows: they would be written once more, after its receipt even.
 
-        Raises Conflict where there was one at `lower` or later.
+        Raises Conflict where there was one at `lower` or later, or one is pending.
         """
-        retry_s = self.target.connection.handles.write.retry_s
-        found = send(self.base.transport(self.target), self.target.shard, c.ReadErasures(), retry_s)
-        assert isinstance(found, c.ErasuresAre)
-        if any(erasure.at >= lower for erasure in found.erasures.values()):
+        if view.erasing or Antichain(lower) <= view.erased:
             raise Conflict(
                 f"rows of shard {self.target.shard!r} were erased since this job began; nothing was changed: run it "
                 "again"

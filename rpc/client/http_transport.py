@@ -313,6 +313,8 @@ class HttpTransport:
             query += f"&reader={request.reader}"
         if request.tag:
             query += f"&tag={_quoted(request.tag)}"
+        if request.with_details:
+            query += "&details=true"
         headers = _VIEW
         if request.seen is not None:
             headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}

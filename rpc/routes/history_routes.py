@@ -33,18 +33,19 @@ from persist.client.stream_cuts import (
     take,
     truncate,
 )
-from persist.client.timestamps import as_of_at, instant_ms, instant_text, read_instant, resolved
+from persist.client.timestamps import as_of_at, instant_ms, instant_of, instant_text, read_instant, resolved
 from persist.client.transport import AsCaller, OneShard, Transport
 from persist.core import commands as c
 from persist.core.audit_log import PAGE_MAX
 from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, NotReadable
+from persist.core.frontier import TIME_MAX
 from persist.core.ids import check_shard_name
-from persist.core.named_holds import Tag, check_tag_name
+from persist.core.named_holds import check_tag_name
 from persist.core.shard_settings import MARK_EVERY_MS, RowPolicy, ShardSettings, history_ms, history_text
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
-from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
+from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
 from rpc.audit import MANY
 from rpc.auth import Principal
 from rpc.route_table import Router
@@ -91,20 +92,18 @@ async def time_at(
 
 
 @router.on("GET", "/{name}/timestamp-of", (READ,), summary="From which wall clock on a time is shown")
-async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> Response:
+async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0, le=TIME_MAX)]) -> Response:
     """`timestamp` is null where that is not known."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    found = await service.apply(name, c.TimeShown(time))
-    assert isinstance(found, c.ShownFrom)
-    return json_response({"time": time, "timestamp": None if found.at_ms is None else instant_text(found.at_ms)})
+    shown = await service.work.run(instant_of, service.transport, name, time, service.handles.read.retry_s)
+    timestamp = None if shown is None else instant_text(instant_ms("timestamp", shown))
+    return json_response({"time": time, "timestamp": timestamp})
 
 
 @router.on("GET", "/{name}/settings", (READ,), summary="The settings of a shard")
 async def settings(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    found = await service.apply(name, c.ReadShardSettings())
-    assert isinstance(found, c.SettingsAre)
-    return _settings(found.settings)
+    return _settings((await service.state(name)).settings)
 
 
 @router.on(
@@ -122,10 +121,9 @@ async def configure(request: Request) -> Response:
     version = version_of(request)
     body = await service.json(request, SETTINGS_BYTES_MAX, read_as(_SettingsBody))
     kept_ms, every_ms = history_ms(body.history), body.mark_every_ms
-    known = await service.apply(name, c.ReadShardSettings())
-    assert isinstance(known, c.SettingsAre)
+    known = (await service.state(name)).settings
     # Settings of that version have that policy of rows; of another version the command is refused.
-    wanted = c.SetSettings(version, kept_ms, every_ms, known.settings.rows)
+    wanted = c.SetSettings(version, kept_ms, every_ms, known.rows)
     found = await service.apply(name, wanted, caller_of(request))
     assert isinstance(found, c.SettingsAre)
     return _settings(found.settings)
@@ -178,7 +176,7 @@ def _settings(found: ShardSettings) -> Response:
 @router.on("GET", "/{name}/tags", (READ,), summary="The tags of a shard")
 async def tags(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    found = await _tags(service, name)
+    found = (await service.state(name)).tags
     return json_response({"tags": [_shown(ShardTag.of(tag, found[tag])) for tag in sorted(found)]})
 
 
@@ -186,7 +184,7 @@ async def tags(request: Request) -> Response:
 async def one(request: Request, tag: str) -> Response:
     """410 where there is no such tag."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    found = (await _tags(service, name)).get(check_tag_name(tag))
+    found = (await service.state(name)).tags.get(check_tag_name(tag))
     if found is None:
         raise NotReadable(f"shard {name!r} has no tag {tag!r}", as_of=None, tag=tag)
     return json_response(_shown(ShardTag.of(tag, found)))
@@ -230,12 +228,6 @@ def _set(
     if isinstance(at, datetime):
         at = as_of_at(name, resolved(transport, name, at, 0.0, wait_s))
     return set_tag(transport, name, tag, at, kept, wait_s)
-
-
-async def _tags(service: Service, name: str) -> dict[str, Tag]:
-    found = await service.apply(name, c.ReadTags())
-    assert isinstance(found, c.TagsAre)
-    return dict(found.tags)
 
 
 def _shown(tag: ShardTag) -> dict[str, Any]:

@@ -236,10 +236,8 @@ async def trace(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     tells_names = not {MANAGE, ADMIN}.isdisjoint(principal_of(request).scopes)
     if EVENTS not in request.headers.get("accept", ""):
-        state = await service.watcher.state(name, _FRESH)
-        _check_there(state)
-        return Response(await _told(service, state, tells_names), media_type="application/json")
-    _check_there(await service.watcher.state(name, _FRESH))
+        return Response(await _told(service, await service.state(name), tells_names), media_type="application/json")
+    await service.state(name)
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
         events = _events(service, name, tells_names)
@@ -281,11 +279,6 @@ def _activity(service: Service, name: str, cached: bool) -> dict[str, Any] | Non
     return None if state.is_closed else activity_json(state)
 
 
-def _check_there(state: State) -> None:
-    if state.is_closed:
-        raise UnknownShard(dropped(state.name))
-
-
 async def _told(service: Service, state: State, tells_names: bool) -> bytes:
     def told() -> bytes:
         return json.dumps(trace_json(state, tells_names=tells_names), separators=(",", ":")).encode()
@@ -307,7 +300,8 @@ async def _events(service: Service, name: str, tells_names: bool) -> AsyncGenera
             shard = shard or state.shard_id
             if state.shard_id != shard:
                 raise UnknownShard(outlived(name))
-            _check_there(state)
+            if state.is_closed:
+                raise UnknownShard(dropped(name))
             if state.seqno <= told:
                 if not await watch.wait(HEARTBEAT_S):
                     yield b": nothing new\n\n"

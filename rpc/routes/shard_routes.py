@@ -231,6 +231,7 @@ async def view(  # noqa: PLR0913 - a query parameter each
     service_times: Annotated[bool, Query(description="Whether to show the times that the service chose.")] = False,
     reader: Annotated[str | None, Query(description="A record shows what this leased reader holds.")] = None,
     tag: Annotated[str, Query(description="A record shows the time of this tag.")] = "",
+    details: Annotated[bool, Query(description="A record shows settings, tags and critical readers.")] = False,
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     from_time = frontier(lower, "lower")
@@ -238,7 +239,7 @@ async def view(  # noqa: PLR0913 - a query parameter each
     if service.watcher.waiting >= WAITS_MAX:
         wait_s = 0.0
     holder = parse(ReaderId, reader) if reader is not None else None
-    wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, None, service_times, holder, tag)
+    wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, None, service_times, holder, tag, details)
     state = await service.watcher.state(name, wanted)
     if read := seen_of(request):
         await service.work.run(service.location.machine(name).check_seen, state, read)

@@ -109,7 +109,7 @@ COMMANDS: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
     (c.DowngradeSince(READER, Antichain(7), SeqNo(1)), ("move since", {"reader": READER, "since": [7]})),
     (c.DowngradeSince(READER, Antichain(7), SeqNo(1), False), None),
     (c.DowngradeSince(READER, None, SeqNo(1), False), None),
-    (c.ReadTags(), None),
+    (c.ReadRetention(), None),
     (c.Insert(WRITER, TOKEN, ()), ("insert", {})),
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(7), ()), ("append", {"upper": [7]})),
     (c.Append(WRITER, TOKEN, Antichain(0), Antichain(None), ()), ("close", {})),
@@ -276,7 +276,7 @@ def test_a_command_on_a_schema_is_called_by_what_it_changes(house: House, lines:
 def test_what_only_reads_has_no_line(house: House, lines: list[dict[str, Any]]) -> None:
     for path in ("/v1/location", "/v1/shards", "/v1/shards/eu/a", "/v1/shards/eu/a/snapshot", "/metrics"):
         assert house.ask("admin", "GET", path).status_code == 200
-    assert house.ask("admin", "POST", "/v1/shards/eu/a/commands", c.ReadTags()).status_code == 200
+    assert house.ask("admin", "POST", "/v1/shards/eu/a/commands", c.ReadRetention()).status_code == 200
     house.ask("reader", "POST", "/v1/shards/eu/a/commands", c.DowngradeSince(READER, Antichain(1), SeqNo(1)))
     assert lines == [], "the hold of a reader is no move of since"
 

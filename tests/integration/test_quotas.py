@@ -115,7 +115,7 @@ DOORS: list[tuple[str, str, str, str, Any]] = [
     ("requests_per_s", "a stream", "GET", "/v1/shards/eu/a/listen?until=0", None),
     ("requests_per_s", "a list", "GET", "/v1/shards?prefix=eu/", None),
     ("requests_per_s", "figures", "GET", "/metrics", None),
-    ("requests_per_s", "a command", "POST", "/v1/shards/eu/a/commands", c.ReadTags()),
+    ("requests_per_s", "a command", "POST", "/v1/shards/eu/a/commands", c.ReadRetention()),
     ("requests_per_s", "a part", "HEAD", blob(1), None),
     ("rows_per_s", "rows", "POST", "/v1/shards/eu/a/insert", ROW * 10),
     ("rows_per_s", "a verb", "POST", "/v1/shards/eu/a/overwrite", FIVE),

@@ -547,10 +547,8 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "downgrade-critical": lambda a: c.CompareAndDowngradeSince(
         _critical(a), a.named("expected"), a.named("opaque"), _frontier(a), a.flag("force"), _hold(a)
     ),
-    "read-critical": lambda a: c.ReadCriticalReaders((_critical(a), _critical(a))),
     "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected"), _hold(a)),
     "resolve-time": lambda a: c.ResolveTime(int(a.next("milliseconds"))),
-    "time-shown": lambda a: c.TimeShown(int(a.next("a time"))),
     "times-shown": lambda a: c.TimesShown(
         int(a.next("the first time")), int(a.next("the last time")), a.number("limit", MARKS_PAGE_MAX)
     ),
@@ -562,7 +560,6 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "note-looked": lambda a: c.NoteLooked(_looked(a), a.flag("overran")),
     "set-rung": lambda a: c.SetRungs((Rung(a.next("a tag"), int(a.next("an instant"))),)),
     "remove-rung": lambda a: c.SetRungs((), (a.next("a tag"),)),
-    "read-settings": lambda a: c.ReadShardSettings(),
     "set-settings": lambda a: c.SetSettings(
         a.number("expected", 0), _history(a.named("history")), a.number("every", 1000), _row_policy(a)
     ),
@@ -570,8 +567,6 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "forget-history": lambda a: c.ForgetHistory(_frontier(a)),
     "set-tag": lambda a: c.SetTag(a.next("a tag"), int(a.next("a time")), _optional_number(a.optional("keep"))),
     "remove-tag": lambda a: c.RemoveTag(a.next("a tag")),
-    "read-tags": lambda a: c.ReadTags(),
-    "read-schema-times": lambda a: c.ReadSchemaTimes(),
     "hold-point": lambda a: c.RegisterReader(
         _reader(a),
         Antichain(a.number("time", 0)),

@@ -31,17 +31,14 @@ class Indexed(Record, frozen=True):
     """What was read in the index at the root with this count of flushes: `values` by key (None: not there), and pages
 
     by the range `(lower, upper)` that was asked for. `marks`: the newest mark at or before an instant (None: not
-    there). `shown`: the first mark beyond a time. `spans`: for the first and last of some times, the marks from the
-
-    first one beyond the last on, newest first. `first_ms`: where the oldest mark lies, if one was looked for in vain
-    (None: there is none there).
+    there). `spans`: for the first and last of some times, the marks from the first one beyond the last on, newest
+    first. `first_ms`: where the oldest mark lies, if one was looked for in vain (None: there is none there).
     """
 
     flushes: int
     values: Mapping[AttributeKey, int | None]
     pages: Mapping[tuple[AttributeKey, AttributeKey | None], IndexPage]
     marks: Mapping[int, Mark | None] = {}
-    shown: Mapping[int, Mark | None] = {}
     spans: Mapping[tuple[int, int], tuple[Mark, ...]] = {}
     first_ms: int | None = None
 

@@ -170,40 +170,21 @@ def upper_at(state: State, at_ms: int, context: Context) -> tuple[State, Anticha
     return sealed, _mark_at(sealed, at_ms, context).upper
 
 
-def time_shown(state: State, command: c.TimeShown, context: Context) -> tuple[State, c.ShownFrom]:
-    """The first of the marks beyond the time; where there is none yet, the next one will be it."""
-    time, seal = command.time, state.seal
-    if state.upper.less_equal(time):
-        raise InvalidUsage(f"time {time} of shard {state.name!r} is not complete yet; its upper is {state.upper}")
-    if not state.since.less_equal(time):
-        raise NotReadable(
-            f"shard {state.name!r} is readable from {state.since} on; when {time} was written is forgotten",
-            as_of=time,
-            since=state.since.to_json(),
-        )
-    marks = [Mark(at_ms, upper) for at_ms, upper in sorted(state.marks.items())]
-    marks += [seal.last] if seal.last is not None else []
-    if not marks or marks[-1].upper.less_equal(time):
-        if not seal.sealed_ms or (seal.passed is not None and seal.passed.less_equal(time)):
-            return state, c.ShownFrom(None)  # nobody knows when it was written
-        return state, c.ShownFrom(seal.next_ms(state.settings.mark_every_ms))
-    shown = next(mark for mark in marks if not mark.upper.less_equal(time))
-    if shown is marks[0]:
-        _check_indexed(state, context)
-        shown = context.indexed.shown.get(time) or shown
-    return state, c.ShownFrom(shown.at_ms)
-
-
 def times_shown(state: State, command: c.TimesShown, context: Context) -> tuple[State, c.MarksShown]:
-    """As `time_shown` for many times. Where commits came with clocks that nobody could check, a good one dates them."""
+    """A time is shown from the first mark beyond it on; where there is none yet, the next one will be it.
+
+    Where commits came with clocks that nobody could check, a good one dates them.
+    """
     first, last = command.first, command.last
+    if state.upper.less_equal(first):
+        raise InvalidUsage(f"time {first} of shard {state.name!r} is not complete yet; its upper is {state.upper}")
     if not state.since.less_equal(first):
         raise NotReadable(
             f"shard {state.name!r} is readable from {state.since} on; when {first} was written is forgotten",
             as_of=first,
             since=state.since.to_json(),
         )
-    if state.seal.passed is not None and context.checked_ms is not None:
+    if state.seal.passed is not None and context.checked_ms is not None and not state.handed_over:
         state = stamped(state, _base_upper(state, context), context.checked_ms, context.policy)
     marks, all_told = _newest_first(state), True
     if marks and not marks[-1].upper.less_equal(first) and state.attribute_root.height:
@@ -335,10 +316,6 @@ def _check_indexed(state: State, context: Context) -> None:
 # --- settings, and the hold that follows from them
 
 
-def read_settings(state: State, command: c.ReadShardSettings, context: Context) -> tuple[State, c.SettingsAre]:
-    return state, c.SettingsAre(state.settings)
-
-
 def set_settings(state: State, command: c.SetSettings, context: Context) -> tuple[State, c.SettingsAre]:
     """Since stays: a shorter history is forgotten by maintenance, and what is forgotten stays so."""
     known = state.settings
@@ -466,10 +443,6 @@ def remove_tag(state: State, command: c.RemoveTag, context: Context) -> tuple[St
     if known is None:
         return state, c.TagRemoved(None)
     return replace(state, tags=with_changes(state.tags, {}, (command.tag,))), c.TagRemoved(known)
-
-
-def read_tags(state: State, command: c.ReadTags, context: Context) -> tuple[State, c.TagsAre]:
-    return state, c.TagsAre(dict(state.tags))
 
 
 def _without_outlived_tags(state: State, context: Context) -> State:

@@ -57,10 +57,6 @@ def _dated(state: State, context: Context) -> State:
     return replace(state, schema_times={**state.schema_times, state.schema_id: first})
 
 
-def read_schema_times(state: State, command: c.ReadSchemaTimes, context: Context) -> tuple[State, c.SchemaTimes]:
-    return state, c.SchemaTimes(state.schema_id, dict(state.schema_times))
-
-
 def reshaped(state: State, command: c.EvolveSchema | c.SchemaChange) -> State:
     """The State as it would be with the schema of the command. Nothing is checked."""
     return replace(state, schemas={**state.schemas, command.expected_id + 1: command.schema})

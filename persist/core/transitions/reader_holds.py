@@ -169,11 +169,6 @@ def expire_critical(state: State, command: c.ExpireCriticalReader, context: Cont
     return replace(state, critical_readers=kept, given_up=given_up), c.Done()
 
 
-def read_critical(state: State, command: c.ReadCriticalReaders, context: Context) -> tuple[State, c.CriticalReadersAre]:
-    known = state.critical_readers
-    return state, c.CriticalReadersAre({reader: known[reader].since for reader in command.readers if reader in known})
-
-
 def _told(reader: CriticalReader, state: State) -> c.CriticalReaderState:
     return c.CriticalReaderState(reader.since, reader.opaque, state.since, reader.registered)
 

@@ -58,9 +58,10 @@ def test_the_newest_mark_at_or_before_an_instant_is_found(index: AttributeIndex,
 
 def test_the_first_mark_beyond_a_time_is_found(index: AttributeIndex, shard: Shard) -> None:
     for time in (0, 1, 499, 4_096, MARKS - 12):
-        found = index.indexed(shard.state, [c.TimeShown(time)]).shown[time]
-        assert found == Mark((time + 1) * EVERY_MS, Antichain(time + 1))
-    assert index.indexed(shard.state, [c.TimeShown(MARKS - 5)]).shown[MARKS - 5] is None
+        found = index.indexed(shard.state, [c.TimesShown(time, time)]).spans[time, time]
+        assert found[0] == Mark((time + 1) * EVERY_MS, Antichain(time + 1))
+    time = MARKS - 5
+    assert index.indexed(shard.state, [c.TimesShown(time, time)]).spans[time, time][0].upper <= Antichain(time)
 
 
 def test_when_many_times_were_written_is_told_page_by_page(index: AttributeIndex, shard: Shard) -> None:
@@ -162,6 +163,8 @@ def test_attributes_that_go_to_the_index_before_the_first_mark_does(index: Attri
         shard.one(c.AdvanceUpper(Antichain(number)))
         newest = Mark(number * EVERY_MS, Antichain(number))
         shard.state = replace(shard.state, marks=marks, seal=Seal(newest.at_ms, newest), since=Antichain(number - 1))
-        assert index.indexed(shard.state, [c.TimeShown(number - 1)]).shown.get(number - 1) is None
+        span = (number - 1, number - 1)
+        marks = index.indexed(shard.state, [c.TimesShown(*span)]).spans.get(span, ())
+        assert all(mark.upper <= Antichain(number - 1) for mark in marks)
         shard.one(index.flush(shard.state))
         assert shard.state.marks == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from persist.core import commands as c
-from persist.core.clock_index import GRIDS_MAX
+from persist.core.clock_index import GRIDS_MAX, Mark
 from persist.core.commands import Command, kinds
 from persist.core.errors import NotReadable
 from persist.core.frontier import Antichain
@@ -37,14 +37,16 @@ def gridded(shard: Shard, every_ms: int) -> None:
 def told(shard: Shard) -> list[Any]:
     """All that is told of the instants that are settled, and of times."""
     instants = [shard.one(c.ResolveTime(at_ms)) for at_ms in (9_000, 9_999, 10_000, 10_350, 10_999)]
-    return [*instants, *(shard.one(c.TimeShown(time)) for time in (0, 1, 2))]
+    return [*instants, *(shard.one(c.TimesShown(time, time)) for time in (0, 1, 2))]
 
 
 @pytest.mark.parametrize("every_ms", GRIDS_MS)
 def test_what_was_told_stays_when_the_grid_changes(shard: Shard, every_ms: int) -> None:
     """Of the last cell too, and for how long ever. A time that was said to be shown from an instant on, is."""
     before = told(shard)
-    assert before[3:] == [c.TimeResolved(Antichain(1), 10_000)] * 2 + [c.ShownFrom(10_000), *[c.ShownFrom(11_000)] * 2]
+    marks = Mark(11_000, Antichain(3)), Mark(10_000, Antichain(1)), Mark(0, Antichain(0))
+    shown = [c.MarksShown(marks[1:], None), *[c.MarksShown(marks[:2], None)] * 2]
+    assert before[3:] == [c.TimeResolved(Antichain(1), 10_000)] * 2 + shown
     gridded(shard, every_ms)
     assert told(shard) == before
     for now_ms in (11_000, 11_001, 14_500, 8_000_000):

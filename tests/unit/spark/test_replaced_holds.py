@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import persist
 from persist.client.shard import Shard
+from persist.commit.location import open_location
 from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage
 from persist.spark import executors
@@ -18,7 +20,10 @@ from persist.spark.batch_io import BatchWriter
 from persist.spark.options import Options, Target, WriteOptions
 from persist.spark.stream import StreamWriter
 from persist.spark.write_job import Job, StagedTask
+from rpc.auth import mint
+from rpc.settings import ServerSettings
 from tests.support.late import LateTransport
+from tests.support.served import Served
 
 ROWS = pa.record_batch({"k": ["a"], "n": [5]})
 SCHEMA = StructType([StructField("k", StringType(), False), StructField("n", LongType())])
@@ -76,6 +81,22 @@ def test_a_job_that_an_erasure_overtook_writes_no_erased_row_once_more(
     assert shard.upper().element == told.at + 1
     committer(target, overwrite).commit([planned(target, overwrite), None], 0)
     assert shard.snapshot().to_arrow()["n"].to_pylist() == [5]
+
+
+@WAYS
+def test_a_job_that_may_only_write_goes_on_where_others_wrote_meanwhile(
+    tmp_path: Path, shard: Shard, overwrite: bool
+) -> None:
+    """It asked for the erasures of the shard, which needs another scope."""
+    token, digest = mint("job")
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps({"tokens": [{"id": "job", "sha256": digest, "scopes": ["write"]}]}))
+    with Served(open_location(f"persist://{tmp_path}"), ServerSettings(tokens_file=str(file))) as served:
+        target = Target.of(Options({"url": served.url, "path": "orders", "token": token}))
+        staged = planned(target, overwrite)
+        shard.insert([{"k": "b", "n": 2}])
+        committer(target, overwrite).commit([staged, None], 0)
+    assert sorted(shard.snapshot().to_arrow()["n"].to_pylist()) == ([5] if overwrite else [2, 5])
 
 
 @WAYS
