@@ -24,7 +24,6 @@ from persist.core.erasure import Erasure, Proof, Scanned
 from persist.core.erasure_progress import erased_at, is_rewritten, lent_before, states_held, under_way
 from persist.core.errors import PersistError
 from persist.core.frontier import Antichain
-from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State
 from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
 from persist.formats.store_errors import translated
@@ -192,9 +191,7 @@ def _merge_again_s(location: Location, worker: Worker, state: State) -> float | 
     """When the shard will count as idle, or a claim will have lapsed."""
     now_ms = location.machine(state.name).lease_now_ms(state)
     waits = [
-        claim.heartbeat_ms + claim.lease_ms - now_ms + 1
-        for key, claim in state.claims.items()
-        if claim_is_for_merge(key) and not claim.lapsed(now_ms)
+        claim.heartbeat_ms + claim.lease_ms - now_ms + 1 for claim in state.claims.values() if not claim.lapsed(now_ms)
     ]
     idle_in_ms = worker.settings.idle_ms - idle_for_ms(location, state)
     if idle_in_ms > 0 and not state.tombstone:

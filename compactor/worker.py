@@ -129,7 +129,7 @@ class Worker:
         machine = self._committer_of(name)
         claim = _Claim(machine, spec, self.owner, self.settings.lease_ms, self._location)
         taken = claim.take()
-        if not taken.granted:
+        if not taken.granted and taken.owner != self.owner:
             self.metrics.add(claims_refused=1)
             return MergeOutcome.BUSY
         try:
@@ -168,7 +168,7 @@ class Worker:
         state = machine.state()
         found = state.trace.covering(frozenset(spec.inputs))
         since = taken.since if taken.done else spec.since
-        if found is None or since.element is None:
+        if not taken.granted or found is None or since.element is None:
             return MergeOutcome.REFUSED
         if taken.done:
             self.metrics.add(merges_resumed=1)
@@ -241,8 +241,7 @@ class _Claim:
 
     def take(self) -> c.Claimed:
         self._renewed_s = self._clock.monotonic()
-        taken = self._machine.apply(c.TakeClaim(self.key, self._owner, self._lease_ms, self.spec.inputs))
-        assert isinstance(taken, c.Claimed)
+        taken = self._hold((), b"")
         self.done, self._resume_key = taken.done, taken.resume_key
         return taken
 
@@ -254,17 +253,21 @@ class _Claim:
     def save(self, done: Sequence[Part], resume_key: bytes) -> None:
         """Keep what was written so far in the State, which also renews the claim. Raises ClaimLost."""
         now_s = self._clock.monotonic()
-        command = c.SaveMergeProgress(self.key, self._owner, self.spec.inputs, tuple(done), resume_key, self.since)
         try:
-            saved = self._machine.apply(command)
+            saved = self._hold(tuple(done), resume_key)
         except Unavailable:
             if now_s - self._renewed_s < self._lease_ms / 1000 and tuple(done) == self.done:
                 return  # a renewal that did not happen is tried again soon
             raise
-        assert isinstance(saved, c.Claimed)
-        if not saved.granted:
+        if not saved.granted or len(saved.done) > len(done):  # it lapsed, and another has written for it since
             raise ClaimLost(self.key)
         self.done, self._resume_key, self._renewed_s = tuple(done), resume_key, now_s
+
+    def _hold(self, done: tuple[Part, ...], resume_key: bytes) -> c.Claimed:
+        command = c.HoldClaim(self.key, self._owner, self._lease_ms, self.spec.inputs, done, resume_key, self.since)
+        held = self._machine.apply(command)
+        assert isinstance(held, c.Claimed)
+        return held
 
     def release(self) -> None:
         self._machine.apply(c.ReleaseClaim(self.key, self._owner))

@@ -17,7 +17,6 @@ from persist.core.audit_log import MAINTENANCE, CommandEntry, Committed
 from persist.core.batch import HollowBatch
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
-from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import Claim, State
 
 BATCHES_MAX = 512  # that are told one by one: of a longer trace neighbours are told together
@@ -112,7 +111,7 @@ def _stretch_json(batches: Sequence[HollowBatch], claimed: frozenset[str]) -> di
 
 
 def _merges(state: State) -> list[Claim]:
-    return [claim for key, claim in sorted(state.claims.items()) if claim_is_for_merge(key)]
+    return [claim for _, claim in sorted(state.claims.items())]
 
 
 def _merge_json(state: State, claim: Claim) -> dict[str, Any]:

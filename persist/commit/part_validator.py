@@ -40,10 +40,10 @@ STATS_MAX = 32  # blobs with receipts that a command may name for the store to b
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 EVOLVING = (c.EvolveSchema, c.Recreate, c.SchemaChange)
 BRINGING = (
-    *c.WRITES_ROWS, c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
+    *c.WRITES_ROWS, c.MergeResult, c.HoldClaim, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
 )  # fmt: skip
 """Commands that may name new parts or a rollup, or have a schema."""
-OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
+OF_MAINTENANCE = (c.MergeResult, c.HoldClaim)
 """Their parts were written by persist itself: where one is not what it should be, its blob is damaged."""
 
 
@@ -206,10 +206,10 @@ def _named_now(found: Verdict, command: c.Command, state: State) -> Verdict:
 def _brought(command: c.Command, state: State) -> list[Part]:
     """The parts that the command names, without those of a merge that its claim holds: they were looked at before."""
     parts = [part for run in _runs(command) for part in run.parts]
-    if isinstance(command, (c.MergeResult, c.SaveMergeProgress)):
+    if isinstance(command, OF_MAINTENANCE):
         claim = state.claims.get(command.claim_key if isinstance(command, c.MergeResult) else command.key)
         held = {part.id: part for part in claim.done} if claim is not None else {}
-        parts += command.done if isinstance(command, c.SaveMergeProgress) else ()
+        parts += command.done if isinstance(command, c.HoldClaim) else ()
         parts = [part for part in parts if held.get(part.id) != part.without_receipt()]
     return parts
 

@@ -33,7 +33,6 @@ from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno, shar
 from persist.core.dedup import OutcomeFile
 from persist.core.errors import Corruption, HistoryLost, PersistError
 from persist.core.ids import SeqNo, family_of, shard_id_of
-from persist.core.merge_plan import claim_is_for_merge
 from persist.core.named_holds import by_owner, is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.core.state_diff import StateDiff
@@ -135,7 +134,7 @@ def _holds(state: State) -> Iterator[Said]:
 def _claims(state: State) -> Iterator[Said]:
     """Parts that a claim names may have left, by another's merge; but no worker claims a merge of nothing."""
     for key, claim in state.claims.items():
-        if claim_is_for_merge(key) and not claim.inputs:
+        if not claim.inputs:
             yield f"the claim {key} of {claim.owner} is for nothing", ""
 
 

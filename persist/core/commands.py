@@ -34,7 +34,7 @@ from persist.core.command import WriteCommand as WriteCommand
 from persist.core.command import WriterCommand as WriterCommand
 from persist.core.command import kinds as kinds
 from persist.core.dedup import OutcomeFile
-from persist.core.frontier import Antichain
+from persist.core.frontier import MINIMUM, Antichain
 from persist.core.history_commands import CutKept as CutKept
 from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetHistory as ForgetHistory
@@ -372,31 +372,22 @@ class RemoveRollups(MaintainCommand, frozen=True):
     below: SeqNo
 
 
-class TakeClaim(MaintainCommand, frozen=True):
-    """Claim the maintenance called `key`, renew one's own claim, or take over a lapsed one. -> Claimed
+class HoldClaim(MaintainCommand, frozen=True):
+    """Claim a merge of the parts `inputs`, renew one's own claim `key`, or take over a lapsed one. -> Claimed
 
-    For a merge, `inputs` are the parts that it reads. What an earlier holder wrote is handed on when its inputs were
-    the same; otherwise it is let go. Not granted while another's live claim holds one of the inputs.
+    `done` is the output so far, with times advanced to `since`, and `resume_key` where the merge goes on. Outputs are
+    only ever added: `done` begins with what one's own claim holds already. With none, the claim holds what it held, and
+    what an earlier holder wrote is handed on, if it was of the same inputs; otherwise it is let go. Not granted while
+    another's live claim holds one of the inputs, when one of them is gone, and with outputs when the claim was lost.
     """
 
     key: str
     owner: str
     lease_ms: int
-    inputs: tuple[str, ...] = ()
-
-
-class SaveMergeProgress(MaintainCommand, frozen=True):
-    """Keep the output of a merge so far with the claim `key`. -> Claimed. Not granted when the claim was lost.
-
-    Outputs are only ever added: `done` begins with what the claim holds already.
-    """
-
-    key: str
-    owner: str
     inputs: tuple[str, ...]
-    done: tuple[Part, ...]
-    resume_key: bytes
-    since: Antichain
+    done: tuple[Part, ...] = ()
+    resume_key: bytes = b""
+    since: Antichain = MINIMUM
 
 
 class ReleaseClaim(MaintainCommand, frozen=True):

@@ -13,7 +13,6 @@ from persist.core.erasure import Erasure, Wait
 from persist.core.frontier import Antichain
 from persist.core.state import Claim, State, kept_below
 
-MERGE_CLAIM = "merge:"
 WAITS_TOLD_MAX = 100  # for what one erasure waits, as one answer names it
 
 
@@ -139,8 +138,8 @@ def _readers(state: State, at: int) -> list[Wait]:
 
 def _stale(state: State) -> Iterator[Claim]:
     """Claims on merges that can never be applied, as an input is gone: what they have written may show old rows."""
-    for key, claim in state.claims.items():
-        if key.startswith(MERGE_CLAIM) and not all(state.trace.holds(part) for part in claim.inputs):
+    for claim in state.claims.values():
+        if not all(state.trace.holds(part) for part in claim.inputs):
             yield claim
 
 

@@ -33,7 +33,7 @@ from itertools import groupby, takewhile
 
 from persist.core.batch import HollowBatch, Part, Trace, batch_of, diff_sum_of
 from persist.core.commands import MergeSpec
-from persist.core.erasure_progress import MERGE_CLAIM, stretch, to_rewrite
+from persist.core.erasure_progress import stretch, to_rewrite
 from persist.core.frontier import Antichain
 from persist.core.state import Policy, State, cut_times, kept_below, named_times
 
@@ -101,10 +101,6 @@ class MergePolicy:
 
 def is_small(batch: HollowBatch) -> bool:
     return batch.rows <= SMALL_ROWS and batch.size <= SMALL_BYTES
-
-
-def claim_is_for_merge(key: str) -> bool:
-    return key.startswith(MERGE_CLAIM)
 
 
 def claimed(state: State, now_ms: int | None = None) -> frozenset[str]:
@@ -293,14 +289,15 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
 def _abandoned(state: State, now_ms: int) -> Iterator[MergeSpec]:
     """Merges whose worker is gone but whose output so far is kept with their claim."""
     for key, claim in state.claims.items():
-        if not claim_is_for_merge(key) or not claim.done or not claim.lapsed(now_ms):
+        if not claim.done or not claim.lapsed(now_ms):
             continue
         held = frozenset(claim.inputs)
         if (found := state.trace.covering(held)) is None:
             continue
         batches = state.trace.batches[found[0] : found[0] + found[1]]
-        if key == f"{MERGE_CLAIM}{batches[0].desc.lower}":
-            yield _spec(state, batches, [p for b in batches for p in b.parts() if p.id in held])
+        spec = _spec(state, batches, [p for b in batches for p in b.parts() if p.id in held])
+        if key == spec.claim_key:
+            yield spec
 
 
 def _left_to_committer(batches: Sequence[HollowBatch], most: int) -> int:

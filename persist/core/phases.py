@@ -43,12 +43,11 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     # What was begun before the drop may end.
     c.FlushAttributes: BEFORE_TOMBSTONE,
     c.FlushEntries: BEFORE_TOMBSTONE,
-    c.SaveMergeProgress: BEFORE_TOMBSTONE,
+    c.HoldClaim: BEFORE_TOMBSTONE,
     c.MergeResult: BEFORE_TOMBSTONE,
     # A tombstone keeps its one rollup, and everything may be given up again.
     c.AddRollup: EVER,
     c.RemoveRollups: EVER,
-    c.TakeClaim: EVER,
     c.ReleaseClaim: EVER,
     c.ForgetLapsed: EVER,
     # Loans outlive what was lent, and the life of the name.

@@ -532,7 +532,7 @@ def test_a_merge_under_way_is_waited_for_and_what_it_wrote_goes(world: World, ma
     padded(shard, "c")
     committer = machine.location.machine(NAME)
     inputs = tuple(part.id for part in committer.refresh().trace.parts())
-    committer.apply(c.TakeClaim("merge:[0]", "another", 60_000, inputs))
+    committer.apply(c.HoldClaim("merge:[0]", "another", 60_000, inputs))
     told = shard.erase(keys=[secret])
     Maintenance(machine).step()
     assert shard.erased(told.id).phase == "retracted", "nobody takes its parts away"

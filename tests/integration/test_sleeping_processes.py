@@ -22,7 +22,7 @@ from persist.commit.system import SystemClock
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Corruption
-from persist.core.frontier import Antichain
+from persist.core.record import replace
 from tests.support.flushing import flushed
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
@@ -85,11 +85,11 @@ def test_a_merge_with_a_long_lease_is_refused_once_its_output_was_swept(
     machine = location.machine(NAME)
     merge = flushed(machine.refresh(), location.blob, location.ids)
     assert merge is not None
-    machine.apply(c.TakeClaim("merge:[0]", "worker", A_DAY_AND_MORE_MS - 3600_000, merge.inputs))
+    claim = c.HoldClaim("merge:[0]", "worker", A_DAY_AND_MORE_MS - 3600_000, merge.inputs)
+    machine.apply(claim)
     clock.slept_ms = A_DAY_AND_MORE_MS
     assert Sweeper(location).sweep(NAME).deleted == 1
-    done = merge.outputs[0].parts
-    saved = machine.apply(c.SaveMergeProgress("merge:[0]", "worker", merge.inputs, done, b"", Antichain(0)))
+    saved = machine.apply(replace(claim, done=merge.outputs[0].parts))
     assert isinstance(saved, c.Claimed)
     assert not saved.granted
     late = c.MergeResult(merge.inputs, merge.outputs, merge.since, "merge:[0]", "worker")

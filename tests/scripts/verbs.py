@@ -323,10 +323,11 @@ def _merge(args: Arguments) -> c.MergeResult:
     return c.MergeResult(inputs, parse_runs(args.rest()), since, claim, owner)
 
 
-def _save_progress(args: Arguments) -> c.SaveMergeProgress:
-    return c.SaveMergeProgress(
+def _hold_claim(args: Arguments) -> c.HoldClaim:
+    return c.HoldClaim(
         args.next("a claim"),
         args.next("an owner"),
+        args.number("lease", LEASE_MS),
         parse_part_ids(args.named("inputs")),
         tuple(parse_part(word) for word in args.rest()),
         args.named("resume", "").encode(),
@@ -600,10 +601,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "of-life": _of_life,
     "add-rollup": _add_rollup,
     "remove-rollups": lambda a: c.RemoveRollups(SeqNo(int(a.named("below").removeprefix("v")))),
-    "take-claim": lambda a: c.TakeClaim(
-        a.next("a claim"), a.next("an owner"), a.number("lease", LEASE_MS), parse_part_ids(a.named("inputs", ""))
-    ),
-    "save-progress": _save_progress,
+    "hold-claim": _hold_claim,
     "release-claim": lambda a: c.ReleaseClaim(a.next("a claim"), a.next("an owner")),
     "merge": _merge,
     "forget-lapsed": lambda a: c.ForgetLapsed(staged_before_ms=a.number("staged", 0)),

@@ -17,7 +17,7 @@ from persist.core.erasure_progress import erased_from
 from persist.core.errors import UnknownShard
 from persist.core.frontier import meet
 from persist.core.ids import family_of
-from persist.core.merge_plan import MergePolicy, claim_is_for_merge
+from persist.core.merge_plan import MergePolicy
 from persist.core.state import latest_time
 from persist.formats.state_frames import decode_lent
 from tests.simulation.accountant import read_attributes
@@ -258,9 +258,9 @@ def _quiesce(host: Host, name: str, worker: Worker, gc: Collector) -> None:
     for _ in range(SETTLE_ROUNDS_MAX):
         merged = worker.run(name, idle=True)
         report = gc.run(name)
-        claims = host.run.truth(name).state.claims.items()
+        claims = host.run.truth(name).state.claims.values()
         now_ms = host.location.machine(name).lease_now_ms(host.location.machine(name).refresh())
-        waits = any(claim_is_for_merge(key) and not claim.lapsed(now_ms) for key, claim in claims)
+        waits = any(not claim.lapsed(now_ms) for claim in claims)
         if not merged and report.done and not waits:
             return
         host.run.world.scheduler.sleep(1.0)

@@ -105,9 +105,9 @@ def sweep_ignores_age() -> Broken:
 
 def merge_applied_by_time_bounds() -> Broken:
     """A merge replaces the batches that some of its inputs are in, though others are gone; claims keep nobody out."""
-    real, take = Trace.covering, part_maintenance.take_claim
+    real, take = Trace.covering, part_maintenance.hold_claim
 
-    def take_claim(state: State, command: c.TakeClaim, context: Any) -> Any:
+    def hold_claim(state: State, command: c.HoldClaim, context: Any) -> Any:
         others = {key: claim for key, claim in state.claims.items() if claim.owner == command.owner}
         return take(replace(state, claims=others), command, context)
 
@@ -116,7 +116,7 @@ def merge_applied_by_time_bounds() -> Broken:
         return real(self, here) if here else None
 
     return every(
-        transition(c.TakeClaim, take_claim),
+        transition(c.HoldClaim, hold_claim),
         every(patch.object(Trace, "covering", covering), patch.object(part_maintenance, "_may_apply", lambda *_: True)),
     )
 

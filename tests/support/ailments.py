@@ -484,7 +484,7 @@ def worker_killed(place: Path) -> Told:
     made(machine)
     committer = machine.location.machine(NAME)
     parts = tuple(part.id for part in committer.state().trace.parts())
-    committer.apply(c.TakeClaim("merge:[0]", "compactor-1", 60_000, parts))
+    committer.apply(c.HoldClaim("merge:[0]", "compactor-1", 60_000, parts))
     world.pass_ms(2 * HOUR_MS)
     return Told(examine(world), ("the worker compactor-1 has said nothing for 2 hours", "3 parts"))
 

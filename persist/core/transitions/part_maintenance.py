@@ -50,44 +50,33 @@ def remove_rollups(state: State, command: c.RemoveRollups, context: Context) -> 
     return cut(replace(state, rollups=kept, long_diffs=long_diffs), command.below), c.Done()
 
 
-def take_claim(state: State, command: c.TakeClaim, context: Context) -> tuple[State, c.Claimed]:
+def hold_claim(state: State, command: c.HoldClaim, context: Context) -> tuple[State, c.Claimed]:
     check_lease("claim", command.lease_ms)
-    held = state.claims.get(command.key)
-    if held is not None and held.owner != command.owner and not held.lapsed(context.lease_now_ms):
-        return state, c.Claimed(False, held.owner)
+    held, done = state.claims.get(command.key), command.done
+    is_own = held is not None and held.owner == command.owner
+    if not is_own and (done or (held is not None and not held.lapsed(context.lease_now_ms))):
+        return state, c.Claimed(False, held.owner if held is not None else "")
     if (holder := _holder_of(state, command, context)) is not None:
         return state, c.Claimed(False, holder)
-    base = held
-    if base is None or (command.inputs and base.inputs != command.inputs):
-        base = Claim(command.owner, context.lease_now_ms, command.lease_ms, inputs=command.inputs)
-    heartbeat = context.lease_now_ms if held is None else heartbeat_ms(held, context)
-    claim = replace(base, owner=command.owner, heartbeat_ms=heartbeat, lease_ms=command.lease_ms)
-    state = replace(state, claims={**state.claims, command.key: claim})
-    return state, _claimed(claim)
-
-
-def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Context) -> tuple[State, c.Claimed]:
-    held = state.claims.get(command.key)
-    if held is None or held.owner != command.owner:
-        return state, c.Claimed(False, held.owner if held else "")
     if state.trace.covering(frozenset(command.inputs)) is None:
         return state, c.Claimed(False, command.owner)  # an input is gone: this merge can never be applied
-    if _are_swept(state, held, command.done, context) or brings_back(state, (Run(command.done),)):
+    if _are_swept(state, held, done, context) or brings_back(state, (Run(done),)):
         return state, c.Claimed(False, command.owner)
-    done = tuple(part.without_receipt() for part in command.done)
-    if held.inputs not in ((), command.inputs) or done[: len(held.done)] != held.done:
-        raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
-    _check_since(state, command.since)
-    check_merged(state, command.done, held.done, context)
-    claim = replace(
-        held,
-        heartbeat_ms=heartbeat_ms(held, context),
-        inputs=command.inputs,
-        done=done,
-        resume_key=command.resume_key,
-        since=command.since,
-    )
-    return replace(state, claims={**state.claims, command.key: claim}), _claimed(claim)
+    heartbeat = context.lease_now_ms if held is None else heartbeat_ms(held, context)
+    known = held if held is not None and held.inputs == command.inputs else None
+    claim = Claim(command.owner, heartbeat, command.lease_ms, command.inputs)
+    if done:
+        kept = known.done if known is not None else ()
+        named = tuple(part.without_receipt() for part in done)
+        if named[: len(kept)] != kept:
+            raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
+        _check_since(state, command.since)
+        check_merged(state, done, kept, context)
+        claim = replace(claim, done=named, resume_key=command.resume_key, since=command.since)
+    elif known is not None:
+        claim = replace(claim, done=known.done, resume_key=known.resume_key, since=known.since)
+    state = replace(state, claims={**state.claims, command.key: claim})
+    return state, c.Claimed(True, claim.owner, claim.inputs, claim.done, claim.resume_key, claim.since)
 
 
 def release_claim(state: State, command: c.ReleaseClaim, context: Context) -> tuple[State, c.Done]:
@@ -153,7 +142,7 @@ def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
     if not command.claim_key:
         return not _are_swept(state, None, outputs, context)
     held = state.claims.get(command.claim_key)
-    if held is None or held.owner != command.owner or held.inputs not in ((), command.inputs):
+    if held is None or held.owner != command.owner or held.inputs != command.inputs:
         return False
     if held.lapsed(context.lease_now_ms, CLAIM_KEPT_LEASES):
         return False
@@ -170,7 +159,7 @@ def _are_swept(state: State, held: Claim | None, outputs: Sequence[Part], contex
     return any(belongs_to(key, state.shard_id) and context.may_be_swept(state, key) for key in keys)
 
 
-def _holder_of(state: State, command: c.TakeClaim, context: Context) -> str | None:
+def _holder_of(state: State, command: c.HoldClaim, context: Context) -> str | None:
     """Who else is at work on one of the inputs."""
     wanted = set(command.inputs)
     for key, claim in state.claims.items():
@@ -199,10 +188,6 @@ def _runs_without(batch: HollowBatch, inputs: frozenset[str]) -> list[Run]:
 
 def _without(state: State, key: str) -> dict[str, Claim]:
     return {k: claim for k, claim in state.claims.items() if k != key}
-
-
-def _claimed(claim: Claim) -> c.Claimed:
-    return c.Claimed(True, claim.owner, claim.inputs, claim.done, claim.resume_key, claim.since)
 
 
 # Transitions that put parts into bundles, and take them out again. Rows, times and the order of batches stay.

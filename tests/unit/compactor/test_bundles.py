@@ -222,7 +222,7 @@ def test_parts_at_which_a_merge_is_at_work_are_not_bundled() -> None:
     machine = world.user.machine(NAME)
     made = Bundler(world.user.versions, world.user.ids, TINY).bundled(world.state(), world.state().trace.batches[0])
     assert made is not None
-    machine.apply(c.TakeClaim("merge:[0]", "somebody", 60_000, made.inputs[:1]))
+    machine.apply(c.HoldClaim("merge:[0]", "somebody", 60_000, made.inputs[:1]))
     assert machine.apply(made) == c.Bundled(False)
     machine.apply(c.ReleaseClaim("merge:[0]", "somebody"))
     assert machine.apply(made) == c.Bundled(True)

@@ -150,6 +150,29 @@ def test_a_zombie_cannot_bring_back_parts_that_were_let_go() -> None:
     world.check_reads()
 
 
+def test_a_zombie_that_has_saved_nothing_does_not_go_on_from_what_another_has_saved() -> None:
+    """It renews a claim that has lapsed again, after a successor saved its first chunk and crashed."""
+    world = World()
+    world.append_many(6, 40)
+    spec = due(world)
+
+    def crash(chunk: int) -> None:
+        if chunk == 2:
+            raise KeyboardInterrupt
+
+    def meanwhile(chunk: int) -> None:
+        if chunk == 1:
+            world.clock.advance_ms(2 * WORKER.lease_ms)
+            with pytest.raises(KeyboardInterrupt):
+                Worker(world.process(), WORKER, engine=Pausing(world, crash)).merge(NAME, spec)
+            assert all(claim.done for claim in world.state().claims.values())
+            world.clock.advance_ms(2 * WORKER.lease_ms)
+
+    assert Worker(world.process(), WORKER, engine=Pausing(world, meanwhile)).merge(NAME, spec) is MergeOutcome.REFUSED
+    assert world.worker().merge(NAME, spec) is MergeOutcome.APPLIED
+    world.check_reads()
+
+
 def test_a_crash_loses_at_most_one_chunk() -> None:
     world = World()
     world.append_many(6, 90)

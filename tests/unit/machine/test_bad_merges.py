@@ -83,8 +83,9 @@ class Place:
         return c.MergeResult(self.inputs(), (Run((output,)),), Antichain(1))
 
     def saving(self, output: Part) -> c.Command:
-        self.machine.apply(c.TakeClaim(CLAIM, WORKER, 60_000, self.inputs()))
-        return c.SaveMergeProgress(CLAIM, WORKER, self.inputs(), (output,), b"", Antichain(0))
+        claim = c.HoldClaim(CLAIM, WORKER, 60_000, self.inputs())
+        self.machine.apply(claim)
+        return replace(claim, done=(output,))
 
     def refused(self, command: c.Command, message: str) -> None:
         """The command is refused, and an insert that is committed with it lands."""

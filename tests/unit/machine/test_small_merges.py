@@ -150,7 +150,7 @@ def test_what_a_worker_has_claimed_is_left_to_it(location: Location) -> None:
     for n in range(5):
         shard.insert([{"id": "k", "amount": n}])
     inputs = tuple(part.id for part in machine.state().trace.parts())
-    taken = machine.apply(c.TakeClaim("merge:0", "somebody", 60_000, inputs))
+    taken = machine.apply(c.HoldClaim("merge:0", "somebody", 60_000, inputs))
     assert isinstance(taken, c.Claimed)
     assert taken.granted
     for n in range(INLINE_BATCHES - 1):

@@ -137,7 +137,3 @@ def test_a_closed_shard_has_no_times_left() -> None:
     closed = state(HollowBatch(Description(frontier(0), Antichain(None), frontier(0)), (), 0), since=Antichain(None))
     told = trace_json(closed, tells_names=False)
     assert (told["since"], told["upper"], told["batches"][0]["upper"]) == ([], [], [])
-
-
-def test_only_claims_on_merges_are_merges() -> None:
-    assert trace_json(state(claims={"gc": Claim("me", 0, 1)}), tells_names=True)["merges"] == []
