@@ -162,13 +162,16 @@ def test_a_zombie_that_has_saved_nothing_does_not_go_on_from_what_another_has_sa
 
     def meanwhile(chunk: int) -> None:
         if chunk == 1:
+            assert successor.merge(NAME, spec) is MergeOutcome.BUSY
             world.clock.advance_ms(2 * WORKER.lease_ms)
             with pytest.raises(KeyboardInterrupt):
-                Worker(world.process(), WORKER, engine=Pausing(world, crash)).merge(NAME, spec)
-            assert all(claim.done for claim in world.state().claims.values())
+                successor.merge(NAME, spec)
+            [claim] = process.machine(NAME).refresh().claims.values()
+            assert claim.done
             world.clock.advance_ms(2 * WORKER.lease_ms)
 
-    assert Worker(world.process(), WORKER, engine=Pausing(world, meanwhile)).merge(NAME, spec) is MergeOutcome.REFUSED
+    successor, process = Worker(world.process(), WORKER, engine=Pausing(world, crash)), world.process()
+    assert Worker(process, WORKER, engine=Pausing(world, meanwhile)).merge(NAME, spec) is MergeOutcome.REFUSED
     assert world.worker().merge(NAME, spec) is MergeOutcome.APPLIED
     world.check_reads()
 
