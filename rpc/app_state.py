@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from compactor.embedded import maintain
 from persist.client.embedded import EmbeddedTransport
+from persist.client.lease_pool import LeasePool
 from persist.client.server_writer import Names, ThinWriter
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
@@ -111,6 +112,7 @@ class Service:
         self.limits = settings.limits
         self.proof = proof
         self.transport = EmbeddedTransport(location, maintain)
+        self.transport.leases = None if location.is_copy else LeasePool(location.clock)
         self.work = Work(settings.limits, settings.linger_ms / 1000)
         self.readiness = Readiness(partial(self.work.run, location.check), location.clock.monotonic)
         self.watcher = ShardWatcher(location, self.work)
@@ -236,6 +238,8 @@ class Service:
 
     def close(self) -> None:
         self.stop()
+        if self.transport.leases is not None:
+            self.transport.leases.close()
         self.work.close()
         self.tally.close()
 

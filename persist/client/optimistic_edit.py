@@ -27,11 +27,13 @@ from persist.client.optimistic_loop import (
     latest_of,
     unless_overtaken,
 )
-from persist.client.snapshot import Held, holding, kept, part_reader
+from persist.client.small_reads import holding_together
+from persist.client.snapshot import Held, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
+from persist.core.batch import Run
 from persist.core.dedup import DIGEST_BYTES
 from persist.core.errors import (
     InvalidUsage,
@@ -41,7 +43,7 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
-from persist.core.ids import Token, writer_of
+from persist.core.ids import Token, mint, writer_of
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import current_schema
 
@@ -125,7 +127,7 @@ class Editing(Rewriting):
         if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
             return first
         check_readable(self.name, view)
-        with holding(self.transport, self.name, None, self.purpose, 0.0, self.read) as held:
+        with holding_together(self.transport, self.name, None, self.purpose, 0.0, self.read) as held:
             try:
                 self._check_expected(held.view)
                 attempt = self._rewrite(held, token, RACES_MAX, REDONE_MAX)
@@ -149,14 +151,16 @@ class Editing(Rewriting):
         """The first write to a shard, which needs no hold on what is there; None: somebody else was quicker."""
         plan, count = self.plan.to(view), Count()
         runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
-        with self._retired(view) as handle:
-            try:
-                done = self._commit(handle, runs, view, token)
-            except UpperMismatch as error:
-                if self._is_conditional or error.details.get("expected") is None:
-                    raise
-                return None
+        try:
+            done = self._commit(self._writer(view), runs, view, token)
+        except UpperMismatch as error:
+            if self._is_conditional or error.details.get("expected") is None:
+                raise
+            return None
         return self._outcome(done, view, count, 0)
+
+    def _own_token(self, runs: tuple[Run, ...]) -> Token | None:
+        return super()._own_token(runs) if runs or self.attributes else None  # nothing changes, or is remembered
 
     def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
         return self.plan.to(held.view).updates(self._contents(held))
@@ -181,9 +185,9 @@ class Editing(Rewriting):
         count = Count()
         runs = self._staged(view, count.of(self._writable(-1, iter((rows,)))))
         expected = self.expected or EMPTY
-        with self._retired(view) as handle:
-            parts = {**self._parts(view), "tombstone": EMPTY}
-            done = unless_refused(lambda: handle.commit_rewrite(runs, expected, token=token, **parts))
+        parts = {**self._parts(view), "tombstone": EMPTY}
+        own = token or mint(Token, self.transport.ids)
+        done = unless_refused(lambda: self._writer(view).commit_rewrite(runs, expected, token=own, **parts))
         if done is None:
             return None
         return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
@@ -227,7 +231,7 @@ class Editing(Rewriting):
         """The rows that were written at this time, whatever went. None: they cannot be read any more."""
         count = Count()
         try:
-            with holding(self.transport, self.name, time, self.purpose, 0.0, self.read) as held:
+            with holding_together(self.transport, self.name, time, self.purpose, 0.0, self.read) as held:
                 _, reader = part_reader(held.transport, held.view, held.settings)
                 came = reader.read_changes(within(runs_of(held.view), time - 1, time), time - 1, time)
                 for _ in count.of(kept(came, held.lease)):

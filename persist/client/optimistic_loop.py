@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -38,7 +38,7 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
-from persist.core.ids import Token
+from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
 from persist.parts import DIFF, ShardSchema, current_schema
@@ -178,29 +178,29 @@ class Rewriting(ABC):
         Raises UpperMismatch: others wrote before each of them, or the plan was worked out anew `replans_max` times.
         """
         draft, lost, replans = self._drafted(held, None), 0, 0
-        with self._retired(held.view) as handle:
-            while draft.runs or self._commits_nothing:
-                try:
-                    return Attempt(self._commit(handle, draft.runs, draft.held.view, token), draft, replans)
-                except (UpperMismatch, SchemaMismatch) as error:
-                    refused = error
-                is_overtaken = isinstance(refused, UpperMismatch)
-                if is_overtaken and (refused.details.get("expected") is None or self._is_conditional):
-                    raise refused  # no time is left, or none but the expected one
-                lost += 1
-                if lost < tries:
-                    now = self._refreshed(draft.held)
-                    is_kept = is_overtaken and not is_recast(draft.held.view, now.view)
-                    step = self._step(draft.held, now) if is_kept else Step.REPLAN
-                    replans += step is Step.REPLAN
-                if lost == tries or replans > replans_max:
-                    if isinstance(refused, UpperMismatch):
-                        raise self._overtaken(refused) from refused
-                    raise refused
-                if step is Step.KEEP:
-                    draft = replace(draft, held=now)
-                else:
-                    draft = self._drafted(now, draft if step is Step.EXTEND else None)
+        handle = self._writer(held.view)
+        while draft.runs or self._commits_nothing:
+            try:
+                return Attempt(self._commit(handle, draft.runs, draft.held.view, token), draft, replans)
+            except (UpperMismatch, SchemaMismatch) as error:
+                refused = error
+            is_overtaken = isinstance(refused, UpperMismatch)
+            if is_overtaken and (refused.details.get("expected") is None or self._is_conditional):
+                raise refused  # no time is left, or none but the expected one
+            lost += 1
+            if lost < tries:
+                now = self._refreshed(draft.held)
+                is_kept = is_overtaken and not is_recast(draft.held.view, now.view)
+                step = self._step(draft.held, now) if is_kept else Step.REPLAN
+                replans += step is Step.REPLAN
+            if lost == tries or replans > replans_max:
+                if isinstance(refused, UpperMismatch):
+                    raise self._overtaken(refused) from refused
+                raise refused
+            if step is Step.KEEP:
+                draft = replace(draft, held=now)
+            else:
+                draft = self._drafted(now, draft if step is Step.EXTEND else None)
         return Attempt(None, draft, replans)
 
     def _drafted(self, held: Held, before: Draft | None) -> Draft:
@@ -224,17 +224,11 @@ class Rewriting(ABC):
 
     def _commit(self, handle: WriteHandle, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
         """Commit the staged rows, which were worked out from the view."""
-        return handle.commit_rewrite(runs, view.upper, token=token, **self._parts(view))
+        return handle.commit_rewrite(runs, view.upper, token=token or self._own_token(runs), **self._parts(view))
 
-    @contextmanager
-    def _retired(self, view: ShardView | None) -> Iterator[WriteHandle]:
-        """A writer that is retired at the end, however that comes; where nobody answers, it lapses by itself."""
-        handle = self._writer(view)
-        try:
-            yield handle
-        finally:
-            with suppress(PersistError):
-                handle.close()
+    def _own_token(self, runs: tuple[Run, ...]) -> Token | None:
+        """Of a commit whose caller gave none. A token is remembered by itself, where a writer would be registered."""
+        return mint(Token, self.transport.ids)
 
     def _writable(self, as_of: int, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """The rows. Raises InvalidUsage where one commit cannot write a multiplicity."""

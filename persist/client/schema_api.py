@@ -14,7 +14,8 @@ from persist.client.dml_plans import Contents, with_keys
 from persist.client.history_api import HandleSettings
 from persist.client.idempotency import after_commit, send
 from persist.client.optimistic_loop import check_readable
-from persist.client.snapshot import Held, ReadSettings, check_lease, holding, leased_blobs, part_reader
+from persist.client.small_reads import holding_together
+from persist.client.snapshot import Held, ReadSettings, check_lease, leased_blobs, part_reader
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpperMismatch
@@ -85,7 +86,7 @@ class SchemaEvolution:
         if view.upper == MINIMUM and (number := self._landed(after, view.upper)) is not None:
             return number  # nothing was there
         check_readable(self.name, view)
-        with holding(self.transport, self.name, None, look.purpose, 0.0, self.read) as held:
+        with holding_together(self.transport, self.name, None, look.purpose, 0.0, self.read) as held:
             try:
                 for _ in range(RACES_MAX):
                     if held.view.schema_id != self.expected_id:  # it has landed before, or raises SchemaMismatch
@@ -335,7 +336,7 @@ class SchemaMethods(ABC):
             return []
         check_readable(self.name, view)
         look = SchemaLook(current_schema(view.schemas)[1], self.name)
-        with holding(self._transport, self.name, None, "broken constraints", 0.0, self._settings.read) as held:
+        with holding_together(self._transport, self.name, None, "broken constraints", 0.0, self._settings.read) as held:
             try:
                 return list(look.found(held))
             finally:

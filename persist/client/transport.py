@@ -32,6 +32,12 @@ from persist.formats.exposition import Family
 _WAITING_FOR_HOLDS = (c.Drop, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings)
 
 
+def waits_for_holds(command: c.Command) -> bool:
+    """Whether the outcome depends on who holds the shard, so that readers nobody uses are given back before it."""
+    erases = isinstance(command, c.Rewrite) and command.erasure is not None
+    return erases or isinstance(command, _WAITING_FOR_HOLDS)
+
+
 class Transport(Protocol):
     """Errors are those of the tree; calls are safe to repeat."""
 
@@ -256,8 +262,7 @@ class OneShard(ForwardingTransport):
         self.shard = shard
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        waits = isinstance(command, _WAITING_FOR_HOLDS) or (isinstance(command, c.Rewrite) and command.erasure)
-        if waits and (leases := self.leases) is not None:
+        if waits_for_holds(command) and (leases := self.leases) is not None:
             leases.let_go(name)
         return super().apply(name, replace(command, shard=self.shard), caller)
 

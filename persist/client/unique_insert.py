@@ -7,7 +7,6 @@ whatever others do at the same time. A `compare_and_append` says itself at which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -17,7 +16,8 @@ import pyarrow.compute as pc
 from persist.client.contents_diff import Named
 from persist.client.dml_plans import NONE, BoundVerb, Contents, Those, VerbBinding, check_uncrowded, with_keys
 from persist.client.optimistic_edit import Editing, unless_landed
-from persist.client.snapshot import ReadSettings, holding
+from persist.client.small_reads import holding_together
+from persist.client.snapshot import ReadSettings
 from persist.client.write import Pinned, Updates, WriteHandle, as_updates, gathered, reusable
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
@@ -114,9 +114,11 @@ class Inserting(Editing):
     writer: WriteHandle
     caller: Caller
 
-    @contextmanager
-    def _retired(self, view: ShardView | None) -> Iterator[WriteHandle]:
-        yield self.writer
+    def _own_token(self, runs: tuple[Run, ...]) -> Token | None:
+        return None  # its writer is registered already, or by this
+
+    def _commit(self, handle: WriteHandle, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
+        return super()._commit(self.writer, runs, view, token)
 
     def _writer(self, view: ShardView | None) -> WriteHandle:
         handle = super()._writer(view)
@@ -281,7 +283,7 @@ class CheckedWriter(WriteHandle):
             check_keys(given, _with_added_keys(given, key_schema(schema), schema), Contents(schema, None, -1))
             return 0
         try:
-            with holding(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
+            with holding_together(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
                 try:
                     waits = view.erasing or pending_drop(view.drops, view.upper) is not None
                     if waits and held.view.upper != view.upper:

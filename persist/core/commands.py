@@ -13,7 +13,7 @@ may send it; its name in snake case is what tells it from the others when it is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from persist.core.attribute import AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
@@ -119,12 +119,7 @@ _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
 
 
 class ExpireWriter(WriteCommand, frozen=True):
-    """Retire a writer. -> Done, also when it is gone already.
-
-    Maintenance may too, for the writer by which it carries out a policy of rows.
-    """
-
-    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
+    """Retire a writer. -> Done, also when it is gone already."""
 
     writer: _Writer
 

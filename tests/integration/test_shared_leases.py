@@ -13,15 +13,21 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from fastapi.testclient import TestClient
 
 import persist
 from persist.client.embedded import EmbeddedTransport
 from persist.client.lease_pool import CLOSE_S, KEPT_S, PARTS_OF_LEASE, POINTS_MAX, Kind
 from persist.client.read_leases import CLOSE_RETRY_S
 from persist.client.transport import OneShard
+from persist.core import commands as c
 from persist.core.ids import ShardId
 from persist.core.state import State
+from persist.formats.records import encoded
+from rpc.app import create_app
+from rpc.settings import ServerSettings
 from tests.integration.test_fork import forked
+from tests.support.asking import typed
 from tests.support.clocks import Machine, World
 from tests.support.location import UntendedPool
 from tests.support.server import url_of
@@ -95,6 +101,34 @@ def test_many_reads_are_one_commit_and_a_minute_after_the_last_one_the_hold_is_g
     assert place.readers == 1
     place.pass_s(1)
     assert place.readers == 0
+
+
+def test_an_edit_reads_by_a_shared_lease_and_is_one_commit(place: Pooled) -> None:
+    place.shard.upsert([{"id": 1}])
+    before = place.state
+    for number in range(2, 5):
+        place.shard.upsert([{"id": number}])
+    place.shard.delete(keys=[4])
+    place.shard.delete(keys=[4])  # nothing is there
+    assert place.state.seqno - before.seqno == 4 + 1, "the delete has a lease of its own purpose"
+    assert place.state.writers == before.writers, "an edit registers no writer"
+    assert len(place.state.outcomes) - len(before.outcomes) == 4
+
+
+def test_snapshots_over_http_share_a_lease_of_the_server(place: Pooled) -> None:
+    with typed(TestClient(create_app(place.machine.location, ServerSettings()), base_url="http://127.0.0.1")) as http:
+        path = "/v1/shards/orders"
+        assert http.get(f"{path}/snapshot").status_code == http.get(f"{path}/count").status_code == 200
+        before = place.state.seqno
+        for number in range(3):
+            place.write()
+            assert http.get(f"{path}/count").json() == {"as_of": number + 1, "count": number + 2}
+            assert http.get(f"{path}/snapshot").headers["persist-as-of"] == str(number + 1)
+        assert place.state.seqno - before == 3, "those of the writer"
+        assert [reader.purpose for reader in place.state.leased_readers.values()] == ["http snapshot", "count"]
+        drop = c.Drop(shard=place.state.shard_id)
+        assert http.post(f"{path}/commands", content=encoded(drop)).status_code == 200, "nobody reads now"
+    assert place.state.is_closed
 
 
 def test_reads_while_others_write_see_what_was_written(place: Pooled) -> None:
