@@ -144,12 +144,12 @@ class AttributeIndex:
                 pages[command.lower, command.upper] = max(command.limit, pages.get((command.lower, command.upper), 0))
             elif isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes)):
                 keys.update(update.key for update in command.attributes if update.needs_value)
-            elif isinstance(command, (c.ResolveTime, c.TakeCut)):
+            elif isinstance(command, c.ResolveTime):
                 instants.add(command.at_ms)
+            elif isinstance(command, c.TakeCuts):
+                instants.update([*command.at_ms, *(rung.at_ms for rung in command.rungs)])
             elif isinstance(command, c.ReadRetention):
                 instants.update(command.cuts_ms)
-            elif isinstance(command, c.SetRungs):
-                instants.update(rung.at_ms for rung in command.rungs)
             elif isinstance(command, c.ForgetOutlived) and command.before_ms is not None:
                 instants.add(command.before_ms)
             elif isinstance(command, c.TimesShown):

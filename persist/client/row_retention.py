@@ -46,6 +46,8 @@ from persist.core.retention_plan import (
     has_to_look,
     next_look_ms,
     next_ms,
+    outlived_rungs,
+    own_rungs,
     plan,
     step_ms,
     wanted_cuts,
@@ -71,16 +73,6 @@ def due_rungs(facts: Facts, now_ms: int) -> tuple[Rung, ...]:
     return tuple(rung for rung in _now(facts, now_ms) if rung.tag not in facts.tags)
 
 
-def outlived(facts: Facts) -> tuple[str, ...]:
-    """The tags of the ladder that are beyond what it keeps; the newest ones stay."""
-    ladder = _ladder_of(facts)
-    gone: list[str] = []
-    for rung in _RUNGS:
-        own = _own(facts, rung)
-        gone += own[: max(0, len(own) - getattr(ladder, rung))]
-    return tuple(gone)
-
-
 def next_rung_ms(facts: Facts, now_ms: int) -> int | None:
     """When the next tag may be due, if nothing moves the shard; None: nothing came since the newest ones."""
     hour_ms = 3_600_000
@@ -88,7 +80,8 @@ def next_rung_ms(facts: Facts, now_ms: int) -> int | None:
 
 
 def _now(facts: Facts, now_ms: int) -> Iterator[Rung]:
-    ladder, latest = _ladder_of(facts), (facts.upper.element or 0) - 1
+    ladder = Ladder() if facts.policy is None else facts.policy.tags
+    latest = (facts.upper.element or 0) - 1
     for rung, (form, begin) in _RUNGS.items():
         if not getattr(ladder, rung) or latest < 0 or facts.since.is_empty or _newest(facts, rung) == latest:
             continue
@@ -96,18 +89,9 @@ def _now(facts: Facts, now_ms: int) -> Iterator[Rung]:
         yield Rung(f"{rung}-{at.strftime(form)}", instant_ms("now", at))
 
 
-def _ladder_of(facts: Facts) -> Ladder:
-    return Ladder() if facts.policy is None else facts.policy.tags
-
-
-def _own(facts: Facts, rung: str) -> list[str]:
-    """The tags of a rung, oldest first: their names are in that order."""
-    return sorted(tag for tag in facts.tags if tag.startswith(f"{rung}-"))
-
-
 def _newest(facts: Facts, rung: str) -> int | None:
     """The time of the newest tag of a rung."""
-    own = _own(facts, rung)
+    own = own_rungs(facts.tags, rung)
     found: Tag | None = facts.tags[own[-1]] if own else None
     return None if found is None else found.time
 
@@ -344,11 +328,11 @@ def run_retention(
     if dry_run:
         found = _first_run(transport, name, found.facts, now_ms, retry_s)
     else:
-        _set_rungs(transport, name, found.facts, now_ms, retry_s)
-        for at_ms in wanted_cuts(found.facts, now_ms):
-            kept = send(transport, name, c.TakeCut(at_ms), retry_s)
-            assert isinstance(kept, c.CutKept)
-            cuts += kept.changed
+        wanted, rungs = tuple(wanted_cuts(found.facts, now_ms)), due_rungs(found.facts, now_ms)
+        if wanted or rungs or outlived_rungs(found.facts.policy, found.facts.tags):
+            taken = send(transport, name, c.TakeCuts(wanted, rungs), retry_s)
+            assert isinstance(taken, c.CutsTaken)
+            cuts = taken.count
     if cuts:
         found = read_facts(transport, name, retry_s)
         now_ms = _checked_ms(name, found)
@@ -365,15 +349,6 @@ def run_retention(
             _checked_ms(name, found)
     by_column = run_by_column(transport, name, settings, found, dry_run=dry_run, by_hand=by_hand)
     return _ran(done, due, planned.held_by, by_column, cuts, now_ms)
-
-
-def _set_rungs(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_s: float) -> None:
-    """Set the tags of the ladder that are due, and take those away that it does not keep any more."""
-    rungs, gone = due_rungs(facts, now_ms), outlived(facts)
-    if rungs or gone:
-        send(transport, name, c.SetRungs(rungs, gone), retry_s)
-        if rungs and (beyond := outlived(read_facts(transport, name, retry_s).facts)):
-            send(transport, name, c.SetRungs((), beyond), retry_s)
 
 
 @dataclass(frozen=True)
@@ -622,7 +597,7 @@ class RetentionKeeper:
         due = plan(facts, now_ms).due
         if due is not None and not (facts.drops and is_refused(self._location.machine(name).state(), due.cut.upper)):
             return True
-        return bool(outlived(facts)) or has_to_look(facts, now_ms)
+        return bool(outlived_rungs(facts.policy, facts.tags)) or has_to_look(facts, now_ms)
 
 
 def kept_by_itself(location: Location, maintain: Maintain) -> EmbeddedTransport:

@@ -36,6 +36,7 @@ from persist.core.command import kinds as kinds
 from persist.core.dedup import OutcomeFile
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.history_commands import CutKept as CutKept
+from persist.core.history_commands import CutsTaken as CutsTaken
 from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import ForgetOutlived as ForgetOutlived
@@ -49,10 +50,9 @@ from persist.core.history_commands import ReadRetention as ReadRetention
 from persist.core.history_commands import RemoveTag as RemoveTag
 from persist.core.history_commands import ResolveTime as ResolveTime
 from persist.core.history_commands import RetentionIs as RetentionIs
-from persist.core.history_commands import SetRungs as SetRungs
 from persist.core.history_commands import SetSettings as SetSettings
 from persist.core.history_commands import SetTag as SetTag
-from persist.core.history_commands import TakeCut as TakeCut
+from persist.core.history_commands import TakeCuts as TakeCuts
 from persist.core.history_commands import TimesShown as TimesShown
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, WriterId, written
 from persist.core.record import Record

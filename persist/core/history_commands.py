@@ -18,7 +18,7 @@ from persist.core.command import (
 from persist.core.erasure import Doomed, Proof
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
-from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX
+from persist.core.named_holds import KEEP_MS_MAX
 from persist.core.record import Meta
 from persist.core.results import Result
 from persist.core.retention_plan import Facts
@@ -139,16 +139,18 @@ class ReadRetention(ReadCommand, frozen=True):
     cuts_ms: Annotated[tuple[Annotated[int, Meta(ge=0, le=TIME_MS_MAX)], ...], Meta(max_length=CUTS_TRIED_MAX)] = ()
 
 
-class TakeCut(Command, frozen=True):
-    """Keep the upper that the shard had by the instant `at_ms`, for its policy of rows. -> CutKept. A retry is safe.
+class TakeCuts(Command, frozen=True):
+    """Keep what the shard had by some instants, for its policy of rows: cuts, and tags of its ladder. -> CutsTaken
 
-    Nothing is kept where that is not known or not readable any more, or nothing came since the cut before it.
-    Unavailable: the clock of the committer could not be checked, or the instant is to come.
+    Nothing is kept where that is not known or not readable any more, nor by a cut where nothing came since the one
+    before it, nor by a tag where there is one of that name. Tags beyond those that the ladder keeps go. A retry is
+    safe. Unavailable: the clock of the committer could not be checked, or an instant is to come.
     """
 
     scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
 
-    at_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+    at_ms: Annotated[tuple[Annotated[int, Meta(ge=0, le=TIME_MS_MAX)], ...], Meta(max_length=CUTS_TRIED_MAX)] = ()
+    rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_AT_ONCE)] = ()
 
 
 class PassCut(Command, frozen=True):
@@ -178,24 +180,17 @@ class NoteLooked(Command, frozen=True):
     overran: bool = False
 
 
-class SetRungs(Command, frozen=True):
-    """Set tags of the policy's ladder, and take the tags `gone` away, of those that it has set. -> TagsAre
-
-    A tag is set at what was there by its instant. It is left out where that is not known or not readable any more, or
-    where there is one of that name. A retry is safe. Unavailable: no clock can be trusted, or an instant is to come.
-    """
-
-    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
-
-    rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_AT_ONCE)]
-    gone: Annotated[tuple[str, ...], Meta(max_length=TAGS_MAX)] = ()
-
-
 class RetentionIs(Result, frozen=True):
     """`checked_ms` is the committer's clock, where the blob store agrees with it; None: nobody knows the time."""
 
     facts: Facts
     checked_ms: int | None
+
+
+class CutsTaken(Result, frozen=True):
+    """How many cuts are new."""
+
+    count: int
 
 
 class CutKept(Result, frozen=True):

@@ -9,7 +9,7 @@ from persist.core.erasure_progress import pending_erasures
 from persist.core.frontier import Antichain
 from persist.core.ids import critical_reader_id_of
 from persist.core.named_holds import Tag
-from persist.core.record import Record
+from persist.core.record import Record, asdict
 from persist.core.shard_settings import DROP, KeptCut, Retention, RowPolicy
 from persist.core.state import State
 from persist.core.truncation import Truncation
@@ -248,6 +248,23 @@ def _sum(values: Iterator[int | None]) -> int | None:
             return None
         total += value
     return total
+
+
+# The ladder of tags: of hours, days and months so many are kept.
+
+
+def own_rungs(tags: Mapping[str, Tag], rung: str) -> list[str]:
+    """The tags of a rung, oldest first: their names are in that order."""
+    return sorted(name for name, tag in tags.items() if tag.laddered and name.startswith(f"{rung}-"))
+
+
+def outlived_rungs(policy: RowPolicy | None, tags: Mapping[str, Tag]) -> list[str]:
+    """The tags of the policy's ladder that are beyond what it keeps; the newest ones stay."""
+    gone: list[str] = []
+    for rung, count in ({} if policy is None else asdict(policy.tags)).items():
+        own = own_rungs(tags, rung)
+        gone += own[: max(0, len(own) - count)]
+    return gone
 
 
 # When a row policy has to look for rows by its column, and what its consumers have passed. Pure.

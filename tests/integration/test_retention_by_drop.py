@@ -187,8 +187,8 @@ def test_cuts_before_a_drop_go_with_it(world: World, machine: Machine, shard: Sh
     assert [cut.upper for cut in committer.refresh().cuts.values()] == [1, 2, 3, 4, 5]
     shard.truncate(3, mode="drop")
     assert [cut.upper for cut in committer.refresh().cuts.values()] == [4, 5]
-    kept = committer.apply(c.TakeCut(world.true_ms - 2 * DAY_MS))
-    assert kept == c.CutKept(False), "nor is one taken anew"
+    kept = committer.apply(c.TakeCuts((world.true_ms - 2 * DAY_MS,)))
+    assert kept == c.CutsTaken(0), "nor is one taken anew"
 
 
 def test_the_cuts_that_are_still_to_come_do_not_keep_what_was_dropped(

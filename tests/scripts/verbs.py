@@ -37,7 +37,7 @@ from persist.core.ids import (
 from persist.core.named_holds import Tag
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
-from persist.core.shard_settings import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
+from persist.core.shard_settings import NO_RETENTION, NOT_LOOKED, RETRACT, Ladder, Looked, RowPolicy, Rung
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.transitions import (
     attribute_updates,
@@ -298,6 +298,7 @@ def _row_policy(args: Arguments) -> RowPolicy | None:
         every_ms,
         consumers,
         max_age_ms,
+        Ladder(hourly=args.number("hourly", 0)),
         column=column,
         column_age_ms=column_age_ms,
         mode=args.named("mode", RETRACT),
@@ -555,12 +556,12 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "lower-seal": lambda a: c.LowerSeal(),
     "read-retention": lambda a: c.ReadRetention(),
-    "take-cut": lambda a: c.TakeCut(int(a.next("an instant"))),
+    "take-cut": lambda a: c.TakeCuts((int(a.next("an instant")),)),
+    "take-no-cut": lambda a: c.TakeCuts(),
     "pass-cut": lambda a: c.PassCut(int(a.next("an instant")), int(a.next("a time")), overran=a.flag("overran")),
     "retract-aged": lambda a: _rewrite(a, c.TRUNCATE, a.number("as-of", 0), settings_version=a.number("version", 0)),
     "note-looked": lambda a: c.NoteLooked(_looked(a), a.flag("overran")),
-    "set-rung": lambda a: c.SetRungs((Rung(a.next("a tag"), int(a.next("an instant"))),)),
-    "remove-rung": lambda a: c.SetRungs((), (a.next("a tag"),)),
+    "set-rung": lambda a: c.TakeCuts((), (Rung(a.next("a tag"), int(a.next("an instant"))),)),
     "set-settings": lambda a: c.SetSettings(
         a.number("expected", 0), _history(a.named("history")), a.number("every", 1000), _row_policy(a)
     ),

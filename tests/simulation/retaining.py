@@ -137,18 +137,18 @@ def check_retained(host: Host) -> None:
 
 def policy_by_its_own_clock() -> Broken:
     """A policy goes by the clock of who commits, whether the blob store agrees with it or not."""
-    real = row_removal.take_cut
+    real = row_removal.take_cuts
 
     def read(state: State, command: c.ReadRetention, context: Any) -> Any:
         return state, c.RetentionIs(facts_of(state), context.now_ms)
 
-    def take(state: State, command: c.TakeCut, context: Any) -> Any:
+    def take(state: State, command: c.TakeCuts, context: Any) -> Any:
         try:
             return real(state, command, context)
         except Unavailable:
-            return state, c.CutKept(False)
+            return state, c.CutsTaken(0)
 
-    return every(transition(c.ReadRetention, read), transition(c.TakeCut, take))
+    return every(transition(c.ReadRetention, read), transition(c.TakeCuts, take))
 
 
 def policy_passes_a_consumer() -> Broken:

@@ -67,10 +67,9 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.RemoveRollups: COLLECT,
     c.SetTag: "tag",
     c.RemoveTag: "untag",
-    c.TakeCut: AGE,
+    c.TakeCuts: AGE,
     c.PassCut: AGE,
     c.NoteLooked: AGE,
-    c.SetRungs: AGE,
     c.NoteRewritten: AGE,
     c.ProveErasure: "erased",
 }
@@ -89,8 +88,8 @@ def entry_of(
     A write that changed neither rows nor times nor attributes leaves nothing, so a retry that is answered as before
     makes no second entry.
     """
-    sets_no_tag = isinstance(command, c.SetRungs) and after.tags is before.tags
-    if sets_no_tag or (isinstance(result, c.CutKept) and not result.changed):
+    keeps_none = isinstance(command, c.TakeCuts) and after.cuts is before.cuts and after.tags is before.tags
+    if keeps_none or (isinstance(result, c.CutKept) and not result.changed):
         return None
     kind, said = type(command), caller if caller != NOBODY else None
     operation = OPERATIONS.get(kind)

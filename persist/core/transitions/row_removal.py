@@ -20,8 +20,8 @@ from persist.core.ids import SeqNo
 from persist.core.named_holds import TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
-from persist.core.retention_plan import facts_of, rows_before
-from persist.core.shard_settings import CUTS_MAX, KeptCut, RowPolicy
+from persist.core.retention_plan import facts_of, outlived_rungs, rows_before
+from persist.core.shard_settings import CUTS_MAX, KeptCut, RowPolicy, Rung
 from persist.core.state import State, is_kept
 from persist.core.transitions.context import Context
 from persist.core.transitions.history_control import checked, upper_at
@@ -85,7 +85,7 @@ def read_retention(state: State, command: c.ReadRetention, context: Context) -> 
     tried = state if command.policy is None else _with_policy(state, command.policy)
     for at_ms in command.cuts_ms:
         with suppress(Unavailable):
-            tried, _ = take_cut(tried, c.TakeCut(at_ms), context)
+            tried = _with_cut(tried, at_ms, context)
     return state, c.RetentionIs(facts_of(tried), context.checked_ms)
 
 
@@ -93,26 +93,55 @@ def _with_policy(state: State, policy: RowPolicy) -> State:
     return replace(state, settings=replace(state.settings, rows=policy))
 
 
-def take_cut(state: State, command: c.TakeCut, context: Context) -> tuple[State, c.CutKept]:
-    """Only of what can be read: merges ask any later State what is kept, so no time may be added before since."""
-    at_ms = command.at_ms
-    if state.settings.rows is None or state.since.is_empty or at_ms in state.cuts:
-        return state, c.CutKept(False)
+def take_cuts(state: State, command: c.TakeCuts, context: Context) -> tuple[State, c.CutsTaken]:
+    following, count = state, 0
+    for at_ms in command.at_ms:
+        cuts = following.cuts
+        following = _with_cut(following, at_ms, context)
+        count += following.cuts is not cuts
+    for rung in command.rungs:
+        following = _with_rung(following, rung, context)
+    if gone := outlived_rungs(following.settings.rows, following.tags):
+        following = replace(following, tags=with_changes(following.tags, {}, gone))
+    return following, c.CutsTaken(count)
+
+
+def _with_cut(state: State, at_ms: int, context: Context) -> State:
+    if at_ms in state.cuts:
+        return state
+    sealed, upper = _readable_at(state, at_ms, context)
+    if upper is None or upper <= max(state.retention.upper, _before(state, at_ms), dropped_before(state)):
+        return sealed  # rows that came by an unchecked clock show from the next point on
+    cuts = with_changes(state.cuts, {at_ms: KeptCut(upper, rows_before(state, upper))})
+    if len(cuts) > CUTS_MAX:
+        cuts = with_changes(cuts, {}, sorted(cuts)[1::2])
+    return replace(sealed, cuts=cuts)
+
+
+def _with_rung(state: State, rung: Rung, context: Context) -> State:
+    sealed, upper = _readable_at(state, rung.at_ms, context)
+    if upper is None or check_tag_name(rung.tag) in state.tags or len(state.tags) >= TAGS_MAX:
+        return sealed
+    return replace(sealed, tags=with_changes(state.tags, {rung.tag: Tag(upper - 1, laddered=True)}))
+
+
+def _readable_at(state: State, at_ms: int, context: Context) -> tuple[State, int | None]:
+    """The State in which the instant is sealed, and the upper by then; None: nothing can be kept by it.
+
+    Only what can be read is kept: merges ask any later State what is, so no time may be added before since.
+    """
+    if state.settings.rows is None or state.since.is_empty:
+        return state, None
     if at_ms > checked(context, state):
         raise Unavailable(f"{at_ms} ms (UTC, since 1970) is to come for shard {state.name!r}; wait until then")
     try:
         sealed, found = upper_at(state, at_ms, context)
     except NotReadable:
-        return state, c.CutKept(False)
+        return state, None
     upper = found.element
-    if not upper or upper - 1 < erased_at(state) or not is_kept(state, upper - 1):
-        return sealed, c.CutKept(False)
-    if upper <= max(state.retention.upper, _before(state, at_ms), dropped_before(state)):
-        return sealed, c.CutKept(False)  # rows that came by an unchecked clock show from the next point on
-    cuts = with_changes(state.cuts, {at_ms: KeptCut(upper, rows_before(state, upper))})
-    if len(cuts) > CUTS_MAX:
-        cuts = with_changes(cuts, {}, sorted(cuts)[1::2])
-    return replace(sealed, cuts=cuts), c.CutKept(True)
+    if not upper or upper <= erased_at(state) or not is_kept(state, upper - 1):
+        return sealed, None
+    return sealed, upper
 
 
 def pass_cut(state: State, command: c.PassCut, context: Context) -> tuple[State, c.CutKept]:
@@ -140,30 +169,6 @@ def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[
         return state, c.CutKept(False)
     done = replace(known, looked=looked, overran=known.overran + command.overran)
     return replace(state, retention=done), c.CutKept(True)
-
-
-def set_rungs(state: State, command: c.SetRungs, context: Context) -> tuple[State, c.TagsAre]:
-    tags, following = dict(state.tags), state
-    if state.settings.rows is None or state.since.is_empty:
-        return state, c.TagsAre({})
-    for rung in command.rungs:
-        if rung.at_ms > checked(context, state):
-            raise Unavailable(f"{rung.at_ms} ms (UTC, since 1970) is to come for shard {state.name!r}; wait until then")
-        try:
-            following, upper = upper_at(following, rung.at_ms, context)
-        except NotReadable:
-            continue
-        known = check_tag_name(rung.tag) in tags or len(tags) >= TAGS_MAX
-        if not known and upper.element and upper.element > erased_at(state) and is_kept(state, upper.element - 1):
-            tags[rung.tag] = Tag(upper.element - 1, laddered=True)
-    for name in command.gone:
-        if name in tags and tags[name].laddered:
-            del tags[name]
-    if tags != dict(state.tags):
-        gone = [name for name in state.tags if name not in tags]
-        added = {name: tag for name, tag in tags.items() if name not in state.tags}
-        following = replace(following, tags=with_changes(state.tags, added, gone))
-    return following, c.TagsAre({name: tag for name, tag in following.tags.items() if tag.laddered})
 
 
 def _before(state: State, at_ms: int) -> int:
