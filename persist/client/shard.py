@@ -294,7 +294,6 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         Raises: InvalidUsage (the time is not complete), NotReadable (it was forgotten).
         """
         checked("time", time, int)
-        frontier(time)
         return instant_of(self._transport, self.name, time, self._settings.write.retry_s)
 
     # --- settings and history

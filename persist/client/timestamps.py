@@ -15,7 +15,7 @@ from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.clock_index import MARKS_PAGE_MAX
 from persist.core.errors import InvalidUsage, NotComplete, NotReadable, shown
-from persist.core.frontier import TIME_MAX
+from persist.core.frontier import TIME_MAX, frontier
 from persist.core.shard_settings import history_ms
 from persist.core.shard_view import ShardView
 from persist.parts.scan_spec import schema_at
@@ -241,6 +241,7 @@ def dates_of(transport: Transport, name: str, first: int, last: int, retry_s: fl
 
 def instant_of(transport: Transport, name: str, time: int, retry_s: float) -> datetime | None:
     """From which wall clock on a time is shown; None where that is not known. Raises what `dates_of` raises."""
+    frontier(time)  # raises InvalidUsage where it is no time
     return dates_of(transport, name, time, time, retry_s).of_time(time)
 
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.commit_info import entry_json, entry_shown, read_place
-from persist.client.history_api import ShardTag, keep_ms, set_tag
+from persist.client.history_api import ShardTag
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.row_retention import (
-    RetentionRequest,
     RowRetention,
-    read_policy,
-    read_retention,
-    run_retention,
-    set_policy,
 )
+from persist.client.shard import Shard
 from persist.client.stream_cuts import (
     ASKED_AT_ONCE,
     SHARDS_MAX,
@@ -33,16 +27,14 @@ from persist.client.stream_cuts import (
     take,
     truncate,
 )
-from persist.client.timestamps import as_of_at, instant_ms, instant_of, instant_text, read_instant, resolved
-from persist.client.transport import AsCaller, OneShard, Transport
+from persist.client.timestamps import instant_ms, instant_of, instant_text, read_instant, resolved
 from persist.core import commands as c
 from persist.core.audit_log import PAGE_MAX
 from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, NotReadable
-from persist.core.frontier import TIME_MAX
 from persist.core.ids import check_shard_name
 from persist.core.named_holds import check_tag_name
-from persist.core.shard_settings import MARK_EVERY_MS, RowPolicy, ShardSettings, history_ms, history_text
+from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
@@ -61,6 +53,8 @@ from rpc.routes.parameters import (
     json_response,
     read_as,
     version_of,
+    with_shard,
+    worked,
 )
 
 # Wall clocks, settings of a shard, and its history.
@@ -92,7 +86,7 @@ async def time_at(
 
 
 @router.on("GET", "/{name}/timestamp-of", (READ,), summary="From which wall clock on a time is shown")
-async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0, le=TIME_MAX)]) -> Response:
+async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> Response:
     """`timestamp` is null where that is not known."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     shown = await service.work.run(instant_of, service.transport, name, time, service.handles.read.retry_s)
@@ -204,11 +198,7 @@ async def put(
     keep: Annotated[str | None, Query(description="For so long, as `400d`; else for ever.", max_length=32)] = None,
 ) -> Response:
     """A tag that is there keeps its time, and gets this `keep`. 409 where it is at another time."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    asking = AsCaller(service.transport, caller_of(request))
-    wait_s = WAIT_S_MAX
-    found = await service.work.run(partial(_set, asking, name, check_tag_name(tag), at, keep_ms(keep), wait_s))
-    return json_response(_shown(found))
+    return json_response(_shown(await with_shard(request, lambda shard: shard.tag(tag, at, keep=keep))))
 
 
 @router.on(
@@ -216,18 +206,7 @@ async def put(
 )
 async def delete(request: Request, tag: str) -> Response:
     """`removed` tells whether it was there. Repeating it is safe."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    found = await service.apply(name, c.RemoveTag(check_tag_name(tag)), caller_of(request))
-    assert isinstance(found, c.TagRemoved)
-    return json_response({"tag": tag, "removed": found.tag is not None})
-
-
-def _set(
-    transport: Transport, name: str, tag: str, at: int | datetime | None, kept: int | None, wait_s: float
-) -> ShardTag:
-    if isinstance(at, datetime):
-        at = as_of_at(name, resolved(transport, name, at, 0.0, wait_s))
-    return set_tag(transport, name, tag, at, kept, wait_s)
+    return json_response({"tag": tag, "removed": await with_shard(request, lambda shard: shard.untag(tag))})
 
 
 def _shown(tag: ShardTag) -> dict[str, Any]:
@@ -239,17 +218,13 @@ def _shown(tag: ShardTag) -> dict[str, Any]:
 
 
 BODY_BYTES_MAX = 64 * 1024
-_T = TypeVar("_T")
 _EXAMPLE = {"age": "90d", "bytes": "500GiB", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "120d"}
 
 
 @router.on("GET", "/{name}/retention", (READ,), summary="Which rows a shard keeps, and what holds its policy back")
 async def show(request: Request) -> Response:
     """`policy` is null where all rows are kept. `held_by` has a sentence for everything that holds it back."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    return _policy_json(
-        await _with_shard(request, lambda shard: read_retention(shard, name, service.handles.read.retry_s))
-    )
+    return _policy_json(await with_shard(request, Shard.retention))
 
 
 @router.on(
@@ -266,13 +241,11 @@ async def configure_retention(
     confirm: Annotated[bool, Query(description="Also if more than half of the rows go at once.")] = False,
 ) -> Response:
     """`null` keeps all rows. 409 where the settings have another version than If-Match says."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    asked = RetentionRequest(confirm, version_of(request))
-    policy = await service.json(request, BODY_BYTES_MAX, _read_policy)
+    service, version = service_of(request), version_of(request)
+    policy = await service.json(request, BODY_BYTES_MAX, _policy_of)
     with service.snapshots:  # to see how much would go
-        return _policy_json(
-            await _with_shard(request, lambda shard: set_policy(shard, name, policy, service.handles, asked))
-        )
+        asked = partial(Shard.retain, policy=policy, confirm=confirm, expected_version=version)
+        return _policy_json(await with_shard(request, asked))
 
 
 @router.on(
@@ -287,30 +260,14 @@ async def run(
     dry_run: Annotated[bool, Query(description="Only tell what would go, by the cuts that were taken.")] = False,
 ) -> Response:
     """Maintenance does it anyway. `truncated` is null where nothing is due. Repeating it is safe."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    with service.snapshots:  # it takes as much memory as one
-        done = await _with_shard(request, lambda shard: run_retention(shard, name, service.handles, dry_run=dry_run))
-    return json_response(done.to_json())
+    return await worked(request, lambda shard: shard.run_retention(dry_run=dry_run))
 
 
-async def _with_shard(request: Request, work: Callable[[OneShard], _T]) -> _T:
-    """What the work on the shard comes to. Raises UnknownShard."""
-    service, name = service_of(request), shard_of(request)
-    asking = asking_for(request)
-
-    def done() -> _T:
-        return work(OneShard(asking, service.location.machine(name).state().shard_id))
-
-    return await service.work.run(done)
-
-
-def _read_policy(wanted: Any) -> RowPolicy | None:
+def _policy_of(wanted: Any) -> dict[str, Any] | None:
     """The policy of a body. Raises InvalidUsage."""
-    if wanted is None:
-        return None
-    if not isinstance(wanted, dict):
+    if wanted is not None and not isinstance(wanted, dict):
         raise InvalidUsage('the body must be a JSON object such as {"age": "90d"}, or null to keep all rows')
-    return read_policy(wanted)
+    return wanted
 
 
 def _policy_json(found: RowRetention) -> Response:

@@ -43,6 +43,7 @@ from rpc.route_table import BY_COMMAND, ROUTE, Route, route_of
 
 
 B = TypeVar("B", bound="JsonBody")
+T = TypeVar("T")
 KEY_LENGTH_MAX = 200
 SEEN = "Persist-Seen"
 _CLOSED = ("[]", "closed")
@@ -409,17 +410,22 @@ class Told(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-async def worked(request: Request, work: Callable[[Shard], Told]) -> Response:
-    """Do it on the shard of the request, in the name of who asks, and tell what it came to."""
+async def with_shard(request: Request, work: Callable[[Shard], T]) -> T:
+    """What the work on the shard of the request comes to, in the name of who asks."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     asking = asking_for(request)
 
-    def done() -> Told:
+    def done() -> T:
         view = asking.view(name, ViewRequest(with_batches=False))  # of a dropped shard too: it knows its tokens
         return work(Shard(asking, name, view, service.handles))
 
-    with service.snapshots:  # it takes as much memory as one
-        found = await service.work.run(done)
+    return await service.work.run(done)
+
+
+async def worked(request: Request, work: Callable[[Shard], Told]) -> Response:
+    """As `with_shard`, for long work; tells what it came to."""
+    with service_of(request).snapshots:  # it takes as much memory as one
+        found = await with_shard(request, work)
     return json_response(found.to_json())
 
 

@@ -13,13 +13,12 @@ from starlette.responses import Response
 from persist.client.arguments import columns_of, read_attributes
 from persist.client.contents_diff import Changes
 from persist.client.embedded import erased_before
-from persist.client.erasure_api import ErasureStatus, statuses
+from persist.client.erasure_api import ErasureStatus
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.rewrites import RETRACT, mode_of
 from persist.client.shard import Shard
 from persist.client.timestamps import read_point
 from persist.codecs import rows
-from persist.core import commands as c
 from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX
@@ -27,7 +26,7 @@ from persist.core.ids import check_shard_name
 from persist.formats.http_messages import named_once
 from persist.parts.column_types import EXACT_NUMBERS
 from persist.parts.python_values import keys_of_json
-from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
+from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
 from rpc.route_table import Router
 from rpc.routes.parameters import (
     AsOf,
@@ -38,6 +37,7 @@ from rpc.routes.parameters import (
     json_response,
     read_as,
     token_of,
+    with_shard,
     worked,
     worked_with_body,
 )
@@ -214,7 +214,7 @@ async def erasures(
     service, name = service_of(request), check_shard_name(shard_of(request))
     if before is not None:
         return json_response(await service.work.run(partial(erased_before, service.location, name, before)))
-    found = await _statuses(service, name)
+    found = await with_shard(request, Shard.erasures)
     return json_response({"erasures": [status.to_json() for status in found.values()]})
 
 
@@ -222,17 +222,8 @@ async def erasures(
     "GET", "/{name}/erasures/{erasure}", (ADMIN,), summary="How far one erasure is: the receipt, once nothing is left"
 )
 async def one(request: Request, erasure: str) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    found = (await _statuses(service, name)).get(erasure)
-    if found is None:
-        raise InvalidUsage(f"shard {name!r} has no erasure {erasure!r:.80}")
+    found = await with_shard(request, lambda shard: shard.erased(erasure))
     return json_response(found.to_json())
-
-
-async def _statuses(service: Service, name: str) -> dict[str, ErasureStatus]:
-    found = await service.apply(name, c.ReadErasures())
-    assert isinstance(found, c.ErasuresAre)
-    return statuses(found)
 
 
 def _read(data: bytes) -> _Erasure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,20 +9,17 @@ from fastapi import Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from persist.client.connect import Client
 from persist.client.shard import Shard
-from persist.client.transport import AsCaller
 from persist.codecs.schema_json import EXAMPLE, read_changes, write_schema
 from persist.core.commands import MANAGE, READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
-from persist.core.shard_view import ViewRequest
-from persist.parts import ShardSchema
+from persist.parts import ShardSchema, current_schema
 from persist.parts.constraint_checks import constraints_json
 from persist.parts.schema_changes import Change
 from rpc.app_state import service_of, shard_of
 from rpc.route_table import Router
-from rpc.routes.parameters import JsonBody, asking_for, caller_of, json_body, json_response, read_as
+from rpc.routes.parameters import JsonBody, json_body, json_response, read_as, with_shard
 
 # The columns of a shard, changed.
 
@@ -47,17 +43,14 @@ class _Columns(JsonBody):
 )
 async def alter(request: Request) -> Response:
     """The changes are made one after the other, all or none. `fields` are the columns as of then."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    changes = await service.json(request, BODY_BYTES_MAX, _changes)
-    asking = asking_for(request)
+    changes = await service_of(request).json(request, BODY_BYTES_MAX, _changes)
 
-    def done() -> dict[str, Any]:
-        shard = Shard(asking, name, asking.view(name, ViewRequest(with_batches=False)), service.handles)
+    def done(shard: Shard) -> dict[str, Any]:
         shard.alter(*changes)
         view = shard.view()
         return {"schema_id": view.schema_id, "fields": write_schema(view.schemas)}
 
-    return json_response(await service.work.run(done))
+    return json_response(await with_shard(request, done))
 
 
 def _changes(wanted: Any) -> list[Change]:
@@ -80,9 +73,8 @@ _EXAMPLE = {"unique": True, "not_null": ["amount"], "checks": {"positive": "amou
 
 @router.on("GET", "/{name}/constraints", (READ,), summary="What a shard asks of its rows beside their types")
 async def constraints(request: Request) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    shard = await service.work.run(Client(service.transport, service.handles).shard, name)
-    return _json(shard.schema)
+    state = await service_of(request).state(check_shard_name(shard_of(request)))
+    return _json(current_schema(state.schemas)[1])
 
 
 @router.on(
@@ -96,10 +88,8 @@ async def constraints(request: Request) -> Response:
 )
 async def change(request: Request) -> Response:
     """What is left out stays. 400 where what the shard holds breaks them: nothing is changed then."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    given = await service.json(request, BODY_BYTES_MAX, _read)
-    shard = await service.work.run(Client(AsCaller(service.transport, caller_of(request)), service.handles).shard, name)
-    return _json(await service.work.run(partial(shard.set_constraints, **given)))
+    given = await service_of(request).json(request, BODY_BYTES_MAX, _read)
+    return _json(await with_shard(request, lambda shard: shard.set_constraints(**given)))
 
 
 def _read(wanted: Any) -> dict[str, Any]:

@@ -222,7 +222,7 @@ DONE: list[tuple[str, str, Any, str, str | None, int]] = [
     ("POST", "/v1/shards/eu/a/delete", {"where": "id = 7654321"}, "delete", "eu/a", 200),
     ("POST", "/v1/shards/eu/a/downgrade-since?since=0", None, "move cursor", "eu/a", 200),
     ("POST", "/v1/shards/eu/a/advance-upper?upper=8", None, "move upper", "eu/a", 200),
-    ("POST", "/v1/shards/eu/a/forget?before=1", None, "forget history", "eu/a", 200),
+    ("POST", "/v1/shards/eu/a/forget?before=0", None, "forget history", "eu/a", 200),
     ("PUT", "/v1/shards/eu/a/tags/nightly?at=2", None, "set tag", "eu/a", 200),
     ("DELETE", "/v1/shards/eu/a/tags/nightly", None, "remove tag", "eu/a", 200),
     ("POST", "/v1/shards/eu/a/truncate?before=1", None, "truncate", "eu/a", 200),
