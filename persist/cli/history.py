@@ -15,7 +15,7 @@ from persist.client.commit_info import checked_limit, entry_json, read_place
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.client.timestamps import instant_ms, instant_text, read_instant, read_point
+from persist.client.timestamps import datetime_text, instant_text, read_instant, read_point
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
@@ -52,8 +52,7 @@ def run_history(arguments: argparse.Namespace) -> int:
             _tell({"at": arguments.at, "frontier": upper.to_json()})
         if arguments.when is not None:
             when = shard.timestamp_of(arguments.when)
-            shown = None if when is None else instant_text(instant_ms("--when", when))
-            _tell({"time": arguments.when, "timestamp": shown})
+            _tell({"time": arguments.when, "timestamp": datetime_text(when)})
         if arguments.commits is not None:
             for entry in shard.history(arguments.commits, before=arguments.before, maintenance=arguments.maintenance):
                 _tell(entry_json(entry))
@@ -178,6 +177,6 @@ def _run_tag(arguments: argparse.Namespace) -> int:
         if arguments.do == "remove" and not shard.untag(arguments.tag):
             raise InvalidUsage(f"shard {shard.name!r} has no tag {arguments.tag!r}")
         for tag, found in shard.tags().items():
-            until = None if found.until is None else instant_text(instant_ms("until", found.until))
-            print(json.dumps({"shard": shard.name, "tag": tag, "time": found.time, "until": until}))
+            told = {"shard": shard.name, "tag": tag, "time": found.time, "until": datetime_text(found.until)}
+            print(json.dumps(told))
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from persist.client.arguments import checked
 from persist.client.idempotency import RetriedCall, settled
-from persist.client.timestamps import instant_ms, instant_text, shown_instant
+from persist.client.timestamps import datetime_text, shown_instant
 from persist.client.transport import Transport
 from persist.core.audit_log import (
     INFO_BYTES_MAX,
@@ -111,7 +111,7 @@ def entry_json(entry: HistoryEntry) -> dict[str, Any]:
     return {
         "place": entry.place,
         "seqno": entry.seqno,
-        "timestamp": instant_text(instant_ms("timestamp", entry.timestamp)),
+        "timestamp": datetime_text(entry.timestamp),
         "operation": entry.operation,
         "lower": Antichain(entry.lower).to_json(),
         "upper": Antichain(entry.upper).to_json(),

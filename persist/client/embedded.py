@@ -11,7 +11,7 @@ from persist.client.deadlines import Patience
 from persist.client.erasure_api import wait_json
 from persist.client.lease_pool import LeasePool
 from persist.client.maintaining import Maintain
-from persist.client.timestamps import instant_ms, instant_text, shown_instant
+from persist.client.timestamps import instant_text
 from persist.commit.clone_refs import Cloning
 from persist.commit.erasure_scan import scanned
 from persist.commit.figures import of_location, own_pools, pools
@@ -61,7 +61,7 @@ def erased_before(location: Location, name: str, before: int) -> dict[str, Any]:
         "waits": [] if found.is_clean else [wait_json(wait) for wait in held],
         "blobs_to_delete": {"count": found.older_count, "bytes": found.older_size, "keys": list(found.older)},
         "unnamed_blobs": {"count": found.unnamed_count, "keys": list(found.unnamed)},
-        "scanned_at": instant_text(instant_ms("scanned_at", shown_instant(found.at_ms))),
+        "scanned_at": instant_text(found.at_ms),
         "log_begins": found.horizon,
         "scanned": {"log_entries": found.entries, "blobs": found.blobs, "bytes": found.size},
     }

@@ -21,7 +21,7 @@ from persist.client.idempotency import after_commit, send
 from persist.client.optimistic_edit import unless_landed
 from persist.client.optimistic_loop import Count, Rewriting, check_complete, latest_of
 from persist.client.snapshot import Held, kept, part_reader
-from persist.client.timestamps import instant_ms, instant_text, period_ms, shown_instant
+from persist.client.timestamps import datetime_text, instant_text, period_ms, shown_instant
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -163,8 +163,8 @@ class ErasureStatus:
             "at": self.at,
             "question_sha256": self.question,
             "reason": self.reason,
-            "requested": _text(self.requested),
-            "deadline": None if self.deadline is None else _text(self.deadline),
+            "requested": datetime_text(self.requested),
+            "deadline": datetime_text(self.deadline),
             "removed": self.removed,
             "waits": [wait_json(wait) for wait in self.waits],
         }
@@ -179,7 +179,7 @@ class ErasureStatus:
         if self.proof is not None:
             proof = self.proof
             told["proof"] = {
-                "erased": _text(shown_instant(proof.at_ms)),
+                "erased": instant_text(proof.at_ms),
                 "horizon_seqno": proof.horizon,
                 "log_entries_gone_before": proof.horizon,
                 "rollups_gone_before": proof.horizon,
@@ -191,7 +191,7 @@ class ErasureStatus:
 
 def wait_json(wait: Wait) -> dict[str, Any]:
     """What an erasure waits for, for JSON. Raises nothing."""
-    until = None if wait.until_ms is None else _text(shown_instant(wait.until_ms))
+    until = None if wait.until_ms is None else instant_text(wait.until_ms)
     return {"kind": wait.kind, "name": wait.name, "time": wait.time, "until": until}
 
 
@@ -321,7 +321,3 @@ def _values(key: Any) -> tuple[Any, ...]:
     if isinstance(key, (list, tuple)):
         return tuple(key)
     return (key,)
-
-
-def _text(at: datetime) -> str:
-    return instant_text(instant_ms("at", at))

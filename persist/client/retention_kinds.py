@@ -24,7 +24,7 @@ from persist.client.optimistic_loop import (
 )
 from persist.client.rewrites import DROP, Dropping, Truncated
 from persist.client.snapshot import Held, holding, kept, part_reader
-from persist.client.timestamps import instant_ms, instant_text, shown_instant
+from persist.client.timestamps import datetime_text, shown_instant
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core import record
@@ -79,7 +79,7 @@ class ColumnRun:
         """The same for JSON; the wall clock in RFC 3339. Raises nothing."""
         return {
             "column": self.column,
-            "older_than": instant_text(instant_ms("older_than", self.older_than)),
+            "older_than": datetime_text(self.older_than),
             "lower": self.lower.to_json(),
             "upper": self.upper.to_json(),
             "removed": self.removed,

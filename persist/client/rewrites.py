@@ -25,7 +25,7 @@ from persist.client.optimistic_loop import (
 )
 from persist.client.small_reads import holding_together
 from persist.client.snapshot import Held, kept, part_reader
-from persist.client.timestamps import instant_ms, instant_text, resolved, shown_instant
+from persist.client.timestamps import datetime_text, resolved, shown_instant
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
@@ -78,10 +78,9 @@ class Restored:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON; the wall clock in RFC 3339. Raises nothing."""
-        at = self.timestamp
         return {
             "as_of": self.as_of,
-            "timestamp": None if at is None else instant_text(instant_ms("timestamp", at)),
+            "timestamp": datetime_text(self.timestamp),
             "lower": self.lower.to_json(),
             "upper": self.upper.to_json(),
             "added": self.added,
@@ -230,10 +229,9 @@ class Truncated:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON; the wall clock in RFC 3339. Raises nothing."""
-        at = self.timestamp
         return {
             "before": self.before,
-            "timestamp": None if at is None else instant_text(instant_ms("timestamp", at)),
+            "timestamp": datetime_text(self.timestamp),
             "lower": self.lower.to_json(),
             "upper": self.upper.to_json(),
             "removed": self.removed,

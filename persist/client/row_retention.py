@@ -30,7 +30,7 @@ from persist.client.retention_kinds import (
     run_by_column,
 )
 from persist.client.rewrites import Truncated, Truncating
-from persist.client.timestamps import instant_ms, instant_text, period_ms, shown_instant
+from persist.client.timestamps import datetime_text, instant_ms, period_ms, shown_instant
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location
 from persist.core import commands as c
@@ -139,8 +139,7 @@ class RowRetention:
         """The same for JSON; wall clocks in RFC 3339."""
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in ("done_at", "next", "column_at"):
-            at = told[name]
-            told[name] = None if at is None else instant_text(instant_ms(name, at))
+            told[name] = datetime_text(told[name])
         return {**told, "held_by": list(self.held_by)}
 
 
@@ -170,7 +169,7 @@ class RetentionRun:
             "passed": list(self.passed),
             "held_by": list(self.held_by),
             "cuts": self.cuts,
-            "at": None if self.at is None else instant_text(instant_ms("at", self.at)),
+            "at": datetime_text(self.at),
             "by_column": None if self.by_column is None else self.by_column.to_json(),
         }
 

@@ -12,7 +12,7 @@ from persist.client.history_api import HandleSettings
 from persist.client.idempotency import send
 from persist.client.row_retention import policy_json, rows_there
 from persist.client.stream_cuts import each, error_json
-from persist.client.timestamps import instant_ms, instant_of, instant_text
+from persist.client.timestamps import datetime_text, instant_of
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names
 from persist.core import commands as c
@@ -45,8 +45,8 @@ class ShardSummary:
     def to_json(self) -> dict[str, Any]:
         """The same for JSON; the wall clock in RFC 3339."""
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        oldest = None if self.oldest is None else instant_text(instant_ms("oldest", self.oldest))
-        return {**told, "since": self.since.to_json(), "upper": self.upper.to_json(), "oldest": oldest}
+        shown = {"since": self.since.to_json(), "upper": self.upper.to_json(), "oldest": datetime_text(self.oldest)}
+        return {**told, **shown}
 
 
 @dataclass(frozen=True)

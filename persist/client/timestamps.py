@@ -122,6 +122,11 @@ def instant_text(at_ms: int) -> str:
     return shown_instant(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def datetime_text(at: datetime | None) -> str | None:
+    """The same of a datetime with its zone; None stays None."""
+    return None if at is None else instant_text(instant_ms("the wall clock", at))
+
+
 def kept_ms(kept: timedelta | str, what: str = "history", *, takes_none: bool = True) -> int | None:
     """For how long is meant, in milliseconds; None: for ever. Raises InvalidUsage naming `what`.
 

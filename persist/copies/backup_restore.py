@@ -24,7 +24,7 @@ from persist.client.history_api import HandleSettings
 from persist.client.optimistic_loop import check_open
 from persist.client.rewrites import Restoring
 from persist.client.stream_cuts import check_at_once
-from persist.client.timestamps import instant_ms, instant_text
+from persist.client.timestamps import datetime_text, instant_ms
 from persist.client.transport import OneShard
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backup_creation import Progress, Told
@@ -117,7 +117,7 @@ def chosen(store: BackupStore, at: datetime | None, backup_id: str | None) -> Ba
         at_ms = instant_ms("at", at)
         found = next((one for one in listed.backups if one.at_ms is not None and one.at_ms >= at_ms), None)
     if found is None:
-        when = "" if at is None else f" that shows {instant_text(instant_ms('at', at))} or a later wall clock"
+        when = "" if at is None else f" that shows {datetime_text(at)} or a later wall clock"
         raise InvalidUsage(f"{store.blob.url} has no backup{when}; `persist backup list` shows them")
     return found
 

@@ -207,7 +207,7 @@ class ReadErasures(MaintainCommand, frozen=True):
 
 
 class NoteRewritten(MaintainCommand, frozen=True):
-    """From now on no part of the shard shows the rows of this erasure; `doomed` are blobs that did. -> ErasuresAre
+    """From now on no part of the shard shows the rows of this erasure; `doomed` are blobs that did. -> Done
 
     Changes nothing where a part may still show them, or where it was noted before.
     """
@@ -217,7 +217,7 @@ class NoteRewritten(MaintainCommand, frozen=True):
 
 
 class ProveErasure(MaintainCommand, frozen=True):
-    """Both stores were looked through, and nothing of this erasure is left. -> ErasuresAre
+    """Both stores were looked through, and nothing of this erasure is left. -> Done
 
     Changes nothing where a rollup of before `rewritten` is still named, or where it was proved before.
     """

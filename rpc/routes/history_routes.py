@@ -27,7 +27,7 @@ from persist.client.stream_cuts import (
     take,
     truncate,
 )
-from persist.client.timestamps import instant_ms, instant_of, instant_text, read_instant, resolved
+from persist.client.timestamps import datetime_text, instant_of, instant_text, read_instant, resolved
 from persist.core import commands as c
 from persist.core.audit_log import PAGE_MAX
 from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
@@ -90,8 +90,7 @@ async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> R
     """`timestamp` is null where that is not known."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     shown = await service.work.run(instant_of, service.transport, name, time, service.handles.read.retry_s)
-    timestamp = None if shown is None else instant_text(instant_ms("timestamp", shown))
-    return json_response({"time": time, "timestamp": timestamp})
+    return json_response({"time": time, "timestamp": datetime_text(shown)})
 
 
 @router.on("GET", "/{name}/settings", (READ,), summary="The settings of a shard")
@@ -210,8 +209,7 @@ async def delete(request: Request, tag: str) -> Response:
 
 
 def _shown(tag: ShardTag) -> dict[str, Any]:
-    until = None if tag.until is None else instant_text(instant_ms("until", tag.until))
-    return {"tag": tag.name, "time": tag.time, "until": until}
+    return {"tag": tag.name, "time": tag.time, "until": datetime_text(tag.until)}
 
 
 # Policies of rows: which rows a shard keeps, what holds its policy back, and running it now.

@@ -31,43 +31,6 @@ from persist.core.transitions.tombstones import dropped_before
 
 
 def read(state: State, command: c.ReadErasures, context: Context) -> tuple[State, c.ErasuresAre]:
-    return state, _told(state, context)
-
-
-def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> tuple[State, c.ErasuresAre]:
-    known = state.erasures.get(command.erasure)
-    if known is None or known.rewritten or not is_rewritten(state, known.at):
-        return state, _told(state, context)
-    if context.checked_ms is None:  # by a clock that is behind, files would count as younger than they are
-        raise Unavailable(
-            f"the clock of this machine and that of the blob store do not agree, or cannot be compared, so nobody can "
-            f"say which files of shard {state.name!r} are older than its erasure; set the clock, or retry"
-        )
-    rewritten = SeqNo(state.seqno + 1)
-    noted = replace(known, rewritten=rewritten, rewritten_ms=context.checked_ms, doomed=command.doomed)
-    return _with(state, command.erasure, noted, context)
-
-
-def prove(state: State, command: c.ProveErasure, context: Context) -> tuple[State, c.ErasuresAre]:
-    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more, and
-    no loan may keep a blob of before.
-    """
-    known = state.erasures.get(command.erasure)
-    if known is None or known.proof is not None or not known.rewritten:
-        return state, _told(state, context)
-    if lent_before(state, known):
-        return state, _told(state, context)
-    if min([command.proof.horizon, *state.rollups, *state.long_diffs]) < known.rewritten:
-        return state, _told(state, context)
-    return _with(state, command.erasure, replace(known, proof=command.proof), context)
-
-
-def _with(state: State, name: str, erasure: Erasure, context: Context) -> tuple[State, c.ErasuresAre]:
-    state = replace(state, erasures=with_changes(state.erasures, {name: erasure}))
-    return state, _told(state, context)
-
-
-def _told(state: State, context: Context) -> c.ErasuresAre:
     found: dict[str, tuple[Wait, ...]] = {}
     for name, erasure in state.erasures.items():
         if erasure.pending is not None:
@@ -75,7 +38,39 @@ def _told(state: State, context: Context) -> c.ErasuresAre:
         elif erasure.proof is None:
             left = states_held(state, erasure.rewritten) if erasure.rewritten else waits(state, erasure.at)
             found[name] = (*left, *lent_before(state, erasure))[:WAITS_TOLD_MAX]
-    return c.ErasuresAre(dict(state.erasures), found, context.checked_ms or context.now_ms)
+    return state, c.ErasuresAre(dict(state.erasures), found, context.checked_ms or context.now_ms)
+
+
+def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> tuple[State, c.Done]:
+    known = state.erasures.get(command.erasure)
+    if known is None or known.rewritten or not is_rewritten(state, known.at):
+        return state, c.Done()
+    if context.checked_ms is None:  # by a clock that is behind, files would count as younger than they are
+        raise Unavailable(
+            f"the clock of this machine and that of the blob store do not agree, or cannot be compared, so nobody can "
+            f"say which files of shard {state.name!r} are older than its erasure; set the clock, or retry"
+        )
+    rewritten = SeqNo(state.seqno + 1)
+    noted = replace(known, rewritten=rewritten, rewritten_ms=context.checked_ms, doomed=command.doomed)
+    return _with(state, command.erasure, noted), c.Done()
+
+
+def prove(state: State, command: c.ProveErasure, context: Context) -> tuple[State, c.Done]:
+    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more, and
+    no loan may keep a blob of before.
+    """
+    known = state.erasures.get(command.erasure)
+    if known is None or known.proof is not None or not known.rewritten:
+        return state, c.Done()
+    if lent_before(state, known):
+        return state, c.Done()
+    if min([command.proof.horizon, *state.rollups, *state.long_diffs]) < known.rewritten:
+        return state, c.Done()
+    return _with(state, command.erasure, replace(known, proof=command.proof)), c.Done()
+
+
+def _with(state: State, name: str, erasure: Erasure) -> State:
+    return replace(state, erasures=with_changes(state.erasures, {name: erasure}))
 
 
 # Transitions of row policies: cuts that the State keeps, and how far the policy has come.
