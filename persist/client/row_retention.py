@@ -53,7 +53,6 @@ from persist.core.retention_plan import (
     wanted_cuts,
 )
 from persist.core.shard_settings import DROP, RETRACT, Ladder, RowPolicy, Rung, bytes_of, cut_every_of, history_text
-from persist.core.shard_view import ViewRequest
 
 # A ladder of tags: the last so many hours, days and months, in UTC. Pure.
 #
@@ -266,7 +265,7 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
         None if due is None else due.cut.upper,
         None if following is None else shown_instant(following),
         tuple(dict.fromkeys(held_by)),
-        rows_there(transport, name, facts),
+        found.rows,
         facts.stored_bytes,
         shown_instant(looked.at_ms) if looked.at_ms else None,
         looked.removed if looked.at_ms else None,
@@ -284,18 +283,6 @@ def _waits(facts: Facts, now_ms: int) -> tuple[str, ...]:
     if facts.policy is not None and facts.policy.cuts and facts.done.appended:
         return ("the shard is fed by append: rows go by drops, each with the next commit of the writer",)
     return ()
-
-
-def rows_there(transport: Transport, name: str, facts: Facts) -> int | None:
-    """How many rows there are at the latest time. None: that is not known.
-
-    What a drop took away is in files that are still there, and so in what the State counts, until they are gone.
-    """
-    last = facts.truncated
-    may_count_more = last.before > 0 and not last.wrote  # the last truncation was a drop, or found nothing
-    view = transport.view(name, ViewRequest(with_batches=may_count_more))
-    parts = (part for batch in view.batches for part in batch.parts())
-    return None if view.drops or any(part.time_min < last.before for part in parts) else facts.rows
 
 
 def no_clock_of(found: c.RetentionIs) -> tuple[str, ...]:
@@ -457,7 +444,7 @@ def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSe
     if policy.column is not None and facts.upper.element and blocked_by_column(facts) is None:
         outcome = TakingAged.by(transport, name, settings, alone, now_ms).run(dry_run=True)
         removed += 0 if outcome.done is None else outcome.done.removed
-    rows = rows_there(transport, name, facts)
+    rows = found.rows
     if removed and (rows is None or 2 * removed > rows):
         raise InvalidUsage(
             f"this policy would take away {removed} of the {'' if rows is None else f'{rows} '}rows of "

@@ -10,7 +10,7 @@ from typing import Any
 from persist.client.arguments import checked
 from persist.client.history_api import HandleSettings
 from persist.client.idempotency import send
-from persist.client.row_retention import policy_json, rows_there
+from persist.client.row_retention import policy_json
 from persist.client.stream_cuts import each, error_json
 from persist.client.timestamps import datetime_text, instant_of
 from persist.client.transport import OneShard, Transport
@@ -149,8 +149,7 @@ def _summary(transport: Transport, name: str, retry_s: float) -> ShardSummary | 
     facts = found.facts
     policy = None if facts.policy is None else policy_json(facts.policy)
     oldest = _oldest(transport, name, facts.since, retry_s)
-    rows = rows_there(transport, name, facts)
-    return ShardSummary(name, facts.since, facts.upper, rows, facts.stored_bytes, oldest, policy)
+    return ShardSummary(name, facts.since, facts.upper, found.rows, facts.stored_bytes, oldest, policy)
 
 
 def _oldest(transport: Transport, name: str, since: Antichain, retry_s: float) -> datetime | None:

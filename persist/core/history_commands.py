@@ -181,10 +181,14 @@ class NoteLooked(Command, frozen=True):
 
 
 class RetentionIs(Result, frozen=True):
-    """`checked_ms` is the committer's clock, where the blob store agrees with it; None: nobody knows the time."""
+    """`checked_ms` is the committer's clock, where the blob store agrees with it; None: nobody knows the time.
+
+    `rows` are there at the latest time; None: that is not known.
+    """
 
     facts: Facts
     checked_ms: int | None
+    rows: int | None = None
 
 
 class CutsTaken(Result, frozen=True):

@@ -116,6 +116,18 @@ def facts_of(state: State) -> Facts:
     )
 
 
+def rows_there(state: State) -> int | None:
+    """How many rows there are at the latest time. None: that is not known.
+
+    What a drop took away is in files that are still there, and so in what the State counts, until they are gone.
+    """
+    last = state.truncated
+    may_count_more = last.before > 0 and not last.wrote  # the last truncation was a drop, or found nothing
+    if state.drops or (may_count_more and any(part.time_min < last.before for part in state.trace.parts())):
+        return None
+    return _sum(batch.diff_sum for batch in state.trace.batches)
+
+
 def rows_before(state: State, upper: int) -> int | None:
     """Rows that had come before a time, as `KeptCut.rows` tells them. A batch across it counts as before."""
     later = _sum(batch.diff_sum for batch in state.trace.batches if batch.desc.lower >= Antichain(upper))

@@ -20,7 +20,7 @@ from persist.core.ids import SeqNo
 from persist.core.named_holds import TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
-from persist.core.retention_plan import facts_of, outlived_rungs, rows_before
+from persist.core.retention_plan import facts_of, outlived_rungs, rows_before, rows_there
 from persist.core.shard_settings import CUTS_MAX, KeptCut, RowPolicy, Rung
 from persist.core.state import State, is_kept
 from persist.core.transitions.context import Context
@@ -81,7 +81,7 @@ def read_retention(state: State, command: c.ReadRetention, context: Context) -> 
     for at_ms in command.cuts_ms:
         with suppress(Unavailable):
             tried = _with_cut(tried, at_ms, context)
-    return state, c.RetentionIs(facts_of(tried), context.checked_ms)
+    return state, c.RetentionIs(facts_of(tried), context.checked_ms, rows_there(state))
 
 
 def _with_policy(state: State, policy: RowPolicy) -> State:
