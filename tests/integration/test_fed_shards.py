@@ -275,11 +275,11 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
     fed = machine.client.create_shard("keyed", SCHEMA, ["id"], unique=True)
     fed.append([{"id": 0}], 0, 1)
     fed.erase(keys=[0])
-    real, rows = unique_insert.holding, pa.table({"id": range(1, 40), "__time": range(1, 40)})
+    real, rows = unique_insert.holding_together, pa.table({"id": range(1, 40), "__time": range(1, 40)})
 
     def holding(*args: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(unique_insert, "holding", real)
+            patch.setattr(unique_insert, "holding_together", real)
             other = machine.shard("keyed")
             time = other.upper().element or 0
             other.append(rows.slice(time - 1, 1), time, time + 1)
@@ -288,12 +288,12 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
 
     fed.append(rows.slice(0, 2), 1, 3)
     fed.erase(keys=[1])
-    monkeypatch.setattr(unique_insert, "holding", holding)
+    monkeypatch.setattr(unique_insert, "holding_together", holding)
     before = fed.upper()
     with pytest.raises(PersistError) as refused:
         fed.append(rows, 1, 40)
     assert refused.value.kind == "unavailable", "nothing was written, and it may be repeated"
-    monkeypatch.setattr(unique_insert, "holding", real)
+    monkeypatch.setattr(unique_insert, "holding_together", real)
     assert before < fed.upper() < Antichain(40)
     fed.append(rows, 1, 40)
     assert fed.upper() == Antichain(40)
