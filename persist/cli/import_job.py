@@ -28,7 +28,7 @@ from persist.client.shard import Shard
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteSettings
 from persist.core.audit_log import PAGE_MAX
-from persist.core.errors import InvalidUsage, NotReadable, UnknownShard
+from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.ids import Token, check_shard_name, parse, token_of_key
 from persist.parts import DIFF, TIME, ShardSchema
@@ -223,7 +223,7 @@ def _import(
         if verb != OVERWRITE and arguments.token is None:
             by_overwrite = _token(arguments, OVERWRITE, asked, group)
         token = _token(arguments, verb, asked, group)
-        importing = Import(client.transport, shard, verb, group, token, digest, by_overwrite)
+        importing = Import(client.transport, shard, verb, group, token, digest, by_overwrite, arguments.token is None)
         told = importing.run(again=arguments.again)
         if bar is not None:
             bar.clear()
@@ -386,7 +386,8 @@ class Import:
     """Files whose rows are written by one commit. `token` stands for it.
 
     `digest` stands for the files and how they are read, whatever the verb. `by_overwrite` is the token of an overwrite
-    by the same files, which is an import of them too (None: it is not looked for).
+    by the same files, which is an import of them too (None: it is not looked for). `stands`: the token stands for the
+    files, whatever columns the shard has by now.
     """
 
     transport: Transport
@@ -396,6 +397,7 @@ class Import:
     token: Token
     digest: str
     by_overwrite: Token | None
+    stands: bool
 
     def run(self, *, again: bool) -> dict[str, Any]:
         """Write the rows, unless they were written and are not undone; what is told of it.
@@ -469,12 +471,18 @@ class Import:
         info: dict[str, Any] = {"imported": [os.path.basename(name)[:100] for name in names[:NAMES_TOLD]]}
         if self.verb == OVERWRITE:
             info[DIGEST] = self.digest
-        if self.verb == INSERT:
-            done = self.shard.insert(tables(), token=token, info=info)
-            return ImportedRows((done.lower, done.upper), count)
-        held = _held(tables(), self.reads)
-        write = self.shard.upsert if self.verb == UPSERT else self.shard.overwrite
-        edited = write(held, token=token, info=info)
+        try:
+            if self.verb == INSERT:
+                done = self.shard.insert(tables(), token=token, info=info)
+                return ImportedRows((done.lower, done.upper), count)
+            held = _held(tables(), self.reads)
+            write = self.shard.upsert if self.verb == UPSERT else self.shard.overwrite
+            edited = write(held, token=token, info=info)
+        except TokenReused:  # the same files, of which the columns of now make other rows
+            interval = self._landed(token) if self.stands else None
+            if interval is None:
+                raise
+            return ImportedRows(interval, count)
         return ImportedRows((edited.lower, edited.upper), count, {"added": edited.added, "removed": edited.removed})
 
     def _told(self, found: ImportedRows, done: str) -> dict[str, Any]:

@@ -347,6 +347,10 @@ class SchemaMode(Enum):
     OVERWRITE = "overwrite"  # the shard gets the columns of the DataFrame, in the place of its own
 
 
+REWRITES = {"false": None, "true": "update", "update": "update", "delete": "delete", "merge_into": "merge_into"}
+"""Of each value of the option the verb that the commit history tells."""
+
+
 @dataclass(frozen=True)
 class WriteOptions:
     """What every write takes. The service chooses the time unless `conditional` or `append` is given.
@@ -369,7 +373,7 @@ class WriteOptions:
     write_id: str | None = None  # by which the commit history tells this write from others
     restores: int | None = None  # the time to which the rows, which are changes, lead back
     schema: SchemaMode = SchemaMode.KEEP
-    rewrites: bool = False  # the rows change what was read: where they cancel out there is nothing to write
+    rewrites: str | None = None  # the verb by which the rows change what was read; none is written where they cancel
 
     @property
     def expected_upper(self) -> int | None:
@@ -418,8 +422,9 @@ class WriteOptions:
         restores = version_of(options, "restoreTo")
         if restores is not None and expected is None:
             raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', up to which the rows lead back")
-        rewrites = options.flag("rewrites")
-        if rewrites and (diff_column is None or upsert or expected is None or upper != Antichain(expected + 1)):
+        rewrites = options.choice("rewrites", tuple(REWRITES))
+        follows = expected is not None and upper == Antichain(expected + 1)
+        if rewrites != "false" and (diff_column is None or upsert or not follows):
             raise InvalidUsage("option 'rewrites' needs 'readTime' and 'diffColumn': the rows change what was read")
         version = options.integer("txnVersion", 0, 2**63 - 1)
         if options.has("deleteColumn") and not upsert:
@@ -437,7 +442,7 @@ class WriteOptions:
             constraints=_constraints(options),
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
-            rewrites=rewrites,
+            rewrites=REWRITES[rewrites],
             schema=_schema_mode(options),
             write_id=_write_id(options),
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -283,7 +284,7 @@ class ShardTable:
         """
         if where is None:
             raise InvalidUsage("where is None; give a condition. To remove all rows: overwrite with none")
-        return self.rewritten(deleted, where=where, retries=retries, info=info)
+        return self._rewritten("delete", deleted, where=where, retries=retries, info=info)
 
     def update(
         self,
@@ -304,7 +305,7 @@ class ShardTable:
         Returns: as `delete` says.
         Raises: what `delete` raises; InvalidUsage also where a value does not fit its column.
         """
-        return self.rewritten(updated(self._schema(), set), where=where, retries=retries, info=info)
+        return self._rewritten("update", updated(self._schema(), set), where=where, retries=retries, info=info)
 
     def merge(self, source: DataFrame, on: str | Sequence[str] | None = None) -> TableMerge:
         """Begin a merge of a DataFrame into the shard: say what is to happen, then `execute` it.
@@ -318,7 +319,7 @@ class ShardTable:
         if not isinstance(source, DataFrame):
             raise InvalidUsage(f"source is {shown(source)}; it must be a DataFrame")
         names = None if on is None else tuple_of("on", [on] if isinstance(on, str) else on)
-        return begun(self.rewritten, self.name, source, names, self._schema())
+        return begun(partial(self._rewritten, "merge_into"), self.name, source, names, self._schema())
 
     def rewritten(
         self,
@@ -341,12 +342,24 @@ class ShardTable:
         Returns: as `delete` says. Rows that come and go as often change nothing.
         Raises: what `delete` raises.
         """
+        return self._rewritten("update", changes, where=where, retries=retries, info=info)
+
+    def _rewritten(
+        self,
+        verb: str,
+        changes: Callable[[DataFrame], DataFrame],
+        *,
+        where: Condition = None,
+        retries: int,
+        info: Info | None,
+    ) -> Written:
+        """What `rewritten` says; `verb` is what the commit history calls it."""
         if type(retries) is not int or not 0 <= retries <= RETRIES_MAX:
             raise InvalidUsage(f"retries is {shown(retries)}; it must be in [0, {RETRIES_MAX}]")
         for left in range(retries, -1, -1):
             found, lease = self._fixed(None, where=where, rewrites=True)
             try:
-                how = {"diffColumn": DIFF, "rewrites": "true"}
+                how = {"diffColumn": DIFF, "rewrites": verb}
                 return self._write(changes(found.df), "append", how, found.as_of, None, info)
             except UpperMismatch as error:
                 if not left:

@@ -203,8 +203,9 @@ class Job:
             return StagedTask(self.shard_id, (), (), None, query, task_tells())
         if self.replaces != REPLACE_KEYS:
             handle = self.handle()
-            names_it = self.replaces == REPLACE_ALL or self.options.restores is not None  # the commit names the time
-            time = None if names_it else self.options.first_time
+            options = self.options
+            names_it = self.replaces == REPLACE_ALL or options.restores is not None or options.rewrites is not None
+            time = None if names_it else options.first_time  # else the commit names it
             runs = handle.stage_for_one_commit(rows, time, by_rows=False)
             if self.before is None:  # of columns that are to come nobody can tell yet
                 runs = handle.receipted(runs)
@@ -277,7 +278,13 @@ class Job:
                 self.handle(caller).commit_rewrite(runs, expected, operation=RESTORE, token=self.token, undoes=restores)
         elif self.options.append is not None:
             self.handle(caller).commit_append(runs, *self.options.append, token=self.token)
-        elif self.options.conditional is not None and (runs or not self.options.rewrites):
+        elif self.options.rewrites is not None:
+            if runs:
+                verb, before = self.options.rewrites, self.options.expected_upper
+                self.handle(caller).commit_rewrite(
+                    runs, before, operation=verb, token=self.token, attributes=attributes
+                )
+        elif self.options.conditional is not None:
             expected, upper = self.options.conditional
             self.handle(caller).commit_compare_and_append(
                 runs, expected, upper, token=self.token, attributes=attributes

@@ -64,6 +64,19 @@ def ids(shard: Shard) -> list[int]:
     return sorted(row["id"] for row in shard.snapshot().to_arrow().to_pylist() for _ in range(row["__diff"]))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_file_after_its_columns_changed_is_the_same_import(load: Any, shard: Shard, mode: str) -> None:
+    """Its rows are others now, with the default of a column that came; what is new behind it is loaded."""
+    load("day2.csv", *MODES[mode])
+    shard.refresh_schema()
+    shard.add_column("c", pa.string(), default="EUR")
+    again = load("day2.csv", *MODES[mode])
+    assert (again["done"], again["rows"], again["time"]) == ("already imported", 2, 1)
+    assert load("day1.csv")["done"] == ("imported" if mode == OVERWRITE else "already imported")
+    Path("day3.csv").write_text("id,v\n5,e\n")
+    assert load("day3.csv")["done"] == "imported"
+
+
 # --- undone as a whole
 
 

@@ -42,13 +42,42 @@ def test_a_row_of_the_page_runs(client: persist.Client, what: str) -> None:
     for number in range(3):
         shard.insert([{"id": number, "state": "new", "amount": 3 * number}])
     new = [{"id": 9, "state": "new", "amount": 90}]
-    names = {"pa": pa, "datetime": datetime, "timedelta": timedelta, "timezone": timezone}
+    with shard.snapshot() as read:
+        pass
+    names = {
+        "pa": pa,
+        "persist": persist,
+        "read": read,
+        "datetime": datetime,
+        "timedelta": timedelta,
+        "timezone": timezone,
+    }
     try:
         result = eval(ROWS[what], {"client": client, "shard": shard, "new": new, **names})
     except persist.NotReadable:
         assert what == "by wall clock", "the shard is younger than that"
         return
     assert result is not None or what == "drop"
+
+
+@pytest.mark.parametrize("what", ["append only if nobody wrote since", "only if nobody wrote since a read"])
+def test_what_somebody_wrote_since_the_read_is_not_overlooked(client: persist.Client, what: str) -> None:
+    shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
+    shard.insert([{"id": 1}])
+    read = shard.snapshot()
+    shard.insert([{"id": 2}])
+    with pytest.raises(persist.UpperMismatch):
+        eval(ROWS[what], {"shard": shard, "new": [{"id": 9}], "read": read})
+    assert shard.count() == 2
+
+
+def test_a_job_that_is_run_again_changes_nothing(client: persist.Client) -> None:
+    shard = client.create_shard("orders", pa.schema([("id", pa.int64()), ("n", pa.int64())]), key=["id"])
+    job = {"persist": persist, "shard": shard, "new": [{"id": 9, "n": 1}]}
+    eval(ROWS["run it again safely"], job)
+    shard.upsert([{"id": 9, "n": 2}])
+    eval(ROWS["run it again safely"], job)
+    assert [row["n"] for row in shard.get(9)] == [2]
 
 
 def test_the_page_has_the_verbs() -> None:

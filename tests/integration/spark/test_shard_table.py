@@ -53,6 +53,15 @@ def rows(frame: Any) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, frame.collect()), key=str)
 
 
+def test_the_commit_history_tells_the_verbs_by_their_names(spark: Any, shard: Any, table: ShardTable) -> None:
+    table.delete("n = 1")
+    table.update("n = 2", {"s": "'z'"})
+    source = spark.createDataFrame([("q", 9, "q")], DDL)
+    table.merge(source).when_not_matched_insert().execute()
+    table.rewritten(lambda df: df.where("n = 4").withColumn("__diff", F.lit(-1).cast("bigint")))
+    assert [entry.operation for entry in shard.history(4)] == ["update", "merge_into", "update", "delete"]
+
+
 def test_a_read_tells_its_time_and_stays_there(spark: Any, shard: Any, table: ShardTable) -> None:
     df, as_of = table.read()
     assert (as_of, df.columns) == (0, ["k", "n", "s"])
