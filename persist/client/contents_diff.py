@@ -13,6 +13,7 @@ import pyarrow as pa
 from persist.client.arguments import checked, html_table
 from persist.client.read_leases import Hold
 from persist.client.row_reader import Rows, Split
+from persist.client.small_reads import holding_together
 from persist.client.snapshot import (
     Held,
     ReadLease,
@@ -291,6 +292,11 @@ class DiffRequest:
     purpose: str = "changes"
     known: int | None = None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the changes are read in this process; several splits are there to be read elsewhere."""
+        return self.num_splits == 1
+
     def check_names(self, view: ShardView) -> None:
         """Raise InvalidUsage where the name of a column that is given means another one by now."""
         named_by(sound_schemas(view.schemas), self.known, self.columns)
@@ -336,12 +342,13 @@ def _fields(split: SnapshotSplit) -> dict[str, Any]:
 def between(
     transport: Transport, name: str, start: int, end: int | None, asked: DiffRequest, settings: ReadSettings
 ) -> Iterator[Between]:
-    """Take a lease at the earlier of two times (`end` None: the latest complete one) and wait for the later one.
+    """Hold the earlier of two times (`end` None: the latest complete one) and wait for the later one.
 
     The lease outlives the block, unless an error ends that. Raises NotReadable, Unavailable.
     """
     low = start if end is None else min(start, end)
-    with holding(transport, name, low, asked.purpose, asked.wait_s, settings) as held:
+    hold = holding_together if asked.is_here else holding
+    with hold(transport, name, low, asked.purpose, asked.wait_s, settings) as held:
         end = _latest(held.view) if end is None else end
         high = max(start, end)
         if held.view.upper.less_equal(high):

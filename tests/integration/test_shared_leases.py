@@ -115,6 +115,15 @@ def test_an_edit_reads_by_a_shared_lease_and_is_one_commit(place: Pooled) -> Non
     assert len(place.state.outcomes) - len(before.outcomes) == 4
 
 
+def test_changes_between_two_times_are_read_by_a_shared_lease(place: Pooled) -> None:
+    place.write(4)
+    before = place.state.seqno
+    for start in (1, 1, 2, 3):
+        with place.shard.changes(start) as changes:
+            assert sum(len(table) for table in changes.batches()) == 4 - start
+    assert place.state.seqno - before == 1
+
+
 def test_snapshots_over_http_share_a_lease_of_the_server(place: Pooled) -> None:
     with typed(TestClient(create_app(place.machine.location, ServerSettings()), base_url="http://127.0.0.1")) as http:
         path = "/v1/shards/orders"
