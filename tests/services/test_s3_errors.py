@@ -150,7 +150,8 @@ def test_a_connection_that_is_reset(behind: Blob, direct: Blob, proxy: FaultProx
     assert behind.get("k") == b"x"
 
 
-def test_a_download_that_breaks_off_is_begun_anew(behind: Blob, direct: Blob, proxy: FaultProxy) -> None:
+def test_a_download_that_breaks_off_is_begun_anew(direct: Blob, proxy: FaultProxy, bucket: str) -> None:
+    behind = open_blob(f"s3://{bucket}/p?endpoint=http://127.0.0.1:{proxy.port}&attempts=1")  # waits for a slow server
     data = os.urandom(24 * MiB)
     direct.put("large", data)
     done: list[bytes] = []
@@ -168,6 +169,7 @@ def test_a_download_that_breaks_off_is_begun_anew(behind: Blob, direct: Blob, pr
     proxy.cut()
     thread.join()
     proxy.rewrite = None
+    behind.close()
     assert done == [data]
 
 
