@@ -114,6 +114,7 @@ class Rewriting(ABC):
     write: WriteSettings
     read: ReadSettings
     info: bytes = b""  # what the commit history is to tell of it
+    passes: c.PassedCut | None = None  # the cut of a policy
 
     @classmethod
     def of(

@@ -380,9 +380,14 @@ def dropped(
     try:
         if dry_run:
             return _counted(dropping, due.cut.upper)
-        return replace(dropping, info=info).run(None, dry_run=False)
+        return replace(dropping, info=info, passes=passed_cut(due)).run(None, dry_run=False)
     except InvalidUsage as error:
         return error.message
+
+
+def passed_cut(due: Due) -> c.PassedCut:
+    """What the commit that takes rows away before the cut that is due notes of it."""
+    return c.PassedCut(due.cut_ms, bool(due.passes))
 
 
 def _counted(dropping: Dropping, cut: int) -> Truncated:

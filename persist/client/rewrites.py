@@ -257,7 +257,7 @@ class Truncating(Rewriting):
         # A dry run asks whether the shard was truncated that far, and not what the token came to.
         if self._is_fed():  # the times are its writer's, so it has to be a drop
             dropping = Dropping.of(self.transport, self.name, self.to, self.write, self.read)
-            return replace(dropping, info=self.info).run(token, dry_run=dry_run, force=force)
+            return replace(dropping, info=self.info, passes=self.passes).run(token, dry_run=dry_run, force=force)
         asking = mint(Token, self.transport.ids) if token is None or dry_run else token
         return self._settled(asking, lambda: self._tried(before, token, retries, dry_run), self._told)
 
@@ -314,7 +314,7 @@ class Truncating(Rewriting):
         return Truncated(self.to.time, self.to.timestamp, done.lower, done.upper, removed)
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
-        return {"operation": c.TRUNCATE, "truncates": self.to.time}
+        return {"operation": c.TRUNCATE, "truncates": self.to.time, "passes": self.passes}
 
 
 @dataclass(frozen=True)
@@ -458,7 +458,7 @@ class Dropping(Rewriting):
         return handle.commit_rewrite((), expected, token=token, **self._parts(None))
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
-        return {"operation": c.DROP_BEFORE, "tombstone": frontier(self.to.time)}
+        return {"operation": c.DROP_BEFORE, "tombstone": frontier(self.to.time), "passes": self.passes}
 
 
 def mode_of(mode: object) -> Literal["retract", "drop"]:

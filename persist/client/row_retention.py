@@ -26,6 +26,7 @@ from persist.client.retention_kinds import (
     dropped,
     held_by_column,
     is_refused,
+    passed_cut,
     refused_drop,
     run_by_column,
 )
@@ -360,15 +361,12 @@ def _truncated(
             done = made
         else:
             truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
-            done = replace(truncating, info=said).run(None, how.retries, dry_run=how.dry_run)
+            done = replace(truncating, info=said, passes=passed_cut(due)).run(None, how.retries, dry_run=how.dry_run)
     except (InvalidUsage, NotReadable):  # somebody appends since then, or another run has come that far
         planned = plan(read_facts(transport, name, settings.write.retry_s).facts, how.now_ms)
         if planned.due == due:
             raise
         return planned.held_by
-    if not how.dry_run:
-        passed = c.PassCut(due.cut_ms, due.cut.upper, done.removed, bool(due.passes))
-        send(transport, name, passed, settings.write.retry_s)
     return done
 
 

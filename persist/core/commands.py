@@ -43,7 +43,6 @@ from persist.core.history_commands import ForgetOutlived as ForgetOutlived
 from persist.core.history_commands import LowerSeal as LowerSeal
 from persist.core.history_commands import NoteLooked as NoteLooked
 from persist.core.history_commands import NoteRewritten as NoteRewritten
-from persist.core.history_commands import PassCut as PassCut
 from persist.core.history_commands import ProveErasure as ProveErasure
 from persist.core.history_commands import ReadErasures as ReadErasures
 from persist.core.history_commands import ReadRetention as ReadRetention
@@ -91,6 +90,7 @@ from persist.core.rewrite import RESTORE as RESTORE
 from persist.core.rewrite import TRUNCATE as TRUNCATE
 from persist.core.rewrite import Effects as Effects
 from persist.core.rewrite import NewErasure as NewErasure
+from persist.core.rewrite import PassedCut as PassedCut
 from persist.core.rewrite import Rewrite as Rewrite
 from persist.core.rewrite import SchemaChange as SchemaChange
 from persist.core.rewrite import effects as effects

@@ -153,20 +153,6 @@ class TakeCuts(Command, frozen=True):
     rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_AT_ONCE)] = ()
 
 
-class PassCut(Command, frozen=True):
-    """The policy is done with everything before the time `upper`, the cut of `cut_ms`. -> CutKept. A retry is safe.
-
-    Earlier cuts go. `removed` rows went by it (None: not known); `overran`: it has passed a consumer.
-    """
-
-    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
-
-    cut_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
-    upper: Annotated[int, Meta(ge=0)]
-    removed: int | None = None
-    overran: bool = False
-
-
 class NoteLooked(Command, frozen=True):
     """Remember how far the policy has come by its column. -> CutKept. A retry is safe.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.command import ADMIN, MAINTAIN, MANAGE, WRITE, Command, WriterCommand
+from persist.core.command import ADMIN, MAINTAIN, MANAGE, TIME_MS_MAX, WRITE, Command, WriterCommand
 from persist.core.erasure import DEADLINE_MS_MAX, QUESTION_BYTES
 from persist.core.frontier import Antichain
 from persist.core.record import Meta, Record
@@ -45,6 +45,16 @@ class NewErasure(Record, frozen=True):
     force: bool = False
 
 
+class PassedCut(Record, frozen=True):
+    """The policy of rows is done with its cut of the instant `cut_ms`: that one and earlier ones go.
+
+    `overran`: it has passed a consumer.
+    """
+
+    cut_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+    overran: bool = False
+
+
 class Rewrite(WriterCommand, frozen=True):
     """Write rows that were computed from the contents as of `as_of`, the time before `expected_upper`. -> Appended
 
@@ -63,6 +73,7 @@ class Rewrite(WriterCommand, frozen=True):
     - `tombstone`: rows before this time go without a row that says so; `[]`: all. InvalidUsage where what was written
       from then on may hold a retraction; NotReadable where the time before it was forgotten.
     - `erasure`: see NewErasure.
+    - `passes`: see PassedCut. The cut is what the rows go before.
     """
 
     expected_upper: Antichain
@@ -78,6 +89,7 @@ class Rewrite(WriterCommand, frozen=True):
     truncates: int | None = None
     tombstone: Antichain | None = None
     erasure: NewErasure | None = None
+    passes: PassedCut | None = None
 
 
 class Effects(Record, frozen=True):
@@ -110,13 +122,14 @@ _SCOPES: Mapping[str, tuple[str, ...]] = {
     "undoes": (WRITE,),
     "cut": (WRITE,),
     "clears": (WRITE,),
+    "passes": (MANAGE, MAINTAIN),
 }
 _ROWS, _WRITTEN = frozenset({"runs"}), frozenset({"runs", "attributes"})
 _MAIN: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "undoes": ((RESTORE,), _WRITTEN),
-    "truncates": ((TRUNCATE,), _ROWS),
+    "truncates": ((TRUNCATE,), _ROWS | {"passes"}),
     "settings_version": ((TRUNCATE,), _ROWS),
-    "before": ((DROP_BEFORE,), frozenset()),
+    "before": ((DROP_BEFORE,), frozenset({"passes"})),
     "erasure": ((ERASE,), _ROWS),
     "cut": ((INSERT,), _WRITTEN),
     "": (tuple(verb for verb in EDITS if verb != INSERT), _WRITTEN | {"schema", "clears"}),
@@ -166,5 +179,6 @@ def _parts(rewrite: Rewrite) -> frozenset[str]:
         "before": rewrite.tombstone is not None and not clears,
         "clears": clears,
         "erasure": rewrite.erasure is not None,
+        "passes": rewrite.passes is not None,
     }
     return frozenset(part for part, is_there in present.items() if is_there)

@@ -254,7 +254,6 @@ def commands(place: Place) -> list[c.Command]:
         c.RemoveTag("eom"),
         c.ReadRetention(),
         c.TakeCuts((1,), (Rung("hourly-2026-11-23T04Z", 1),)),
-        c.PassCut(1, 1),
         c.NoteLooked(Looked(1, UPPER, 1)),
         c.RegisterReader(POINT, Antichain(2), 60_000, point=True),
         c.DowngradeSince(POINT, Antichain(2), FAR),

@@ -464,6 +464,11 @@ def _rewrite(args: Arguments, operation: str, as_of: int | None = None, **parts:
     return c.Rewrite(writer, token, expected, latest, operation, parse_runs(args.rest()), digest=digest, **parts)
 
 
+def _passes(args: Arguments) -> c.PassedCut | None:
+    cut_ms = _optional_number(args.optional("passes"))
+    return None if cut_ms is None else c.PassedCut(cut_ms, args.flag("overran"))
+
+
 def _of_life(args: Arguments) -> c.Command:
     """`of-life 0 insert …`: a command of a handle that was opened in that life of the name."""
     life, verb = int(args.next("a life")), args.next("a verb")
@@ -488,8 +493,10 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "insert": lambda a: c.Insert(*parse_written(a), parse_runs(a.rest()), _attributes(a), digest=_digest(a)),
     "restore": lambda a: _rewrite(a, c.RESTORE, undoes=a.number("as-of", 0)),
-    "truncate": lambda a: _rewrite(a, c.TRUNCATE, truncates=a.number("as-of", 0) + 1),
-    "drop-before": lambda a: _rewrite(a, c.DROP_BEFORE, tombstone=Antichain(a.number("as-of", 0) + 1)),
+    "truncate": lambda a: _rewrite(a, c.TRUNCATE, truncates=a.number("as-of", 0) + 1, passes=_passes(a)),
+    "drop-before": lambda a: _rewrite(
+        a, c.DROP_BEFORE, tombstone=Antichain(a.number("as-of", 0) + 1), passes=_passes(a)
+    ),
     "edit": lambda a: _rewrite(
         a,
         a.named("verb", "upsert"),
@@ -558,7 +565,6 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "read-retention": lambda a: c.ReadRetention(),
     "take-cut": lambda a: c.TakeCuts((int(a.next("an instant")),)),
     "take-no-cut": lambda a: c.TakeCuts(),
-    "pass-cut": lambda a: c.PassCut(int(a.next("an instant")), int(a.next("a time")), overran=a.flag("overran")),
     "retract-aged": lambda a: _rewrite(a, c.TRUNCATE, a.number("as-of", 0), settings_version=a.number("version", 0)),
     "note-looked": lambda a: c.NoteLooked(_looked(a), a.flag("overran")),
     "set-rung": lambda a: c.TakeCuts((), (Rung(a.next("a tag"), int(a.next("an instant"))),)),

@@ -64,7 +64,6 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.RemoveTag: history_control.remove_tag,
     c.ReadRetention: row_removal.read_retention,
     c.TakeCuts: row_removal.take_cuts,
-    c.PassCut: row_removal.pass_cut,
     c.NoteLooked: row_removal.note_looked,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,

@@ -68,7 +68,6 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.SetTag: "tag",
     c.RemoveTag: "untag",
     c.TakeCuts: AGE,
-    c.PassCut: AGE,
     c.NoteLooked: AGE,
     c.NoteRewritten: AGE,
     c.ProveErasure: "erased",

@@ -16,6 +16,7 @@ from persist.core.transitions.audit_recording import is_alone
 from persist.core.transitions.context import Context
 from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.part_admission import check_staged, check_upper, no_time_left
+from persist.core.transitions.row_removal import with_passed_cut
 from persist.core.transitions.tombstones import (
     check_not_withdrawn,
     drops_rows,
@@ -55,7 +56,7 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     if not effects.is_consistent:
         raise InvalidUsage(f"the parts of this command are not those of the operation {command.operation!r:.100}")
     if command.truncates is not None and command.truncates <= state.truncated.before:
-        return state, c.Appended(state.upper, state.upper)
+        return with_passed_cut(state, command, 0, context), c.Appended(state.upper, state.upper)
     is_fed = state.retention.appended
     if is_fed and effects.refused_fed:
         raise owned_by_appenders(state.name, state.upper)
@@ -69,9 +70,12 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     runs = at_time(command.runs, time)
     following = without_undue(following, runs) if cut is None else _dropped(following, cut, time)
     if command.truncates is not None:
-        removed = state.truncated.removed - (diff_sum_of(parts_of(command.runs)) or 0)
+        removed = -(diff_sum_of(parts_of(command.runs)) or 0)
         looked = command.expected_upper.element or 0
-        following = _truncated(following, Truncation(command.truncates, time, removed, bool(runs), looked))
+        new = Truncation(command.truncates, time, state.truncated.removed + removed, bool(runs), looked)
+        following = with_passed_cut(_truncated(following, new), command, removed, context)
+    elif command.tombstone is not None:
+        following = with_passed_cut(following, command, None if cut is not None else 0, context)
     if command.undoes is not None and takes_time:
         # What was truncated since that time may come back by it. So the same truncation takes it away again.
         kept = until(following.truncations, command.undoes)

@@ -139,20 +139,24 @@ def _readable_at(state: State, at_ms: int, context: Context) -> tuple[State, int
     return sealed, upper
 
 
-def pass_cut(state: State, command: c.PassCut, context: Context) -> tuple[State, c.CutKept]:
-    known = state.retention
-    if command.upper <= known.upper or state.upper < Antichain(command.upper):
-        return state, c.CutKept(False)
-    gone = [at_ms for at_ms, cut in state.cuts.items() if cut.upper <= command.upper]
+def with_passed_cut(state: State, command: c.Rewrite, removed: int | None, context: Context) -> State:
+    """The State in which the policy is done with the cut that the command passes. `removed` rows went (None: unknown).
+
+    The same State object where it passes none, or a policy has come that far.
+    """
+    known, passed, upper = state.retention, command.passes, c.effects(command).point
+    if passed is None or upper is None or upper <= known.upper:
+        return state
+    gone = [at_ms for at_ms, cut in state.cuts.items() if cut.upper <= upper]
     done = replace(
         known,
-        cut_ms=max(command.cut_ms, known.cut_ms),
-        upper=command.upper,
+        cut_ms=max(passed.cut_ms, known.cut_ms),
+        upper=upper,
         at_ms=context.checked_ms or known.at_ms,
-        removed=command.removed,
-        overran=known.overran + command.overran,
+        removed=removed,
+        overran=known.overran + passed.overran,
     )
-    return replace(state, cuts=with_changes(state.cuts, {}, gone), retention=done), c.CutKept(True)
+    return replace(state, cuts=with_changes(state.cuts, {}, gone), retention=done)
 
 
 def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[State, c.CutKept]:

@@ -33,6 +33,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "drop": {"tombstone": Antichain(3)},
     "clear": {"tombstone": EMPTY},
     "erasure": {"erasure": c.NewErasure("e" + "1" * 32)},
+    "passes": {"passes": c.PassedCut(7)},
 }
 EVERY = (c.RESTORE, c.TRUNCATE, c.DROP_BEFORE, c.ERASE, *c.EDITS)
 
@@ -47,9 +48,9 @@ BELONG: list[tuple[set[str], set[str], set[str]]] = [
     (VERBS, set(), {"runs", "attributes", "schema", "clear"}),
     ({c.INSERT}, {"cut"}, {"runs", "attributes"}),
     ({c.RESTORE}, {"undoes"}, {"runs", "attributes"}),
-    ({c.TRUNCATE}, {"truncates"}, {"runs"}),
+    ({c.TRUNCATE}, {"truncates"}, {"runs", "passes"}),
     ({c.TRUNCATE}, {"settings_version"}, {"runs"}),
-    ({c.DROP_BEFORE}, {"drop"}, set()),
+    ({c.DROP_BEFORE}, {"drop"}, {"passes"}),
     ({c.ERASE}, {"erasure"}, {"runs"}),
 ]
 
@@ -78,7 +79,7 @@ def test_what_does_not_belong_together_is_refused_and_changes_nothing() -> None:
 def test_every_part_needs_its_scope_whatever_comes_with_it(scope: str) -> None:
     """Maintenance adds no attributes and no columns, and who writes erases nothing."""
     refused = {c.MAINTAIN: {"attributes", "schema", "cut", "undoes", "clear", "erasure"}}.get(
-        scope, {"schema", "settings_version", "erasure"}
+        scope, {"schema", "settings_version", "erasure", "passes"}
     )
     for names in map(set, combinations(PARTS, 2)):
         needed = c.scopes_of(rewrite(c.TRUNCATE, *names))
