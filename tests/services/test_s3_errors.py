@@ -54,7 +54,16 @@ def proxy(s3_server: S3Server, fault_proxy: Callable[[int], FaultProxy]) -> Faul
 
 @pytest.fixture
 def behind(proxy: FaultProxy, bucket: str) -> Iterator[Blob]:
-    """The same bucket through the proxy, impatient."""
+    """The same bucket through the proxy; each request is tried once."""
+    store = open_blob(f"s3://{bucket}/p?endpoint=http://127.0.0.1:{proxy.port}&attempts=1")
+    yield store
+    proxy.mode("pass")
+    store.close()
+
+
+@pytest.fixture
+def impatient(proxy: FaultProxy, bucket: str) -> Iterator[Blob]:
+    """The same, for what is not answered."""
     options = "connect_timeout=2&read_timeout=2&attempts=1"
     store = open_blob(f"s3://{bucket}/p?endpoint=http://127.0.0.1:{proxy.port}&{options}")
     yield store
@@ -123,10 +132,12 @@ def test_a_url_that_cannot_be_meant(url: str, setting: str) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_a_put_whose_reply_is_lost_is_confirmed_by_the_retry(behind: Blob, direct: Blob, proxy: FaultProxy) -> None:
+def test_a_put_whose_reply_is_lost_is_confirmed_by_the_retry(
+    behind: Blob, impatient: Blob, direct: Blob, proxy: FaultProxy
+) -> None:
     proxy.mode("swallow")
     with pytest.raises(BlobUnavailable):
-        behind.put("k", b"landed")
+        impatient.put("k", b"landed")
     wait_until(lambda: direct.stat("k") is not None, "the put has landed")
     proxy.mode("pass")
     behind.put("k", b"landed")
@@ -134,9 +145,9 @@ def test_a_put_whose_reply_is_lost_is_confirmed_by_the_retry(behind: Blob, direc
         behind.put("k", b"other")
 
 
-def test_a_server_that_hangs(behind: Blob, proxy: FaultProxy) -> None:
+def test_a_server_that_hangs(impatient: Blob, proxy: FaultProxy) -> None:
     proxy.mode("hang")
-    for call in (lambda: behind.get("k"), lambda: behind.put("k", b"x"), lambda: behind.delete(["k"])):
+    for call in (lambda: impatient.get("k"), lambda: impatient.put("k", b"x"), lambda: impatient.delete(["k"])):
         with pytest.raises(BlobUnavailable, match="did not answer"):
             call()
 
@@ -150,8 +161,7 @@ def test_a_connection_that_is_reset(behind: Blob, direct: Blob, proxy: FaultProx
     assert behind.get("k") == b"x"
 
 
-def test_a_download_that_breaks_off_is_begun_anew(direct: Blob, proxy: FaultProxy, bucket: str) -> None:
-    behind = open_blob(f"s3://{bucket}/p?endpoint=http://127.0.0.1:{proxy.port}&attempts=1")  # waits for a slow server
+def test_a_download_that_breaks_off_is_begun_anew(behind: Blob, direct: Blob, proxy: FaultProxy) -> None:
     data = os.urandom(24 * MiB)
     direct.put("large", data)
     done: list[bytes] = []
@@ -169,7 +179,6 @@ def test_a_download_that_breaks_off_is_begun_anew(direct: Blob, proxy: FaultProx
     proxy.cut()
     thread.join()
     proxy.rewrite = None
-    behind.close()
     assert done == [data]
 
 
