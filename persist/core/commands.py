@@ -35,7 +35,6 @@ from persist.core.command import WriterCommand as WriterCommand
 from persist.core.command import kinds as kinds
 from persist.core.dedup import OutcomeFile
 from persist.core.frontier import MINIMUM, Antichain
-from persist.core.history_commands import CutKept as CutKept
 from persist.core.history_commands import CutsTaken as CutsTaken
 from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetHistory as ForgetHistory

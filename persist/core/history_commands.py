@@ -154,7 +154,7 @@ class TakeCuts(Command, frozen=True):
 
 
 class NoteLooked(Command, frozen=True):
-    """Remember how far the policy has come by its column. -> CutKept. A retry is safe.
+    """Remember how far the policy has come by its column. -> Done. A retry is safe.
 
     Nothing changes where the settings have another version by now, or where it has come further. `overran`: what a
     consumer has not passed went.
@@ -181,12 +181,6 @@ class CutsTaken(Result, frozen=True):
     """How many cuts are new."""
 
     count: int
-
-
-class CutKept(Result, frozen=True):
-    """Whether anything changed."""
-
-    changed: bool
 
 
 # Commands of erasures. `commands` has all of their names too.

@@ -87,8 +87,7 @@ def entry_of(
     A write that changed neither rows nor times nor attributes leaves nothing, so a retry that is answered as before
     makes no second entry.
     """
-    keeps_none = isinstance(command, c.TakeCuts) and after.cuts is before.cuts and after.tags is before.tags
-    if keeps_none or (isinstance(result, c.CutKept) and not result.changed):
+    if isinstance(command, c.TakeCuts) and after.cuts is before.cuts and after.tags is before.tags:
         return None
     kind, said = type(command), caller if caller != NOBODY else None
     operation = OPERATIONS.get(kind)

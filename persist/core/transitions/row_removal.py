@@ -159,15 +159,15 @@ def with_passed_cut(state: State, command: c.Rewrite, removed: int | None, conte
     return replace(state, cuts=with_changes(state.cuts, {}, gone), retention=done)
 
 
-def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[State, c.CutKept]:
+def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[State, c.Done]:
     looked, known, settings = command.looked, state.retention, state.settings
     if settings.rows is None or looked.version != settings.version or state.upper < Antichain(looked.upper):
-        return state, c.CutKept(False)
+        return state, c.Done()
     is_new = known.looked.version != settings.version
     if not is_new and (looked.upper, looked.at_ms) <= (known.looked.upper, known.looked.at_ms):
-        return state, c.CutKept(False)
+        return state, c.Done()
     done = replace(known, looked=looked, overran=known.overran + command.overran)
-    return replace(state, retention=done), c.CutKept(True)
+    return replace(state, retention=done), c.Done()
 
 
 def _before(state: State, at_ms: int) -> int:
