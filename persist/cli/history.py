@@ -14,13 +14,14 @@ from persist.client.arguments import read_attribute
 from persist.client.commit_info import checked_limit, entry_json, read_place
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.client.history_api import settings_json, tag_json
 from persist.client.shard import Shard
 from persist.client.timestamps import datetime_text, instant_text, read_instant, read_point
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
-from persist.core.shard_settings import history_ms, history_text
+from persist.core.shard_settings import history_ms
 from persist.core.transitions.history_control import check_forgettable
 
 
@@ -94,14 +95,7 @@ def _check_forgettable(time: int, shard: Shard, location: Location | None) -> No
 
 def _settings(shard: Shard, location: Location | None) -> dict[str, Any]:
     """What is kept. Until when wall clocks are settled is told by the stores alone."""
-    settings = shard.settings
-    told = {
-        "shard": shard.name,
-        "history": history_text(settings.history_ms) if settings.version else None,
-        "mark_every_ms": settings.mark_every_ms,
-        "version": settings.version,
-        "since": shard.since().to_json(),
-    }
+    told = {"shard": shard.name, **settings_json(shard.settings), "since": shard.since().to_json()}
     if location is not None:
         sealed_ms = location.machine(shard.name).refresh().seal.sealed_ms
         told["settled"] = instant_text(sealed_ms) if sealed_ms else None
@@ -176,7 +170,6 @@ def _run_tag(arguments: argparse.Namespace) -> int:
             shard.tag(arguments.tag, at, keep=arguments.keep)
         if arguments.do == "remove" and not shard.untag(arguments.tag):
             raise InvalidUsage(f"shard {shard.name!r} has no tag {arguments.tag!r}")
-        for tag, found in shard.tags().items():
-            told = {"shard": shard.name, "tag": tag, "time": found.time, "until": datetime_text(found.until)}
-            print(json.dumps(told))
+        for found in shard.tags().values():
+            print(json.dumps({"shard": shard.name, **tag_json(found)}))
     return 0

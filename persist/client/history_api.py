@@ -36,7 +36,7 @@ from persist.client.rewrites import (
     mode_of,
 )
 from persist.client.snapshot import LATEST_TRIES_MAX, ReadSettings, latest
-from persist.client.timestamps import as_of_at, kept_ms, resolved, shown_instant
+from persist.client.timestamps import as_of_at, datetime_text, kept_ms, resolved, shown_instant
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteSettings
 from persist.core import commands as c
@@ -45,6 +45,7 @@ from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import frontier
 from persist.core.ids import Token, parse
 from persist.core.named_holds import Tag, check_tag_name
+from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.shard_view import ViewRequest
 from persist.parts import ShardSchema
 
@@ -66,6 +67,17 @@ class ShardTag:
     def of(cls, name: str, tag: Tag) -> ShardTag:
         """The tag of this name as callers see it."""
         return cls(name, tag.time, None if tag.until_ms is None else shown_instant(tag.until_ms))
+
+
+def tag_json(tag: ShardTag) -> dict[str, Any]:
+    """The tag for JSON."""
+    return {"tag": tag.name, "time": tag.time, "until": datetime_text(tag.until)}
+
+
+def settings_json(settings: ShardSettings) -> dict[str, Any]:
+    """The settings for JSON, without the policy of rows; `history` is null where there are none yet."""
+    history = history_text(settings.history_ms) if settings.version else None
+    return {"history": history, "mark_every_ms": settings.mark_every_ms, "version": settings.version}
 
 
 def keep_ms(keep: timedelta | str | None) -> int | None:

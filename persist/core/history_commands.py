@@ -174,7 +174,7 @@ class RetentionIs(Result, frozen=True):
 
     facts: Facts
     checked_ms: int | None
-    rows: int | None = None
+    rows: int | None
 
 
 class CutsTaken(Result, frozen=True):

@@ -10,7 +10,7 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from persist.client.commit_info import entry_json, entry_shown, read_place
-from persist.client.history_api import ShardTag
+from persist.client.history_api import ShardTag, settings_json, tag_json
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.row_retention import (
     RowRetention,
@@ -34,7 +34,7 @@ from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.ids import check_shard_name
 from persist.core.named_holds import check_tag_name
-from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
+from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
@@ -158,9 +158,7 @@ async def history(
 
 
 def _settings(found: ShardSettings) -> Response:
-    history = history_text(found.history_ms) if found.version else None
-    shown = {"history": history, "mark_every_ms": found.mark_every_ms, "version": found.version}
-    return json_response(shown, {"etag": f'"{found.version}"'})
+    return json_response(settings_json(found), {"etag": f'"{found.version}"'})
 
 
 # Tags: times of a shard that stay readable although since has passed them.
@@ -170,7 +168,7 @@ def _settings(found: ShardSettings) -> Response:
 async def tags(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     found = (await service.state(name)).tags
-    return json_response({"tags": [_shown(ShardTag.of(tag, found[tag])) for tag in sorted(found)]})
+    return json_response({"tags": [tag_json(ShardTag.of(tag, found[tag])) for tag in sorted(found)]})
 
 
 @router.on("GET", "/{name}/tags/{tag}", (READ,), summary="One tag")
@@ -180,7 +178,7 @@ async def one(request: Request, tag: str) -> Response:
     found = (await service.state(name)).tags.get(check_tag_name(tag))
     if found is None:
         raise NotReadable(f"shard {name!r} has no tag {tag!r}", as_of=None, tag=tag)
-    return json_response(_shown(ShardTag.of(tag, found)))
+    return json_response(tag_json(ShardTag.of(tag, found)))
 
 
 @router.on(
@@ -197,7 +195,7 @@ async def put(
     keep: Annotated[str | None, Query(description="For so long, as `400d`; else for ever.", max_length=32)] = None,
 ) -> Response:
     """A tag that is there keeps its time, and gets this `keep`. 409 where it is at another time."""
-    return json_response(_shown(await with_shard(request, lambda shard: shard.tag(tag, at, keep=keep))))
+    return json_response(tag_json(await with_shard(request, lambda shard: shard.tag(tag, at, keep=keep))))
 
 
 @router.on(
@@ -206,10 +204,6 @@ async def put(
 async def delete(request: Request, tag: str) -> Response:
     """`removed` tells whether it was there. Repeating it is safe."""
     return json_response({"tag": tag, "removed": await with_shard(request, lambda shard: shard.untag(tag))})
-
-
-def _shown(tag: ShardTag) -> dict[str, Any]:
-    return {"tag": tag.name, "time": tag.time, "until": datetime_text(tag.until)}
 
 
 # Policies of rows: which rows a shard keeps, what holds its policy back, and running it now.

@@ -140,7 +140,7 @@ def policy_by_its_own_clock() -> Broken:
     real = row_removal.take_cuts
 
     def read(state: State, command: c.ReadRetention, context: Any) -> Any:
-        return state, c.RetentionIs(facts_of(state), context.now_ms)
+        return state, c.RetentionIs(facts_of(state), context.now_ms, None)
 
     def take(state: State, command: c.TakeCuts, context: Any) -> Any:
         try:
