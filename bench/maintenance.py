@@ -154,9 +154,9 @@ def maintained(directory: Path) -> Iterator[dict[str, Any]]:
         yield figures
     finally:
         process.terminate()
-        out, complaints = process.communicate()
-        print(complaints, end="", file=sys.stderr)
-    figures.update(json.loads(out))
+        _, log = process.communicate()
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    figures.update(next(line for line in lines if line["message"] == "ended"))
 
 
 def small_rows(number: int) -> pa.Table:
