@@ -218,7 +218,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
     screen = Screen.of(sys.stdout, arguments.no_colour)
     with ended_by_sigterm(), client_of(arguments) as client:
         other = None if arguments.other is None else client.shard(arguments.other)
-        with client.shard(arguments.name).changes(start, end, other=other) as changes:
+        with client.shard(arguments.name).changes(start, end, other=other, wait_s=0.0) as changes:
             if arguments.parquet is not None:
                 _write_parquet(changes, Path(arguments.parquet))
             else:
