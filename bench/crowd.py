@@ -23,6 +23,7 @@ from persist.commit.location import Location, open_location
 from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writer_of
+from persist.core.spill import OUTCOMES
 from tests.support.location import InlineBackground
 
 FEW = 10
@@ -66,7 +67,7 @@ def fill(location: Location, shard: Shard, writers: int, readers: int, tokens: i
         assert len(answers) == len(group)
         assert not refused, refused[0]
     state = machine.refresh()
-    files = state.outcome_files
+    files = state.files_of(OUTCOMES)
     known = sum(file.count for file in files) + len(state.outcomes)
     print(f"{shard.name}: {len(state.writers)} writers, {len(state.leased_readers)} readers, {known} tokens", end=" ")
     print(f"in {len(files)} files and the State", flush=True)

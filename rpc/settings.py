@@ -317,8 +317,7 @@ _POLICY_LEVERS = (
     ("batches_max", 256, 100_000, "more: writers go on for longer without maintenance; reads get slower"),
     ("plain_parts_max", 64, 16_384, "more: fewer and larger bundles to read; a larger State"),
     ("rollup_every", 32, 65_536, "more: fewer rollups; opening reads so many state diffs"),
-    ("overlay_flush_at", 100, 10_000, "more: fewer blobs of attributes and outcomes of tokens; a larger State"),
-    ("history_flush_at", 16, 4_096, "more: fewer blobs of the commit history and of marks; a larger State"),
+    ("overlay_flush_at", 100, 10_000, "more: fewer blobs of attributes, outcomes, history and marks; a larger State"),
 )
 SETTINGS = _settings()
 """All settings of a server, those of one table together."""

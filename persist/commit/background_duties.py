@@ -18,9 +18,8 @@ from persist.commit.commit_plan import (
     BatchMerge,
     BundleUp,
     Collect,
-    FlushHistory,
     FlushIndex,
-    FlushTokens,
+    FlushRecent,
     Retain,
     RollUp,
 )
@@ -28,22 +27,20 @@ from persist.core.batch import EMPTY_TRACE, HollowBatch
 from persist.core.ids import SeqNo
 from persist.core.manifests import to_bundle
 from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
+from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import ROLLUP_LEAST, Policy, State
-from persist.core.transitions import audit_recording
-from persist.core.transitions.audit_recording import outcome_flush_is_due
+from persist.core.transitions.spill_flush import is_flush_due
 
 TURNS_LEFT_MAX = 16  # times in a row that a kind of duty is left to another process that is at it
 ROLLUP_BYTES = 512 * 1024  # of state diffs since the newest rollup, after which one is due
 ROLLUP_GONE = 32  # blobs that have left the State since then: they are deleted once a rollup lies beyond
-MARKS_PER_ENTRY = 2  # a mark is smaller than an entry of the commit history, so twice as many make a flush due
-MARKS_URGENT = 2  # times as many marks as make a flush due do not wait for its turn
 
 
 class Duty(Struct, frozen=True):
     """One piece of upkeep: a task of the blob store. `inputs` are the parts that it will replace."""
 
     kind: str
-    task: BatchMerge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory | Collect | Retain
+    task: BatchMerge | BundleUp | RollUp | FlushIndex | FlushRecent | Collect | Retain
     inputs: frozenset[str] = frozenset()
 
 
@@ -92,14 +89,13 @@ class Upkeep:
     def __init__(self, policy: Policy, merges: bool) -> None:
         self.merging: frozenset[str] = frozenset()  # parts that merges under way will replace
         self._policy = policy
-        self._marks_flush_at = MARKS_PER_ENTRY * policy.history_flush_at
         self._merges = merges
         self._lock = threading.Lock()
         self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
         self._left: dict[str, int] = {}  # times in a row that duties of a kind were left to others
         self._looked_at = EMPTY_TRACE
         self._crowded: list[HollowBatch] = []  # of the trace that was looked at: those with parts for bundles
-        self._given_away: SeqNo | None = None  # the rollup after which a flush of marks took the place of the next one
+        self._given_away: SeqNo | None = None  # the rollup after which flushes took the place of the next one
         self.collects = False
         self._collected: tuple[SeqNo, bool, bool] | None = None
         self.retains = False
@@ -111,13 +107,7 @@ class Upkeep:
 
     def due(self, state: State) -> list[Duty]:
         """What the State that was just committed asks for, and is not under way. All of it counts as under way now."""
-        duties = []
-        are_many = len(state.marks) >= MARKS_URGENT * self._marks_flush_at
-        if are_many or len(state.attributes) >= self._policy.overlay_flush_at:
-            duties.append(Duty("attributes", FlushIndex()))
-        if outcome_flush_is_due(state, self._policy):
-            duties.append(Duty("outcomes", FlushTokens(self._policy)))
-        duties += self._turn(state)
+        duties = list(self._turn(state))
         if state.trace is not self._looked_at:
             self._look_for_crowded(state)
             self._looked_at = state.trace
@@ -130,27 +120,30 @@ class Upkeep:
         return [duty for duty in duties if self._begins(duty)]
 
     def _turn(self, state: State) -> Iterator[Duty]:
-        """A rollup, or in the place of one a file of entries, or a flush of marks.
+        """A rollup, or in the place of one what has to be flushed. What has become too much waits for no turn.
 
         A rollup is due after many commits, or after fewer that have written much to the log, or that have left blobs
-        to be deleted. So moves of frontiers cost nearly none, and opening reads a bounded number of bytes. Files and
+        to be deleted. So moves of frontiers cost nearly none, and opening reads a bounded number of bytes. Flushes and
         rollups together are no more commits and blobs than rollups alone. No two rollups in a row give their place
         away: opening reads twice as many state diffs at most.
         """
         newest, turns = max(state.rollups, default=SeqNo(0)), self._since_rollup.turns(state, self._policy)
-        is_taken = self._given_away == newest or any(file.last > newest for file in state.entry_files[-1:])
-        is_turn = turns >= 1 and not is_taken
-        flushes = audit_recording.entry_flush_is_due(state, self._policy)
-        if flushes and (is_turn or audit_recording.flush_is_urgent(state, self._policy)):
-            yield Duty("entries", FlushHistory())
-        elif is_turn and len(state.marks) >= self._marks_flush_at:
+        is_turn = turns >= 1 and self._given_away != newest
+        flushes = list(self._flushes(state, is_turn))
+        if flushes and is_turn:
             self._given_away = newest
+        yield from flushes
+        if turns >= 2 or (is_turn and not flushes):
+            yield Duty("rollup", RollUp(state))
+
+    def _flushes(self, state: State, is_turn: bool) -> Iterator[Duty]:
+        policy = self._policy
+        marks_most = policy.overlay_turn_at if is_turn else policy.overlay_flush_at
+        if len(state.attributes) >= policy.overlay_flush_at or len(state.marks) >= marks_most:
             yield Duty("attributes", FlushIndex())
-        elif is_turn:
-            yield Duty("rollup", RollUp(state))
-            return
-        if turns >= 2:
-            yield Duty("rollup", RollUp(state))
+        for kind in (OUTCOMES, ENTRIES):
+            if is_flush_due(state, kind, policy, in_turn=is_turn):
+                yield Duty(kind, FlushRecent(kind))
 
     def is_left(self, duty: Duty, is_others: bool) -> bool:
         """Whether this duty is left to another process, which `is_others` says is at one of its kind.

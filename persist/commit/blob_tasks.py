@@ -17,13 +17,12 @@ from persist.commit.commit_plan import (
     AppendCount,
     BatchMerge,
     BundleUp,
-    FlushHistory,
     FlushIndex,
-    FlushTokens,
+    FlushRecent,
     RollUp,
 )
 from persist.commit.sight import MachineMetrics
-from persist.commit.spill_files import EntryFiles, OutcomeFiles
+from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.commit.state_loader import Versions
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey
@@ -114,15 +113,14 @@ def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob
 PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 
-WorkTask = AppendCount | BatchMerge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory
+WorkTask = AppendCount | BatchMerge | BundleUp | RollUp | FlushIndex | FlushRecent
 
 
 class WorkerFiles(NamedTuple):
     """What State is kept in blobs of its own."""
 
     attributes: AttributeIndex
-    outcomes: OutcomeFiles
-    entries: EntryFiles
+    spilled: SpillWriter
 
 
 class BlobWorker:
@@ -139,6 +137,7 @@ class BlobWorker:
         self._versions = versions
         self._files = files
         self._ids = ids
+        self._policy = policy
         self._bundler = Bundler(versions, ids, policy)
         self._metrics = metrics
 
@@ -167,10 +166,8 @@ class BlobWorker:
         if isinstance(task, RollUp):
             check_state(task.state)  # commits have only checked what each of them changed
             return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
-        if isinstance(task, FlushTokens):
-            return self._files.outcomes.flush(newest, task.policy)
-        if isinstance(task, FlushHistory):
-            return self._files.entries.flush(newest)
+        if isinstance(task, FlushRecent):
+            return self._files.spilled.flush(newest, task.kind, self._policy)
         return self._files.attributes.flush(newest)
 
     def _counted(self, task: AppendCount) -> c.Command:
@@ -235,7 +232,7 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
     A store that is away is asked once; from then on only what the cache holds is read.
     """
     patient = _UntilAway(blob)
-    attributes, outcomes = AttributeIndex(patient, ids, cache), OutcomeFiles(patient, ids, cache)
+    attributes, outcomes = AttributeIndex(patient, ids, cache), SpillReader(patient, cache)
     values: dict[AttributeKey, int | None] = {}
     pages: dict[tuple[AttributeKey, AttributeKey | None], IndexPage] = {}
     marks: dict[int, Mark | None] = {}

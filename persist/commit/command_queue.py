@@ -26,7 +26,7 @@ from persist.core.transitions.context import RETRY_SOON_S, UNCHECKED, Verdict
 # the last of its group.
 ENDING = (
     c.FlushAttributes,
-    c.FlushOutcomes,
+    c.Flush,
     c.MergeResult,
     c.BundleParts,
     c.ReplacePart,

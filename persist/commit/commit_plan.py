@@ -21,10 +21,11 @@ from persist.core.ids import SeqNo
 from persist.core.manifests import moves
 from persist.core.merge_plan import inline_rows_of
 from persist.core.record import replace
+from persist.core.spill import ENTRIES, SpillKind
 from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
-from persist.core.transitions.audit_recording import check_room, entry_of, recorded
+from persist.core.transitions.audit_recording import entry_of, recorded
 from persist.core.transitions.context import (
     SOUND,
     UNCHECKED,
@@ -34,6 +35,7 @@ from persist.core.transitions.context import (
 )
 from persist.core.transitions.history_control import stamped, with_lease_clock
 from persist.core.transitions.part_admission import departed
+from persist.core.transitions.spill_flush import check_room
 
 GROUP_ROOM_PART = 4  # a group that brings this part of the room for inline rows leaves them in a blob
 
@@ -79,14 +81,10 @@ class FlushIndex(Struct, frozen=True):
     """A task of upkeep: write the recent attributes of the newest State to their index. Ends in a FlushAttributes."""
 
 
-class FlushTokens(Struct, frozen=True):
-    """A task of upkeep: write recent outcomes of tokens of the newest State to a file. Ends in a FlushOutcomes."""
+class FlushRecent(Struct, frozen=True):
+    """A task of upkeep: write recent outcomes, or entries, of the newest State to a file. Ends in a Flush."""
 
-    policy: Policy
-
-
-class FlushHistory(Struct, frozen=True):
-    """A task of upkeep: write the recent entries of the newest State to a file. Ends in a FlushEntries."""
+    kind: SpillKind
 
 
 class Retain(Struct, frozen=True):
@@ -186,10 +184,11 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
         return Commit(None, base, outcomes, base if refused else None, commands)
     made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": given.now_ms, "commit_id": given.commit_id}
-    following = replace(expire_lapsed(state, lease_now), lease_clock_ms=clock or 0, **made)
+    following = expire_lapsed(state, lease_now, given.checked_ms)
+    following = replace(following, lease_clock_ms=clock or 0, **made)
     before = base.upper if following.incarnation == base.incarnation else _born_with(commands)
     following = stamped(following, before, given.checked_ms, given.policy)
-    following = recorded(following, entries, given.policy)
+    following = recorded(following, entries)
     gone = state_diff.gone_between(base, following)
     following = departed(following, gone)
     moved = moves(base, following, commands)
@@ -258,7 +257,7 @@ def _stepped(
             if following is not state:
                 entry = entry_of(state, following, commands[index], result, callers[index], context.verdict)
             if entry is not None and isinstance(command, c.WriteCommand):
-                check_room(state, given.policy)
+                check_room(state, ENTRIES, given.policy)
         except Exception as error:  # even a bug harms only the command that meets it
             outcomes.append(error)
             continue

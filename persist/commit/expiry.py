@@ -9,12 +9,11 @@ from persist.commit.machine import Committer, Place
 from persist.commit.state_loader import rolled_up
 from persist.commit.system import Clock, StoreClock
 from persist.core import commands as c
-from persist.core.audit_log import EntryFile
 from persist.core.errors import PersistError
 from persist.core.ids import SeqNo
+from persist.core.spill import ENTRIES, SpillFile
 from persist.core.state import Leased, Rollup, State, held_since, latest_time
 from persist.core.transitions import expire_lapsed
-from persist.core.transitions.audit_recording import is_entry_file_outlived
 from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
 from persist.core.transitions.tombstones import forgettable
 from persist.formats.store_errors import translated
@@ -169,7 +168,7 @@ def is_aging(state: State) -> bool:
     settings = state.settings
     if not settings.version or settings.history_ms is None or state.since.is_empty:
         return False
-    return _moves(state) or bool(state.entry_files and settings.history_ms)
+    return _moves(state) or bool(settings.history_ms and state.files_of(ENTRIES))
 
 
 def _moves(state: State) -> bool:
@@ -180,9 +179,9 @@ def _moves(state: State) -> bool:
     return state.history_hold < latest or state.since < held_since(state)
 
 
-def _may_go(file: EntryFile, before_ms: int) -> bool:
+def _may_go(file: SpillFile, before_ms: int) -> bool:
     """Whether the commit history has a file that is old enough, or of which no checked clock was told yet."""
-    return not file.until_ms or is_entry_file_outlived(file, before_ms)
+    return not file.until_ms or file.is_outlived(before_ms)
 
 
 def forget_outlived(machine: Committer, clock: Clock, *, ages: bool = True) -> bool:
@@ -193,7 +192,8 @@ def forget_outlived(machine: Committer, clock: Clock, *, ages: bool = True) -> b
     """
     state = machine.state()
     before_ms = max(0, clock.now_ms() - (state.settings.history_ms or 0))
-    is_due = ages and is_aging(state) and (_moves(state) or any(_may_go(f, before_ms) for f in state.entry_files))
+    files = state.files_of(ENTRIES)
+    is_due = ages and is_aging(state) and (_moves(state) or any(_may_go(file, before_ms) for file in files))
     tags_s = tags_in_s(state, clock)
     if is_due or (tags_s is not None and tags_s <= 0) or forgettable(state):
         machine.apply(c.ForgetOutlived(before_ms if is_due else None))

@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from blob import Blob, BlobNotFound, BlobNotWritable, is_ambiguous, open_blob, without_secrets
+from blob import Blob, BlobNotWritable, is_ambiguous, open_blob, without_secrets
 from blob.blob_urls import is_there
 from blob.cache import CachedBlob
 from blob.metrics import MeteredBlob
 from blob.private_files import FILE_MODE, make_directories, replace_file
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
-from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache
+from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache, StaleIndex
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.expiry import forget_outlived
 from persist.commit.location_identity import Identity
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.commit.sight import MachineMetrics, Sight, StoreCalls
-from persist.commit.spill_files import EntryFiles
+from persist.commit.spill_files import SpillReader
 from persist.commit.state_loader import Versions
 from persist.commit.system import (
     Background,
@@ -215,15 +215,15 @@ class Location:
         Raises UnknownShard, Corruption (a blob of it is damaged or
         gone), Unavailable.
         """
-        machine, files = self.machine(name), EntryFiles(self.versions, self.ids, self.nodes)
+        machine, files = self.machine(name), SpillReader(self.blob, self.nodes)
         while True:
             state = machine.refresh()
             if state.is_closed:
                 raise UnknownShard(dropped(name))
             try:
                 return files.page(state, before, limit, maintenance)
-            except BlobNotFound as error:
-                if machine.refresh().entry_files == state.entry_files:
+            except StaleIndex as error:
+                if machine.refresh().spilled == state.spilled:
                     raise Corruption(f"shard {name!r} has lost a blob of its commit history: {error}") from error
 
     def _make_room(self, name: str) -> None:

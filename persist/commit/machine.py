@@ -35,7 +35,7 @@ from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.part_validator import BRINGING, Inspector, schema_change_of
 from persist.commit.sight import MachineMetrics
-from persist.commit.spill_files import EntryFiles, OutcomeFiles
+from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.commit.state_loader import Versions, dropped
 from persist.commit.system import Clock, StoreClock, System, checked_ms, probed
 from persist.core import commands as c
@@ -148,8 +148,8 @@ class Machine(CachedState):
         self._nodes = nodes
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
-        self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
-        files = WorkerFiles(self._attributes, self._outcomes, EntryFiles(versions, system.ids, nodes))
+        self._spilled = SpillReader(versions.blob, nodes)
+        files = WorkerFiles(self._attributes, SpillWriter(versions, system.ids, nodes))
         self._blobs = BlobWorker(versions, files, system.ids, self.metrics, policy)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads, versions.bound)
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
@@ -490,10 +490,10 @@ class Machine(CachedState):
         while True:
             try:
                 indexed = self._attributes.indexed(base, commands)
-                return base, GroupRead(indexed, self._outcomes.remembered(base, commands))
+                return base, GroupRead(indexed, self._spilled.remembered(base, commands))
             except StaleIndex:
                 newer = self.refresh()
-                if newer.attribute_root != base.attribute_root or newer.outcome_files != base.outcome_files:
+                if newer.attribute_root != base.attribute_root or newer.spilled != base.spilled:
                     base = newer
                     continue
             except PersistError:
@@ -503,10 +503,10 @@ class Machine(CachedState):
     def _warm(self, command: c.Command) -> None:
         """Read into the cache what the command will need of the blob store; failing that is no harm."""
         state = self.cached
-        if state is not None and (state.attribute_root.height or state.outcome_files):
+        if state is not None and (state.attribute_root.height or state.spilled):
             with contextlib.suppress(PersistError, StaleIndex):
                 self._attributes.indexed(state, [command])
-                self._outcomes.remembered(state, [command])
+                self._spilled.remembered(state, [command])
 
     def _begin_upkeep(self, state: State) -> None:
         """Have done in the background what the State asks for. Does not wait."""

@@ -27,18 +27,17 @@ from persist.copies.shard_facts import (
 )
 from persist.core import invariants, state_diff
 from persist.core.attribute import KEY_BYTES, IndexChunk
-from persist.core.audit_log import EntryFile
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno, shard_of
-from persist.core.dedup import OutcomeFile
 from persist.core.errors import Corruption, HistoryLost, PersistError
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.named_holds import by_owner, is_foreign
+from persist.core.spill import SpillFile, SpillKind
 from persist.core.state import State, auxiliary_blob_keys
 from persist.core.state_diff import StateDiff
 from persist.core.truncation import begins
-from persist.formats.outcome_frames import HEADER_BYTES, PREFIX_BYTES, decode, read_prefixes
-from persist.formats.state_frames import THIS_BUILD, Build, decode_state, read_block, read_index
+from persist.formats.spill_frames import LAYOUTS, decode_run
+from persist.formats.state_frames import THIS_BUILD, Build, decode_state
 from persist.formats.store_errors import translate, translated, translated_but_missing
 from persist.parts import ShardSchema, decode_inline, sound_schemas
 from persist.parts.consolidate import sort_groups
@@ -486,10 +485,9 @@ def _kind_of(key: str) -> FaultKind:
 def _checks(state: State, build: Build) -> Iterator[tuple[str, Check]]:
     for first, chunk in state.attribute_chunks.items():
         yield chunk.key, partial(_check_chunk, chunk, first)
-    for outcomes in state.outcome_files:
-        yield outcomes.key, partial(_check_outcomes, outcomes)
-    for entries in state.entry_files:
-        yield entries.key, partial(_check_entries, entries)
+    for kind, files in state.spilled.items():
+        for file in files:
+            yield file.key, partial(_check_spill, kind, file)
     for rollup in state.rollups.values():
         yield rollup.key, partial(decode_state, build=build)
 
@@ -499,17 +497,10 @@ def _check_chunk(chunk: IndexChunk, first: int, data: bytes) -> None:
     check_nodes(data, first)
 
 
-def _check_outcomes(file: OutcomeFile, data: bytes) -> None:
+def _check_spill(kind: SpillKind, file: SpillFile, data: bytes) -> None:
     _check_size(data, file.size)
-    read_prefixes(data)
-    if sum(1 for _ in decode(data[HEADER_BYTES + PREFIX_BYTES * file.count :])) != file.count:
-        raise Corruption(f"it does not have {file.count} outcomes")
-
-
-def _check_entries(file: EntryFile, data: bytes) -> None:
-    _check_size(data, file.size)
-    for at in read_index(data[file.index_at :]).blocks:
-        read_block(data[at.offset : at.offset + at.length], at)
+    for _, value in decode_run(data, LAYOUTS[kind], file.index_at):
+        LAYOUTS[kind].value(value)
 
 
 def _check_size(data: bytes, size: int) -> None:

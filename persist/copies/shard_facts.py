@@ -326,8 +326,7 @@ def auxiliary_sizes(state: State) -> dict[str, int | None]:
 def needed_blobs(state: State) -> dict[str, int]:
     """What a State needs besides parts, with sizes: its attribute index, outcomes of tokens, the commit history."""
     sizes = {chunk.key: chunk.length for chunk in state.attribute_chunks.values()}
-    sizes |= {outcomes.key: outcomes.size for outcomes in state.outcome_files}
-    return sizes | {entries.key: entries.size for entries in state.entry_files}
+    return sizes | {file.key: file.size for files in state.spilled.values() for file in files}
 
 
 # A shard.

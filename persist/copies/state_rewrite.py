@@ -109,9 +109,11 @@ class Renaming:
             attribute_chunks={
                 number: replace(chunk, key=self.key(chunk.key)) for number, chunk in state.attribute_chunks.items()
             },
-            outcome_files=tuple(replace(file, key=self.key(file.key)) for file in state.outcome_files),
+            spilled={
+                kind: tuple(replace(file, key=self.key(file.key)) for file in files)
+                for kind, files in state.spilled.items()
+            },
             erasures={name: self._erasure(one) for name, one in state.erasures.items()},
-            entry_files=tuple(replace(file, key=self.key(file.key)) for file in state.entry_files),
         )
 
     def _erasure(self, erasure: Erasure) -> Erasure:

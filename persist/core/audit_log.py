@@ -1,7 +1,7 @@
 """The commit history of a shard: an entry for each command that changed it, who gave it, and what they said.
 
-The State holds the recent entries; older ones lie in a few immutable blobs, which the State names. An entry comes with
-the very commit that it tells of, so it is there exactly if that one landed.
+The State holds the recent entries; older ones lie in files (`persist.core.spill`). An entry comes with the very commit
+that it tells of, so it is there exactly if that one landed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ from persist.core.record import Record
 
 INFO_BYTES_MAX = 4_096  # of what a caller says of one command, as JSON without blanks
 PURPOSE_CHARS_MAX = 256
-FILE_GROWTH = 4  # a file takes in the newer ones while it does not have this many times the entries of them together
-FILE_BYTES_MAX = 4 * 1024 * 1024  # of a file that takes in more
-FILE_SPAN_PART = 8  # a file takes in no more once its first entries are as old as this part of the history
-FILES_MAX = 1_000  # that one State names: beyond that the oldest is forgotten
 PAGE_MAX = 1_000  # entries that one answer holds
 
 CLONE = "clone"
@@ -81,45 +77,6 @@ class Committed(Record, frozen=True):
         return sum(len(entry.caller.info) for entry in self.entries if entry.caller is not None)
 
 
-class EntryFile(Record, frozen=True):
-    """A blob with the entries of the commits from `first` to `last`, both inclusive. Its index begins at `index_at`.
-
-    `begun_ms` and `until_ms` are checked clocks: its first entries were moved there at `begun_ms`, and all of them were
-    committed by `until_ms`. 0: not known yet.
-    """
-
-    key: str
-    size: int
-    index_at: int
-    entries: int
-    first: SeqNo
-    last: SeqNo
-    begun_ms: int = 0
-    until_ms: int = 0
-
-
-class Block(Record, frozen=True):
-    """A piece of a file: commits by seqno, ascending."""
-
-    commits: tuple[tuple[SeqNo, Committed], ...]
-
-
-class BlockAt(Record, frozen=True):
-    """Where a block lies in its file, and which commits it holds, from `first` to `last`, both inclusive."""
-
-    first: SeqNo
-    last: SeqNo
-    entries: int
-    offset: int
-    length: int
-
-
-class BlockIndex(Record, frozen=True):
-    """The end of a file: its blocks, ascending."""
-
-    blocks: tuple[BlockAt, ...]
-
-
 class EntryPlace(Record, frozen=True):
     """Where an entry stands: the `number` of its command among those of its commit, from 0 on."""
 
@@ -141,21 +98,3 @@ class HistoryPage(Record, frozen=True):
     shard: ShardId
     told: tuple[PlacedEntry, ...]
     following: EntryPlace | None = None
-
-
-def entry_files_to_merge(
-    files: tuple[EntryFile, ...], entries: int, now_ms: int, history_ms: int | None
-) -> tuple[EntryFile, ...]:
-    """The newest files that a new one takes in, which holds so many entries besides theirs.
-
-    `now_ms` is a checked clock, or 0.
-    """
-    first, size = len(files), 0
-    while first:
-        file = files[first - 1]
-        age_ms = now_ms - file.begun_ms if file.begun_ms else 0
-        is_old = history_ms is not None and age_ms > history_ms // FILE_SPAN_PART
-        if is_old or file.entries >= FILE_GROWTH * entries or size + file.size > FILE_BYTES_MAX:
-            break
-        first, entries, size = first - 1, entries + file.entries, size + file.size
-    return files[first:]

@@ -9,11 +9,13 @@ from persist.core.record import Record
 
 # The grammar of blob keys. Keys are write-once and never reused.
 #
-# <shard>/<writer>/p<uuid7>.parquet        a part <shard>/<writer>/p<uuid7>.bundle         a bundle: a list of parts
-# <shard>/v<seqno:020d>/r<uuid7>.rollup    a rollup <shard>/a/x<uuid7>.nodes                 a chunk of the attribute
-# index <shard>/o/x<uuid7>.outcomes              outcomes of tokens <shard>/d/x<uuid7>.diff                  a state
-# diff that the log does not take <shard>/h/x<uuid7>.entries               entries of the commit history
-# <shard>/l/x<uuid7>.loan                  keys of blobs that are lent to a clone
+# - <shard>/<writer>/p<uuid7>.parquet: a part
+# - <shard>/<writer>/p<uuid7>.bundle: a bundle, which is a list of parts
+# - <shard>/v<seqno:020d>/r<uuid7>.rollup: a rollup
+# - <shard>/a/x<uuid7>.nodes: a chunk of the attribute index
+# - <shard>/s/x<uuid7>.spill: outcomes of tokens, or entries of the commit history
+# - <shard>/d/x<uuid7>.diff: a state diff that the log does not take
+# - <shard>/l/x<uuid7>.loan: keys of blobs that are lent to a clone
 
 
 FLUSHER = WriterId("w" + "f0" * 16)  # under these maintenance writes; never registered, so they can never append
@@ -21,7 +23,7 @@ COMPACTOR = WriterId("w" + "c0" * 16)
 
 _KEY = re.compile(
     r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.(parquet|bundle)|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes"
-    r"|o/x[0-9a-f]{32}\.outcomes|d/x[0-9a-f]{32}\.diff|h/x[0-9a-f]{32}\.entries|l/x[0-9a-f]{32}\.loan)\Z"
+    r"|s/x[0-9a-f]{32}\.spill|d/x[0-9a-f]{32}\.diff|l/x[0-9a-f]{32}\.loan)\Z"
 )
 _PART = 68  # where the id of the part begins in its key
 
@@ -51,12 +53,8 @@ def diff_key(shard: ShardId, ids: IdSource) -> str:
     return f"{shard}/d/x{ids.uuid7()}.diff"
 
 
-def outcomes_key(shard: ShardId, ids: IdSource) -> str:
-    return f"{shard}/o/x{ids.uuid7()}.outcomes"
-
-
-def entries_key(shard: ShardId, ids: IdSource) -> str:
-    return f"{shard}/h/x{ids.uuid7()}.entries"
+def spill_key(shard: ShardId, ids: IdSource) -> str:
+    return f"{shard}/s/x{ids.uuid7()}.spill"
 
 
 def loan_key(shard: ShardId, ids: IdSource) -> str:

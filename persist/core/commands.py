@@ -33,10 +33,8 @@ from persist.core.command import ReadCommand as ReadCommand
 from persist.core.command import WriteCommand as WriteCommand
 from persist.core.command import WriterCommand as WriterCommand
 from persist.core.command import kinds as kinds
-from persist.core.dedup import OutcomeFile
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.history_commands import CutsTaken as CutsTaken
-from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import ForgetOutlived as ForgetOutlived
 from persist.core.history_commands import LowerSeal as LowerSeal
@@ -107,6 +105,7 @@ from persist.core.shard_commands import Returned as Returned
 from persist.core.shard_commands import ShrinkLoan as ShrinkLoan
 from persist.core.shard_commands import TakeBack as TakeBack
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
+from persist.core.spill import SpillFile, SpillKind
 from persist.core.state import SchemaRecord
 
 _Writer = Annotated[WriterId, written(WriterId)]
@@ -221,17 +220,16 @@ class FlushAttributes(MaintainCommand, frozen=True):
     flushed: Mapping[GivenKey, int | None]
 
 
-class FlushOutcomes(MaintainCommand, frozen=True):
-    """Put `file` in the place of the files `merged` and of the recent outcomes `flushed`. -> Flushed
+class Flush(MaintainCommand, frozen=True):
+    """Put `file` in the place of the files `merged`, the newest of this kind, and of what is recent. -> Flushed
 
-    Files of which all outcomes are older than they are kept leave the State, also where `file` is None, if `store_ms`
-    is given: the blob store's time, by which it is judged which minted tokens are from the future.
+    `flushed` are the ids of outcomes, or the seqnos of commits, that leave the State. Iff the State holds all of them.
     """
 
+    kind: SpillKind
     merged: tuple[str, ...]  # keys
-    flushed: tuple[str, ...]
-    file: OutcomeFile | None
-    store_ms: int | None = None
+    flushed: tuple[str | int, ...]
+    file: SpillFile
 
 
 # --- readers

@@ -1,8 +1,8 @@
 """Outcomes of commands that came with a token of their own: kept so long that whoever repeats one is answered alike.
 
-The State holds the recent ones; older ones lie in a few immutable blobs. A token that persist minted carries the time
-of its birth. Once an outcome is forgotten, every minted token that is as old as the forgotten one is refused: it may
-have landed. So such a token never lands twice. A free-form key is a new one when its outcome is forgotten.
+The State holds the recent ones; older ones lie in files (`persist.core.spill`). A token that persist minted carries
+the time of its birth. Once an outcome is forgotten, every minted token that is as old as the forgotten one is refused:
+it may have landed. So such a token never lands twice. A free-form key is a new one when its outcome is forgotten.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ RETIRED = b"retired"  # stands for the digest where the id is that of a writer w
 ENDED = b"ended"  # stands for the digest where the token landed in an earlier life of the name
 ENDED_MAX = 1_000  # of these that the next life takes along
 FUTURE_MS_MAX = 24 * 3600 * 1000  # a token that was born so long after now is refused: its maker's clock is wrong
-FILE_COUNT_MAX = 200_000  # outcomes in a file that takes in more
-FILE_GROWTH = 4  # a file takes in the newer ones while it is not this many times as large as they are together
-FILE_SPAN_PART = 8  # and while its oldest outcome is younger than this part of the time for which it is kept
 RETIRED_PER_COMMIT_MAX = 1_000  # writers whose leases lapsed; the others follow with later commits
 
 
@@ -38,27 +35,6 @@ class TokenOutcome(Record, frozen=True):
     at_ms: int
 
 
-class OutcomeFile(Record, frozen=True):
-    """A blob with `count` outcomes, which came about from `first_ms` to `last_ms`, both inclusive.
-
-    Its minted ids were born from `born_first` to `born_last`. `free`: it holds free-form keys too, which tell no birth.
-    """
-
-    key: str
-    size: int
-    count: int
-    first_ms: int
-    last_ms: int
-    born_first: int
-    born_last: int
-    free: bool
-
-    def may_hold(self, key: str) -> bool:
-        """Whether the outcome of this id may be in the file."""
-        born = born_ms(key)
-        return self.free if born is None else self.born_first <= born <= self.born_last
-
-
 def key_of(identity: Token | WriterId) -> str:
     """The 32 hex digits under which the outcome of a token, or of a writer's retirement, is kept."""
     return identity[1:]
@@ -72,17 +48,3 @@ def born_ms(key: str) -> int | None:
 def births(keys: Iterable[str]) -> list[int]:
     """When those of the ids were minted that are not free-form."""
     return [born for key in keys if (born := born_ms(key)) is not None]
-
-
-def outcome_files_to_merge(
-    files: tuple[OutcomeFile, ...], count: int, now_ms: int, kept_ms: int
-) -> tuple[OutcomeFile, ...]:
-    """The newest files that a new one takes in, which holds `count` outcomes besides theirs."""
-    first = len(files)
-    while first:
-        file = files[first - 1]
-        too_old = now_ms - file.first_ms > kept_ms // FILE_SPAN_PART
-        if too_old or file.count >= FILE_GROWTH * count or file.count + count > FILE_COUNT_MAX:
-            break
-        first, count = first - 1, count + file.count
-    return files[first:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from persist.core.audit_log import EntryFile
 from persist.core.clock_index import MARKS_PAGE_MAX
 from persist.core.command import (
     MAINTAIN,
@@ -17,7 +16,6 @@ from persist.core.command import (
 )
 from persist.core.erasure import Doomed, Proof
 from persist.core.frontier import Antichain
-from persist.core.ids import SeqNo
 from persist.core.named_holds import KEEP_MS_MAX
 from persist.core.record import Meta
 from persist.core.results import Result
@@ -88,18 +86,6 @@ class ForgetHistory(Command, frozen=True):
     scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
 
     before: Antichain
-
-
-class FlushEntries(MaintainCommand, frozen=True):
-    """Put `file` in the place of the files `merged` and of the recent entries from `first` to `last`. -> Flushed
-
-    Iff the State holds all of these still, and `first` is its oldest one.
-    """
-
-    merged: tuple[str, ...]  # keys
-    first: SeqNo
-    last: SeqNo
-    file: EntryFile
 
 
 class SetTag(ManageCommand, frozen=True):

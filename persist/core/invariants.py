@@ -13,6 +13,7 @@ from persist.core.errors import Corruption
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import shard_id_of
 from persist.core.named_holds import is_foreign
+from persist.core.spill import ENTRIES
 from persist.core.state import State, cut_times, earliest_readable, is_kept
 from persist.core.state_diff import StateDiff, apply
 from persist.core.truncation import begins
@@ -202,12 +203,13 @@ def _check_index(state: State) -> None:
 
 def _check_entries(state: State) -> None:
     """Every commit is in the commit history once, and in order: files, then what the State itself holds."""
-    bounds = [bound for file in state.entry_files for bound in (file.first, file.last)]
+    files = state.files_of(ENTRIES)
+    bounds = [bound for file in files for bound in (file.first, file.last)]
     seqnos = [*bounds, *sorted(state.entries), state.seqno]
     if any(later < earlier for earlier, later in pairwise(seqnos)):
         raise Corruption(f"the commit history of shard {state.name!r} is out of order")
-    firsts = [*(file.first for file in state.entry_files[1:]), *([min(state.entries)] if state.entries else [])]
-    lasts = [file.last for file in state.entry_files]
+    firsts = [*(file.first for file in files[1:]), *([min(state.entries)] if state.entries else [])]
+    lasts = [file.last for file in files]
     if any(first == last for first, last in zip(firsts, lasts, strict=False)):
         raise Corruption(f"the commit history of shard {state.name!r} holds a commit twice")
     if state.info_bytes != sum(commit.info_bytes for commit in state.entries.values()):

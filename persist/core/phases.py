@@ -42,7 +42,6 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Drop: EVER,
     # What was begun before the drop may end.
     c.FlushAttributes: BEFORE_TOMBSTONE,
-    c.FlushEntries: BEFORE_TOMBSTONE,
     c.HoldClaim: BEFORE_TOMBSTONE,
     c.MergeResult: BEFORE_TOMBSTONE,
     # A tombstone keeps its one rollup, and everything may be given up again.

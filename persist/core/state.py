@@ -7,12 +7,13 @@ compared by identity. Mappings are never mutated after they are put into a State
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
-from persist.core.audit_log import NOBODY, Caller, CommandEntry, Committed, EntryFile
+from persist.core.audit_log import NOBODY, Caller, CommandEntry, Committed
 from persist.core.batch import EMPTY_TRACE, Part, Trace
 from persist.core.clock_index import NEWBORN, UNSEALED, Seal
-from persist.core.dedup import OutcomeFile, TokenOutcome
+from persist.core.dedup import TokenOutcome
 from persist.core.erasure import Erasure
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
@@ -20,6 +21,7 @@ from persist.core.named_holds import Loan, Tag
 from persist.core.persistent_map import Entries, watched
 from persist.core.record import Record, replace
 from persist.core.shard_settings import DROP, NO_RETENTION, NO_SETTINGS, KeptCut, Retention, ShardSettings
+from persist.core.spill import SpillFile, SpillKind
 from persist.core.truncation import NOT_TRUNCATED, RowDrop, Truncation, Truncations
 
 SERVICE_TIMES_MAX = 64
@@ -36,9 +38,13 @@ class Policy(Record, frozen=True):
     inline_batches: int = 64  # of the newest ones that hold inline rows only, which then are merged into a blob
     batches_max: int = 10_000  # more unmerged batches than this slow writers down (Overloaded)
     rollup_every: int = 1_024  # seqnos between rollups, and now and then twice that: so many state diffs opening reads
-    overlay_flush_at: int = 2_000  # attributes, or outcomes of tokens, in the State, so that they go to blobs
-    history_flush_at: int = 512  # commits whose entries the State holds, or twice as many marks, likewise
+    overlay_flush_at: int = 2_000  # attributes, outcomes, marks, or half as many commits, in a State: they go to blobs
     plain_parts_max: int = 1_024  # parts of a batch that the State names itself; beyond that they go to bundles
+
+    @property
+    def overlay_turn_at(self) -> int:
+        """So many are flushed in the place of a rollup."""
+        return max(1, self.overlay_flush_at // 2)
 
     @property
     def overlay_max(self) -> int:
@@ -147,9 +153,9 @@ class State(Record, frozen=True):
     `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
     the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself. `features` names
     what a build must know to read this State and to go on from it (see `persist.formats.builds`). `outcomes` are the
-    recent outcomes of tokens, by id; `outcome_files` have the older ones, in order. Tokens that were minted at
-    `forgotten_ms` or before may have an outcome that is no longer known. `service_times` are the intervals of times
-    that the service chose, ascending, of which there are at most SERVICE_TIMES_MAX: older ones are joined.
+    recent outcomes of tokens, by id. Tokens that were minted at `forgotten_ms` or before may have an outcome that is no
+    longer known. `service_times` are the intervals of times that the service chose, ascending, of which there are at
+    most SERVICE_TIMES_MAX: older ones are joined.
     `incarnation` counts the lives of the name before this one. `long_diffs` are the blobs of state diffs that were too
     long for the log, by seqno, while their log entries live. `given_up` is the seqno of the last commit that retired a
     critical reader: a registration from before it may be one that was answered, given up, and delivered late.
@@ -172,8 +178,8 @@ class State(Record, frozen=True):
     `schema_times` are the first times that were written once a schema was registered, by its id; one that is not among
     them counts as there from the first time on.
 
-    `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
-    `entry_files` have the older ones, in order.
+    `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`. `spilled`
+    are the files with older outcomes and entries, by kind, oldest first.
     """
 
     name: str
@@ -202,7 +208,7 @@ class State(Record, frozen=True):
     lease_clock_ms: int = 0
     swept_before_ms: int = 0
     outcomes: Mapping[str, TokenOutcome] = {}
-    outcome_files: tuple[OutcomeFile, ...] = ()
+    spilled: Mapping[SpillKind, tuple[SpillFile, ...]] = {}
     forgotten_ms: int = 0
     service_times: tuple[tuple[int, int], ...] = ()
     long_diffs: Mapping[SeqNo, str] = {}
@@ -212,7 +218,6 @@ class State(Record, frozen=True):
     settings: ShardSettings = NO_SETTINGS
     history_hold: Antichain = EMPTY
     entries: Mapping[SeqNo, Committed] = {}
-    entry_files: tuple[EntryFile, ...] = ()
     info_bytes: int = 0
     tags: Mapping[str, Tag] = {}
     truncations: Truncations = ()
@@ -272,6 +277,10 @@ class State(Record, frozen=True):
                 readers.held = held
         return SeqNo(held)
 
+    def files_of(self, kind: SpillKind) -> tuple[SpillFile, ...]:
+        """The files of this kind, oldest first."""
+        return self.spilled.get(kind, ())
+
     def blob_keys(self) -> Iterator[str]:
         """Every blob that this State names."""
         yield from self.trace.blob_keys
@@ -288,10 +297,8 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
                 yield part.key
     for chunk in state.attribute_chunks.values():
         yield chunk.key
-    for file in state.outcome_files:
+    for file in chain.from_iterable(state.spilled.values()):
         yield file.key
-    for entry_file in state.entry_files:
-        yield entry_file.key
     yield from state.long_diffs.values()
     for erasure in state.erasures.values():
         if erasure.pending is not None:

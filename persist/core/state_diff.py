@@ -12,10 +12,10 @@ from operator import attrgetter, is_not
 from typing import Any, Generic, TypeVar
 
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
-from persist.core.audit_log import Committed, EntryFile
+from persist.core.audit_log import Committed
 from persist.core.batch import HollowBatch, Trace
 from persist.core.clock_index import Seal
-from persist.core.dedup import OutcomeFile, TokenOutcome
+from persist.core.dedup import TokenOutcome
 from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
 from persist.core.frontier import Antichain
@@ -24,6 +24,7 @@ from persist.core.named_holds import Loan, Tag
 from persist.core.persistent_map import difference, with_changes
 from persist.core.record import Record, replace
 from persist.core.shard_settings import KeptCut, Retention, ShardSettings
+from persist.core.spill import SpillFile, SpillKind
 from persist.core.state import (
     Claim,
     CriticalReader,
@@ -43,8 +44,7 @@ _NAMING_BLOBS = (
     "rollups",
     "claims",
     "attribute_chunks",
-    "outcome_files",
-    "entry_files",
+    "spilled",
     "long_diffs",
     "loans",
     "erasures",
@@ -108,7 +108,7 @@ class StateDiff(Record, frozen=True):
     lease_clock_ms: int | None = None
     swept_before_ms: int | None = None
     outcomes: MapDiff[str, TokenOutcome] | None = None
-    outcome_files: tuple[OutcomeFile, ...] | None = None
+    spilled: MapDiff[SpillKind, tuple[SpillFile, ...]] | None = None
     forgotten_ms: int | None = None
     service_times: tuple[tuple[int, int], ...] | None = None
     long_diffs: MapDiff[SeqNo, str] | None = None
@@ -120,7 +120,6 @@ class StateDiff(Record, frozen=True):
     settings: ShardSettings | None = None
     history_hold: Antichain | None = None
     entries: MapDiff[SeqNo, Committed] | None = None
-    entry_files: tuple[EntryFile, ...] | None = None
     info_bytes: int | None = None
     tags: MapDiff[str, Tag] | None = None
     truncations: Truncations | None = None

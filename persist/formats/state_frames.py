@@ -1,4 +1,4 @@
-"""States, state diffs, bundles, bindings, files of the commit history and publications <-> durable bytes.
+"""States, state diffs, bundles, bindings and publications <-> durable bytes.
 
 A frame is: magic (4 bytes), kind (1), format version (1), CRC-32 of kind, version and body (u32, little-endian), body.
 The body is the State, the state diff, what a bundle lists or the binding as MessagePack. Every frame is verified when
@@ -13,17 +13,16 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from consensus import ENDED
-from persist.core.audit_log import Block, BlockAt, BlockIndex, Committed
 from persist.core.batch import Listing
 from persist.core.blob_keys import Journal
 from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.ids import LocationBinding, SeqNo
+from persist.core.ids import LocationBinding
 from persist.core.named_holds import LentKeys
 from persist.core.state import State, remembering
 from persist.core.state_diff import StateDiff
@@ -36,8 +35,6 @@ KIND_ROLLUP = b"R"
 KIND_BINDING = b"B"
 KIND_BUNDLE = b"P"
 KIND_LOAN = b"L"  # the keys of blobs that are lent
-KIND_BLOCK = b"H"  # a block of the commit history
-KIND_BLOCKS = b"I"  # the index of a file of them
 
 _FORMAT_AT = 5
 _HEADER = struct.Struct("<4scBI")
@@ -47,8 +44,6 @@ _DIFF = msgspec.msgpack.Decoder(StateDiff)
 _BINDING = msgspec.msgpack.Decoder(LocationBinding)
 _LISTING = msgspec.msgpack.Decoder(Listing)
 _LENT = msgspec.msgpack.Decoder(LentKeys)
-_BLOCK = msgspec.msgpack.Decoder(Block)
-_BLOCKS = msgspec.msgpack.Decoder(BlockIndex)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,26 +112,6 @@ def decode_lent(data: bytes, build: Build = THIS_BUILD) -> LentKeys:
     return decoded(_LENT, unframe(KIND_LOAN, data, "list of lent blobs", build), "list of lent blobs", Corruption)
 
 
-def encode_block(block: Block, version: int = NEWEST_FORMAT) -> bytes:
-    """The durable bytes of a block of the commit history."""
-    return frame(KIND_BLOCK, encoded(block), version)
-
-
-def decode_block(data: bytes, build: Build = THIS_BUILD) -> Block:
-    """Read a block. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
-    return decoded(_BLOCK, unframe(KIND_BLOCK, data, "block of history", build), "block of history", Corruption)
-
-
-def encode_blocks(index: BlockIndex, version: int = NEWEST_FORMAT) -> bytes:
-    """The durable bytes of the index of a file of blocks."""
-    return frame(KIND_BLOCKS, encoded(index), version)
-
-
-def decode_blocks(data: bytes, build: Build = THIS_BUILD) -> BlockIndex:
-    """Read such an index. Raises Corruption when the bytes are none, UpgradeNeeded when a newer build wrote it."""
-    return decoded(_BLOCKS, unframe(KIND_BLOCKS, data, "index of history", build), "index of history", Corruption)
-
-
 def encode_binding(binding: LocationBinding) -> bytes:
     """The durable bytes of a binding. They have the first format version, so that every build can read them."""
     return frame(KIND_BINDING, encoded(binding), FIRST_FORMAT)
@@ -180,89 +155,6 @@ def _check_features(features: Iterable[str], what: str, build: Build) -> None:
     unknown = [name for name in features if name not in build.features]
     if unknown:
         raise UpgradeNeeded(f"a {what} needs {', '.join(unknown)}, which this persist does not know: upgrade it")
-
-
-# Entries of the commit history <-> the bytes of a file: blocks, each by itself compressed, and an index at the end.
-#
-# So a page of a long history costs the index and a block or two. When a new file takes in an older one, blocks that are
-# large enough are copied as they are.
-
-BLOCK_ENTRIES = 500  # at least so many a full block has, unless they say much
-BLOCK_BYTES = 64 * 1024  # or what callers have said in them is so much
-BLOCK_BYTES_MAX = 64 * 1024 * 1024  # of one block, before it was compressed
-COMPRESSION = 1  # of zlib: entries are much alike, so more would cost much and gain nothing
-
-Commits = list[tuple[SeqNo, Committed]]
-
-
-class FileWriter:
-    """Writes the bytes of one file: `add` commits and whole files, ascending, then `finish`."""
-
-    def __init__(self, version: int = NEWEST_FORMAT) -> None:
-        self._version = version
-        self._written = bytearray()
-        self._blocks: list[BlockAt] = []
-        self._open: Commits = []
-        self._entries = self._info_bytes = 0
-
-    def add(self, commits: Iterable[tuple[SeqNo, Committed]]) -> None:
-        for seqno, commit in commits:
-            self._open.append((seqno, commit))
-            self._entries += len(commit.entries)
-            self._info_bytes += commit.info_bytes
-            if self._entries >= BLOCK_ENTRIES or self._info_bytes >= BLOCK_BYTES:
-                self._close_block()
-
-    def add_file(self, data: bytes, index_at: int) -> None:
-        """All of another file. Raises Corruption."""
-        for at in read_index(data[index_at:]).blocks:
-            piece = data[at.offset : at.offset + at.length]
-            commits = read_block(piece, at)
-            if at.entries >= BLOCK_ENTRIES or at.length >= BLOCK_BYTES:
-                self._close_block()
-                self._append(piece, at.first, at.last, at.entries)
-            else:
-                self.add(commits)
-
-    def finish(self) -> tuple[bytes, int, tuple[BlockAt, ...]]:
-        """The bytes, where the index begins in them, and the blocks."""
-        self._close_block()
-        index_at = len(self._written)
-        index = encode_blocks(BlockIndex(tuple(self._blocks)), self._version)
-        return bytes(self._written) + index, index_at, tuple(self._blocks)
-
-    def _close_block(self) -> None:
-        if self._open:
-            data = zlib.compress(encode_block(Block(tuple(self._open)), self._version), COMPRESSION)
-            self._append(data, self._open[0][0], self._open[-1][0], self._entries)
-            self._open, self._entries, self._info_bytes = [], 0, 0
-
-    def _append(self, data: bytes, first: SeqNo, last: SeqNo, entries: int) -> None:
-        self._blocks.append(BlockAt(first, last, entries, len(self._written), len(data)))
-        self._written += data
-
-
-def read_index(data: bytes) -> BlockIndex:
-    """The index of a file, from where it begins. Raises Corruption, UpgradeNeeded."""
-    return decode_blocks(data)
-
-
-def read_block(data: bytes, at: BlockAt) -> Commits:
-    """The commits of a block, ascending. Raises Corruption, UpgradeNeeded."""
-    inflating = zlib.decompressobj()
-    try:
-        frame = inflating.decompress(data, BLOCK_BYTES_MAX)
-    except zlib.error as error:
-        raise Corruption(f"a block of history of {len(data)} bytes cannot be read: {error}") from error
-    commits = list(decode_block(frame).commits)
-    if not commits or (commits[0][0], commits[-1][0]) != (at.first, at.last):
-        raise Corruption(f"a block of history does not hold v{at.first} to v{at.last}, as its index says")
-    return commits
-
-
-def descending(blocks: Iterable[BlockAt], before: SeqNo) -> Iterator[BlockAt]:
-    """The blocks with commits up to `before`, newest first."""
-    return reversed([at for at in blocks if at.first <= before])
 
 
 # Journals of publications and catalogues <-> durable bytes.

@@ -16,6 +16,7 @@ from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.phases import phase_of
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings, history_text
+from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import State
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
@@ -113,6 +114,7 @@ _NAMES = {
     "attribute_chunks": "chunk of the attribute index",
     "left": "staged part that left",
     "outcomes": "outcome of a token",
+    "spilled": "kind of spill file",
     "long_diffs": "blob of a long state diff",
     "marks": "mark",
     "tags": "tag",
@@ -141,6 +143,7 @@ _SHOWN: dict[str, Callable[[Any, Any], str]] = {
     "critical_readers": lambda key, one: f"{one.purpose or key} at {_time(one.since)}",
     "rollups": lambda key, one: f"v{key}",
     "claims": lambda key, one: f"{key} of {one.owner}",
+    "spilled": lambda key, files: f"{key} in {_count(len(files), 'file')}",
     "long_diffs": lambda key, one: f"v{key}",
     "tags": lambda key, one: f"{key} at {one.time}",
     "marks": lambda key, one: f"{instant(key) or 'the beginning'} at {_time(one)}",
@@ -284,9 +287,9 @@ def summary_of(state: State) -> StateSummary:
         borrowed=len(state.borrowed),
         attributes_recent=len(state.attributes),
         attributes_indexed=state.attribute_root.count,
-        outcomes=len(state.outcomes) + sum(file.count for file in state.outcome_files),
+        outcomes=len(state.outcomes) + sum(file.count for file in state.files_of(OUTCOMES)),
         history_entries=sum(len(one.entries) for one in state.entries.values())
-        + sum(file.entries for file in state.entry_files),
+        + sum(file.count for file in state.files_of(ENTRIES)),
         features=list(state.features),
     )
 

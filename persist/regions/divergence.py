@@ -28,6 +28,7 @@ from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import InvalidUsage, NotReadable, PersistError, Unavailable
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.shard_view import digest_of
+from persist.core.spill import ENTRIES
 from persist.core.state import State
 from persist.core.transitions.audit_recording import is_maintenance
 from persist.parts import TIME
@@ -163,7 +164,7 @@ def _is_more(state: State, kept: KeptVersion) -> bool:
         return True
     later = [done for seqno, done in state.entries.items() if seqno > kept.version]
     said = any(not is_maintenance(entry) and entry.operation not in UNTOLD for done in later for entry in done.entries)
-    return said or any(file.last > kept.version for file in state.entry_files)
+    return said or any(file.last > kept.version for file in state.files_of(ENTRIES))
 
 
 def salvage(old: Location, promotion: Promotion, directory: Path) -> Iterator[Diverged]:

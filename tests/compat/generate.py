@@ -40,6 +40,7 @@ from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.ids import Token, token_of_key, writer_of
 from persist.core.merge_plan import MergePolicy
 from persist.core.record import replace as with_fields
+from persist.core.spill import OUTCOMES
 from persist.core.state import Policy
 from persist.core.transitions import part_admission
 from persist.formats.records import encoded
@@ -162,7 +163,7 @@ def orders(story: Story) -> None:
         given = {"updates": [{"k": "token", "v": 3}], "expected_upper": upper, "new_upper": upper + 1}
         story.write(client, "orders", "compare_and_append", client.new_token(), **given, attributes=[attribute(8)])
         state = location.machine("orders").state()
-        assert state.outcome_files
+        assert state.files_of(OUTCOMES)
         assert state.attribute_chunks
         Worker(location).run("orders", idle=True)  # what was staged leaves the State
         shard.evolve_schema(ShardSchema(V2, ("k",)))

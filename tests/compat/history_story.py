@@ -37,7 +37,7 @@ from tests.support.location import InlineBackground
 HOUR_MS = 3_600_000
 BEGIN_MS = -40 * 24 * HOUR_MS  # before the time at which the sample is made: it must not lie in the future
 ROWS = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
-POLICY = Policy(history_flush_at=2)
+POLICY = Policy(overlay_flush_at=8)
 LEFT = "what a database may keep"
 
 

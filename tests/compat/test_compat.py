@@ -24,12 +24,13 @@ from persist.copies.state_file import exported, imported, read_file
 from persist.copies.verify import Depth, verified
 from persist.core import commands as c
 from persist.core.dedup import ENDED as ENDED_DIGEST
-from persist.core.dedup import RETIRED
+from persist.core.dedup import RETIRED, TokenOutcome
 from persist.core.erasure_progress import pending_runs
+from persist.core.spill import OUTCOMES
 from persist.core.state import State
-from persist.formats import outcome_frames
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
+from persist.formats.spill_frames import LAYOUTS, decode_run, encode_run
 from persist.formats.state_frames import THIS_BUILD
 from rpc.cli.program import main
 from tests.compat import fields, generate, sample
@@ -163,18 +164,13 @@ def place_of(write: Write, state: State, location: Location) -> str:
     return "file" if key in outcomes_in_files(state, location) else "forgotten"
 
 
-def outcomes_in_files(state: State, location: Location) -> dict[str, outcome_frames.Outcome]:
+def outcomes_in_files(state: State, location: Location) -> dict[str, TokenOutcome]:
+    layout = LAYOUTS[OUTCOMES]
     return {
-        key: outcome
-        for file in state.outcome_files
-        for key, outcome in outcome_frames.decode(outcomes_of(location.blob.get(file.key)))
+        layout.from_key(key): layout.value(value)
+        for file in state.files_of(OUTCOMES)
+        for key, value in decode_run(location.blob.get(file.key), layout, file.index_at)
     }
-
-
-def outcomes_of(data: bytes) -> bytes:
-    """The outcomes in a file, without what stands before them."""
-    count = len(outcome_frames.read_prefixes(data))
-    return data[outcome_frames.HEADER_BYTES + count * outcome_frames.PREFIX_BYTES :]
 
 
 @each_sample
@@ -204,9 +200,11 @@ def test_what_the_bytes_hold_is_written_as_the_same_bytes(frozen: Path, copied: 
         assert sample.encoded_again(frame) == frame, where
     for name in copied.names():
         state = copied.machine(name).refresh()
-        for file in state.outcome_files:
-            data = copied.blob.get(file.key)
-            assert outcome_frames.encode(dict(outcome_frames.decode(outcomes_of(data)))) == data, file
+        for kind, files in state.spilled.items():
+            for file in files:
+                data = copied.blob.get(file.key)
+                pairs = list(decode_run(data, LAYOUTS[kind], file.index_at))
+                assert encode_run(pairs, LAYOUTS[kind]) == (data, file.index_at), file
         root = state.attribute_root
         for first, chunk in state.attribute_chunks.items():
             if first <= root.offset < first + chunk.length:

@@ -32,6 +32,7 @@ from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import Conflict, ConstraintViolated, Corruption, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
 from persist.core.record import replace
+from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import Policy
 from persist.formats.state_frames import encode_state
 from tests.support.clocks import HOUR_MS, Machine, World
@@ -39,10 +40,7 @@ from tests.support.examples import thinned
 from tests.support.location import InlineBackground
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-SMALL = Policy(
-    inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4,
-    history_flush_at=8,
-)  # fmt: skip
+SMALL = Policy(inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4)
 
 
 class Counting(ForwardingBlob):
@@ -157,10 +155,10 @@ def test_what_is_restored_is_what_was_there_at_every_time(world: World, machine:
     assert other.client.shard("eu/a").tags() == shards[0].tags()
     state, now = (m.location.machine("eu/a").refresh() for m in (machine, other))
     assert any(map(is_bundle_key, state.blob_keys()))
-    assert state.outcome_files
-    assert state.entry_files
+    assert state.files_of(OUTCOMES)
+    assert state.files_of(ENTRIES)
     assert (now.attribute_root, now.seal.last) == (state.attribute_root, state.seal.last)
-    assert now.outcome_files
+    assert now.files_of(OUTCOMES)
     assert all(found.is_sound for found in verified(other.location, iter(["eu/a", "eu/b"]), Depth(deep=True)))
 
 
@@ -286,9 +284,7 @@ def every(kept: Counting, part: str) -> list[str]:
     return [stat.key for stat in kept.list("") if part in stat.key]
 
 
-@pytest.mark.parametrize(
-    "part", thinned([".state", ".list", ".parquet", ".bundle", ".nodes", ".outcomes", ".entries"], 2)
-)
+@pytest.mark.parametrize("part", thinned([".state", ".list", ".parquet", ".bundle", ".nodes", ".spill"], 2))
 @pytest.mark.parametrize("damage", thinned(["flip", "short", "gone"], 3))
 def test_damage_is_found_and_nothing_of_the_shard_is_restored(
     world: World, machine: Machine, kept: Counting, part: str, damage: str

@@ -28,6 +28,7 @@ from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.audit_log import INFO_BYTES_MAX, Caller
 from persist.core.errors import Corruption, InvalidUsage, Overloaded, PersistError, UnknownShard
 from persist.core.frontier import Antichain
+from persist.core.spill import ENTRIES
 from persist.core.state import Policy, State
 from rpc.app import create_app
 from rpc.auth import ANYBODY, mint
@@ -39,7 +40,7 @@ from tests.support.server import Server
 
 NAME = "orders"
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
-SMALL = Policy(history_flush_at=4, rollup_every=4, inline_batches=16)
+SMALL = Policy(overlay_flush_at=8, rollup_every=4, inline_batches=16)  # 4 commits, or 2 in the place of a rollup
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_commands_that_are_committed_together_have_an_entry_each(machine: Machin
 
 def test_pages_of_any_size_tell_the_same(machine: Machine, shard: Shard) -> None:
     insert(shard, *range(50))
-    assert state_of(machine).entry_files
+    assert state_of(machine).files_of(ENTRIES)
     whole = shard.history(1_000)
     for limit in (1, 2, 7, 50):
         assert everything(shard, limit=limit) == whole
@@ -212,9 +213,9 @@ def test_files_stay_few_and_what_they_replace_is_collected(world: World, machine
     collect(machine)
     insert(shard, 200)
     collect(machine)
-    files = state_of(machine).entry_files
+    files = state_of(machine).files_of(ENTRIES)
     assert len(files) < 6
-    there = {stat.key for stat in world.blob.list("") if stat.key.endswith(".entries")}
+    there = {stat.key for stat in world.blob.list("") if stat.key.endswith(".spill")}
     assert {file.key for file in files} <= there
     assert len(there) <= len(files) + 3, "what was merged is deleted"
     assert said(shard) == list(range(200, -1, -1))
@@ -238,8 +239,8 @@ def test_without_history_it_is_as_short_as_the_log(world: World, machine: Machin
     insert(shard, *range(2, 40))
     collect(machine)
     state = state_of(machine)
-    assert len(state.entries) <= SMALL.history_flush_at
-    assert not state.entry_files
+    assert len(state.entries) <= SMALL.overlay_flush_at
+    assert not state.files_of(ENTRIES)
     assert said(shard) == [39, 38, 37, 36][: len(said(shard))]
     insert(shard, 40)
     assert said(shard)[0] == 40
@@ -251,17 +252,17 @@ def test_a_file_that_no_checked_clock_has_seen_is_kept_from_then_on(world: World
     world.pass_ms(2 * DAY_MS)
     unchecked = world.machine()
     insert(unchecked.shard(NAME), *range(9))
-    assert [file.until_ms for file in state_of(unchecked).entry_files] == [0] * len(state_of(unchecked).entry_files)
+    assert not any(file.until_ms for file in state_of(unchecked).files_of(ENTRIES))
     world.store_off_ms = 0
     checked = world.machine()
     checked.shard(NAME).insert([row(1)])
     committer = checked.location.machine(NAME)
     forget_outlived(committer, checked.clock)
-    assert all(file.until_ms for file in committer.state().entry_files)
+    assert all(file.until_ms for file in committer.state().files_of(ENTRIES))
     assert said(shard) == list(range(8, -1, -1))
     world.pass_ms(2 * DAY_MS)
     forget_outlived(committer, checked.clock)
-    assert not committer.state().entry_files
+    assert not committer.state().files_of(ENTRIES)
 
 
 # --- lives, and what goes wrong
@@ -280,8 +281,8 @@ def test_a_new_life_of_the_name_begins_anew(world: World, machine: Machine, shar
         shard.history()
     for _ in range(5):
         collect(machine)
-    there = {stat.key for stat in world.blob.list("") if stat.key.endswith(".entries")}
-    assert there <= {file.key for file in state_of(machine).entry_files}, "of the life before nothing is left"
+    there = {stat.key for stat in world.blob.list("") if stat.key.endswith(".spill")}
+    assert there <= {file.key for file in state_of(machine).files_of(ENTRIES)}, "of the life before nothing is left"
 
 
 def test_a_repair_is_told_and_keeps_what_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,13 +305,13 @@ class _Failing(ForwardingBlob):
     away = False
 
     def put(self, key: str, data: bytes) -> None:
-        if self.away and key.endswith(".entries"):
+        if self.away and key.endswith(".spill"):
             raise BlobUnavailable("the disk is full")
         super().put(key, data)
 
 
 def test_while_its_blobs_cannot_be_written_it_waits_in_the_state_and_then_writers_slow_down() -> None:
-    world = World(policy=Policy(history_flush_at=4, overlay_flush_at=2, rollup_every=1_000))
+    world = World(policy=Policy(overlay_flush_at=4, rollup_every=1_000))
     world.blob = failing = _Failing(MemoryBlob("mem:", now_ms=lambda: world.true_ms))  # type: ignore[assignment]
     machine = world.machine()
     shard = created(machine)
@@ -326,7 +327,7 @@ def test_while_its_blobs_cannot_be_written_it_waits_in_the_state_and_then_writer
 
 def test_a_file_that_is_gone_is_told_and_stops_no_writer(world: World, machine: Machine, shard: Shard) -> None:
     insert(shard, *range(12))
-    [gone, *_] = state_of(machine).entry_files
+    [gone, *_] = state_of(machine).files_of(ENTRIES)
     world.blob.delete([gone.key])
     with pytest.raises(Corruption, match="lost a blob of its commit history"):
         everything(shard)

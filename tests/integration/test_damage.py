@@ -27,6 +27,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.named_holds import LentKeys
 from persist.core.record import replace
+from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import Claim, CriticalReader, State
 from persist.formats.state_frames import Listing, decode_lent, decode_listing, encode_lent, encode_listing
 from persist.parts import DIFF, newest, sound_schemas
@@ -152,7 +153,7 @@ case(
 )(lambda p: p.rollup("orders", lambda state: replace(state, byte_count=state.byte_count + 1)))
 
 
-@case("the shard names a rollup of the future", FULL, FaultKind.LOG, "cannot be loaded: rollup .* holds v33, not v90")
+@case("the shard names a rollup of the future", FULL, FaultKind.LOG, "cannot be loaded: rollup .* holds v33, not v93")
 def _(place: Damaged) -> str:
     def change(state: State) -> State:
         later = type(state.seqno)(state.seqno + 50)
@@ -347,10 +348,10 @@ case("a chunk of the index of attributes is missing", FULL, FaultKind.MISSING, "
     lambda p: p.write(p.keys("orders", ".nodes")[0], None)
 )
 case("a file of outcomes is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
-    lambda p: p.cut(p.keys("orders", ".outcomes")[0])
+    lambda p: p.cut(p.state("orders").files_of(OUTCOMES)[0].key)
 )
 case("a file of the commit history is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
-    lambda p: p.extend(p.keys("orders", ".entries")[0])
+    lambda p: p.extend(p.state("orders").files_of(ENTRIES)[0].key)
 )
 case("the list of a loan is missing", FULL, FaultKind.MISSING, "of loan .* is not there", "copy")(
     lambda p: p.write(p.keys("orders", ".loan")[0], None)
@@ -522,10 +523,10 @@ case("the State says a wrong number of attributes", DEEP, FaultKind.INDEX, r"att
     lambda p: p.commit("orders", lambda state: replace(state, attribute_root=replace(state.attribute_root, count=99)))
 )
 case("a bit of a file of outcomes is flipped", DEEP, FaultKind.BLOB, "is damaged")(
-    lambda p: p.flip(p.keys("orders", ".outcomes")[0])
+    lambda p: p.flip(p.state("orders").files_of(OUTCOMES)[0].key)
 )
 case("a bit of a file of the commit history is flipped", DEEP, FaultKind.BLOB, "is damaged")(
-    lambda p: p.flip(p.keys("orders", ".entries")[0], at=0.2)
+    lambda p: p.flip(p.state("orders").files_of(ENTRIES)[0].key, at=0.2)
 )
 
 

@@ -22,7 +22,7 @@ ASK_S = 10.0
 
 @pytest.fixture
 def world() -> World:
-    return World(policy=Policy(history_flush_at=2, rollup_every=4))
+    return World(policy=Policy(overlay_flush_at=8, rollup_every=4))
 
 
 @pytest.fixture

@@ -24,15 +24,13 @@ from persist.copies.verify import Depth, verified
 from persist.core.blob_keys import is_bundle_key, is_part_key
 from persist.core.errors import InvalidUsage
 from persist.core.ids import token_of_key
+from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import Policy
 from rpc.cli.program import main
 from tests.support.clocks import HOUR_MS, Machine, World
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-SMALL = Policy(
-    inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4,
-    history_flush_at=6,
-)  # fmt: skip
+SMALL = Policy(inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4)
 
 
 class Place:
@@ -71,8 +69,8 @@ class Place:
         named = {
             "part": [key for key in state.blob_keys() if is_part_key(key)],
             "bundle": [key for key in state.blob_keys() if is_bundle_key(key)],
-            "entries": [file.key for file in state.entry_files],
-            "outcomes": [file.key for file in state.outcome_files],
+            "entries": [file.key for file in state.files_of(ENTRIES)],
+            "outcomes": [file.key for file in state.files_of(OUTCOMES)],
             "attributes": [chunk.key for chunk in state.attribute_chunks.values()],
         }
         return sorted(named[kind])[0]

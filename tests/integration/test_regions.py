@@ -46,10 +46,7 @@ from tests.support.examples import thinned
 from tests.support.regions import Regions
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-SMALL = Policy(
-    inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4,
-    history_flush_at=6,
-)  # fmt: skip
+SMALL = Policy(inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4)
 HOME = Home("eu", ("http://eu:8787",))
 AT_ONCE = HandleSettings(write=WriteSettings(retry_s=0.0), read=ReadSettings(retry_s=0.0))
 

@@ -20,14 +20,14 @@ from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
-from persist.core.audit_log import EntryFile
-from persist.core.blob_keys import entries_key, loan_key, rollup_key
+from persist.core.blob_keys import loan_key, rollup_key, spill_key
 from persist.core.erasure import Doomed, Proof
 from persist.core.errors import NotReadable
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, Token, WriterId
 from persist.core.results import snake
 from persist.core.shard_settings import Looked, Rung
+from persist.core.spill import ENTRIES, SpillFile
 from persist.core.state import SchemaRecord, State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
@@ -228,10 +228,7 @@ def commands(place: Place) -> list[c.Command]:
         c.ReadAttributes((KEY,)),
         c.ScanAttributes(KEY),
         c.FlushAttributes(NO_INDEX, NO_INDEX, {}, {}),
-        c.FlushOutcomes((), (), None),
-        c.FlushEntries(
-            (), SeqNo(1), SeqNo(1), EntryFile(entries_key(shard_id, AscendingIds()), 1, 0, 1, SeqNo(1), FAR)
-        ),
+        c.Flush(ENTRIES, (), (1,), SpillFile(spill_key(shard_id, AscendingIds()), 1, 0, 1, 1, FAR)),
         c.RegisterReader(READER, Antichain(9), 60_000),
         c.RegisterReader(OTHER, None, 60_000),
         c.DowngradeSince(READER, None, FAR, False),

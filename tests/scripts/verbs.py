@@ -18,7 +18,7 @@ from persist.core import state as states
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
 from persist.core.batch import Description, HollowBatch, Part, Run, trace_of
 from persist.core.clock_index import MARKS_PAGE_MAX, Mark
-from persist.core.dedup import OutcomeFile, born_ms
+from persist.core.dedup import born_ms
 from persist.core.erasure import Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
@@ -38,6 +38,7 @@ from persist.core.named_holds import Tag
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
 from persist.core.shard_settings import NO_RETENTION, NOT_LOOKED, RETRACT, Ladder, Looked, RowPolicy, Rung
+from persist.core.spill import OUTCOMES, SpillFile
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.transitions import (
     attribute_updates,
@@ -242,9 +243,9 @@ def show_state(state: State) -> list[str]:
     for kind, entries in kinds:
         lines += [f"{kind} {short(str(k))} {_fields(entries[k])}" for k in sorted(entries)]
     lines += [
-        f"outcome-file {int(file.key[-41:-9])} count={file.count} kept={file.first_ms}-{file.last_ms} "
-        f"born={file.born_first}-{file.born_last}"
-        for file in state.outcome_files
+        f"outcome-file {int(file.key[-38:-6])} count={file.count} kept={file.begun_ms}-{file.until_ms} "
+        f"born={file.first}-{file.last}"
+        for file in state.files_of(OUTCOMES)
     ]
     if state.forgotten_ms:
         lines.append(f"forgotten {state.forgotten_ms}")
@@ -374,23 +375,17 @@ def _digest(args: Arguments) -> bytes:
     return args.named("digest", "").encode()
 
 
-def _flush_outcomes(args: Arguments) -> c.FlushOutcomes:
+def _flush_outcomes(args: Arguments) -> c.Flush:
     """A flush to the file of that number; scripts have no blobs to write one to."""
-    number = args.optional("file")
-    ages, born = args.named("kept", "0-0").split("-"), args.named("born", "0-0").split("-")
     flushed = tuple(parse_token(word)[1:] for word in args.named("flushed", "").split(",") if word)
-    merged = tuple(_outcome_file(word) for word in args.named("merged", "").split(",") if word)
-    free = args.flag("free")
-    file = None
-    if number is not None:
-        times = [int(word) for word in (*ages, *born)]
-        file = OutcomeFile(_outcome_file(number), 100, len(flushed), *times, free)
-    store = args.optional("store")
-    return c.FlushOutcomes(merged, flushed, file, None if store is None else int(store))
+    merged = tuple(_spill_file(word) for word in args.named("merged", "").split(",") if word)
+    born = [int(ms) for ms in args.named("born", "0-0").split("-")]
+    file = SpillFile(_spill_file(args.named("file")), 100, 90, len(flushed), *born, args.flag("unnumbered"))
+    return c.Flush(OUTCOMES, merged, flushed, file)
 
 
-def _outcome_file(number: str) -> str:
-    return f"{shard_id_of(NAME)}/o/x{number.zfill(32)}.outcomes"
+def _spill_file(number: str) -> str:
+    return f"{shard_id_of(NAME)}/s/x{number.zfill(32)}.spill"
 
 
 def _frontier(args: Arguments) -> Antichain:
@@ -665,10 +660,9 @@ class StepInterpreter:
         before = self.shard.state
         with self._limits():
             shown = [show_result(result) for result in self.shard.commit(*commands)]
-        if any(isinstance(command, c.FlushOutcomes) for command in commands):  # what left the State is in a file
+        if any(isinstance(command, c.Flush) for command in commands):  # what left the State is in a file
             moved = {k: v for k, v in before.outcomes.items() if k not in self.shard.state.outcomes}
-            files = {**self.shard.files, **moved}
-            self.shard.files = files if self.shard.state.outcome_files else {}
+            self.shard.files = {**self.shard.files, **moved}
         if self.shard.state is not before:
             shown[-1] += f" -> v{self.shard.state.seqno}"
         return shown

@@ -11,6 +11,7 @@ from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
 from persist.core.errors import Corruption, PersistError
+from persist.core.spill import ENTRIES
 from tests.simulation.host import SCHEMA, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write
 from tests.simulation.oracle_errors import expect
@@ -57,7 +58,7 @@ def check_chronicle(host: Host) -> None:
     landed = _landed(host)
     expect(inserts == landed, "told", f"told, not landed: {inserts - landed}; landed, not told: {landed - inserts}")
     state = host.run.truth(CHRONICLE).state
-    host.run.oracle.paths["entries in files"] += sum(file.entries for file in state.entry_files)
+    host.run.oracle.paths["entries in files"] += sum(file.count for file in state.files_of(ENTRIES))
     host.run.path("history told")
 
 

@@ -53,7 +53,6 @@ READ_LEASE_MS = 3_000
 WRITE_LEASE_MS = 6_000
 PART_BYTES = 4_096
 OPS_A_STRETCH = 8
-HISTORY_FLUSH_AT = 2  # of runs whose shards keep history: twice as many marks
 
 POLICY = Policy(
     inline_part_bytes_max=700,
@@ -61,8 +60,7 @@ POLICY = Policy(
     rollup_every=8,
     inline_batches=16,
     batches_max=400,
-    overlay_flush_at=6,
-    history_flush_at=6,
+    overlay_flush_at=8,  # commits: half as many
 )
 BUNDLING = replace(POLICY, plain_parts_max=0)  # of every other run
 HANDLES = HandleSettings(
@@ -221,7 +219,7 @@ class Host:
             SimBlob(world),
             SimConsensus(world, process, run.push),
             settings=LocationSettings(
-                policy=policy if run.kept is None else replace(policy, history_flush_at=HISTORY_FLUSH_AT),
+                policy=policy,
                 machine=MachineSettings(retry_s=1.5, check_threads=1),
                 collects=self.random.random() < COLLECT_RATE,
                 history=run.kept,

@@ -33,7 +33,7 @@ from persist.client.write import WriteHandle
 from persist.commit.collector import Collector, GcReport
 from persist.commit.log_writer import LogWriter
 from persist.commit.machine import Machine
-from persist.commit.spill_files import OutcomeFiles
+from persist.commit.spill_files import SpillReader
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Trace
@@ -378,7 +378,7 @@ def tokens_forgotten() -> Broken:
 
 def outcome_files_unread() -> Broken:
     """What became of a token is forgotten when it is moved to a file."""
-    return patch.object(OutcomeFiles, "remembered", lambda self, state, commands: {})
+    return patch.object(SpillReader, "remembered", lambda self, state, commands: {})
 
 
 def refusal_told_as_done() -> Broken:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 import persist.commit.commit_plan
-from persist.core.audit_log import CommandEntry, Committed
-from persist.core.ids import SeqNo
-from persist.core.state import Policy, State
-from persist.formats.state_frames import FileWriter
+from persist.commit import spill_files
+from persist.core.audit_log import CommandEntry
+from persist.core.state import State
+from persist.formats.spill_frames import Pair, RunLayout
 from tests.simulation.runner import Plan, run_plan
 
 SEED = 4  # its plan has chroniclers
@@ -26,20 +26,21 @@ def test_a_run_keeps_a_history_and_tells_it_as_it_landed() -> None:
 
 
 def a_file_loses_entries() -> Any:
-    real = FileWriter.add
+    real = spill_files.encode_run
 
-    def add(self: FileWriter, commits: Iterable[tuple[SeqNo, Committed]]) -> None:
-        real(self, [(seqno, commit) for seqno, commit in commits if seqno % 3])
+    def encode_run(pairs: Sequence[Pair], layout: RunLayout, version: int) -> tuple[bytes, int]:
+        kept = [pair for number, pair in enumerate(pairs) if layout.is_random or number % 3 != 1]
+        return real(kept, layout, version)
 
-    return patch.object(FileWriter, "add", add)
+    return patch.object(spill_files, "encode_run", encode_run)
 
 
 def entries_are_told_twice() -> Any:
     real = persist.commit.commit_plan.recorded
 
-    def recorded(state: State, entries: Iterable[CommandEntry], policy: Policy) -> State:
+    def recorded(state: State, entries: Iterable[CommandEntry]) -> State:
         told = list(entries)
-        return real(state, [*told, *told], policy)
+        return real(state, [*told, *told])
 
     return patch.object(persist.commit.commit_plan, "recorded", recorded)
 

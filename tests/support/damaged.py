@@ -31,7 +31,7 @@ from persist.parts import DIFF, ShardSchema, encode_parquet, sound_schemas
 from tests.support.location import AscendingIds, InlineBackground, TestClock
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-SMALL = {"rollup_every": 8, "overlay_flush_at": 4, "history_flush_at": 6}
+SMALL = {"rollup_every": 8, "overlay_flush_at": 8}
 PLAIN = Policy(inline_part_bytes_max=0, **SMALL)
 BUNDLING = Policy(inline_part_bytes_max=0, plain_parts_max=1, rollup_every=8)
 INLINE = Policy(**SMALL)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.compat.sample import HERE, LOCATION
 
-NOW_MS = 1_795_998_600_000  # 2026-11-30T00:30:00Z, 15 hours after it was made
+NOW_MS = 1_796_051_700_000  # 2026-11-30T15:15:00Z, 15 hours after it was made
 SHARD = HERE / "v1" / LOCATION / "blob/s888959849585e19650ada335a3e06ebd"
 PART, ROLLUP = (  # of the shard that has one of all that there is
     sorted(path.relative_to(SHARD.parent).as_posix() for path in SHARD.glob(pattern))[-1]
@@ -21,7 +21,7 @@ UNNAMED = PART[:-9] + ("0" if PART[-9] != "0" else "1") + PART[-8:]  # the key o
 COMMANDS: dict[str, list[str]] = {
     "state": ["state", "orders"],
     "state-at": ["state", "orders", "--at", "v9"],
-    "state-timestamp": ["state", "orders", "--timestamp", "2026-11-29T09:23:53.000Z"],
+    "state-timestamp": ["state", "orders", "--timestamp", "2026-11-30T00:11:07.000Z"],
     "state-keys": ["state", "eu/copies", "--keys"],
     "log": ["log", "orders"],
     "log-span": ["log", "orders", "--from", "4", "--to", "v6"],

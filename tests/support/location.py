@@ -86,10 +86,11 @@ def memory_location(
     small_merges: bool = True,
     build: Build = THIS_BUILD,
     shows_no_copy: bool = False,
+    compares_clock: bool = False,
 ) -> Location:
     """A location over memory stores (or those given) that checks every invariant at every commit.
 
-    The clocks of memory stores and of tests are not the same, so nothing is told by wall clocks there.
+    The clocks of memory stores and of tests are not the same, so by default nothing is told by wall clocks there.
     """
     return Location(
         blob if blob is not None else MemoryBlob("mem:"),
@@ -98,7 +99,7 @@ def memory_location(
             policy or EAGER,
             MachineSettings(retry_s, True, small_merges),
             build=build,
-            compares_clock=False,
+            compares_clock=compares_clock,
             shows_no_copy=shows_no_copy,
         ),
         clock=clock or TestClock(),

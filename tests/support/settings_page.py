@@ -92,7 +92,7 @@ TAIL = """
 - A rollup is due after `rollup_every` commits. It is due sooner after 32 of them, once they have logged
   512 KiB, or as much as the State takes if that is more, or once 32 blobs have left the State.
 - A bundle lists up to four times `plain_parts_max` parts. Writers are slowed down while five times
-  `overlay_flush_at` attributes, outcomes or commits wait for their blobs.
+  `overlay_flush_at` attributes or outcomes wait for their blobs, or the history of half as many commits.
 - `part_mib` is for the maintenance that the server starts. `persist maintain run` has `--part-size`.
 - All servers of a location should have the same levers: each acts by its own.
 """

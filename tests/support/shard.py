@@ -11,6 +11,7 @@ from persist.core.frontier import MINIMUM
 from persist.core.ids import PartId, SeqNo, Token, WriterId, shard_id_of
 from persist.core.invariants import check_state, check_step
 from persist.core.record import replace
+from persist.core.spill import OUTCOMES
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.state_diff import apply, diff, gone_between
 from persist.core.transitions import Context, expire_lapsed, step
@@ -114,7 +115,7 @@ class Shard:
         return result
 
     def expire_lapsed(self) -> None:
-        self._commit(expire_lapsed(self.state, self.now_ms))
+        self._commit(expire_lapsed(self.state, self.now_ms, self._checked_ms))
 
     def _context(self, inserted_at: int | None) -> Context:
         clock = self.now_ms if self.has_lease_clock else None
@@ -125,7 +126,7 @@ class Shard:
             verdict=SOUND,
             lease_clock_ms=clock,
             indexed=self.indexed,
-            remembered=self.files,
+            remembered=self.files if self.state.files_of(OUTCOMES) else {},
             checked_ms=self._checked_ms,
             base_upper=self.state.upper,
         )

@@ -16,13 +16,13 @@ from persist.core.errors import UnknownShard
 from persist.core.state import State
 from persist.core.transitions import (
     attribute_updates,
-    audit_recording,
     history_control,
     lifecycle,
     part_maintenance,
     reader_holds,
     rewrite_transition,
     row_removal,
+    spill_flush,
     writers,
 )
 from persist.core.transitions.context import Context
@@ -46,7 +46,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ReadAttributes: attribute_updates.read,
     c.ScanAttributes: attribute_updates.scan,
     c.FlushAttributes: attribute_updates.flush,
-    c.FlushOutcomes: audit_recording.flush_outcomes,
+    c.Flush: spill_flush.flush,
     c.RegisterReader: reader_holds.register,
     c.DowngradeSince: reader_holds.downgrade_since,
     c.ExpireReader: reader_holds.expire,
@@ -59,7 +59,6 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.SetSettings: history_control.set_settings,
     c.ForgetOutlived: history_control.forget_outlived,
     c.ForgetHistory: history_control.forget_history,
-    c.FlushEntries: audit_recording.flush_entries,
     c.SetTag: history_control.set_tag,
     c.RemoveTag: history_control.remove_tag,
     c.ReadRetention: row_removal.read_retention,

@@ -1,4 +1,4 @@
-"""Transitions of the commit history and of remembered token outcomes, and their move to files."""
+"""Transitions of the commit history and of remembered token outcomes."""
 
 from __future__ import annotations
 
@@ -11,39 +11,37 @@ from persist.core.audit_log import (
     BUNDLE,
     CLONE,
     COLLECT,
-    FILES_MAX,
     MAINTENANCE,
     MERGE,
     NOBODY,
     Caller,
     CommandEntry,
     Committed,
-    EntryFile,
     purpose_of,
 )
 from persist.core.batch import Part
-from persist.core.blob_keys import belongs_to
 from persist.core.dedup import (
     ENDED,
     ENDED_MAX,
     FUTURE_MS_MAX,
     RETIRED,
     RETIRED_PER_COMMIT_MAX,
-    OutcomeFile,
     TokenOutcome,
     born_ms,
     key_of,
 )
-from persist.core.errors import InvalidUsage, OutcomeForgotten, Overloaded, TokenReused
+from persist.core.errors import OutcomeForgotten, Overloaded, TokenReused
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.ids import SeqNo, Token, WriterId, writer_of
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
+from persist.core.spill import OUTCOMES
 from persist.core.state import Policy, State, WriterState
 from persist.core.state_diff import trace_between
 from persist.core.transitions.context import RETRY_SOON_S, SOUND, Context, Verdict
+from persist.core.transitions.spill_flush import OUTCOME_KEPT_MS, check_room
 
-# The commit history: which entry a command leaves, and how entries move from the State to files and are forgotten.
+# The commit history: which entry a command leaves.
 
 
 _WRITING: Mapping[type[c.Command], str] = {
@@ -74,9 +72,7 @@ _OTHERS: Mapping[type[c.Command], str] = {
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
 ENTRIES_KEPT_MAX = 256  # commits whose entries a State without a history of its own holds
-INFO_FLUSH_BYTES = 64 * 1024  # that callers said in entries of the State, so that they are written to a blob
-INFO_OVERLAY_MAX = 1024 * 1024  # bytes; more than this slow writers down (Overloaded)
-URGENT = 2  # times as many entries as make a file due do not wait for its turn
+INFO_KEPT_BYTES = 64 * 1024  # that callers said in them
 
 
 def entry_of(
@@ -125,21 +121,11 @@ def entry_of(
     return CommandEntry(operation, upper, upper, caller=said)
 
 
-def check_room(state: State, policy: Policy) -> None:
-    """Raises Overloaded where too many entries wait for their blob. Maintenance is never refused for that."""
-    is_full = len(state.entries) >= policy.overlay_max or state.info_bytes >= INFO_OVERLAY_MAX
-    if is_full and state.settings.keeps_history:
-        raise Overloaded(
-            f"shard {state.name!r} has the entries of {len(state.entries)} commits that wait to be written to a blob",
-            retry_after_s=RETRY_SOON_S,
-        )
-
-
 def is_maintenance(entry: CommandEntry) -> bool:
     return entry.operation in MAINTENANCE
 
 
-def recorded(state: State, entries: Iterable[CommandEntry], policy: Policy) -> State:
+def recorded(state: State, entries: Iterable[CommandEntry]) -> State:
     """The State with the entries of the commit that makes it. Without a history of its own it keeps the newest only."""
     told = tuple(entries)
     if not told:
@@ -147,69 +133,17 @@ def recorded(state: State, entries: Iterable[CommandEntry], policy: Policy) -> S
     commit = Committed(state.walltime_ms, told)
     kept = with_changes(state.entries, {state.seqno: commit})
     state = replace(state, entries=kept, info_bytes=state.info_bytes + commit.info_bytes)
-    is_much = len(kept) >= ENTRIES_KEPT_MAX or state.info_bytes >= INFO_FLUSH_BYTES
+    is_much = len(kept) >= ENTRIES_KEPT_MAX or state.info_bytes >= INFO_KEPT_BYTES
     if state.settings.keeps_history or not is_much:
         return state
     ascending, info_bytes = sorted(kept), state.info_bytes
     gone: list[SeqNo] = []
     for seqno in ascending[:-1]:
-        if 2 * (len(kept) - len(gone)) <= ENTRIES_KEPT_MAX and 2 * info_bytes <= INFO_FLUSH_BYTES:
+        if 2 * (len(kept) - len(gone)) <= ENTRIES_KEPT_MAX and 2 * info_bytes <= INFO_KEPT_BYTES:
             break
         gone.append(seqno)
         info_bytes -= kept[seqno].info_bytes
     return replace(state, entries=with_changes(kept, {}, gone), info_bytes=info_bytes)
-
-
-def entry_flush_is_due(state: State, policy: Policy) -> bool:
-    """Whether entries of the State should be moved to a file."""
-    return state.settings.keeps_history and _is_much(state, policy, 1)
-
-
-def flush_is_urgent(state: State, policy: Policy) -> bool:
-    """Whether they are so many that nothing else comes before that."""
-    return state.settings.keeps_history and _is_much(state, policy, URGENT)
-
-
-def flush_entries(state: State, command: c.FlushEntries, context: Context) -> tuple[State, c.Flushed]:
-    """Move entries from the State to a file, iff all that it holds is still where it was."""
-    file, files = command.file, state.entry_files
-    if any(known.key == file.key for known in files):  # a retry
-        return state, c.Flushed(True)
-    if not belongs_to(file.key, state.shard_id):
-        raise InvalidUsage(f"entry file {file.key!r} does not belong to shard {state.name!r}")
-    kept, merged = files[: len(files) - len(command.merged)], files[len(files) - len(command.merged) :]
-    is_known = command.last in state.entries and command.first == min(state.entries)
-    if not is_known or tuple(known.key for known in merged) != command.merged:
-        return state, c.Flushed(False)
-    if not state.settings.keeps_history or context.may_be_swept(state, file.key):
-        return state, c.Flushed(False)  # the entries stay where they are
-    checked_ms = context.checked_ms or 0
-    file = replace(file, begun_ms=file.begun_ms or checked_ms, until_ms=checked_ms)
-    gone = [seqno for seqno in state.entries if seqno <= command.last]
-    info_bytes = state.info_bytes
-    if info_bytes:
-        info_bytes -= sum(state.entries[seqno].info_bytes for seqno in gone)
-    entries = with_changes(state.entries, {}, gone)
-    files = (*kept, file)[-FILES_MAX:]
-    return replace(state, entries=entries, entry_files=files, info_bytes=info_bytes), c.Flushed(True)
-
-
-def without_outlived(state: State, before_ms: int, checked_ms: int) -> State:
-    """The State without the files of which all entries are older than `before_ms`. Both clocks are checked ones.
-
-    A file of which no checked clock was told yet is kept from now on. The same State object where nothing changes.
-    """
-    files = tuple(
-        file if file.until_ms else replace(file, begun_ms=file.begun_ms or checked_ms, until_ms=checked_ms)
-        for file in state.entry_files
-        if not is_entry_file_outlived(file, before_ms)
-    )
-    return state if files == state.entry_files else replace(state, entry_files=files)
-
-
-def is_entry_file_outlived(file: EntryFile, before_ms: int) -> bool:
-    """Whether all entries of the file are older than this checked clock."""
-    return 0 < file.until_ms < before_ms
 
 
 def cut(state: State, below: SeqNo) -> State:
@@ -219,11 +153,6 @@ def cut(state: State, below: SeqNo) -> State:
     gone = [seqno for seqno in state.entries if seqno < below]
     info_bytes = state.info_bytes - sum(state.entries[seqno].info_bytes for seqno in gone)
     return replace(state, entries=with_changes(state.entries, {}, gone), info_bytes=info_bytes) if gone else state
-
-
-def _is_much(state: State, policy: Policy, times: int) -> bool:
-    entries, info_bytes = times * policy.history_flush_at, times * INFO_FLUSH_BYTES
-    return len(state.entries) >= entries or state.info_bytes >= info_bytes
 
 
 def _added(before: State, command: Any) -> Iterable[Part]:
@@ -255,10 +184,9 @@ def _retractions(parts: Iterable[Part]) -> int | None:
     return found
 
 
-# Transitions of outcomes: what a token that came alone is answered, and moving what is remembered into files.
+# Transitions of outcomes: what a token that came alone is answered.
 
 
-OUTCOME_KEPT_MS = 7 * 24 * 3600 * 1000  # for at least so long the outcome of a token is known
 UNREGISTERED = WriterState(0, 0)
 OUTCOMES_MAX = 20_000_000  # of a shard; more than this slow writers down (Overloaded)
 
@@ -303,11 +231,11 @@ def with_outcome(state: State, command: c.WriterCommand, result: c.Appended, con
 
 def check_outcome_room(state: State, policy: Policy) -> None:
     """Raises Overloaded if the State cannot remember one more outcome."""
-    kept = len(state.outcomes) + sum(file.count for file in state.outcome_files)
-    if len(state.outcomes) >= policy.overlay_max or kept >= OUTCOMES_MAX:
+    check_room(state, OUTCOMES, policy)
+    kept = len(state.outcomes) + sum(file.count for file in state.files_of(OUTCOMES))
+    if kept >= OUTCOMES_MAX:
         raise Overloaded(
-            f"shard {state.name!r} remembers {kept} tokens, {len(state.outcomes)} of which wait to be written to a "
-            "blob; use fewer, or leave them away where a write is not repeated",
+            f"shard {state.name!r} remembers {kept} tokens; use fewer, or none where a write is not repeated",
             retry_after_s=RETRY_SOON_S,
         )
 
@@ -322,9 +250,9 @@ def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, To
     """What the next life of the name must know of minted tokens that were born later than the store's time.
 
     Their makers' clocks are ahead, by seconds mostly. At most `ENDED_MAX`, those that are the least ahead. They stay in
-    the State, so they are fewer than a flush waits for.
+    the State, so they are fewer than half of what a flush waits for.
     """
-    kept_max = min(ENDED_MAX, context.policy.overlay_flush_at // 2)
+    kept_max = min(ENDED_MAX, context.policy.overlay_flush_at // 4)
     ahead = ((born, key) for key in state.outcomes if (born := born_ms(key)) is not None and born > store_ms)
     return {key: TokenOutcome(EMPTY, EMPTY, ENDED, context.lease_now_ms) for _, key in sorted(ahead)[:kept_max]}
 
@@ -337,54 +265,6 @@ def retired(state: State, writers: Iterable[WriterId], now_ms: int) -> State:
     kept = {key_of(writer): _last(state.writers.get(writer, UNREGISTERED), now_ms) for writer in gone}
     outcomes = with_changes(state.outcomes, kept)
     return replace(state, writers=with_changes(state.writers, {}, gone), outcomes=outcomes)
-
-
-def flush_outcomes(state: State, command: c.FlushOutcomes, context: Context) -> tuple[State, c.Flushed]:
-    """Move outcomes from the State to a file, iff all that it holds is still where it was."""
-    file, files = command.file, list(state.outcome_files)
-    if file is not None and file in files:  # a retry
-        return state, c.Flushed(True)
-    keys = [known.key for known in files]
-    first = keys.index(command.merged[0]) if command.merged and command.merged[0] in keys else len(files)
-    if tuple(keys[first : first + len(command.merged)]) != command.merged or not all(
-        key in state.outcomes for key in command.flushed
-    ):
-        return state, c.Flushed(False)
-    if file is not None:
-        if not belongs_to(file.key, state.shard_id):
-            raise InvalidUsage(f"outcome file {file.key!r} does not belong to shard {state.name!r}")
-        if context.may_be_swept(state, file.key):
-            return state, c.Flushed(False)  # the outcomes stay where they are; the next flush writes them anew
-        files[first : first + len(command.merged)] = [file]
-    store_ms, now_ms = command.store_ms, context.lease_now_ms
-    kept = [known for known in files if store_ms is None or not is_outcome_file_outlived(known, now_ms)]
-    # A birth in the future would hold up everybody's tokens until that time. Whoever minted such a token has a wrong
-    # clock: it is forgotten as a free-form key is.
-    forgotten = [min(known.born_last, store_ms or 0) for known in files if known not in kept]
-    following = replace(
-        state,
-        outcomes=with_changes(state.outcomes, {}, command.flushed),
-        outcome_files=tuple(kept),
-        forgotten_ms=max([state.forgotten_ms, *forgotten]),
-    )
-    return following, c.Flushed(True)
-
-
-def is_outcome_file_outlived(file: OutcomeFile, now_ms: int) -> bool:
-    """Whether all outcomes of the file have been kept for their time. `now_ms` is of the lease clock."""
-    return now_ms - file.last_ms > OUTCOME_KEPT_MS
-
-
-def to_flush(state: State) -> dict[str, TokenOutcome]:
-    """The outcomes that may go to a file. What an ended life has left stays: the next drop carries it on."""
-    return {key: outcome for key, outcome in state.outcomes.items() if outcome.digest != ENDED}
-
-
-def outcome_flush_is_due(state: State, policy: Policy) -> bool:
-    """Whether outcomes of the State should be moved to a file, or a file has been kept long enough."""
-    if any(is_outcome_file_outlived(file, state.lease_now_ms) for file in state.outcome_files):
-        return True
-    return len(state.outcomes) >= policy.overlay_flush_at and len(to_flush(state)) >= policy.overlay_flush_at
 
 
 def _last(writer: WriterState, now_ms: int) -> TokenOutcome:

@@ -15,9 +15,11 @@ from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import Entries, with_changes
 from persist.core.record import replace
 from persist.core.shard_settings import DROP, ShardSettings
+from persist.core.spill import ENTRIES
 from persist.core.state import Leased, LeasedReader, Policy, State, held_since, is_kept, latest_time
-from persist.core.transitions.audit_recording import retired, without_outlived
+from persist.core.transitions.audit_recording import retired
 from persist.core.transitions.context import Context
+from persist.core.transitions.spill_flush import without_old_entries, without_old_outcomes
 from persist.core.transitions.tombstones import without_dropped
 
 # Leases: the constants of their rules, and forgetting the holders of leases that lapsed. That alone never moves since.
@@ -58,12 +60,14 @@ def _lapsed(entries: Mapping[_K, _L], now_ms: int) -> list[_K]:
     return gone
 
 
-def expire_lapsed(state: State, now_ms: int) -> State:
-    """Forget readers and writers whose leases lapsed, and claims that lapsed long ago.
+def expire_lapsed(state: State, now_ms: int, checked_ms: int | None = None) -> State:
+    """Forget readers and writers whose leases lapsed, claims that lapsed long ago, and files of old outcomes.
 
-    A claim that only just lapsed is kept, with its progress, for the next owner.
+    A claim that only just lapsed is kept, with its progress, for the next owner. Without a checked clock all outcomes
+    are kept.
     """
     state = without_lapsed_writers(without_lapsed_readers(state, now_ms), now_ms)
+    state = without_old_outcomes(state, now_ms, checked_ms)
     kept = {k: claim for k, claim in state.claims.items() if not claim.lapsed(now_ms, CLAIM_KEPT_LEASES)}
     return state if len(kept) == len(state.claims) else replace(state, claims=kept)
 
@@ -82,7 +86,7 @@ def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tu
         swept_before_ms=swept_before_ms,
     )
     state = retired(state, writers, context.lease_now_ms)
-    return expire_lapsed(state, context.lease_now_ms), c.SweptBefore(swept_before_ms)
+    return expire_lapsed(state, context.lease_now_ms, context.checked_ms), c.SweptBefore(swept_before_ms)
 
 
 def check_lease(what: str, lease_ms: int) -> None:
@@ -338,11 +342,11 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
     seal = state.seal
     if wanted.mark_every_ms != known.mark_every_ms:
         seal = with_grid(seal, known.mark_every_ms)
-    files = state.entry_files if wanted.keeps_history else ()
     # What a policy has dropped is not there as of its cuts any more, so one that retracts takes cuts anew.
     dropped = known.rows is not None and known.rows.mode == DROP and (wanted.rows is None or wanted.rows.mode != DROP)
     cuts = {} if wanted.rows is None or dropped else state.cuts
-    following = replace(state, settings=wanted, history_hold=hold, seal=seal, entry_files=files, cuts=cuts)
+    spilled = state.spilled if wanted.keeps_history else with_changes(state.spilled, {}, [ENTRIES])
+    following = replace(state, settings=wanted, history_hold=hold, seal=seal, spilled=spilled, cuts=cuts)
     return following, c.SettingsAre(wanted)
 
 
@@ -362,7 +366,7 @@ def _aged(state: State, before_ms: int, context: Context) -> State:
         return forgotten(state, latest_time(state), context)
     if before_ms > checked(context, state) - settings.history_ms:  # the clock was set, or the settings changed
         return state
-    state = without_outlived(state, before_ms, checked(context, state))
+    state = without_old_entries(state, before_ms, checked(context, state))
     sealed = _sealing(state, before_ms, context)
     try:
         upper = _mark_at(sealed, before_ms, context).upper

@@ -18,6 +18,7 @@ from persist.core.named_holds import LOANS_MAX, Loan, is_foreign
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.shard_settings import NO_RETENTION, ShardSettings
+from persist.core.spill import OUTCOMES
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.transitions.audit_recording import of_ended_life, retired
 from persist.core.transitions.context import RETRY_LATER_S, Context
@@ -118,7 +119,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         state = replace(state, trace=trace_of((emptied, *batches[len(taken) :])))
         return state, c.Finalised(done=False)
     store_ms = context.now_ms if command.store_ms is None else command.store_ms
-    born = [*births(state.outcomes), *(file.born_last for file in state.outcome_files)]
+    born = [*births(state.outcomes), *(file.last for file in state.files_of(OUTCOMES))]
     gone = replace(
         state,
         writers={},
@@ -130,7 +131,6 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         attribute_chunks={},
         marks={},
         entries={},
-        entry_files=(),
         info_bytes=0,
         tags={},
         truncations=(),
@@ -144,7 +144,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
         # all others until that time: such tokens are remembered one by one.
         outcomes=of_ended_life(state, store_ms, context),
-        outcome_files=(),
+        spilled={},
         forgotten_ms=max(state.forgotten_ms, min(max(born, default=0), store_ms)),
         tombstone=True,
     )
@@ -363,7 +363,7 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
     state = without_feed(state)
     while state.writers:
         state = retired(state, state.writers, state.lease_now_ms)
-    born = [*births(state.outcomes), *(file.born_last for file in state.outcome_files)]
+    born = [*births(state.outcomes), *(file.last for file in state.files_of(OUTCOMES))]
     return replace(
         state,
         name=name,
@@ -382,11 +382,10 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
         left_before_ms=0,
         swept_before_ms=0,
         outcomes={},
-        outcome_files=(),
+        spilled={},
         forgotten_ms=max([state.forgotten_ms, *(min(at_ms, now_ms) for at_ms in born)]),
         erasures={},
         entries={},
-        entry_files=(),
         info_bytes=0,
         loans={},
         borrowed=dict(loans),

@@ -26,6 +26,7 @@ from persist.core.transitions.audit_recording import (
 from persist.core.transitions.context import RETRY_LATER_S, RETRY_SOON_S, Context
 from persist.core.transitions.history_control import check_lease, forgotten, heartbeat_ms, without_lapsed_writers
 from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
+from persist.core.transitions.spill_flush import without_entries
 from persist.core.transitions.tombstones import (
     check_not_withdrawn,
     without_undue,
@@ -123,10 +124,7 @@ def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
 def let_go(state: State, at: int, context: Context, *, tags: bool) -> State:
     """The State without history before an erasure, which may show its rows, and without what may tell of them."""
     state = replace(
-        state,
-        entries={},
-        entry_files=(),
-        info_bytes=0,
+        without_entries(state),
         cuts={at_ms: cut for at_ms, cut in state.cuts.items() if cut.upper > at},
         tags={name: tag for name, tag in state.tags.items() if tag.time >= at} if tags else state.tags,
     )

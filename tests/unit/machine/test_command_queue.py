@@ -13,6 +13,7 @@ from persist.core.attribute import IndexRoot
 from persist.core.errors import Overloaded
 from persist.core.frontier import Antichain
 from persist.core.ids import PartId
+from persist.core.spill import OUTCOMES, SpillFile
 from tests.support.shard import SCHEMA
 
 
@@ -54,7 +55,7 @@ def test_a_full_queue_refuses_at_once(queue: CommandQueue) -> None:
 
 ENDING = [
     c.FlushAttributes(IndexRoot(), IndexRoot(), {}, {}),
-    c.FlushOutcomes((), (), None),
+    c.Flush(OUTCOMES, (), (), SpillFile("key", 1, 0, 1, 0, 0)),
     c.MergeResult((), (), Antichain(0)),
     c.ReplacePart(PartId("p" + "1" * 32), None),
     c.Finalise(),

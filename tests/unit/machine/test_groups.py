@@ -19,7 +19,7 @@ from persist.commit.blob_tasks import Bundler, merged
 from persist.commit.commit_plan import Outcome
 from persist.commit.location import Location
 from persist.commit.machine import Machine
-from persist.commit.spill_files import OutcomeFiles
+from persist.commit.spill_files import SpillWriter
 from persist.core import commands as c
 from persist.core import invariants
 from persist.core.attribute import AttributeKey, AttributeUpdate
@@ -27,6 +27,7 @@ from persist.core.dedup import FUTURE_MS_MAX
 from persist.core.errors import Corruption, Expired, InvalidUsage, TokenReused, Unavailable
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writer_of
+from persist.core.spill import OUTCOMES
 from persist.core.state import Policy, State, initial_state
 from persist.core.transitions import writers
 from persist.core.transitions.context import Context
@@ -83,9 +84,10 @@ def adds(token: Token, amount: int = 1, key: AttributeKey = KEY) -> c.UpdateAttr
     return c.UpdateAttributes(writer_of(token), token, (update,), digest=bytes([amount]) * 16)
 
 
-def flushed(location: Location, machine: Machine) -> c.FlushOutcomes:
+def flushed(location: Location, machine: Machine) -> c.Flush:
     """The flush of all that the State remembers, as upkeep queues it."""
-    flush = OutcomeFiles(location.blob, location.ids, NodeCache(1_000_000)).flush(machine.state(), FLUSHING)
+    writer = SpillWriter(location.versions, location.ids, NodeCache(1_000_000))
+    flush = writer.flush(machine.state(), OUTCOMES, FLUSHING)
     assert flush is not None
     return flush
 
@@ -225,7 +227,7 @@ def test_a_file_of_outcomes_that_is_gone_fails_only_who_needs_it() -> None:
     machine = location.machine(NAME)
     machine.apply(adds(TOKENS["minted"]))
     machine.apply(flushed(location, machine))
-    location.blob.delete([file.key for file in machine.state().outcome_files])
+    location.blob.delete([file.key for file in machine.state().files_of(OUTCOMES)])
     again, *others = together(restarted(location), adds(TOKENS["minted"]), *neighbours())
     assert isinstance(again, Corruption)
     assert "has lost a blob of its metadata" in again.message
@@ -237,7 +239,7 @@ def test_a_damaged_file_of_outcomes_fails_only_who_needs_it() -> None:
     machine = location.machine(NAME)
     machine.apply(adds(TOKENS["minted"]))
     machine.apply(flushed(location, machine))
-    [file] = machine.state().outcome_files
+    [file] = machine.state().files_of(OUTCOMES)
     data = location.blob.get(file.key)
     location.blob.delete([file.key])
     location.blob.put(file.key, bytes(len(data)))

@@ -15,7 +15,7 @@ from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Given, Outcome, plan_commit, supplied
 from persist.commit.log_writer import LogWriter
 from persist.commit.sight import MachineMetrics
-from persist.commit.spill_files import EntryFiles, OutcomeFiles
+from persist.commit.spill_files import SpillWriter
 from persist.commit.system import System
 from persist.core import commands as c
 from persist.core.frontier import Antichain
@@ -45,8 +45,7 @@ def test_the_loop_of_the_manual_commits() -> None:
     queue, upkeep = CommandQueue(NAME, 10, 2), Upkeep(POLICY, merges=True)
     index = AttributeIndex(location.blob, location.ids, NodeCache())
     parts = (queue, cached, LogWriter(NAME, location.versions, system, metrics))
-    outcome_files = OutcomeFiles(location.blob, location.ids, NodeCache())
-    files = WorkerFiles(index, outcome_files, EntryFiles(location.versions, location.ids, NodeCache()))
+    files = WorkerFiles(index, SpillWriter(location.versions, location.ids, NodeCache()))
     parts += (
         BlobWorker(location.versions, files, location.ids, metrics, POLICY),
         upkeep,

@@ -13,12 +13,11 @@ from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
-from persist.core.dedup import FILE_COUNT_MAX, OutcomeFile, TokenOutcome, outcome_files_to_merge
-from persist.core.errors import Corruption, InvalidUsage, OutcomeForgotten, UpgradeNeeded
+from persist.core.errors import InvalidUsage, OutcomeForgotten
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, token_of_key, writer_of
+from persist.core.spill import OUTCOMES
 from persist.core.state import Policy, initial_state
-from persist.formats import outcome_frames as frames
 from persist.parts import ShardSchema
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.shard import NAME, first_write
@@ -55,7 +54,9 @@ class World:
         self.clock = TestClock(1_900_000_000_000)
         self.policy = policy
         blob = MemoryBlob("mem:", now_ms=self.clock.now_ms)
-        self.first = memory_location(blob=blob, clock=self.clock, ids=ClockIds(self.clock, 1), policy=policy)
+        self.first = memory_location(
+            blob=blob, clock=self.clock, ids=ClockIds(self.clock, 1), policy=policy, compares_clock=True
+        )
         self.first.machine(NAME).create(initial_state(NAME, SCHEMA, self.clock.now_ms()))
         self.processes = 1
 
@@ -68,6 +69,7 @@ class World:
             clock=clock or self.clock,
             ids=ClockIds(clock or self.clock, self.processes),
             policy=self.policy,
+            compares_clock=True,
         )
         return location.machine(NAME)
 
@@ -88,7 +90,7 @@ def test_a_thousand_tokens_are_known_after_a_restart_and_a_new_one_is_not() -> N
         tokens.append(token)
         machine.apply(command(token, number % 200 + 1))
         assert len(machine.state().outcomes) <= 20
-    files = machine.state().outcome_files
+    files = machine.state().files_of(OUTCOMES)
     assert len(files) < 16, "files take in newer ones"
     assert sum(file.count for file in files) + len(machine.state().outcomes) == 1_000
     again = world.restarted()
@@ -120,7 +122,7 @@ def test_what_was_kept_for_its_time_is_forgotten_and_its_blobs_leave_the_state(
     for day in (7, 8, 9):
         world.clock.advance_ms(DAY_MS)
         machine.apply(c.AdvanceUpper(Antichain(day)))
-    assert machine.state().outcome_files == ()
+    assert machine.state().files_of(OUTCOMES) == ()
     for token in tokens:
         with pytest.raises(OutcomeForgotten, match="no longer known"):
             world.restarted().apply(command(token, 1))
@@ -141,7 +143,7 @@ def test_a_token_of_an_ended_life_is_refused_by_every_later_one() -> None:
         for number in range(30):
             world.clock.advance_ms(1)
             machine.apply(command(minted(world.clock.now_ms(), 100 * life + number), 1))
-        assert sum(file.count for file in machine.state().outcome_files) >= 20, "and there are tokens of its own"
+        assert sum(file.count for file in machine.state().files_of(OUTCOMES)) >= 19, "and there are tokens of its own"
         with pytest.raises(OutcomeForgotten, match="than a drop of the shard"):
             world.restarted().apply(command(token, 1))
 
@@ -156,7 +158,7 @@ def test_ids_from_the_future_hold_up_nobody_when_they_are_forgotten(monkeypatch:
         wrong.apply(command(minted(future.now_ms(), number), 1))
     machine.refresh()
     world.pass_days(machine, 9)
-    assert (machine.state().outcome_files, machine.state().outcomes) == ((), {})
+    assert (machine.state().files_of(OUTCOMES), machine.state().outcomes) == ((), {})
     assert machine.state().forgotten_ms <= world.clock.now_ms()
     assert machine.apply(command(minted(world.clock.now_ms(), 99), 1)) == c.Done()
     writer = WriterId(f"w{world.clock.now_ms():012x}7{1:019x}")
@@ -197,7 +199,7 @@ def test_a_collector_that_asked_for_the_stores_time_before_ends_the_tokens_that_
         world.clock.advance_ms(1_000)
         tokens.append(minted(world.clock.now_ms(), number))
         machine.apply(command(tokens[-1], 1))
-    assert machine.state().outcome_files
+    assert machine.state().files_of(OUTCOMES)
     machine.apply(c.Drop())
     collector.run(NAME)
     machine.create(initial_state(NAME, SCHEMA, world.clock.now_ms()))
@@ -233,73 +235,9 @@ def test_a_process_that_was_away_while_files_were_merged_and_collected_still_ans
     machine, sleeper = world.first.machine(NAME), world.restarted()
     for number in range(20):
         machine.apply(command(token_of_key(f"{number}"), 1))
-    old = sleeper.refresh().outcome_files
+    old = sleeper.refresh().files_of(OUTCOMES)
     for number in range(20, 60):
         machine.apply(command(token_of_key(f"{number}"), 1))
-    assert old[0] not in machine.state().outcome_files
+    assert old[0] not in machine.state().files_of(OUTCOMES)
     world.first.blob.delete([file.key for file in old])
     assert sleeper.apply(command(token_of_key("3"), 1)) == c.Done()
-
-
-def file(count: int, first_ms: int = 0) -> OutcomeFile:
-    return OutcomeFile(f"{count}", 1, count, first_ms, first_ms, 0, 0, True)
-
-
-@pytest.mark.parametrize(
-    ("counts", "taken"),
-    [
-        ([], []),
-        ([100], [100]),
-        ([400], []),
-        ([399], [399]),
-        ([1_000, 300, 100], [1_000, 300, 100]),
-        ([100_000, 300, 100], [300, 100]),
-        ([FILE_COUNT_MAX - 50, 50, 100], [50, 100]),
-    ],
-)
-def test_a_new_file_takes_in_those_that_are_not_much_larger(counts: list[int], taken: list[int]) -> None:
-    files = tuple(file(count) for count in counts)
-    assert [found.count for found in outcome_files_to_merge(files, 100, 0, DAY_MS)] == taken
-
-
-def test_a_new_file_takes_in_none_that_is_old_and_would_be_kept_longer_by_it() -> None:
-    assert outcome_files_to_merge((file(1, 0), file(1, 5 * HOUR_MS)), 100, 5 * HOUR_MS, DAY_MS) == (
-        file(1, 5 * HOUR_MS),
-    )
-
-
-DIGESTS = (b"", b"retired", b"d" * 16, b"d" * 15 + b"\0")
-OUTCOMES = {
-    f"{number:032x}": TokenOutcome(Antichain(number), Antichain(None), DIGESTS[number % 4], number)
-    for number in range(50)
-}
-BYTES = frames.encode(OUTCOMES)
-
-
-def test_the_bytes_of_a_file_tell_every_outcome_and_no_other() -> None:
-    assert whole(BYTES) == OUTCOMES
-    both = frames.encode({"f" * 32: TokenOutcome(Antichain(0), Antichain(1), b"", 9)}, [BYTES])
-    prefixes = frames.read_prefixes(both)
-    for key, outcome in OUTCOMES.items():
-        start, length = frames.places(prefixes, key)
-        assert dict(frames.decode(both[start : start + length]))[key] == outcome
-    assert frames.places(prefixes, "0" * 16 + "1" * 16)[1] == 0
-
-
-def whole(data: bytes) -> dict[str, TokenOutcome]:
-    return dict(frames.decode(data[frames.HEADER_BYTES + frames.PREFIX_BYTES * len(frames.read_prefixes(data)) :]))
-
-
-def test_damage_is_corruption_and_a_newer_version_asks_for_an_upgrade() -> None:
-    for at in range(len(BYTES)):
-        damaged = BYTES[:at] + bytes([BYTES[at] ^ 1]) + BYTES[at + 1 :]
-        with pytest.raises((Corruption, UpgradeNeeded)):
-            whole(damaged)
-    for cut in (0, 10, frames.HEADER_BYTES, frames.HEADER_BYTES + 7):
-        with pytest.raises(Corruption):
-            frames.read_prefixes(BYTES[:cut])
-    with pytest.raises(Corruption):
-        dict(frames.decode(BYTES[-60:]))
-    for wrong in (BYTES[:-1], BYTES[: -frames.OUTCOME_BYTES], BYTES[:-1] + b"?"):
-        with pytest.raises(Corruption):
-            frames.encode({}, [wrong])

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import pytest
+
 from persist.commit.background_duties import ROLLUP_BYTES, ROLLUP_GONE, TURNS_LEFT_MAX, Duty, Upkeep
 from persist.commit.commit_plan import BatchMerge, FlushIndex, RollUp
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
-from persist.core.audit_log import CommandEntry, Committed, EntryFile
+from persist.core.audit_log import CommandEntry, Committed
 from persist.core.batch import HollowBatch, Run
+from persist.core.dedup import TokenOutcome
 from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, Token, WriterId
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import ROLLUP_LEAST, Policy, Rollup, State
-from persist.core.transitions.audit_recording import INFO_FLUSH_BYTES
+from persist.core.transitions.spill_flush import INFO_WEIGHT_BYTES
 from tests.scripts.verbs import parse_attribute_key
 from tests.support.shard import Shard, make_part, make_run, numbered
 
@@ -103,78 +106,78 @@ def test_no_two_merges_have_a_part_in_common() -> None:
     assert len(second.inputs) == 2 * INLINE_BATCHES + 1
 
 
-# --- turns: a file of entries in the place of a rollup
+# --- turns: a flush in the place of a rollup
 
 KEEPING = ShardSettings(7 * 86_400_000, 1_000, 1)
 ENTRY = CommandEntry("insert", MINIMUM, MINIMUM)
+OUTCOME = TokenOutcome(MINIMUM, MINIMUM, b"", 0)
 
 
-def at_version(seqno: int, entries: int, rollup: int, moved: int = 0, info_bytes: int = 0) -> State:
-    """A State with that many entries, whose newest rollup and newest file of entries are those of these versions."""
-    held = {SeqNo(number): Committed(0, (ENTRY,)) for number in range(seqno - entries + 1, seqno + 1)}
-    files = (EntryFile("key", 1, 0, 1, SeqNo(1), SeqNo(moved)),) if moved else ()
+def at_version(
+    seqno: int, rollup: int, entries: int = 0, outcomes: int = 0, marks: int = 0, info_bytes: int = 0
+) -> State:
+    """A State that holds so much, whose newest rollup is that of this version."""
     return replace(
         Shard(POLICY).state,
         seqno=SeqNo(seqno),
         settings=KEEPING,
         rollups={SeqNo(rollup): Rollup("key", 1)},
-        entries=held,
-        entry_files=files,
+        entries={SeqNo(number): Committed(0, (ENTRY,)) for number in range(seqno - entries + 1, seqno + 1)},
+        outcomes={numbered("", number): OUTCOME for number in range(outcomes)},
+        marks=dict.fromkeys(range(marks), MINIMUM),
         info_bytes=info_bytes,
     )
 
 
-def kinds(state: State) -> list[str]:
-    policy = replace(POLICY, history_flush_at=20)
-    return [duty.kind for duty in Upkeep(policy, merges=False).due(state)]
+def kinds(state: State, upkeep: Upkeep | None = None) -> list[str]:
+    upkeep = upkeep or Upkeep(replace(POLICY, overlay_flush_at=40), merges=False)
+    duties = upkeep.due(state)
+    for duty in duties:
+        upkeep.ended(duty)
+    return [duty.kind for duty in duties]
 
 
-def test_a_file_of_entries_waits_for_the_turn_of_a_rollup_and_takes_its_place() -> None:
-    assert kinds(at_version(47, 19, rollup=40)) == []
-    assert kinds(at_version(47, 20, rollup=40)) == [], "its turn has not come"
-    assert kinds(at_version(48, 19, rollup=40)) == ["rollup"]
-    assert kinds(at_version(48, 21, rollup=40)) == ["entries"]
+@pytest.mark.parametrize(
+    ("kind", "few", "half", "full"),
+    [
+        ("entries", {"entries": 9}, {"entries": 10}, {"entries": 20}),
+        (
+            "entries",
+            {"info_bytes": 20 * INFO_WEIGHT_BYTES - 1},
+            {"info_bytes": 20 * INFO_WEIGHT_BYTES},
+            {"entries": 21},
+        ),
+        ("outcomes", {"outcomes": 19}, {"outcomes": 20}, {"outcomes": 40}),
+        ("attributes", {"marks": 19}, {"marks": 20}, {"marks": 40}),
+    ],
+)
+def test_a_flush_waits_for_the_turn_of_a_rollup_and_takes_its_place(
+    kind: str, few: dict[str, int], half: dict[str, int], full: dict[str, int]
+) -> None:
+    assert kinds(at_version(47, 40, **half)) == [], "its turn has not come"
+    assert kinds(at_version(48, 40, **few)) == ["rollup"]
+    assert kinds(at_version(48, 40, **half)) == [kind]
+    assert kinds(at_version(47, 40, **full)) == [kind], "so much waits for no turn"
 
 
-def test_after_a_file_the_next_turn_is_that_of_a_rollup() -> None:
-    assert kinds(at_version(50, 1, rollup=40, moved=49)) == []
-    assert kinds(at_version(55, 30, rollup=40, moved=41)) == []
-    assert kinds(at_version(56, 6, rollup=40, moved=49)) == ["rollup"]
-    assert kinds(at_version(58, 6, rollup=50, moved=49)) == ["rollup"], "the file is older than the rollup"
+def test_after_a_flush_the_next_turn_is_that_of_a_rollup() -> None:
+    """Also where files cannot be written."""
+    upkeep = Upkeep(replace(POLICY, overlay_flush_at=40), merges=False)
+    assert kinds(at_version(48, 40, entries=10), upkeep) == ["entries"]
+    assert kinds(at_version(49, 40, entries=11), upkeep) == [], "it was asked for, and may have failed"
+    assert kinds(at_version(55, 40), upkeep) == []
+    assert kinds(at_version(56, 40, entries=18), upkeep) == ["rollup"]
+    assert kinds(at_version(58, 50), upkeep) == ["rollup"]
 
 
-def test_a_rollup_that_was_put_off_once_is_not_put_off_again() -> None:
-    """Where files cannot be written, rollups go on."""
-    assert kinds(at_version(55, 25, rollup=40)) == ["entries"]
-    assert kinds(at_version(56, 25, rollup=40)) == ["entries", "rollup"]
-
-
-def test_too_many_entries_wait_for_no_turn() -> None:
-    assert kinds(at_version(51, 39, rollup=50)) == []
-    assert kinds(at_version(51, 40, rollup=50)) == ["entries"]
-    assert kinds(at_version(51, 1, rollup=50, info_bytes=2 * INFO_FLUSH_BYTES - 1)) == []
-    assert kinds(at_version(51, 1, rollup=50, info_bytes=2 * INFO_FLUSH_BYTES)) == ["entries"]
-    assert kinds(at_version(51, 40, rollup=50, moved=11)) == ["entries"]
-
-
-def test_marks_take_the_place_of_one_rollup_and_not_of_the_next() -> None:
-    upkeep = Upkeep(replace(POLICY, history_flush_at=1), merges=False)
-
-    def asked(seqno: int, marks: int, rollup: int, entries: int = 0) -> list[str]:
-        state = at_version(seqno, entries, rollup)
-        state = replace(state, marks=dict.fromkeys(range(marks), MINIMUM))
-        duties = upkeep.due(state)
-        for duty in duties:
-            upkeep.ended(duty)
-        return [duty.kind for duty in duties]
-
-    assert asked(47, 2, rollup=40) == []
-    assert asked(48, 2, rollup=40) == ["attributes"]
-    assert asked(49, 3, rollup=40) == [], "it was asked for, and may have failed"
-    assert asked(55, 0, rollup=40) == []
-    assert asked(56, 3, rollup=40) == ["rollup"]
-    assert asked(58, 1, rollup=50) == ["rollup"]
-    assert asked(71, 4, rollup=70) == ["attributes"], "so many wait for no turn"
+def test_what_is_not_kept_or_is_closed_is_not_flushed() -> None:
+    state = at_version(48, 40, entries=30)
+    assert kinds(replace(state, settings=ShardSettings())) == ["rollup"]
+    shard = Shard(POLICY)
+    shard.one(c.Drop())
+    assert (
+        kinds(replace(shard.state, entries=state.entries, outcomes={numbered("", n): OUTCOME for n in range(50)})) == []
+    )
 
 
 # --- rollups by what was written
@@ -184,7 +187,7 @@ RARE = Policy(rollup_every=100)
 
 def rollups_of(commits: list[tuple[int, int]], others: int = 0, policy: Policy = RARE) -> list[int]:
     """After which of these commits, each of so many bytes and blobs that are gone, rollups were made at once."""
-    upkeep, state = Upkeep(policy, merges=False), at_version(1, 0, rollup=1)
+    upkeep, state = Upkeep(policy, merges=False), at_version(1, rollup=1)
     state = replace(state, seqno=SeqNo(1 + others))
     made = []
     for number, (nbytes, gone) in enumerate(commits, 1):
@@ -219,7 +222,7 @@ def test_the_commits_of_others_weigh_most() -> None:
 
 
 def test_what_was_written_before_the_newest_rollup_does_not_count() -> None:
-    upkeep, state = Upkeep(RARE, merges=False), at_version(1, 0, rollup=1)
+    upkeep, state = Upkeep(RARE, merges=False), at_version(1, rollup=1)
     for seqno in range(2, 61):
         upkeep.committed(SeqNo(seqno), ROLLUP_BYTES, 0)
     late = replace(state, seqno=SeqNo(60), rollups={SeqNo(60 - ROLLUP_LEAST + 1): Rollup("key", 1)})
@@ -239,7 +242,7 @@ def test_upkeep_that_another_process_is_at_is_left_to_it_for_a_while() -> None:
 
 
 def test_a_large_state_is_written_once_the_log_has_grown_by_as_much() -> None:
-    upkeep, state = Upkeep(RARE, merges=False), at_version(1, 0, rollup=1)
+    upkeep, state = Upkeep(RARE, merges=False), at_version(1, rollup=1)
     state = replace(state, rollups={SeqNo(1): Rollup("key", 5 * ROLLUP_BYTES)})
     for seqno in range(2, 60):
         upkeep.committed(SeqNo(seqno), ROLLUP_BYTES // 10 + 1, 0)
