@@ -6,6 +6,7 @@ value too, and goes on with the command that the task ended in.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from msgspec import Struct
@@ -175,8 +176,9 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if added > 0 and (state.trace.inline_bytes > room or added * GROUP_ROOM_PART >= room):
         merge = yield BatchMerge(state, inline_rows_of(begun.trace, state.trace))
         if isinstance(merge, c.MergeResult):
-            state, _ = step(state, merge, replace(context, verdict=SOUND))
-        elif state.trace.inline_bytes > room:
+            with contextlib.suppress(PersistError):
+                state, _ = step(state, merge, replace(context, verdict=SOUND))
+        if state.trace.inline_bytes > max(room, held):
             state, outcomes, entries = yield from _stepped(begun, commands, given, context)
             if isinstance(merge, PersistError):
                 outcomes = [merge if isinstance(outcome, Overloaded) else outcome for outcome in outcomes]

@@ -238,9 +238,8 @@ def _with_erasure(
     now_ms = context.checked_ms or context.now_ms
     deadline_ms = None if new.deadline_ms is None else now_ms + new.deadline_ms
     if request is not None:
-        waiting = parts_of((*pending_runs(pending_erasures(state)), *request.runs))
-        inline_bytes = state.trace.inline_bytes + sum(part.size for part in waiting if part.is_inline)
-        check_inline(state, inline_bytes, request.runs, context)
+        waiting = parts_of((*pending_runs(pending_erasures(state)), *request.runs))  # which have as much room
+        check_inline(state, sum(part.size for part in waiting if part.is_inline), request.runs, context)
     state = _with_room(state)
     erasure = Erasure(at, command.question, now_ms, deadline_ms, new.reason, pending=request)
     state = replace(state, erasures=with_changes(state.erasures, {new.erasure: erasure}))

@@ -106,13 +106,16 @@ def test_rows_in_blobs_stay_as_they_are_beside_inline_ones(base: State) -> None:
     assert {part.id for part in batch.parts()} == {numbered("p", 2), numbered("p", 901)}
 
 
-@pytest.mark.parametrize("supply", [None, Unavailable("away")])
+NOT_APPLIED = c.MergeResult((numbered("p", 777),), (), Antichain(0))  # as one whose blob may have been swept
+
+
+@pytest.mark.parametrize("supply", [None, NOT_APPLIED, Unavailable("away")], ids=["none", "not applied", "away"])
 def test_without_that_blob_what_finds_no_room_is_refused(base: State, supply: Supply) -> None:
     group = [insert(number) for number in range(1, 13)]
     commit, tasks = planned(base, *group, supplies=[supply])
     assert len(tasks) == 1
     assert commit.following.trace.inline_bytes == ROOM
-    refusal = Overloaded if supply is None else Unavailable
+    refusal = Unavailable if isinstance(supply, Unavailable) else Overloaded
     assert [type(outcome) for outcome in commit.outcomes] == [c.Appended] * 10 + [refusal] * 2
 
 
