@@ -20,7 +20,7 @@ from persist.core.errors import Overloaded, PersistError
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import SeqNo
 from persist.core.manifests import moves
-from persist.core.merge_plan import inline_rows_of
+from persist.core.merge_plan import inline_rows_from
 from persist.core.record import replace
 from persist.core.spill import ENTRIES, SpillKind
 from persist.core.state import Policy, State
@@ -174,7 +174,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     state, outcomes, entries = yield from _stepped(begun, commands, given, roomy)
     added = state.trace.inline_bytes - held
     if added > 0 and (state.trace.inline_bytes > room or added * GROUP_ROOM_PART >= room):
-        merge = yield BatchMerge(state, inline_rows_of(begun.trace, state.trace))
+        merge = yield BatchMerge(state, inline_rows_from(state.trace, begun.upper))
         if isinstance(merge, c.MergeResult):
             with contextlib.suppress(PersistError):
                 state, _ = step(state, merge, replace(context, verdict=SOUND))

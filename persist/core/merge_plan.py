@@ -228,12 +228,11 @@ def inline_stretch(trace: Trace, taken: Set[str] = frozenset()) -> Sequence[Holl
     return tuple(reversed(best))
 
 
-def inline_rows_of(before: Trace, after: Trace) -> Sequence[HollowBatch]:
-    """The batches by which a trace has grown, with those of their runs only whose parts are all inline."""
-    change = before.difference(after)
-    came = () if change is None else change[2]
-    inline = ((batch, tuple(run for run in batch.runs if all(part.is_inline for part in run.parts))) for batch in came)
-    return [batch_of(batch.desc, runs) for batch, runs in inline if runs]
+def inline_rows_from(trace: Trace, upper: Antichain) -> Sequence[HollowBatch]:
+    """The batches from this time on, with those of their runs only whose parts are all inline."""
+    came = takewhile(lambda batch: upper <= batch.desc.lower, reversed(trace.batches))
+    inline = [(batch, tuple(run for run in batch.runs if all(part.is_inline for part in run.parts))) for batch in came]
+    return [batch_of(batch.desc, runs) for batch, runs in reversed(inline) if runs]
 
 
 def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[HollowBatch]:

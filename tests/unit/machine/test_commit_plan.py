@@ -92,6 +92,18 @@ def test_rows_without_room_go_to_one_blob_for_the_group(base: State) -> None:
     assert all(isinstance(outcome, c.Appended) for outcome in commit.outcomes)
 
 
+def test_a_merge_of_earlier_batches_in_the_group_stays_apart(base: State) -> None:
+    """Whatever changed before them, only the rows of this group go to its blob."""
+    before, _ = planned(base, *[insert(number, inline=None) for number in (1, 2)])
+    before, _ = planned(before.following, insert(3, inline=None))
+    before, _ = planned(before.following, insert(4))
+    earlier = tuple(part.id for part in list(before.following.trace.parts())[:3])
+    merge = c.MergeResult(earlier, (make_run(make_part(800, rows=3, times=(0, 1))),), before.following.since)
+    commit, [task] = planned(before.following, merge, insert(5, inline=500))
+    assert task.inputs == {numbered("p", 5)}
+    assert [len(list(batch.parts())) for batch in commit.following.trace.batches] == [1, 1, 1]
+
+
 def test_a_group_of_many_rows_leaves_them_in_a_blob_although_there_is_room(base: State) -> None:
     few, none = planned(base, insert(1), insert(2))
     many, [task] = planned(base, insert(1), insert(2), insert(3))
