@@ -77,6 +77,22 @@ def test_one_commit_forgets_history_tags_and_dropped_rows(world: World, machine:
     assert committer.state() is after
 
 
+def test_what_needs_no_clock_is_forgotten_while_a_tag_waits_for_one(world: World, machine: Machine) -> None:
+    shard = created(machine, "none")
+    insert_every_hour(world, shard, 3)
+    shard.tag("first", 0, keep="1m")
+    world.pass_ms(HOUR_MS)
+    world.store_off_ms = -DAY_MS
+    unsure = world.machine()
+    assert aged(unsure) == Antichain(2)
+    with pytest.raises(Unavailable, match="do not agree"):
+        aged(unsure)
+    assert unsure.location.machine(NAME).state().tags
+    world.store_off_ms = 0
+    aged(world.machine())
+    assert not machine.location.machine(NAME).refresh().tags
+
+
 def test_a_clock_that_is_ahead_forgets_nothing(world: World, machine: Machine) -> None:
     shard = created(machine, "1d")
     insert_every_hour(world, shard, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from persist.core import commands as c
@@ -351,15 +352,26 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
 
 
 def forget_outlived(state: State, command: c.ForgetOutlived, context: Context) -> tuple[State, c.HistoryMoved]:
-    """Dropped rows go last: by what goes before, times of before their drop may no longer be readable."""
-    if command.before_ms is not None:
-        state = _aged(state, command.before_ms, context)
-    state = without_dropped(_without_outlived_tags(state, context))
-    return state, c.HistoryMoved(state.history_hold, state.since)
+    """Dropped rows go last: by what goes before, times of before their drop may no longer be readable.
+
+    What needs a checked clock waits for one, and holds up nothing that needs none.
+    """
+    following, unchecked = state, None
+    for without in (partial(_aged, before_ms=command.before_ms), _without_outlived_tags):
+        try:
+            following = without(following, context=context)
+        except Unavailable as error:
+            unchecked = error
+    following = without_dropped(following)
+    if unchecked is not None and following is state:
+        raise unchecked
+    return following, c.HistoryMoved(following.history_hold, following.since)
 
 
-def _aged(state: State, before_ms: int, context: Context) -> State:
+def _aged(state: State, before_ms: int | None, context: Context) -> State:
     settings = state.settings
+    if before_ms is None:
+        return state
     if not settings.version or settings.history_ms is None or state.since.is_empty:
         return state
     if not settings.history_ms:
