@@ -56,13 +56,13 @@ def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> 
 
 
 def prove(state: State, command: c.ProveErasure, context: Context) -> tuple[State, c.Done]:
-    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more, and
-    no loan may keep a blob of before.
+    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more, no loan
+    may keep a blob of before, and no earlier time is held, as by who reads what was empty when it was rewritten.
     """
     known = state.erasures.get(command.erasure)
     if known is None or known.proof is not None or not known.rewritten:
         return state, c.Done()
-    if lent_before(state, known):
+    if lent_before(state, known) or state.since < Antichain(known.at):
         return state, c.Done()
     if min([command.proof.horizon, *state.rollups, *state.long_diffs]) < known.rewritten:
         return state, c.Done()
