@@ -19,6 +19,7 @@ from persist.client.lease_pool import LeasePool
 from persist.client.server_writer import Names, ThinWriter
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
+from persist.client.transport import waits_for_holds
 from persist.client.write import WriteSettings
 from persist.codecs.allowance import Allowance
 from persist.codecs.json_rows import body_json
@@ -227,6 +228,7 @@ class Service:
 
     async def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         """Commit one command, as `caller` in the commit history."""
+        await self.give_back(name, command)
         return await self.work.apply(self.location.machine(name), command, caller)
 
     async def state(self, name: str) -> State:
@@ -235,6 +237,11 @@ class Service:
         if state.is_closed:
             raise UnknownShard(dropped(name))
         return state
+
+    async def give_back(self, name: str, command: c.Command) -> None:
+        """Give back the leases of the server's own reads that nobody uses, where the command waits for holds."""
+        if self.transport.leases is not None and waits_for_holds(command):
+            await self.work.run(self.transport.leases.let_go, name)
 
     def close(self) -> None:
         self.stop()

@@ -11,7 +11,6 @@ from starlette.requests import Request
 
 from persist.client.optimistic_edit import unless_landed
 from persist.client.server_writer import Making, Names
-from persist.client.transport import waits_for_holds
 from persist.codecs import rows
 from persist.codecs.allowance import Allowance, BodyTooLarge
 from persist.commit.machine import Machine
@@ -115,9 +114,7 @@ async def _applied(
             told[DID] = of_command(command, verdict)
         admit(service.quotas, principal, name, command)
 
-    shared = service.transport.leases
-    if shared is not None and waits_for_holds(command):
-        await service.work.run(shared.let_go, name)
+    await service.give_back(name, command)
     done = await service.work.apply(machine, command, caller, admitted)
     settle(service.quotas, principal, name, command, lambda: machine.cached)
     return encoded(done)

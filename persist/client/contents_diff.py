@@ -283,7 +283,7 @@ class DiffRequest:
     """How changes are wanted: in how many splits, of which columns (None: all), and how long the times are awaited.
 
     `num_splits` may be what says how many there are of so many encoded bytes. `known` is the id of the schema by which
-    the columns are named (None: of now).
+    the columns are named (None: of now). `shares`: by a lease that the reads of the process share.
     """
 
     num_splits: int | Callable[[int], int] = 1
@@ -291,11 +291,7 @@ class DiffRequest:
     wait_s: float = 60.0
     purpose: str = "changes"
     known: int | None = None
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the changes are read in this process; several splits are there to be read elsewhere."""
-        return self.num_splits == 1
+    shares: bool = False
 
     def check_names(self, view: ShardView) -> None:
         """Raise InvalidUsage where the name of a column that is given means another one by now."""
@@ -347,7 +343,7 @@ def between(
     The lease outlives the block, unless an error ends that. Raises NotReadable, Unavailable.
     """
     low = start if end is None else min(start, end)
-    hold = holding_together if asked.is_here else holding
+    hold = holding_together if asked.shares else holding
     with hold(transport, name, low, asked.purpose, asked.wait_s, settings) as held:
         end = _latest(held.view) if end is None else end
         high = max(start, end)
@@ -376,6 +372,7 @@ def changes_of(
 ) -> Changes:
     """The changes of one shard. Raises what `Shard.changes` says."""
     assert start.time is not None
+    asked = replace(asked, shares=asked.num_splits == 1)  # several are there to be read elsewhere
     with between(transport, name, start.time, end.time, asked, settings) as found:
         asked.check_names(found.held.view)
         splits = found.splits(asked.num_splits, asked.columns)

@@ -23,8 +23,7 @@ from persist.client.optimistic_loop import (
     latest_of,
     read_facts,
 )
-from persist.client.small_reads import holding_together
-from persist.client.snapshot import Held, kept, part_reader
+from persist.client.snapshot import Held, holding, kept, part_reader
 from persist.client.timestamps import datetime_text, resolved, shown_instant
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
@@ -434,7 +433,7 @@ class Dropping(Rewriting):
         check_complete(self.name, before - 1, self._view(), "truncated")
         if before <= read_facts(self.transport, self.name, self.read.retry_s).facts.truncated.before:
             return self._view().upper, 0
-        with holding_together(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
+        with holding(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
             return self.counted(held, before)
 
     def counted(self, held: Held, before: int) -> tuple[Antichain, int]:

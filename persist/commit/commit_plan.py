@@ -253,11 +253,11 @@ def _stepped(
             context = replace(context, verdict=verdicts[index])
         try:
             if isinstance(command, c.Append) and command.lower < state.upper < command.upper:
-                command = _done((yield AppendCount(state, command)))
+                commands[index] = command = _done((yield AppendCount(state, command)))
             following, result = step(state, command, context)
             entry = None
             if following is not state:
-                entry = entry_of(state, following, commands[index], result, callers[index], context.verdict)
+                entry = entry_of(state, following, command, result, callers[index], context.verdict)
             if entry is not None and isinstance(command, c.WriteCommand):
                 check_room(state, ENTRIES, given.policy)
         except Exception as error:  # even a bug harms only the command that meets it

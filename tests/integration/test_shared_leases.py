@@ -135,6 +135,7 @@ def test_snapshots_over_http_share_a_lease_of_the_server(place: Pooled) -> None:
             assert http.get(f"{path}/snapshot").headers["persist-as-of"] == str(number + 1)
         assert place.state.seqno - before == 3, "those of the writer"
         assert [reader.purpose for reader in place.state.leased_readers.values()] == ["http snapshot", "count"]
+        assert http.post(f"{path}/forget", params={"before": 2}).json()["since"] == [2], "nobody reads before it now"
         drop = c.Drop(shard=place.state.shard_id)
         assert http.post(f"{path}/commands", content=encoded(drop)).status_code == 200, "nobody reads now"
     assert place.state.is_closed

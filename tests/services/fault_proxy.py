@@ -131,24 +131,28 @@ class FaultProxy:
         with self._changed:
             self._live[me] = born
         server: socket.socket | None = None
+        is_in_order = False
         try:
             if self._mode != "reset":
                 server = socket.create_connection((self.host, self.target), timeout=CUT_S)
                 for each in (client, server):
                     each.settimeout(None)
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._forward(client, server, born)
+                is_in_order = self._forward(client, server, born)
         except OSError:
             pass
         finally:
             for each in (client, server):
-                if each is not None:
+                if each is not None and is_in_order:
+                    each.close()  # what was forwarded still arrives
+                elif each is not None:
                     _reset(each)
             with self._changed:
                 del self._live[me]
                 self._changed.notify_all()
 
-    def _forward(self, client: socket.socket, server: socket.socket, born: int) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket, born: int) -> bool:
+        """Whether one of the two has ended the connection in order."""
         sent = 0
         watch = None if self._watch is None else self._watch()
         half_closes = len(self._half_closes)
@@ -167,7 +171,7 @@ class FaultProxy:
                     break
                 data = source.recv(CHUNK)
                 if not data:
-                    return
+                    return True
                 if self._mode == "delay":
                     self._pause(DELAY_S)
                 if watch is not None:
@@ -175,11 +179,12 @@ class FaultProxy:
                 if source is client:
                     sent += len(data)
                     if self.upload_limit is not None and sent > self.upload_limit:
-                        return
+                        return False
                     if server not in ended:
                         server.sendall(data)
                 elif self._mode != "swallow" and client not in ended:
                     client.sendall(self.rewrite(data) if self.rewrite is not None else data)
+        return False
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
