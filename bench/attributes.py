@@ -24,7 +24,7 @@ import pyarrow as pa
 from bench.bars import bar, interleaved, median
 from blob.memory_blobs import MemoryBlob
 from persist.attributes.attribute_index import AttributeIndex
-from persist.attributes.btree import Flush
+from persist.attributes.btree import TreeFlush
 from persist.attributes.node_codec import DEFAULT_SHAPE, Node, Update
 from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client, connect
@@ -103,7 +103,7 @@ class Measured:
         self._nodes: dict[int, Node] = {}
 
     def flush(self, updates: list[Update]) -> None:
-        root = Flush(self.root, self, self, DEFAULT_SHAPE, compact=False).run(updates)
+        root = TreeFlush(self.root, self, self, DEFAULT_SHAPE, compact=False).run(updates)
         self.root = replace(root, end=self.end)
 
     @property

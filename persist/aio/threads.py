@@ -21,7 +21,7 @@ RETRY_AFTER_S = 0.1
 _T = TypeVar("_T")
 
 
-class Pool:
+class CallPool:
     """At most so many threads, begun as they are needed. They keep no program alive: its end waits for no answer."""
 
     def __init__(self, threads: int, name: str) -> None:
@@ -86,8 +86,8 @@ class Threads:
         checked("threads", threads, int)
         if not 1 <= threads <= THREADS_MAX:
             raise InvalidUsage(f"threads is {shown(threads)}; it must be in [1, {THREADS_MAX}]")
-        self._calls = Pool(threads, "persist-aio")
-        self._waits = Pool(LISTENERS, "persist-aio-wait")
+        self._calls = CallPool(threads, "persist-aio")
+        self._waits = CallPool(LISTENERS, "persist-aio-wait")
         self._under_way = 0
 
     def submit(self, work: Callable[[], _T], *, waits: bool = False) -> Future[_T]:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from blob import Blob
-from persist.attributes.btree import Flush, NodeReader, entries, last_key, lookup
+from persist.attributes.btree import NodeReader, TreeFlush, entries, last_key, lookup
 from persist.attributes.node_codec import DEFAULT_SHAPE, Shape, Update
 from persist.attributes.node_store import ChunkReader, ChunkWriter, NodeCache
 from persist.core import commands as c
@@ -216,7 +216,7 @@ class AttributeIndex:
             moves -= 1
             return moves >= 0 and live + len(writer.chunks) >= shape.chunks_max
 
-        following = Flush(root, reader, writer, shape, compact=compact).run(updates, crowded)
+        following = TreeFlush(root, reader, writer, shape, compact=compact).run(updates, crowded)
         writer.close()
         lowest = following.lowest if following.height else writer.end
         following = replace(following, lowest=lowest, end=writer.end)

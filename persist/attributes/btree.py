@@ -129,7 +129,7 @@ class _Changing:
         return min(self.lows)
 
 
-class Flush:
+class TreeFlush:
     """One batch of updates on the way from one version of the tree to the next."""
 
     def __init__(

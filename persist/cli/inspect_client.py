@@ -16,7 +16,7 @@ from persist.cli.terminal import plain
 from persist.client.server_address import Trust, normal
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
-from persist.http_client.http_connection import Broken, NotSent, Pool, Reply, tls_of
+from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, tls_of
 from persist.inspect.queries import OF_LOCATION, Query
 
 # An inspection through a server: `GET /v1/inspect/…` and `GET /v1/shards/NAME/inspect/…`.
@@ -42,7 +42,7 @@ class Server:
         check_url(url)
         urls = tuple(dict.fromkeys(map(normal, url.split(","))))
         tls = tls_of(urls, trust)
-        self._pools = {one: Pool(one, connect_s=ANSWER_S, tls=tls) for one in urls}
+        self._pools = {one: ConnectionPool(one, connect_s=ANSWER_S, tls=tls) for one in urls}
         self._url = urls[0]
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
 

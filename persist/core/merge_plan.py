@@ -2,9 +2,8 @@
 
 There are two planners with the same rules. A *committer* merges the newest batches while they are small (`is_small`):
 `garbage_due`, `inline_due` and `tier_due`. Its commits join the group of the process that commits anyway, while
-another process would have to win races against a busy writer. A
-*worker* of maintenance merges everything else: `plan`. It leaves the newest small batches to the committer as long as
-these are few (`left_batches_max`).
+another process would have to win races against a busy writer. A *worker* of maintenance merges everything else: `plan`.
+It leaves the newest small batches to the committer as long as these are few (`left_batches_max`).
 
 - Tiers: a stretch is due when its rows are at least `FAN_IN` times those of its largest member. So every row that is
   rewritten lands in a run that much larger, and is rewritten at most a logarithm of times. The committer counts whole

@@ -32,7 +32,7 @@ from persist.core.errors import (
     Unavailable,
 )
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
-from persist.http_client.http_connection import ANSWER_BYTES_MAX, Broken, NotSent, Pool, Reply, tls_of
+from persist.http_client.http_connection import ANSWER_BYTES_MAX, Broken, ConnectionPool, NotSent, Reply, tls_of
 
 # Which server to ask: rendezvous hashing over those that answer.
 #
@@ -156,7 +156,7 @@ class HttpCalls:
         self._timeout_s = timeout_s
         self._tls = tls_of(servers.urls, trust)
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._pools = {url: Pool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
+        self._pools = {url: ConnectionPool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
 
     @property
     def timeout_s(self) -> float:

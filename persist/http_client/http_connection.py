@@ -191,7 +191,7 @@ def tls_of(urls: Iterable[str], trust: Trust | None) -> ssl.SSLContext | None:
     return (trust or Trust()).context() if is_secure else None
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one server. Thread-safe; a connection serves one request at a time.
 
     `probes`: a server that takes long to answer is asked whether it is there, as servers of persist can be.

@@ -23,7 +23,7 @@ from persist.client.server_address import Trust
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.formats.records import json_crc
-from persist.http_client.http_connection import Broken, NotSent, Pool, Reply, TimedOut, tls_of
+from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, TimedOut, tls_of
 
 # The index of regions: for each region the servers at its home, and those near here that read it.
 #
@@ -409,8 +409,8 @@ def presence(url: str, timeout_s: float = ANSWER_S) -> ServerPresence:
 def _replied(
     url: str, headers: dict[str, str], tls: ssl.SSLContext | None, connect_s: float, timeout_s: float
 ) -> Reply:
-    """The answer to one request, on a connection of its own. Raises as `Pool.request` does."""
-    with closing(Pool(url, connect_s=connect_s, tls=tls, probes=False)) as pool:
+    """The answer to one request, on a connection of its own. Raises as `ConnectionPool.request` does."""
+    with closing(ConnectionPool(url, connect_s=connect_s, tls=tls, probes=False)) as pool:
         return pool.request("GET", PATH, headers, None, timeout_s, ANSWER_BYTES_MAX)
 
 

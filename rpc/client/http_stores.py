@@ -18,8 +18,8 @@ from persist.http_client.http_connection import (
     ANSWER_BYTES_MAX,
     ERROR_BYTES_MAX,
     Broken,
+    ConnectionPool,
     NotSent,
-    Pool,
     Reply,
     TimedOut,
     tls_of,
@@ -51,7 +51,7 @@ class HttpBlob(Blob):
         self._calls = calls
         self._url = url
         self._presigned = presigned
-        self._pools: dict[str, Pool] = {}  # of the hosts of presigned URLs
+        self._pools: dict[str, ConnectionPool] = {}  # of the hosts of presigned URLs
 
     @property
     def url(self) -> str:
@@ -187,13 +187,13 @@ class HttpBlob(Blob):
                 return reply
         raise BlobUnavailable(f"blob {key}: the store keeps failing")
 
-    def _pool(self, url: str) -> Pool:
+    def _pool(self, url: str) -> ConnectionPool:
         """Connections to the host of a presigned URL. Raises InvalidUsage, ValueError: it is no URL."""
         parts = urlsplit(url)
         host = f"{parts.scheme}://{parts.netloc}"
         pool = self._pools.get(host)
         if pool is None:
-            pool = Pool(host, connect_s=PRESIGNED_CONNECT_S, tls=tls_of([host], None), probes=False)
+            pool = ConnectionPool(host, connect_s=PRESIGNED_CONNECT_S, tls=tls_of([host], None), probes=False)
             pool = self._pools.setdefault(host, pool)
         return pool
 
