@@ -184,8 +184,8 @@ def expiry_moves_since() -> Broken:
     """Forgetting a lapsed reader lets since jump to what the other readers hold, or to the latest time."""
     real = persist.commit.commit_plan.expire_lapsed
 
-    def expire_lapsed(state: State, now_ms: int) -> State:
-        expired = real(state, now_ms)
+    def expire_lapsed(state: State, now_ms: int, checked_ms: int | None) -> State:
+        expired = real(state, now_ms, checked_ms)
         if expired.leased_readers is state.leased_readers:
             return expired
         others = (*expired.leased_readers.values(), *expired.critical_readers.values())

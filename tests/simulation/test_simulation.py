@@ -21,7 +21,7 @@ from tests.support import naive_reader
 from tests.support.examples import is_whole, seeds, size
 
 FEW = range(7)
-MANY = [range(80)]  # `python -m tests.simulation 0:20000` runs more
+MANY = [range(160)]  # `python -m tests.simulation 0:20000` runs more
 COPIED = range(CLONES_FROM, CLONES_FROM + size(2, 40))
 SHARED = range(SHARED_FROM, SHARED_FROM + size(2, 40))
 FED = range(INGESTED.start, INGESTED.start + size(2, 40))
