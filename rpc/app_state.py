@@ -239,7 +239,7 @@ class Service:
         return state
 
     async def give_back(self, name: str, command: c.Command) -> None:
-        """Give back the leases of the server's own reads that nobody uses, where the command waits for holds."""
+        """Give back unused leases of the server's own reads where the command waits for holds."""
         if self.transport.leases is not None and waits_for_holds(command):
             await self.work.run(self.transport.leases.let_go, name)
 

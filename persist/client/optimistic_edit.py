@@ -152,15 +152,17 @@ class Editing(Rewriting):
         plan, count = self.plan.to(view), Count()
         runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
         try:
-            done = self._commit(self._writer(view), runs, view, token)
+            done = self._commit(runs, view, token)
         except UpperMismatch as error:
             if self._is_conditional or error.details.get("expected") is None:
                 raise
             return None
         return self._outcome(done, view, count, 0)
 
-    def _own_token(self, runs: tuple[Run, ...]) -> Token | None:
-        return super()._own_token(runs) if runs or self.attributes else None  # nothing changes, or is remembered
+    def _commit(self, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
+        if token or runs or self.attributes:
+            return super()._commit(runs, view, token)
+        return self._writer(view).commit_rewrite(runs, view.upper, **self._parts(view))  # nothing to be remembered
 
     def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
         return self.plan.to(held.view).updates(self._contents(held))

@@ -179,10 +179,9 @@ class Rewriting(ABC):
         Raises UpperMismatch: others wrote before each of them, or the plan was worked out anew `replans_max` times.
         """
         draft, lost, replans = self._drafted(held, None), 0, 0
-        handle = self._writer(held.view)
         while draft.runs or self._commits_nothing:
             try:
-                return Attempt(self._commit(handle, draft.runs, draft.held.view, token), draft, replans)
+                return Attempt(self._commit(draft.runs, draft.held.view, token), draft, replans)
             except (UpperMismatch, SchemaMismatch) as error:
                 refused = error
             is_overtaken = isinstance(refused, UpperMismatch)
@@ -223,13 +222,13 @@ class Rewriting(ABC):
         held.lease.keep()
         return replace(held, view=view)
 
-    def _commit(self, handle: WriteHandle, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
-        """Commit the staged rows, which were worked out from the view."""
-        return handle.commit_rewrite(runs, view.upper, token=token or self._own_token(runs), **self._parts(view))
+    def _commit(self, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
+        """Commit the staged rows, which were worked out from the view. Without a token it has its own.
 
-    def _own_token(self, runs: tuple[Run, ...]) -> Token | None:
-        """Of a commit whose caller gave none. A token is remembered by itself, where a writer would be registered."""
-        return mint(Token, self.transport.ids)
+        A token is remembered without a writer, which would have to be registered and retired.
+        """
+        own = token or mint(Token, self.transport.ids)
+        return self._writer(view).commit_rewrite(runs, view.upper, token=own, **self._parts(view))
 
     def _writable(self, as_of: int, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """The rows. Raises InvalidUsage where one commit cannot write a multiplicity."""

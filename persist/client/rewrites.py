@@ -26,14 +26,12 @@ from persist.client.optimistic_loop import (
 from persist.client.snapshot import Held, holding, kept, part_reader
 from persist.client.timestamps import datetime_text, resolved, shown_instant
 from persist.client.transport import OneShard
-from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.errors import (
     Conflict,
     InvalidUsage,
-    PersistError,
     UnknownShard,
     UpperMismatch,
 )
@@ -293,11 +291,6 @@ class Truncating(Rewriting):
     def _step(self, before: Held, now: Held) -> Step:
         return Step.REPLAN
 
-    def _commit(self, handle: WriteHandle, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
-        # What finds nothing is remembered too; its token stands alone, so that no writer is registered for it.
-        known = mint(Token, self.transport.ids) if token is None and not runs else token
-        return super()._commit(handle, runs, view, known)
-
     def _told(self, done: c.Appended) -> Truncated:
         """What is told of one that has happened, with rows counted where they were written, or that had nothing to do.
 
@@ -380,22 +373,19 @@ class Dropping(Rewriting):
         if dry_run or not before:
             upper, removed = self._counting(before) if before else (self._writable_upper(), 0)
             return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
-        handle = self._writer(None)
-        alone = mint(Token, self.transport.ids) if token is None else token  # so that no writer is registered
-        done = self._forced(handle, alone) if force else self._drop(handle, EMPTY, alone)
-        with suppress(PersistError):
-            handle.close()
+        own = token or mint(Token, self.transport.ids)
+        done = self._forced(own) if force else self._drop(EMPTY, own)
         pending, went = False, None
         if done.lower == done.upper:
             with after_commit(f"the truncation of shard {self.name!r} before {before}"):
                 pending, went = self._came_to(before, done.lower)
         return Truncated(before, self.to.timestamp, done.lower, done.upper, went, DROP, pending)
 
-    def _forced(self, handle: WriteHandle, token: Token) -> c.Appended:
+    def _forced(self, token: Token) -> c.Appended:
         """The drop at the very upper, wherever the writer of the shard has moved it by then."""
         for left in range(FORCED_TRIES_MAX, 0, -1):
             try:
-                return self._drop(handle, self._view().upper, token)
+                return self._drop(self._view().upper, token)
             except UpperMismatch as error:
                 if left == 1 or not error.details.get("actual"):
                     raise
@@ -453,8 +443,8 @@ class Dropping(Rewriting):
     def _view(self) -> ShardView:
         return self.transport.view(self.name, ViewRequest(with_batches=False))
 
-    def _drop(self, handle: WriteHandle, expected: Antichain, token: Token) -> c.Appended:
-        return handle.commit_rewrite((), expected, token=token, **self._parts(None))
+    def _drop(self, expected: Antichain, token: Token) -> c.Appended:
+        return self._writer(None).commit_rewrite((), expected, token=token, **self._parts(None))
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
         return {"operation": c.DROP_BEFORE, "tombstone": frontier(self.to.time), "passes": self.passes}

@@ -33,7 +33,7 @@ _WAITING_FOR_HOLDS = (c.Drop, c.CompareAndDowngradeSince, c.ForgetHistory, c.Set
 
 
 def waits_for_holds(command: c.Command) -> bool:
-    """Whether the outcome depends on who holds the shard, so that readers nobody uses are given back before it."""
+    """Whether the outcome depends on who holds the shard, so that unused readers are given back before it."""
     erases = isinstance(command, c.Rewrite) and command.erasure is not None
     return erases or isinstance(command, _WAITING_FOR_HOLDS)
 

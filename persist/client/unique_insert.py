@@ -114,11 +114,8 @@ class Inserting(Editing):
     writer: WriteHandle
     caller: Caller
 
-    def _own_token(self, runs: tuple[Run, ...]) -> Token | None:
-        return None  # its writer is registered already, or by this
-
-    def _commit(self, handle: WriteHandle, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
-        return super()._commit(self.writer, runs, view, token)
+    def _commit(self, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
+        return self.writer.commit_rewrite(runs, view.upper, token=token, **self._parts(view))
 
     def _writer(self, view: ShardView | None) -> WriteHandle:
         handle = super()._writer(view)

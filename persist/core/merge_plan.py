@@ -163,7 +163,7 @@ def _tagged(state: State, lower: Antichain, upper: Antichain) -> int:
 # --- the committer
 
 
-def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -> Sequence[HollowBatch]:
+def garbage_due(state: State, taken: Set[str]) -> Sequence[HollowBatch]:
     """The newest batches that since has wholly passed, when most of their rows would cancel out."""
     trace = state.trace
     if trace.rows > GARBAGE_ROWS:
@@ -174,7 +174,7 @@ def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -
         free = sum(1 for _ in takewhile(lambda batch: not _is_taken(batch, taken), reversed(stretch)))
         stretch = stretch[len(stretch) - free :]
     largest = max((batch.rows for batch in stretch), default=0)
-    return stretch if _is_garbage(state, stretch, largest, percent, GARBAGE_GROWTH) else ()
+    return stretch if _is_garbage(state, stretch, largest, GARBAGE_PERCENT, GARBAGE_GROWTH) else ()
 
 
 def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
@@ -204,7 +204,7 @@ def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     return batches[due:end]
 
 
-def inline_stretch(trace: Trace, taken: Set[str] = frozenset()) -> Sequence[HollowBatch]:
+def inline_stretch(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """Adjacent batches that hold inline rows only (or none): the stretch with the most bytes, or the newest such.
 
     Looks from the newest on, no further than where all inline bytes are found.

@@ -25,7 +25,7 @@ class SeenVersion(Record, frozen=True):
 
 
 class ShardDetails(Record, frozen=True):
-    """What a shard was told to do and to keep: `cursors` are the times from which on critical readers hold it."""
+    """Settings and holds of a shard: `cursors` are the times from which on critical readers hold it."""
 
     settings: ShardSettings
     tags: dict[str, Tag]

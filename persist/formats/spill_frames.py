@@ -1,6 +1,6 @@
 """Outcomes of tokens and entries of the commit history <-> the bytes of a file: a sorted run.
 
-A file is blocks, each a frame that is compressed by itself, and an index, which is a frame too. A block is pairs of a
+A file is blocks, each a frame that is compressed on its own, and an index, which is a frame too. A block is pairs of a
 key and the MessagePack of a record, ascending by key; all keys of a file have one length. The index has the first key
 of each block and where the block ends. So a lookup costs one block, and a page of a long history two or three.
 

@@ -348,7 +348,7 @@ class SchemaMode(Enum):
 
 
 REWRITES = {"false": None, "true": "update", "update": "update", "delete": "delete", "merge_into": "merge_into"}
-"""Of each value of the option the verb that the commit history tells."""
+"""The verb in the commit history, for each value of the option."""
 
 
 @dataclass(frozen=True)

@@ -423,7 +423,7 @@ async def with_shard(request: Request, work: Callable[[Shard], T]) -> T:
 
 
 async def worked(request: Request, work: Callable[[Shard], Told]) -> Response:
-    """As `with_shard`, for long work; tells what it came to."""
+    """As `with_shard`, for long work; responds with its result."""
     with service_of(request).snapshots:  # it takes as much memory as one
         found = await with_shard(request, work)
     return json_response(found.to_json())

@@ -12,4 +12,4 @@ from persist.core.state import State
 
 def flushed(state: State, blob: Blob, ids: IdSource) -> c.MergeResult | None:
     """The merge that moves the longest stretch of inline rows into one part, whose blob is written; or None."""
-    return merged(state, inline_stretch(state.trace), blob, ids)
+    return merged(state, inline_stretch(state.trace, frozenset()), blob, ids)

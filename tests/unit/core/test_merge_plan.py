@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core import commands as c
+from persist.core import merge_plan
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, trace_of
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.merge_plan import LEFT_BATCHES_MAX, LOOKED_AT_MAX, SMALL_ROWS, MergePolicy, garbage_due, plan
@@ -230,13 +231,14 @@ def tagged(state: State, *times: int) -> State:
     ],
 )
 def test_what_would_be_left_is_counted_once_more_for_each_time_that_tags_keep_apart(
-    times: tuple[int, ...], due: bool
+    times: tuple[int, ...], due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(merge_plan, "GARBAGE_PERCENT", 200)
     shape = Shape()
     for _ in range(4):
         shape.append(1_000, diff_min=-1, diff_sum=250)
     state = replace(shape.state, since=Antichain(4))
-    stretch = garbage_due(tagged(state, *times), frozenset(), percent=200)
+    stretch = garbage_due(tagged(state, *times), frozenset())
     assert len(stretch) == (4 if due else 0)
 
 
