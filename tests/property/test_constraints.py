@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from compactor.worker import Worker
 from persist import ConstraintViolated, Shard
-from persist.client import optimistic_edit
+from persist.client.write import WriteHandle
 from tests.support.clocks import World
 
 COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
@@ -108,15 +108,15 @@ def tell(story: list[tuple[Step, Step | None]]) -> None:
     """A step at a time, with its rival between its look and its commit."""
     place = new_story(World())
     rivals: list[Step] = []
-    commit = optimistic_edit.Editing._commit
+    commit = WriteHandle.commit_rewrite
 
-    def interrupted(self: optimistic_edit.Editing, *given: Any) -> Any:
+    def interrupted(self: WriteHandle, *given: Any, **parts: Any) -> Any:
         if rivals:
             place.run(rivals.pop())
-        return commit(self, *given)
+        return commit(self, *given, **parts)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(optimistic_edit.Editing, "_commit", interrupted)
+        patched.setattr(WriteHandle, "commit_rewrite", interrupted)
         for step, rival in story:
             if rival is not None and "compare_and_append" not in (step[0], rival[0]):
                 rivals.append(rival)
