@@ -3,7 +3,8 @@
 Upkeep only decides. It is told of a State and answers with duties, which are values; the machine has them done in the
 background, and tells when each has ended. Each kind of duty is under way at most once at a time, and no two merges have
 a part in common. Losing any of it is safe: a later commit asks again, and the workers of maintenance do it at the
-latest. Where the background falls behind, batches pile up, and beyond `Policy.batches_max` writers are slowed down.
+latest. Where merges fall behind, each commit waits a moment for them: threads of one process share its interpreter, and
+a writer in a loop would leave them next to none of it. What piles up all the same is bounded by `Policy.batches_max`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from persist.commit.commit_plan import (
 from persist.core.batch import EMPTY_TRACE, HollowBatch
 from persist.core.ids import SeqNo
 from persist.core.manifests import to_bundle
-from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
+from persist.core.merge_plan import claimed, garbage_due, inline_due, is_behind, tier_due
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import ROLLUP_LEAST, Policy, State
 from persist.core.transitions.spill_flush import is_flush_due
 
 TURNS_LEFT_MAX = 16  # times in a row that a kind of duty is left to another process that is at it
 ROLLUP_BYTES = 512 * 1024  # of state diffs since the newest rollup, after which one is due
+GIVE_WAY_S = 0.02  # what a commit waits at most for merges that are behind
 ROLLUP_GONE = 32  # blobs that have left the State since then: they are deleted once a rollup lies beyond
 
 
@@ -91,6 +93,9 @@ class Upkeep:
         self._policy = policy
         self._merges = merges
         self._lock = threading.Lock()
+        self._written = threading.Condition(self._lock)
+        self._writing: set[str] = set()  # kinds of merges whose command is not there yet
+        self._is_behind = False  # as of the last look
         self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
         self._left: dict[str, int] = {}  # times in a row that duties of a kind were left to others
         self._looked_at = EMPTY_TRACE
@@ -111,6 +116,7 @@ class Upkeep:
         if state.trace is not self._looked_at:
             self._look_for_crowded(state)
             self._looked_at = state.trace
+            self._is_behind = is_behind(state.trace, self._policy)
             duties += self._merges_due(state) if self._merges else ()
             duties += self._bundles_due(state)
         if self.collects and self._has_to_collect(state):
@@ -159,6 +165,20 @@ class Upkeep:
         with self._lock:
             del self._under_way[duty.kind]
             self.merging = frozenset().union(*self._under_way.values())
+        self.written(duty)
+
+    def written(self, duty: Duty) -> None:
+        """The duty waits for nothing but its commit, or has ended."""
+        with self._written:
+            self._writing.discard(duty.kind)
+            self._written.notify_all()
+
+    def give_way(self) -> None:
+        """If merges are behind, wait until one of those under way has written its part; for a moment at most."""
+        if self._is_behind:
+            with self._written:
+                if self._writing:
+                    self._written.wait(GIVE_WAY_S)
 
     def _has_to_collect(self, state: State) -> bool:
         """Whether two rollups lie before every reader's hold, so that what was before the later one may go.
@@ -209,4 +229,6 @@ class Upkeep:
                 return False
             self._under_way[duty.kind] = duty.inputs
             self.merging |= duty.inputs
+            if duty.inputs:
+                self._writing.add(duty.kind)
             return True

@@ -304,6 +304,7 @@ class Machine(CachedState):
         try:
             with self._system.sight.commit(self.name, group, self.metrics) as watch:
                 self._log.request_id = watch.request_id
+                self._upkeep.give_way()
                 commit, outcomes = self._commit_what_fits(group)
                 watch.ended(commit.following.seqno, commit.diff is not None)
             upkeep = commit.upkeep
@@ -536,6 +537,7 @@ class Machine(CachedState):
                 work(self.name)
             return
         command = self._blobs.done(duty.task, self.state(), self.refresh)
+        self._upkeep.written(duty)
         if command is not None:
             result = self._applied(command, SOUND)  # it has just written the parts itself
             dropped(self._versions, command, result)

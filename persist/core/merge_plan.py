@@ -41,6 +41,7 @@ FAN_IN = 4
 # --- the committer's policy
 SMALL_ROWS = 32_768  # a batch beyond either of these two is the workers'
 SMALL_BYTES = 4 * 1024 * 1024
+BEHIND = 2  # times `Policy.inline_batches`, with which merges are behind
 INLINE_ROOM_PART = 2  # inline rows are moved to a blob when they take this part of their room
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
@@ -186,6 +187,12 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
     if trace.inline_bytes * INLINE_ROOM_PART >= policy.inline_shard_bytes_max:
         return inline_stretch(trace, taken)
     return ()
+
+
+def is_behind(trace: Trace, policy: Policy) -> bool:
+    """Whether twice as many of the newest batches hold inline rows as make their merge due."""
+    most = min(BEHIND * policy.inline_batches, LOOKED_AT_MAX)
+    return len(trace.batches) >= most and _with_rows(_newest_inline(trace.batches, frozenset())) >= most
 
 
 def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:

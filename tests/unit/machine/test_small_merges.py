@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit import background_duties
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Overloaded
@@ -129,6 +131,25 @@ def test_with_nobody_in_the_background_no_commit_merges_what_others_wrote() -> N
     machine.apply(insert)
     assert batches_of(machine.state()) < 60
     assert len(contents(shard, 60)) == 61
+
+
+def test_writers_wait_a_moment_for_a_merge_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads share one interpreter: a writer in a loop would leave next to none of it to the background."""
+    location = memory_location(policy=POLICY)
+    background = location.background = LateBackground()
+    shard, machine = shard_of(location), location.machine(NAME)
+    monkeypatch.setattr(background_duties, "GIVE_WAY_S", 600.0)
+    for n in range(2 * INLINE_BATCHES):
+        shard.insert([{"id": "k", "amount": n}])
+    late = threading.Thread(target=lambda: shard.insert([{"id": "k", "amount": -1}]))
+    late.start()
+    late.join(0.2)
+    assert late.is_alive()
+    assert batches_of(machine.state()) == 2 * INLINE_BATCHES
+    background.run()
+    late.join()
+    assert batches_of(machine.state()) < 2 * INLINE_BATCHES
+    assert len(contents(shard, 2 * INLINE_BATCHES)) == 2 * INLINE_BATCHES + 1
 
 
 def test_a_writer_sees_no_error_while_nothing_can_be_merged() -> None:
