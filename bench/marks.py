@@ -22,11 +22,11 @@ from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.collector import Collector
-from persist.commit.expiry import forget_outlived
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.core import commands as c
 from persist.core.frontier import Antichain
+from persist.maintenance.collector import Collector
+from persist.maintenance.expiry import forget_outlived
 from tests.support.location import InlineBackground, TestClock
 
 APPENDS = 2_000

@@ -29,11 +29,11 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location, open_stores
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import PublishSettings
 from persist.commit.system import SystemClock
 from persist.copies.recovery import RecoveryRequest
 from persist.core.state import Policy
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import Publisher, PublishSettings
 from persist.regions.failover import OldHome, promote
 from persist.regions.replica import ReplicaLocation, open_replica
 from persist.regions.replication import ReplicateSettings, Replicator
@@ -222,7 +222,7 @@ def small_shards(root: Path, shards: int) -> None:
     location, client = home_at(root)
     for number in range(shards):
         client.create_shard(f"s{number:05}", SCHEMA, ["id"]).insert([{"id": number, "v": "x"}])
-    location.publisher.publish(now=True) if location.publisher is not None else None
+    location.publisher.publish(now=True) if isinstance(location.publisher, Publisher) else None
     maintain(location)
     replicator_of(root).round(whole=True)
     location.close()

@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from persist.commit.location import Location
-from persist.commit.sight import REASON_MAX, Durations
 from persist.core.errors import Corruption, PersistError, UnknownShard
+from persist.telemetry.metrics import REASON_MAX, Durations
 
 # When shards are looked at: those that moved or asked for it, by a heap of due times, and all the others in turn.
 

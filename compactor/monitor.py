@@ -14,11 +14,12 @@ from typing import Any
 import persist
 from compactor.loop import Loop
 from compactor.metering import MaintenanceMetrics, ShardFigures
+from persist.client.location_metrics import newest, of_location, of_shards, own_pools
 from persist.client.transport import Transport
-from persist.commit.figures import newest, of_location, of_process, of_shards, own_pools, pools
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, one
+from persist.telemetry.metrics import of_process, pools
 
 REQUEST_S = 5.0  # in which a client sends something, or takes something; who is slower is cut off
 REQUESTS_MAX = 32  # at a time; further connections are closed

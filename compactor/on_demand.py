@@ -8,13 +8,13 @@ from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker, WorkerSettings
 from persist.client.idempotency import send
 from persist.client.transport import Transport
-from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.machine import CommitterOf
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Unavailable, UnknownShard
 from persist.core.phases import dropped
 from persist.core.state import State
+from persist.maintenance.collector import Collector
 
 # Maintenance of one shard because somebody asks for it: what `Shard.optimize` and `Shard.vacuum` do.
 #

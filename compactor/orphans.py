@@ -21,9 +21,6 @@ from itertools import islice
 from blob import BlobNotFound, BlobStat, Unfinished
 from compactor.metering import MaintenanceMetrics
 from persist.commit.blob_tasks import keys_in
-from persist.commit.clone_refs import LoanLists
-from persist.commit.collector import DELETE_BATCH, STAGED_MS_MAX
-from persist.commit.expiry import Silence
 from persist.commit.location import Location
 from persist.commit.system import StoreClock
 from persist.core import commands as c
@@ -34,6 +31,9 @@ from persist.core.named_holds import is_foreign
 from persist.core.state import State
 from persist.core.transitions import expire_lapsed
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.maintenance.clone_refs import LoanLists
+from persist.maintenance.collector import DELETE_BATCH, STAGED_MS_MAX
+from persist.maintenance.expiry import Silence
 
 log = logging.getLogger("persist.orphans")
 

@@ -12,12 +12,8 @@ from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, idle_for_ms
 from persist.client.row_retention import RetentionKeeper, RetentionRun
 from persist.client.transport import Transport
-from persist.commit.collector import Collector
-from persist.commit.erasure_scan import leave_out_before, scanned
-from persist.commit.expiry import forget_outlived, is_aging, step_s, tags_in_s
 from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf
-from persist.commit.publication_keeper import Published
 from persist.commit.state_loader import rolled_up
 from persist.core import commands as c
 from persist.core.erasure import Erasure, Proof, Scanned
@@ -27,6 +23,10 @@ from persist.core.frontier import Antichain
 from persist.core.state import State
 from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
 from persist.formats.store_errors import translated
+from persist.maintenance.collector import Collector
+from persist.maintenance.erasure_scan import leave_out_before, scanned
+from persist.maintenance.expiry import forget_outlived, is_aging, step_s, tags_in_s
+from persist.maintenance.publication_keeper import Published
 
 log = logging.getLogger("persist.publications")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import persist
-from persist.commit.figures import newest, of_location, of_process, of_shards, own_pools, pools
+from persist.client.location_metrics import newest, of_location, of_shards, own_pools
 from persist.commit.location import Location
-from persist.commit.sight import Durations
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
 from persist.regions.replica import ReplicaLocation
+from persist.telemetry.metrics import Durations, of_process, pools
 from rpc.auth import ANYBODY, Principal, TokenFigures, label_of
 
 __all__ = ["CONTENT_TYPE", "ServerMetrics"]

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from persist.commit.sight import REASON_MAX
-from persist.commit.tracing import TRACEPARENT, TraceSpan, begin_request
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unauthorized
+from persist.telemetry.metrics import REASON_MAX
+from persist.telemetry.tracing import TRACEPARENT, TraceSpan, begin_request
 from rpc import csrf
 from rpc.app_state import Service
 from rpc.audit import MANY, AuditEntry, did

@@ -28,6 +28,7 @@ from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, ShardId, Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.state import CriticalReader, LeasedReader, State, WriterState, initial_state
+from persist.maintenance.collector import collect_in_background
 
 NAME = "grown"
 ROWS = pa.table({"k": [f"{n:016d}" for n in range(10)], "v": list(range(10))})
@@ -151,7 +152,10 @@ class Grown:
     def _open(self) -> None:
         self.background = self._waiting()
         self.location = Location(
-            self.blobs, self.logs, settings=LocationSettings(collects=self._collects), background=self.background
+            self.blobs,
+            self.logs,
+            settings=LocationSettings(collects=collect_in_background if self._collects else None),
+            background=self.background,
         )
         self.transport = TimedTransport(self.location)
         self.client = Client(self.transport)

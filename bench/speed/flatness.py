@@ -44,10 +44,10 @@ from compactor.loop import RESCAN_PER_S, RESCAN_S, in_turn
 from compactor.tasks import gc_task, history_task, merge_task
 from compactor.worker import Worker
 from persist.commit.background_duties import ROLLUP_BYTES
-from persist.commit.collector import Collector
 from persist.commit.state_loader import rolled_up
 from persist.core.shard_view import ViewRequest, view_of
 from persist.core.state import Policy
+from persist.maintenance.collector import Collector
 from rpc.shard_watcher import POLLS_PER_S_WITH_PUSH
 
 COSTS = ("commit", "upkeep", "bytes", "open", "wake-up", "idle")

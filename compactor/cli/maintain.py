@@ -32,16 +32,16 @@ from persist.cli.long_running import announce, configure_logs, end_with_parent, 
 from persist.cli.terminal import ProgressBar
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport, is_same
-from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import CommitterOf, MachineSettings
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import PublishSettings
 from persist.commit.system import SystemClock
 from persist.copies.throttled_blob import read_rate
 from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy
 from persist.formats.exposition import Family, exposition
+from persist.maintenance.collector import Collector, GcSettings
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import PublishSettings
 from persist.regions.failover import HomeWatch
 from persist.regions.region_index import check_region, open_index
 

@@ -28,7 +28,6 @@ from persist.check.findings import (
     some,
 )
 from persist.commit.location import Location
-from persist.commit.sight import MachineMetrics
 from persist.commit.system import Clock, SystemIds
 from persist.copies.backup_store import BackupStore, Listed
 from persist.copies.shard_facts import Fault
@@ -36,6 +35,7 @@ from persist.core.blob_keys import BEATS, is_beat_key
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.store_errors import translated
 from persist.inspect.readonly_location import ReadOnlyLocation, read_only
+from persist.telemetry.metrics import MachineMetrics
 
 SQLITE = "sqlite:///"
 BEAT_MS = 60_000  # a beat tells the minute

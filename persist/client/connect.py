@@ -37,15 +37,16 @@ from persist.client.stream_cuts import (
 from persist.client.timestamps import kept_ms
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores
-from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
 from persist.core.phases import dropped
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.formats.exposition import figures
+from persist.maintenance.collector import collect_in_background
 from persist.parts import ShardSchema
 from persist.parts.constraint_checks import Constraining, without_constraints
+from persist.telemetry.tracing import open_tracer
 
 # A shard of another region: read from servers near here, written at its home.
 
@@ -280,7 +281,7 @@ class Connection:
     def _here(self) -> LocationSettings:
         return replace(
             self.location,
-            collects=self.collect,
+            collects=collect_in_background if self.collect else None,
             history=self.history or DEFAULT_HISTORY,
             shows_no_copy=True,
             metered=True,

@@ -10,13 +10,10 @@ from persist.client import deadlines, transport
 from persist.client.deadlines import Patience
 from persist.client.erasure_api import wait_json
 from persist.client.lease_pool import LeasePool
+from persist.client.location_metrics import of_location, own_pools
 from persist.client.maintaining import Maintain
 from persist.client.timestamps import instant_text
-from persist.commit.clone_refs import Cloning
-from persist.commit.erasure_scan import scanned
-from persist.commit.figures import of_location, own_pools, pools
 from persist.commit.location import Location
-from persist.commit.sight import Storms
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run
@@ -29,9 +26,12 @@ from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.formats.exposition import Family
+from persist.maintenance.clone_refs import Cloning
+from persist.maintenance.erasure_scan import scanned
 from persist.parts import current_schema
 from persist.parts.schema_changes import check_new
 from persist.parts.schema_evolution import check_first
+from persist.telemetry.metrics import Storms, pools
 
 # What may still show rows that were gone before a time, whoever took them away: told of both stores by a scan.
 

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 from persist.client import deadlines
 from persist.client.transport import OneShard, Transport
 from persist.commit.system import jittered
-from persist.commit.tracing import Request, Requesting
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import NOBODY, Caller
@@ -31,6 +30,7 @@ from persist.core.record import replace
 from persist.core.shard_view import ShardDetails, ViewRequest
 from persist.parts.row_stats import MODULUS as MODULUS
 from persist.parts.row_stats import digest_of_rows as digest_of_rows
+from persist.telemetry.tracing import Request, Requesting
 
 # Sending commands so that their outcome is known: retries with the same token, within a deadline.
 

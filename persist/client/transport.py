@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from blob import Blob, BlobError
 from persist.client.lease_pool import LeasePool
 from persist.commit.location_identity import ID_KEY, ensure_id
-from persist.commit.sight import Storms
 from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
@@ -24,6 +23,7 @@ from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy, SchemaRecord
 from persist.formats.exposition import Family
+from persist.telemetry.metrics import Storms
 
 # How a client reaches shards: embedded (its own machines over the stores) or through a server.
 

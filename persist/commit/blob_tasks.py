@@ -21,7 +21,6 @@ from persist.commit.commit_plan import (
     FlushRecent,
     RollUp,
 )
-from persist.commit.sight import MachineMetrics
 from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.commit.state_loader import Versions
 from persist.core import commands as c
@@ -42,6 +41,7 @@ from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts import PartReader, PartSink, PartWriter, newest, sound_schemas
 from persist.parts.part_files import Bound, Files
 from persist.parts.read_plan import expanded, listed_in, read_bundle
+from persist.telemetry.metrics import MachineMetrics
 
 # Writes bundles, and compares those that a command brings with what the State says.
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from persist.commit.commit_plan import Outcome
-from persist.commit.sight import Origin
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Overloaded
 from persist.core.transitions.context import RETRY_SOON_S, UNCHECKED, Verdict
+from persist.telemetry.metrics import Origin
 
 # After these, what was read for the group is void, or does not tell yet which parts have left the State. So each is
 # the last of its group.

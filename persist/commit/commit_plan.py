@@ -93,7 +93,7 @@ class Retain(Struct, frozen=True):
 
 
 class Collect(Struct, frozen=True):
-    """A task of upkeep: delete what no live version of the shard needs (`persist.commit.collector`)."""
+    """A task of upkeep: delete what no live version of the shard needs (`persist.maintenance.collector`)."""
 
 
 Outcome = c.Result | BaseException  # what a command came to

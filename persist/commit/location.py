@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from blob import Blob, BlobNotWritable, is_ambiguous, open_blob, without_secrets
@@ -28,12 +28,8 @@ from blob.private_files import FILE_MODE, make_directories, replace_file
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache, StaleIndex
-from persist.commit.collector import Collector, GcSettings
-from persist.commit.expiry import forget_outlived
 from persist.commit.location_identity import Identity
 from persist.commit.machine import Machine, MachineSettings
-from persist.commit.publication_writer import Publisher, PublishSettings
-from persist.commit.sight import MachineMetrics, Sight, StoreCalls
 from persist.commit.spill_files import SpillReader
 from persist.commit.state_loader import Versions
 from persist.commit.system import (
@@ -41,20 +37,22 @@ from persist.commit.system import (
     CheckedClock,
     Clock,
     OwnProcess,
+    Publishes,
     System,
     SystemClock,
     SystemIds,
     ThreadBackground,
 )
-from persist.commit.tracing import Tracer
 from persist.core.audit_log import EntryPlace, HistoryPage
-from persist.core.errors import Corruption, InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
+from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.ids import IdSource
 from persist.core.phases import dropped
 from persist.core.shard_settings import NO_SETTINGS, HistoryDefaults, ShardSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
 from persist.formats.store_errors import translated
+from persist.telemetry.metrics import MachineMetrics, Sight, StoreCalls
+from persist.telemetry.tracing import Tracer
 
 MARKER = "persist.json"
 MARKER_VERSION = 1
@@ -63,9 +61,26 @@ MACHINES_MAX = 20_000  # shards of which one process has the State in memory
 UNREAD_PART = 20  # names of which no shard was read take at most this part of the places
 EVICTIONS_TRIED_MAX = 100  # machines looked at when one more is made
 NAMES_PAGE = 1_000
-COLLECTS = GcSettings(entries_max=1_000, delete_threads=1, makes_rollups=False)
 POLL_WITH_PUSH_S = 30.0
 POLL_WITHOUT_PUSH_S = 0.1
+
+
+class Publishing(Protocol):
+    """How commits are published; `persist.maintenance.publication_writer.PublishSettings` is one."""
+
+    def publisher(
+        self, blob: Blob, identity: Identity, clock: Clock, ids: IdSource, *, threaded: bool = False
+    ) -> Publishes:
+        """A publisher of one process. `threaded`: by a thread of its own; else somebody calls it."""
+        ...
+
+
+class Collecting(Protocol):
+    """What collects in the background; `persist.maintenance.collector.collect_in_background` is one."""
+
+    def __call__(self, location: Location, /) -> Callable[[str], object]:
+        """A function that collects a shard of the location by its name."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,12 +88,12 @@ class LocationSettings:
     policy: Policy = field(default_factory=Policy)
     machine: MachineSettings = field(default_factory=MachineSettings)
     build: Build = THIS_BUILD  # what it can read and write
-    collects: bool = False  # whether commits have collected in the background what nobody needs any more
+    collects: Collecting | None = None  # after commits that leave something to collect; None: maintenance does it
     history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
     compares_clock: bool = True  # with the blob store's; else its commits settle no wall clocks
     metered: bool = False  # whether calls to the stores, and commits, are counted and timed
     shows_no_copy: bool = False  # it refuses the blob store of an old home that has become a copy of a later one
-    publish: PublishSettings | None = None  # what this process commits is published so; None: maintenance does it
+    publish: Publishing | None = None  # what this process commits is published so; None: maintenance does it
     tracer: Tracer | None = None  # of which spans are asked; None: there are none
 
 
@@ -129,13 +144,13 @@ class Location:
         self.versions = Versions(blob, consensus, self.ids, self.settings.build, self.identity)
         self._stamps = CheckedClock(blob, self.clock, self.ids) if self.settings.compares_clock else None
         self.nodes = NodeCache(CACHE_BYTES_MAX)
-        self.publisher: Publisher | None = None
+        self.publisher: Publishes | None = None
         if self.settings.publish is not None:
             threaded = background is None
-            self.publisher = Publisher(
-                blob, self.identity, self.clock, self.ids, self.settings.publish, threaded=threaded
+            self.publisher = self.settings.publish.publisher(
+                blob, self.identity, self.clock, self.ids, threaded=threaded
             )
-        self._collector = Collector(self, COLLECTS)
+        self._collect = None if self.settings.collects is None else self.settings.collects(self)
         self._retain: Callable[[str], object] | None = None
         self._retaining = threading.Lock()
         self._lock = threading.Lock()
@@ -157,8 +172,8 @@ class Location:
             if machine is None:
                 self.machines_made += 1
                 machine = self._machines[name] = self.new_machine(name)
-                if self.settings.collects:
-                    machine.collect_with(self._maintain)
+                if self._collect is not None:
+                    machine.collect_with(self._collect)
                 if self._retain is not None:
                     machine.retain_with(self._retained)
                 self._make_room(name)
@@ -177,14 +192,6 @@ class Location:
             settings=self.settings.machine,
             nodes=self.nodes,
         )
-
-    def _maintain(self, name: str) -> None:
-        """What an embedded program does for a shard besides its commits: forget what is old, then collect."""
-        try:
-            forget_outlived(self.machine(name), self.clock)
-        except PersistError as error:  # no clock can be trusted now: later
-            self.sight.storms.corrupted(name, error, "forgetting what is old")
-        self._collector.run(name)
 
     def retain_with(self, retain: Callable[[str], object]) -> None:
         """Have `retain(name)` run policies of rows in the background, as commits of this process land.

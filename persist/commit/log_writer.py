@@ -12,12 +12,12 @@ is written all the same.
 from __future__ import annotations
 
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusNotWritable, ConsensusUnavailable
-from persist.commit.sight import MachineMetrics
 from persist.commit.state_loader import Versions
 from persist.commit.system import System, jittered
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.state_diff import StateDiff, only_holds, standing_for
 from persist.formats.store_errors import translate, translated
+from persist.telemetry.metrics import MachineMetrics
 
 LONG_DIFF_BYTES_MAX = 256 * 1024 * 1024  # about a million parts
 BACKOFF_FIRST_S = 0.004

@@ -34,7 +34,6 @@ from persist.commit.commit_plan import (
 from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.part_validator import BRINGING, Inspector, schema_change_of
-from persist.commit.sight import MachineMetrics
 from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.commit.state_loader import Versions, dropped
 from persist.commit.system import Clock, StoreClock, System, checked_ms, probed
@@ -58,6 +57,7 @@ from persist.core.state import Policy, State
 from persist.core.transitions.audit_recording import is_of_the_future
 from persist.core.transitions.context import SOUND, Context, Verdict
 from persist.core.transitions.part_admission import check_staged
+from persist.telemetry.metrics import MachineMetrics
 
 # What callers are told of a commit: its outcomes, unless another home has taken over, or the store is a copy.
 

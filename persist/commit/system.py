@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from blob import Blob
-from persist.commit.sight import Sight
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import IdSource
 from persist.formats.store_errors import translated
+from persist.telemetry.metrics import Sight
 
 # Where time and randomness come from: interfaces, and the real ones. Simulations pass their own.
 
@@ -192,10 +192,14 @@ class Stamps(Protocol):
 
 
 class Publishes(Protocol):
-    """Who publishes what is in the log; `persist.commit.publication_writer.Publisher` is one."""
+    """Who publishes what is in the log; `persist.maintenance.publication_writer.Publisher` is one."""
 
     def add(self, name: str, entry: bytes) -> None:
         """This entry of the shard is durably in the log. Never blocks, and calls no store."""
+        ...
+
+    def close(self) -> None:
+        """Publish what is queued, as far as the store takes it."""
         ...
 
 

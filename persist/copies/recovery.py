@@ -27,7 +27,6 @@ from persist.commit.location_identity import (
     raise_format,
     read_format,
 )
-from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.commit.state_loader import Versions
 from persist.copies.blob_store_scan import BlobStoreScan, Found
 from persist.copies.state_rewrite import carried, relent
@@ -43,6 +42,7 @@ from persist.core.state import State
 from persist.core.transitions.writers import with_times
 from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.maintenance.publication_writer import Publisher, PublishSettings
 
 GAP = 1_000_000  # times that may have been given out after what is known
 SEQNO_GAP = 1_000_000  # commits that may have been made after what is known, or are yet by a process of the old epoch

@@ -14,7 +14,6 @@ import pyarrow as pa
 from blob import Blob, BlobError, BlobNotFound
 from persist.attributes.node_codec import Leaf, check_nodes
 from persist.attributes.node_store import ChunkReader, NodeCache
-from persist.commit.clone_refs import LoanLists
 from persist.commit.state_loader import Versions
 from persist.copies.shard_facts import (
     NOT_THERE,
@@ -39,6 +38,7 @@ from persist.core.truncation import begins
 from persist.formats.spill_frames import LAYOUTS, decode_run
 from persist.formats.state_frames import THIS_BUILD, Build, decode_state
 from persist.formats.store_errors import translate, translated, translated_but_missing
+from persist.maintenance.clone_refs import LoanLists
 from persist.parts import ShardSchema, decode_inline, sound_schemas
 from persist.parts.consolidate import sort_groups
 from persist.parts.key_encoding import SortedKeys

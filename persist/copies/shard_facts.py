@@ -16,7 +16,6 @@ from typing import Protocol
 from blob import Blob, BlobNotFound, BlobStat
 from consensus import Consensus, Entry
 from persist.commit.blob_tasks import keys_in
-from persist.commit.clone_refs import LoanLists
 from persist.commit.state_loader import FIRST, LogCut, Versions
 from persist.commit.system import Clock
 from persist.core import state_diff
@@ -30,6 +29,7 @@ from persist.core.state import Leased, LeasedReader, State, auxiliary_blob_keys,
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import Build
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.maintenance.clone_refs import LoanLists
 from persist.parts.read_plan import read_bundle
 
 PAGE = 200  # log entries that are read at once

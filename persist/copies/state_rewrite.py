@@ -8,7 +8,6 @@ from concurrent.futures import Executor
 
 from blob import Blob, BlobNotFound
 from persist.commit.blob_tasks import keys_in
-from persist.commit.clone_refs import LoanLists
 from persist.commit.location import Location
 from persist.commit.state_loader import Versions
 from persist.copies.backup_store import Sums
@@ -26,6 +25,7 @@ from persist.core.transitions.audit_recording import retired
 from persist.core.transitions.lifecycle import fence_of
 from persist.formats.state_frames import encode_listing
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.maintenance.clone_refs import LoanLists
 from persist.parts.read_plan import listed_in
 
 # What of a State is carried to another location, or to another name, and which blobs go with it.

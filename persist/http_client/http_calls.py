@@ -19,9 +19,7 @@ from persist.client import deadlines
 from persist.client.connect import Connection
 from persist.client.server_address import Trust
 from persist.client.server_address import normal as normal
-from persist.commit.sight import Durations, Storms
 from persist.commit.system import Clock, OwnProcess, SystemIds
-from persist.commit.tracing import TRACEPARENT, Requesting, Tracer, open_tracer
 from persist.core.errors import (
     Corruption,
     Indeterminate,
@@ -33,6 +31,8 @@ from persist.core.errors import (
 )
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from persist.http_client.http_connection import ANSWER_BYTES_MAX, Broken, ConnectionPool, NotSent, Reply, tls_of
+from persist.telemetry.metrics import Durations, Storms
+from persist.telemetry.tracing import TRACEPARENT, Requesting, Tracer, open_tracer
 
 # Which server to ask: rendezvous hashing over those that answer.
 #

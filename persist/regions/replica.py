@@ -284,7 +284,7 @@ class ReplicaLocation(Location):
         ids: IdSource | None = None,
     ) -> None:
         shown = CopyBlob(blob, home)
-        given = replace(settings or LocationSettings(), collects=False, compares_clock=False, publish=None)
+        given = replace(settings or LocationSettings(), collects=None, compares_clock=False, publish=None)
         system = clock or SystemClock()
         self.home = home
         self.follower = Follower(shown, system, poll_s, given.build)

@@ -132,9 +132,9 @@ class BlobPresence:
 
 # Following: the newest version of each shard that a copy of its blob store has whole, as the copy fills.
 #
-# A region reads publications (`persist.commit.publication_writer`) and rollups, which come in any order, late, and may
-# be gone before they were seen. A version is *accepted* once it was in the log at home and every blob that it needs
-# has come. From then on it is what the region shows. What is accepted never goes back. Nothing is ever written.
+# A region reads publications (`persist.maintenance.publication_writer`) and rollups, which come in any order, late,
+# and may be gone before they were seen. A version is *accepted* once it was in the log at home and every blob that it
+# needs has come. From then on it is what the region shows. What is accepted never goes back. Nothing is ever written.
 
 
 log = logging.getLogger("persist.regions")

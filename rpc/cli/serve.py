@@ -21,11 +21,11 @@ from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.long_running import LEVELS, announce, configure_logs
 from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
-from persist.commit.publication_writer import PublishSettings
-from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage
+from persist.maintenance.publication_writer import PublishSettings
 from persist.regions.failover import HomeWatch
 from persist.regions.replica import Home, open_replica
+from persist.telemetry.tracing import open_tracer
 from rpc.auth import Tokens, maintenance_token
 from rpc.config_file import in_force, load, misspelt
 from rpc.quota_file import quota_file_of

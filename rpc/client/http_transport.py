@@ -20,8 +20,6 @@ from persist.client.deadlines import Deadline, Patience
 from persist.client.idempotency import RetriedCall, settled
 from persist.client.lease_pool import LeasePool
 from persist.client.listen import ListenEvent
-from persist.commit.figures import retried, stores
-from persist.commit.sight import StoreCalls, Storms
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
@@ -47,6 +45,7 @@ from persist.http_client.http_calls import Call, HttpCalls, calls_of, decoded_js
 from persist.http_client.http_connection import Broken, NotSent, Reply
 from persist.regions.region_index import region_of
 from persist.regions.replica import CopyBlob, Home
+from persist.telemetry.metrics import StoreCalls, Storms, retried, stores
 from rpc.client.http_stores import HttpBlob, opened_here
 from rpc.listen_frames import FRAMES, HEARTBEAT_S, Frame, frames, said_headers
 

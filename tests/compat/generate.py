@@ -32,7 +32,6 @@ from consensus import Consensus, open_consensus
 from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.idempotency import digest_of
-from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.commit.machine import MachineSettings
 from persist.core import commands as c
@@ -45,6 +44,7 @@ from persist.core.state import Policy
 from persist.core.transitions import part_admission
 from persist.formats.records import encoded
 from persist.formats.state_frames import NEWEST_FORMAT
+from persist.maintenance.collector import Collector, GcSettings
 from persist.parts import ShardSchema
 from persist.parts.read_plan import read_bundle
 from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn

@@ -15,11 +15,11 @@ from compactor.worker import Worker
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.collector import Collector, GcReport
 from persist.commit.location import Location, LocationSettings
 from persist.commit.system import PREFIX, SystemClock
 from persist.core.blob_keys import shard_prefix
 from persist.core.ids import SeqNo
+from persist.maintenance.collector import Collector, GcReport
 from tests.crash.actor import SHARD
 from tests.crash.arena import Arena
 from tests.crash.clocks import WRONG_MS_MAX

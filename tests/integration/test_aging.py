@@ -7,10 +7,10 @@ import pytest
 
 from compactor.tasks import history_task
 from persist.client.shard import Shard
-from persist.commit.expiry import forget_outlived, step_s
 from persist.core import commands as c
 from persist.core.errors import Unavailable
 from persist.core.frontier import Antichain
+from persist.maintenance.expiry import forget_outlived, step_s
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
 
 NAME = "orders"

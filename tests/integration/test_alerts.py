@@ -28,12 +28,12 @@ from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.errors import PersistError
 from persist.core.state import Policy
 from persist.formats.exposition import exposition
+from persist.maintenance.collector import Collector
 from persist.regions.replica import Home, open_replica
 from rpc.app import create_app
 from rpc.audit import Audit, AuditEntry

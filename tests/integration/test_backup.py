@@ -22,7 +22,6 @@ from compactor.worker import Worker
 from persist import AttributeUpdate, named_key
 from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
-from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backup_creation import BackupRequest, Progress, back_up
 from persist.copies.backup_restore import Choice, ShardRestored, checked_backup, chosen, restore
@@ -35,6 +34,7 @@ from persist.core.record import replace
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import Policy
 from persist.formats.state_frames import encode_state
+from persist.maintenance.collector import Collector
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import thinned
 from tests.support.location import InlineBackground

@@ -18,13 +18,13 @@ from persist.client.connect import connect
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
-from persist.commit.collector import Collector
 from persist.commit.location import LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.copies.shard_facts import first_live
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.state import Policy
 from persist.inspect.readonly_location import look_at_directory
+from persist.maintenance.collector import Collector
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World

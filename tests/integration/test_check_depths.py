@@ -17,7 +17,6 @@ from persist.check.findings import IDS, CheckThresholds
 from persist.check.integrity_checks import ADVICE, OF_KIND
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
-from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.commit.state_loader import SCAN_LIMIT
 from persist.copies.shard_facts import PAGE, FaultKind
@@ -27,6 +26,7 @@ from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import InvalidUsage
 from persist.core.state import Policy
 from persist.inspect.readonly_location import ReadOnlyLocation
+from persist.maintenance.collector import Collector
 from rpc.cli.program import main
 from tests.support.clocks import Machine, World
 from tests.support.waiting import wait_until

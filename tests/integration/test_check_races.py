@@ -18,11 +18,11 @@ import persist
 from blob.metrics import ForwardingBlob
 from compactor.worker import Worker, WorkerSettings
 from persist.check.location_checks import Served, store_failing
-from persist.commit.collector import Collector
 from persist.commit.location import LocationSettings
 from persist.copies.verify import Depth, verified
 from persist.core.ids import critical_reader_id_of
 from persist.core.state import Policy
+from persist.maintenance.collector import Collector
 from rpc.cli.program import main
 from tests.support.ailments import DAY_MS, HOUR_MS, NAME, SCHEMA, World, examine, made
 from tests.support.damaged import Damaged

@@ -21,9 +21,6 @@ from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.clone_refs import Cloning
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up
 from persist.copies.backup_restore import Choice, restore
 from persist.copies.backup_store import BackupStore
@@ -44,6 +41,9 @@ from persist.core.errors import (
     UnknownShard,
 )
 from persist.core.state import Policy, State
+from persist.maintenance.clone_refs import Cloning
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import Publisher, PublishSettings
 from rpc.cli.program import main
 from tests.support.clocks import Machine, World
 from tests.support.clones import Shards

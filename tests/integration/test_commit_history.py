@@ -20,8 +20,6 @@ from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
 from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
-from persist.commit.collector import Collector
-from persist.commit.expiry import forget_outlived
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, named_key
@@ -30,6 +28,8 @@ from persist.core.errors import Corruption, InvalidUsage, Overloaded, PersistErr
 from persist.core.frontier import Antichain
 from persist.core.spill import ENTRIES
 from persist.core.state import Policy, State
+from persist.maintenance.collector import Collector
+from persist.maintenance.expiry import forget_outlived
 from rpc.app import create_app
 from rpc.auth import ANYBODY, mint
 from rpc.cli.program import main

@@ -16,6 +16,7 @@ from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
+from persist.maintenance.collector import collect_in_background
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Ids, World
 from tests.support.clocks import Clock as MachineClock
 from tests.support.location import InlineBackground
@@ -34,7 +35,9 @@ def world() -> World:
 def program(world: World, *, collects: bool = True) -> Client:
     """An embedded program whose upkeep is done at once."""
     clock = MachineClock(world, 0)
-    settings = LocationSettings(world.policy, MachineSettings(check_all=True), collects=collects)
+    settings = LocationSettings(
+        world.policy, MachineSettings(check_all=True), collects=collect_in_background if collects else None
+    )
     world.machines += 1
     location = Location(
         world.blob,

@@ -23,8 +23,6 @@ from persist.client.erasure_api import ErasureStatus
 from persist.client.shard import Shard
 from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteHandle
-from persist.commit.collector import Collector
-from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.blob_keys import part_key
@@ -42,6 +40,8 @@ from persist.core.errors import (
 from persist.core.frontier import Antichain
 from persist.core.ids import WriterId, token_of_key
 from persist.core.state import Policy
+from persist.maintenance.collector import Collector
+from persist.maintenance.publication_writer import Publisher, PublishSettings
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import thinned
 from tests.support.markers import in_memory, marker, uncompressed, where

@@ -16,8 +16,8 @@ import persist
 from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.client.shard import Shard
-from persist.commit.collector import Collector
 from persist.core.errors import InvalidUsage
+from persist.maintenance.collector import Collector
 from rpc.app import create_app
 from rpc.cli.program import main
 from rpc.settings import ServerSettings

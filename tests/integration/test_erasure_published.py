@@ -8,10 +8,10 @@ import pytest
 from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.client.shard import Shard
-from persist.commit.collector import Collector
-from persist.commit.publication_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
 from persist.core.blob_keys import is_journal_key
 from persist.core.state import Policy
+from persist.maintenance.collector import Collector
+from persist.maintenance.publication_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
 from tests.support.clocks import Machine, World
 from tests.support.markers import in_memory, marker, uncompressed, where
 

@@ -17,10 +17,10 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.erasure_api import Erasing
 from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
-from persist.commit.collector import Collector
 from persist.core.errors import Conflict, ConstraintViolated, InvalidUsage, NotReadable, PersistError, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
+from persist.maintenance.collector import Collector
 from tests.support.clocks import DAY_MS, START_MS, Machine, World
 
 NAME = "orders"

@@ -17,10 +17,10 @@ import pytest
 import persist
 from persist.client.connect import Client
 from persist.client.shard import Shard
-from persist.commit.collector import Collector
 from persist.commit.location import open_location
 from persist.core.errors import UnknownShard
 from persist.core.frontier import Antichain
+from persist.maintenance.collector import Collector
 from rpc.client.http_transport import HttpTransport
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until

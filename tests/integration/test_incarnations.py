@@ -20,13 +20,13 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
-from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core import commands as c
 from persist.core.errors import Expired, UnknownShard
 from persist.core.ids import family_of, shard_id_of
 from persist.core.state import State
+from persist.maintenance.collector import Collector
 from tests.support.server import url_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])

@@ -13,13 +13,13 @@ from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.collector import Collector
 from persist.core.blob_keys import FLUSHER, part_key
 from persist.core.ids import PartId, ShardId, mint
 from persist.core.state import Policy
 from persist.inspect.queries import Query, answer
 from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
 from persist.inspect.usage import DAY_MS, HOUR_MS, NOTHING, LocationUsage, Room, ShardUsage
+from persist.maintenance.collector import Collector
 from tests.support.clones import GC, ClockedIds
 from tests.support.inspected import copied
 from tests.support.location import TestClock, memory_location

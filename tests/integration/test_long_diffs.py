@@ -23,7 +23,6 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
-from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -33,6 +32,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.state import Policy
+from persist.maintenance.collector import Collector
 from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
 from tests.support.shard import first_write
 

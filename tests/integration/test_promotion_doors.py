@@ -21,11 +21,11 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.commit.location_identity import epoch_key
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import PublishSettings
 from persist.copies.recovery import marked
 from persist.core.ids import LocationBinding
 from persist.formats.state_frames import encode_binding
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import PublishSettings
 from persist.regions.failover import HomeWatch, last_promotion, moved_home
 from persist.regions.region_index import IndexFile, read_index
 from rpc.cli.program import main, parser_for

@@ -21,13 +21,13 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import COPY_KEY, EPOCHS
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import PublishSettings
 from persist.copies.recovery import RecoveryRequest
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import PublishSettings
 from persist.regions import switchover
 from persist.regions.divergence import Diverged, diverged, salvage
 from persist.regions.failover import OldHome, last_promotion, moved_home, promote

@@ -18,16 +18,16 @@ from compactor.embedded import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.location_identity import LOG_KEY
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import PublishSettings
 from persist.copies.recovery import GAP, SEQNO_GAP, plan, recover
 from persist.copies.verify import Depth, verified
 from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
+from persist.maintenance.collector import Collector
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import PublishSettings
 from rpc.cli.program import main
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
 from tests.support.examples import thinned

@@ -10,13 +10,13 @@ import pytest
 from compactor.worker import Worker
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport
-from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Expired, Unavailable
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, mint
+from persist.maintenance.collector import Collector
 from persist.regions import remote_holds
 from persist.regions.remote_holds import IDLE_S, SILENT_MAX, HomeHolds, held_by_regions, let_go
 from persist.regions.replication import ReplicateSettings, Replicator

@@ -22,8 +22,6 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import PublishSettings
 from persist.copies.recovery import recover
 from persist.core.errors import (
     Conflict,
@@ -39,6 +37,8 @@ from persist.core.errors import (
 )
 from persist.core.shard_view import SeenVersion
 from persist.core.state import Policy
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replication import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World

@@ -20,10 +20,10 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.rewrites import Truncating
 from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
-from persist.commit.expiry import forget_outlived
 from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unavailable
 from persist.core.frontier import Antichain
+from persist.maintenance.expiry import forget_outlived
 from rpc.cli.program import main
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 

@@ -10,10 +10,10 @@ import pytest
 
 from compactor.worker import Worker
 from persist.client.shard import Shard
-from persist.commit.expiry import forget_outlived
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.retention_plan import facts_of
+from persist.maintenance.expiry import forget_outlived
 from tests.integration.test_retention import days, ids, keeper
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 

@@ -28,10 +28,10 @@ from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Connection
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
-from persist.commit.otel import OtelTracer, exporting
-from persist.commit.tracing import Tracer
 from persist.core import commands as c
 from persist.core.frontier import Antichain
+from persist.telemetry.otel import OtelTracer, exporting
+from persist.telemetry.tracing import Tracer
 from rpc.app import create_app
 from rpc.server import bind
 from tests.support.location import EAGER, InlineBackground

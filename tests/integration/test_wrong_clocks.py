@@ -10,12 +10,12 @@ from compactor.worker import Worker
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease
 from persist.client.write import WriteHandle
-from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import Expired, OutcomeForgotten
 from persist.core.ids import Token, mint
 from persist.core.state import State
+from persist.maintenance.collector import Collector
 from tests.support.clocks import DAY_MS, HOUR_MS, YEAR_MS, Machine, World
 
 NAME = "orders"

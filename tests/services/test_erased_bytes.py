@@ -18,8 +18,8 @@ from compactor.worker import Worker
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.collector import Collector
 from persist.commit.location import Location
+from persist.maintenance.collector import Collector
 from tests.services.etcd import EtcdCluster, start_etcd
 from tests.services.postgres import Postgres
 from tests.services.process import ServerMissing

@@ -9,9 +9,9 @@ from collections import Counter
 
 from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
-from persist.commit.collector import Collector
 from persist.core.errors import Corruption, PersistError
 from persist.core.spill import ENTRIES
+from persist.maintenance.collector import Collector
 from tests.simulation.host import SCHEMA, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write
 from tests.simulation.oracle_errors import expect

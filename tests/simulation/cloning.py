@@ -9,8 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 from persist.client.shard import Shard
-from persist.commit import clone_refs, collector
-from persist.commit.clone_refs import LoanLists
 from persist.core import commands as c
 from persist.core.batch import trace_of
 from persist.core.errors import Conflict, Expired, UnknownShard
@@ -18,6 +16,8 @@ from persist.core.ids import SeqNo
 from persist.core.named_holds import is_foreign
 from persist.core.record import replace
 from persist.core.transitions import lifecycle
+from persist.maintenance import clone_refs, collector
+from persist.maintenance.clone_refs import LoanLists
 from tests.simulation.breaking import Broken, transition
 from tests.simulation.host import COPIES, DOOMED, MAIN, Host, extras_of, lived, weathered
 from tests.simulation.lifecycle import drop_shard, insert

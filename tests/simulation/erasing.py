@@ -18,8 +18,6 @@ from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.client.erasure_api import Picked
 from persist.client.shard import Shard
-from persist.commit.collector import Collector
-from persist.commit.expiry import forget_outlived
 from persist.commit.machine import Committer
 from persist.core import commands as c
 from persist.core.blob_keys import born_ms
@@ -29,6 +27,8 @@ from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, Token, critical_reader_id_of
 from persist.core.record import replace
 from persist.core.state import State
+from persist.maintenance.collector import Collector
+from persist.maintenance.expiry import forget_outlived
 from tests.simulation.breaking import Broken, ignores_the_upper
 from tests.simulation.erasures import HEX, MARKER, PHASES, Meant, gone_markers, shown
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, extras_of, me

@@ -27,7 +27,6 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import Listen
 from persist.client.shard import Shard
-from persist.commit.collector import Collector, GcSettings
 from persist.commit.location_identity import CONFIRM_EVERY_S
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
@@ -36,6 +35,7 @@ from persist.core.errors import Corruption, Expired, HistoryLost, InvalidUsage, 
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
 from persist.formats.state_frames import decode_diff
+from persist.maintenance.collector import Collector, GcSettings
 from tests.simulation.oracle_errors import expect
 from tests.support.location import AscendingIds, TestClock, memory_location
 

@@ -20,7 +20,6 @@ from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteSettings
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
-from persist.commit.publication_writer import PublishSettings
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import (
@@ -36,6 +35,8 @@ from persist.core.frontier import EMPTY
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.state import Policy
+from persist.maintenance.collector import collect_in_background
+from persist.maintenance.publication_writer import PublishSettings
 from tests.simulation.history import History
 from tests.simulation.instants import number
 from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, is_clone, life_of
@@ -221,7 +222,7 @@ class Host:
             settings=LocationSettings(
                 policy=policy,
                 machine=MachineSettings(retry_s=1.5, check_threads=1),
-                collects=self.random.random() < COLLECT_RATE,
+                collects=collect_in_background if self.random.random() < COLLECT_RATE else None,
                 history=run.kept,
                 publish=run.publishes,
             ),

@@ -23,10 +23,10 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle
-from persist.commit.collector import Collector
 from persist.core.errors import Expired, NotReadable, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.transitions import writers
+from persist.maintenance.collector import Collector
 from persist.patterns.sequenced_append import FeedPosition
 from tests.simulation.breaking import Broken
 from tests.simulation.host import HANDLES, Host, Run, weathered

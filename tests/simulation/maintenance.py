@@ -11,7 +11,6 @@ from compactor.metering import MaintenanceMetrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.tasks import history_task
 from compactor.worker import Worker, WorkerSettings
-from persist.commit.collector import Collector, GcSettings
 from persist.core.blob_keys import born_ms, is_loan_key
 from persist.core.erasure_progress import erased_from
 from persist.core.errors import UnknownShard
@@ -20,6 +19,7 @@ from persist.core.ids import family_of
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import latest_time
 from persist.formats.state_frames import decode_lent
+from persist.maintenance.collector import Collector, GcSettings
 from tests.simulation.accountant import read_attributes
 from tests.simulation.dating import ask_dates
 from tests.simulation.historians import ask

@@ -30,7 +30,6 @@ from compactor.orphans import Sweeper
 from persist.client.listen import Listen
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
-from persist.commit.collector import Collector, GcReport
 from persist.commit.log_writer import LogWriter
 from persist.commit.machine import Machine
 from persist.commit.spill_files import SpillReader
@@ -46,6 +45,7 @@ from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Claim, State, latest_time
 from persist.core.transitions import Context, part_maintenance, writers
+from persist.maintenance.collector import Collector, GcReport
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
 from tests.simulation import (

@@ -20,12 +20,12 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.log_writer import LogWriter
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.copies import blob_store_scan
 from persist.copies.blob_store_scan import BlobStoreScan, Evidence
 from persist.copies.recovery import plan, recover
 from persist.core.state import State
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import Publisher, PublishSettings
 from tests.simulation.breaking import Broken, every
 from tests.simulation.host import Host, weathered
 from tests.simulation.maintenance import maintaining, some_shard

@@ -15,11 +15,10 @@ import compactor.worker
 import persist.client.listen
 import persist.client.rewrites
 import persist.commit.blob_tasks
-import persist.commit.expiry
 import persist.core.shard_view
 import persist.core.transitions.tombstones
+import persist.maintenance.expiry
 from persist.client.shard import Shard
-from persist.commit.expiry import forget_outlived
 from persist.core import commands as c
 from persist.core.erasure_progress import erased_from
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, NotReadable
@@ -28,6 +27,7 @@ from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions import rewrite_transition
 from persist.core.truncation import floor_at
+from persist.maintenance.expiry import forget_outlived
 from tests.simulation.breaking import Broken, every, ignores_the_upper, transition
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write, expect
@@ -193,7 +193,7 @@ def drop_forgotten_early() -> Broken:
     """What a drop took away leaves the State while times before it can be read."""
     return every(
         patch.object(persist.core.transitions.tombstones, "forgettable", lambda state: len(state.drops)),
-        patch.object(persist.commit.expiry, "forgettable", lambda state: len(state.drops)),
+        patch.object(persist.maintenance.expiry, "forgettable", lambda state: len(state.drops)),
     )
 
 

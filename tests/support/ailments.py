@@ -26,7 +26,6 @@ from persist.commit import background_duties
 from persist.commit.location import Location, LocationSettings
 from persist.commit.location_identity import LOG_KEY
 from persist.commit.machine import MachineSettings
-from persist.commit.publication_keeper import Published
 from persist.commit.system import SystemClock
 from persist.copies.verify import QUICK, Depth
 from persist.core import commands as c
@@ -34,6 +33,7 @@ from persist.core.ids import ReaderId, WriterId
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
+from persist.maintenance.publication_keeper import Published
 from rpc.auth import read_ending, tokens_seen
 from rpc.cli.program import main
 from tests.support.blob_faults import FaultPlan, FaultyBlob

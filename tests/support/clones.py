@@ -12,12 +12,12 @@ from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
-from persist.commit.clone_refs import LoanLists
-from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location
 from persist.core.blob_keys import is_bundle_key, is_rollup_key, shard_of
 from persist.core.ids import SeqNo, family_of
 from persist.core.state import Policy, State
+from persist.maintenance.clone_refs import LoanLists
+from persist.maintenance.collector import Collector, GcSettings
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.maintained import WORKER

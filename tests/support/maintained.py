@@ -18,13 +18,13 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import keys_in
-from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location
 from persist.core.batch import Run
 from persist.core.blob_keys import is_bundle_key, shard_prefix
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy, State
+from persist.maintenance.collector import Collector, GcSettings
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, TestClock, memory_location
 

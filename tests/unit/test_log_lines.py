@@ -29,13 +29,13 @@ from persist.cli.long_running import (
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import RetriedCall, settled
-from persist.commit.sight import STORM_TRIES, TOLD_EVERY_S, Storms
-from persist.commit.sight import TROUBLES_MAX as STORMS_MAX
 from persist.commit.system import SystemClock
 from persist.core import commands as c
 from persist.core.errors import Corruption, Overloaded, Unavailable
 from persist.core.frontier import Antichain
 from persist.http_client.http_calls import Call, HttpCalls, Servers
+from persist.telemetry.metrics import STORM_TRIES, TOLD_EVERY_S, Storms
+from persist.telemetry.metrics import TROUBLES_MAX as STORMS_MAX
 from rpc.app import create_app
 from tests.support.answering import Answering, answer
 from tests.support.asking import typed

@@ -15,7 +15,6 @@ from persist.client.idempotency import BACKOFF_MAX_S, LAPSING, send
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.transport import ForwardingTransport, Transport
-from persist.commit.sight import Storms
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import (
@@ -42,6 +41,7 @@ from persist.core.ids import SeqNo
 from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy, SchemaRecord
+from persist.telemetry.metrics import Storms
 from tests.support.examples import thinned
 from tests.support.location import AscendingIds, TestClock, memory_location
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core import record
 from persist.core.blob_keys import COMPACTOR, is_rollup_key, part_key
@@ -16,6 +15,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import PartId, ReaderId, SeqNo
 from persist.core.state import Policy
 from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
+from persist.maintenance.collector import Collector
 from tests.support.crashing import Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import AGE_MS, LEASE_MS, NAME, World

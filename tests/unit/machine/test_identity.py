@@ -18,7 +18,6 @@ from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.location_identity import CONFIRM_EVERY_S, ID_KEY, LOG_KEY
 from persist.copies.recovery import recover
@@ -27,6 +26,7 @@ from persist.core.errors import Corruption, InvalidUsage, ReadOnly
 from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.core.state import Policy
 from persist.formats.state_frames import decode_binding
+from persist.maintenance.collector import Collector
 from tests.support.epochs import raise_epoch
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.waiting import WAIT_S

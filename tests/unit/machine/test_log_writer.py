@@ -20,13 +20,13 @@ from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
 from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
-from persist.commit.sight import MachineMetrics
 from persist.commit.state_loader import Versions
 from persist.commit.system import System
 from persist.core.errors import Indeterminate, PersistError, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import THIS_BUILD
+from persist.telemetry.metrics import MachineMetrics
 from tests.support.location import AscendingIds, InlineBackground, TestClock
 from tests.support.shard import NAME
 

@@ -14,13 +14,13 @@ from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Given, Outcome, plan_commit, supplied
 from persist.commit.log_writer import LogWriter
-from persist.commit.sight import MachineMetrics
 from persist.commit.spill_files import SpillWriter
 from persist.commit.system import System
 from persist.core import commands as c
 from persist.core.frontier import Antichain
 from persist.core.state import Policy, initial_state
 from persist.core.transitions.context import NOTHING_INDEXED, SOUND
+from persist.telemetry.metrics import MachineMetrics
 from tests.support.location import memory_location
 from tests.support.shard import NAME, SCHEMA
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
@@ -18,6 +17,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, token_of_key, writer_of
 from persist.core.spill import OUTCOMES
 from persist.core.state import Policy, initial_state
+from persist.maintenance.collector import Collector
 from persist.parts import ShardSchema
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.shard import NAME, first_write

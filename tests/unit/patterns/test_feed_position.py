@@ -18,10 +18,10 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
-from persist.commit.publication_keeper import Published
-from persist.commit.publication_writer import PublishSettings
 from persist.copies.recovery import RecoveryRequest, recover
 from persist.core.errors import Conflict, Indeterminate
+from persist.maintenance.publication_keeper import Published
+from persist.maintenance.publication_writer import PublishSettings
 from persist.patterns.internal_shards import Stepping
 from persist.patterns.wal import FrontEnd, Replica
 from persist.regions.failover import OldHome, promote

@@ -12,13 +12,13 @@ from starlette.testclient import TestClient
 from blob.cache import CachedBlob
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.commit.figures import of_location
+from persist.client.location_metrics import of_location
 from persist.commit.location import Location, LocationSettings
-from persist.commit.sight import OTHER, SERIES_MAX, Durations
 from persist.core import commands as c
 from persist.formats.exposition import Spread, exposition, figures
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
+from persist.telemetry.metrics import OTHER, SERIES_MAX, Durations
 from rpc import app_state
 from rpc.app import create_app
 from rpc.auth import COUNTED_TOKENS_MAX, TokenFigures

@@ -112,7 +112,7 @@ class LoanLists:
 # Cloning: a shard under a new name that names the blobs of another one. No row is read or written.
 #
 # The owner of the blobs lends them first, by one commit; then the clone's log begins with all of its contents, by
-# another one. Whoever dies between leaves a loan, which the owner's maintenance ends (`persist.commit.clone_refs`).
+# another one. Whoever dies between leaves a loan, which the owner's maintenance ends (`Lending`).
 
 
 TRIES_MAX = 20  # each failed one means that the shard, or the owner of its blobs, moved on meanwhile

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from blob import BlobError, BlobExists, BlobNotFound
 from persist.commit.location import Location
-from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.commit.state_loader import read_back
 from persist.core.blob_keys import (
     BEATS,
@@ -31,6 +30,7 @@ from persist.core.ids import SeqNo, shard_id_of
 from persist.core.state import State
 from persist.formats.state_frames import decode_catalogue, decode_diff, decode_journal, encode_catalogue
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.maintenance.publication_writer import Publisher, PublishSettings
 
 log = logging.getLogger("persist.publications")
 

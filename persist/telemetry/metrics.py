@@ -1,4 +1,4 @@
-"""What a location counts of its commits and stores: counters, durations, storms of retries; and the spans of commits.
+"""Metrics of commits, stores and processes: counters, durations, storms of retries; and the spans of commits.
 
 A machine reports when a group is committed and when a duty of upkeep is done. Without counts and a tracer both cost
 next to nothing.
@@ -7,6 +7,8 @@ next to nothing.
 from __future__ import annotations
 
 import logging
+import os
+import resource
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
@@ -16,10 +18,10 @@ from functools import partial
 from typing import Protocol
 
 from blob.metrics import Observe
-from persist.commit.tracing import Place, Tracer, TraceSpan, request_id
 from persist.core import commands as c
 from persist.core.errors import Corruption, PersistError
-from persist.formats.exposition import HISTOGRAM, Family, Spread
+from persist.formats.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Labelled, Spread, one
+from persist.telemetry.tracing import Place, Tracer, TraceSpan, request_id
 
 
 class StoreCalls:
@@ -195,14 +197,17 @@ class Durations:
     def totals(self) -> dict[tuple[str, ...], tuple[int, float, int]]:
         """By labels: how many there were, their seconds, the bytes that they moved."""
         with self._lock:
-            return {key: (sum(one.counts), one.seconds, one.nbytes) for key, one in self._series.items()}
+            return {key: (sum(series.counts), series.seconds, series.nbytes) for key, series in self._series.items()}
 
     def family(self, name: str, text: str, labels: tuple[str, ...]) -> Family:
         """All of it, as a histogram."""
         with self._lock:
             if not labels:  # its one series is there from the beginning
                 self._series.setdefault((), _Series(len(self._bounds) + 1))
-            samples = [(key, Spread(self._bounds, tuple(one.counts), one.seconds)) for key, one in self._series.items()]
+            samples = [
+                (key, Spread(self._bounds, tuple(series.counts), series.seconds))
+                for key, series in self._series.items()
+            ]
         return Family(name, HISTOGRAM, text, labels, samples)
 
     def _made(self, key: tuple[str, ...]) -> _Series:
@@ -257,7 +262,7 @@ class Sight:
     def commit(self, shard: str, group: Sequence[Queued], metrics: MachineMetrics) -> Iterator[CommitWatch]:
         """Watch the commit of a group."""
         watch, begun_s = CommitWatch(group), self.now_s() if self.counts else 0.0
-        origins = [one.origin for one in group if one.origin is not None]
+        origins = [queued.origin for queued in group if queued.origin is not None]
         if self.counts:
             for origin in origins:
                 self.queues.observe((), begun_s - origin.queued_s)
@@ -332,8 +337,55 @@ class CommitWatch:
     @property
     def request_id(self) -> str:
         """Of the first request in the group that has one."""
-        return next((one.origin.request_id for one in self._group if one.origin and one.origin.request_id), "")
+        return next((of.origin.request_id for of in self._group if of.origin and of.origin.request_id), "")
 
     def ended(self, seqno: int, is_changed: bool) -> None:
         """The shard has this seqno now; `is_changed`: by this commit."""
         self.outcome, self.seqno = COMMITTED if is_changed else UNCHANGED, seqno
+
+
+# The metrics of every process: what it counts of stores and retries, its pools, and itself.
+
+
+def stores(made: StoreCalls) -> Iterator[Family]:
+    """Calls to the stores, how long they took, what they moved."""
+    labels = ("store", "verb", "outcome")
+    totals = made.totals().items()
+    calls: list[Labelled] = [(key, count) for key, (count, _, _) in totals]
+    moved: list[Labelled] = [(key, nbytes) for key, (_, _, nbytes) in totals]
+    yield Family("persist_store_calls_total", COUNTER, "Calls to the stores", labels, calls)
+    yield Family("persist_store_bytes_total", COUNTER, "Bytes that these calls moved", labels, moved)
+    yield made.durations.family("persist_store_seconds", "Seconds that these calls took", labels)
+
+
+def retried(storms: Storms) -> Iterator[Family]:
+    """Tries after the first one, how often there were many in a row, and what was found damaged."""
+    samples: list[Labelled] = [((who,), count) for who, count in storms.retries.items()]
+    text = "Times that somebody tried again more than 5 times in a row"
+    yield Family("persist_tries_again_total", COUNTER, "Tries after the first, by who tried again", ("who",), samples)
+    yield one("persist_retry_storms_total", COUNTER, text, storms.storms)
+    yield one("persist_corruption_total", COUNTER, "Times that something damaged was met", storms.corruptions)
+
+
+def pools(pairs: dict[str, tuple[int, int]]) -> Iterator[Family]:
+    """How much of each bounded pool or queue is in use, and its size."""
+    used: list[Labelled] = [((name,), taken) for name, (taken, _) in pairs.items()]
+    size: list[Labelled] = [((name,), most) for name, (_, most) in pairs.items()]
+    yield Family("persist_pool_used", GAUGE, "What is in use of a bounded pool or queue", ("pool",), used)
+    yield Family("persist_pool_size", GAUGE, "How much of it there is", ("pool",), size)
+
+
+def of_process(version: str) -> Iterator[Family]:
+    """CPU, memory, open files and the version. On systems without `/proc` the version alone."""
+    yield Family("persist_build_info", GAUGE, "Which version this is", ("version",), [((version,), 1.0)])
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        files = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    yield one("process_cpu_seconds_total", COUNTER, "Seconds of CPU", cpu_s)
+    yield one("process_resident_memory_bytes", GAUGE, "Resident bytes", int(fields[21]) * os.sysconf("SC_PAGE_SIZE"))
+    yield one("process_open_fds", GAUGE, "Open files and sockets", files)
+    yield one("process_max_fds", GAUGE, "How many there may be", resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -17,7 +17,7 @@ location.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -25,18 +25,19 @@ from typing import Protocol
 
 from blob import BlobNotFound
 from persist.commit.blob_tasks import keys_in
-from persist.commit.clone_refs import Lending, LoanLists
-from persist.commit.expiry import Silence
+from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf, Place
 from persist.commit.state_loader import check_replayed, rolled_up
 from persist.commit.system import StoreClock, probed
 from persist.core import commands as c
 from persist.core.blob_keys import is_bundle_key, is_diff_key, is_loan_key, is_rollup_key, shard_of
-from persist.core.errors import Corruption, Unavailable, UnknownShard
+from persist.core.errors import Corruption, PersistError, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
 from persist.core.named_holds import compact, is_foreign
 from persist.core.state import ROLLUP_LEAST, State
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.maintenance.clone_refs import Lending, LoanLists
+from persist.maintenance.expiry import Silence, forget_outlived
 
 log = logging.getLogger("persist.gc")
 
@@ -66,6 +67,9 @@ class GcSettings:
     def finalise_steps_max(self) -> int:
         """Commits of one run that take a dropped shard towards its tombstone."""
         return max(1, self.entries_max // ENTRIES_PER_STEP)
+
+
+COLLECTS = GcSettings(entries_max=1_000, delete_threads=1, makes_rollups=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,3 +428,17 @@ class Collector:
 def _is_of_nobody_yet(key: str) -> bool:
     """Whether somebody may be about to have a tombstone name the blob."""
     return is_rollup_key(key) or is_diff_key(key) or is_loan_key(key)
+
+
+def collect_in_background(location: Location) -> Callable[[str], object]:
+    """What an embedded program does for a shard besides its commits: forget what is old, then collect."""
+    collector = Collector(location, COLLECTS)
+
+    def collect(name: str) -> None:
+        try:
+            forget_outlived(location.machine(name), location.clock)
+        except PersistError as error:  # no clock can be trusted now: later
+            location.sight.storms.corrupted(name, error, "forgetting what is old")
+        collector.run(name)
+
+    return collect

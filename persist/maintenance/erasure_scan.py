@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from blob import BlobNotFound, BlobStat
 from persist.commit.blob_tasks import keys_in
 from persist.commit.machine import Committer, Place
-from persist.commit.publication_writer import Publisher, PublishSettings
 from persist.core.blob_keys import (
     JOURNALS,
     Journal,
@@ -28,6 +27,7 @@ from persist.core.ids import SeqNo, family_of
 from persist.core.state import State
 from persist.formats.state_frames import decode_diff, decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.maintenance.publication_writer import Publisher, PublishSettings
 
 # Journals of publications that show a shard before its log begins: an erasure waits until there are none.
 

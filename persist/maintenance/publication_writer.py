@@ -1,6 +1,6 @@
 """Publishes what one process has committed: the entries of all shards in one blob, every few seconds at most.
 
-Nothing waits for it. What it drops or loses, maintenance publishes from the log (`persist.commit.publication_keeper`).
+Nothing waits for it. What it drops or loses, `publication_keeper` publishes from the log.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ class PublishSettings:
         for name in ("every_s", "beat_s", "keep_s"):
             if not EVERY_S_MIN <= getattr(self, name) <= EVERY_S_MAX:
                 raise InvalidUsage(f"{name} of publications is between {EVERY_S_MIN} and {EVERY_S_MAX:.0f} seconds")
+
+    def publisher(
+        self, blob: Blob, identity: Identity, clock: Clock, ids: IdSource, *, threaded: bool = False
+    ) -> Publisher:
+        """A publisher of one process. Raises InvalidUsage as `check` does."""
+        return Publisher(blob, identity, clock, ids, self, threaded=threaded)
 
 
 class Publisher:

@@ -15,8 +15,8 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, S
 from opentelemetry.trace.propagation import tracecontext
 
 from blob import optional
-from persist.commit.tracing import TRACEPARENT, TRACEPARENT_CHARS_MAX
 from persist.core.errors import InvalidUsage
+from persist.telemetry.tracing import TRACEPARENT, TRACEPARENT_CHARS_MAX
 
 KINDS = {"client": SpanKind.CLIENT, "server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 REASON_MAX = 500  # characters of an error's sentence in a span
@@ -39,7 +39,7 @@ class OtelSpan:
 
 
 class OtelTracer:
-    """Implements `persist.commit.tracing.Tracer`. `provider` None: the one that the program has set."""
+    """Implements `persist.telemetry.tracing.Tracer`. `provider` None: the one that the program has set."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
         self._provider = provider

@@ -1,18 +1,16 @@
-"""The figures of a location and its process, which a server's, a worker's and an embedded program's metrics share."""
+"""The metrics of a location and of its shards, as a server, a worker and an embedded program export them."""
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Callable, Iterator, Sequence
 
 from persist.commit.location import MACHINES_MAX, Location
 from persist.commit.machine import Machine
-from persist.commit.sight import StoreCalls, Storms
 from persist.commit.system import ThreadBackground
 from persist.core.frontier import Antichain
 from persist.core.state import State, held_since
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
+from persist.telemetry.metrics import retried, stores
 
 COUNTED = {
     "commits": "Commits that won their compare-and-set",
@@ -68,34 +66,6 @@ def of_location(location: Location) -> Iterator[Family]:
     if isinstance(location.background, ThreadBackground):
         dropped = location.background.dropped
         yield one("persist_background_dropped_total", COUNTER, "Pieces of upkeep dropped: too many waited", dropped)
-
-
-def stores(made: StoreCalls) -> Iterator[Family]:
-    """Calls to the stores, how long they took, what they moved."""
-    labels = ("store", "verb", "outcome")
-    totals = made.totals().items()
-    calls: list[Labelled] = [(key, count) for key, (count, _, _) in totals]
-    moved: list[Labelled] = [(key, nbytes) for key, (_, _, nbytes) in totals]
-    yield Family("persist_store_calls_total", COUNTER, "Calls to the stores", labels, calls)
-    yield Family("persist_store_bytes_total", COUNTER, "Bytes that these calls moved", labels, moved)
-    yield made.durations.family("persist_store_seconds", "Seconds that these calls took", labels)
-
-
-def retried(storms: Storms) -> Iterator[Family]:
-    """Tries after the first one, how often there were many in a row, and what was found damaged."""
-    samples: list[Labelled] = [((who,), count) for who, count in storms.retries.items()]
-    text = "Times that somebody tried again more than 5 times in a row"
-    yield Family("persist_tries_again_total", COUNTER, "Tries after the first, by who tried again", ("who",), samples)
-    yield one("persist_retry_storms_total", COUNTER, text, storms.storms)
-    yield one("persist_corruption_total", COUNTER, "Times that something damaged was met", storms.corruptions)
-
-
-def pools(pairs: dict[str, tuple[int, int]]) -> Iterator[Family]:
-    """How much of each bounded pool or queue is in use, and its size."""
-    used: list[Labelled] = [((name,), taken) for name, (taken, _) in pairs.items()]
-    size: list[Labelled] = [((name,), most) for name, (_, most) in pairs.items()]
-    yield Family("persist_pool_used", GAUGE, "What is in use of a bounded pool or queue", ("pool",), used)
-    yield Family("persist_pool_size", GAUGE, "How much of it there is", ("pool",), size)
 
 
 def own_pools(location: Location) -> dict[str, tuple[int, int]]:
@@ -155,19 +125,3 @@ def _caches(location: Location) -> Iterator[Family]:
 
 def _time(frontier: Antichain) -> int:
     return -1 if frontier.element is None else frontier.element
-
-
-def of_process(version: str) -> Iterator[Family]:
-    """CPU, memory, open files and the version. On systems without `/proc` the version alone."""
-    yield Family("persist_build_info", GAUGE, "Which version this is", ("version",), [((version,), 1.0)])
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        files = len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return
-    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    yield one("process_cpu_seconds_total", COUNTER, "Seconds of CPU", cpu_s)
-    yield one("process_resident_memory_bytes", GAUGE, "Resident bytes", int(fields[21]) * os.sysconf("SC_PAGE_SIZE"))
-    yield one("process_open_fds", GAUGE, "Open files and sockets", files)
-    yield one("process_max_fds", GAUGE, "How many there may be", resource.getrlimit(resource.RLIMIT_NOFILE)[0])

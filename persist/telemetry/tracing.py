@@ -1,7 +1,7 @@
 """The spans that are asked for, and of which request the work under way is a part.
 
-`persist.commit.otel` makes spans with OpenTelemetry, where it is switched on. Without a tracer none is asked for, and
-no library of it is imported.
+`persist.telemetry.otel` makes spans with OpenTelemetry, where it is switched on. Without a tracer none is asked for,
+and no library of it is imported.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def open_tracer(service: str = "") -> Tracer:
 
     Raises InvalidUsage where the library is not installed.
     """
-    module: Any = optional("persist.commit.otel", "traces", "persist-shards[otel]", InvalidUsage)
+    module: Any = optional("persist.telemetry.otel", "traces", "persist-shards[otel]", InvalidUsage)
     made: Tracer = module.exporting(service) if service else module.OtelTracer()
     return made
 

@@ -1,0 +1,1 @@
+"""What a location needs besides commits: garbage collection, expiry, loans of clones, erasure scans, publications."""

@@ -1,0 +1,1 @@
+"""Telemetry: metrics of commits, stores and processes, and traces."""
