@@ -174,17 +174,19 @@ def test_a_call_that_was_given_up_left_the_hold_that_it_was_taking(
         shard = client.create_shard("t", SCHEMA, ["k"])
         shard.insert([{"k": 1}])
         location = client.transport.location  # type: ignore[attr-defined]
-        plain, goes_on, landed = location.consensus.compare_and_set, threading.Event(), threading.Event()
+        plain, came, goes_on, landed = location.consensus.compare_and_set, *(threading.Event() for _ in range(3))
 
         def late(*args: Any, **options: Any) -> Any:
+            came.set()
             goes_on.wait(WAIT_S)
             found = plain(*args, **options)
             landed.set()
             return found
 
         location.consensus.compare_and_set = late
-        with pytest.raises(Unavailable):
-            call(shard.with_timeout(0.3))
+        while not came.is_set():  # a slow machine may give up before anything is committed
+            with pytest.raises(Unavailable):
+                call(shard.with_timeout(0.3))
         goes_on.set()
         assert landed.wait(WAIT_S)
         wait_until(lambda: not location.machine("t").refresh().leased_readers, "the hold is given back")
