@@ -335,7 +335,7 @@ def sent(method: str, url: str) -> dict[str, Any]:
 
 def test_a_creation_that_no_server_answered_is_not_told_as_not_done(tmp_path: Path) -> None:
     """It was Unavailable: "it did not happen"."""
-    with url_of("server", tmp_path) as url, persist.connect(url, timeout_s=1.0) as client, Answering(CLOSE) as gone:
+    with url_of("server", tmp_path) as url, persist.connect(url) as client, Answering(CLOSE) as gone:
         transport = client.transport
         assert isinstance(transport, HttpTransport)
         transport._calls = HttpCalls(Servers([gone.url], transport.clock), transport.clock, token=None, timeout_s=1.0)

@@ -351,7 +351,7 @@ def calls_answered(said: bytes) -> Iterator[HttpCalls]:
     clock = TestClock()
     with (
         Answering(said) as server,
-        closing(HttpCalls(Servers([server.url], clock), clock, token=None, timeout_s=1.0)) as calls,
+        closing(HttpCalls(Servers([server.url], clock), clock, token=None, timeout_s=60.0)) as calls,
     ):
         yield calls
 
