@@ -40,6 +40,7 @@ from rpc.change_streams import Listeners
 from rpc.concurrency_limits import CommandTurns, Slots, TokenLeases, Work, share
 from rpc.connection_limits import ConnectionBounds
 from rpc.metrics import ServerMetrics
+from rpc.post_groups import PostGroups
 from rpc.prefix_usage import Tally
 from rpc.quota_file import quota_file_of
 from rpc.quotas import Quotas
@@ -134,6 +135,7 @@ class Service:
             ),
         )
         self.writers = ThinWriters(self.transport, self.handles.write)
+        self.posts = PostGroups(self.writers, self.allowance, settings.limits.rows_max)
         self.shard_ids = ShardIds(location)
         self.listening = Listeners(self.transport, location, self.work, self.watcher)
         limits = settings.limits

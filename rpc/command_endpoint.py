@@ -10,7 +10,7 @@ import pyarrow as pa
 from starlette.requests import Request
 
 from persist.client.optimistic_edit import unless_landed
-from persist.client.server_writer import Making, Names
+from persist.client.server_writer import Making, Names, ThinWriter
 from persist.codecs import rows
 from persist.codecs.allowance import Allowance, BodyTooLarge
 from persist.commit.machine import Machine
@@ -37,6 +37,7 @@ from rpc.app_state import Service
 from rpc.audit import DID, of_command, upper_of
 from rpc.auth import Principal, label_of
 from rpc.concurrency_limits import ABOUT
+from rpc.post_groups import PreparedPost
 from rpc.quotas import admit, check_room, check_takes_away, settle
 from rpc.request_body import decoded
 
@@ -157,10 +158,14 @@ READINGS_MAX = 10  # of one body, where the shard gets other columns each time
 
 @dataclass(frozen=True, slots=True)
 class InsertKind:
-    """What is to become of the rows: the time of those without one, and the command."""
+    """What is to become of the rows: the time of those without one, and the command.
+
+    `is_joined`: posts that wait for one shard are prepared together.
+    """
 
     default_time: int | None
     command: Making
+    is_joined: bool = False
 
 
 @dataclass(slots=True)
@@ -198,19 +203,17 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
     rows_max = data.count(b"\n") + 1
     if not schema.is_flat or schema.width > AT_ONCE_COLUMNS_MAX or rows_max * schema.row_bytes > AT_ONCE_ROWS_BYTES_MAX:
         return None  # it takes longer than a moment
-    handle, command = writers.take(posted.name, names, posted.caller), None
+    joined = posted.kind.is_joined and posted.token is None and not schema.details.unique
+    prepared = await service.posts.prepared(posted.name, names, data) if joined else None
     try:
-        with service.allowance() as allowed:
-            table = _read(service, posted, data, schema, allowed)
-            command = handle.at_once(table, posted.kind.default_time, posted.kind.command, posted.token)
-    except InvalidUsage:
-        pass  # or it has another schema by now: who looks at the store knows
-    finally:
+        handle, command = writers.take(posted.name, names, posted.caller), None
+        try:
+            command = _command(service, posted, data, handle, prepared)
+        finally:
+            if command is None:
+                writers.give_back(handle)
         if command is None:
-            writers.give_back(handle)
-    if command is None:
-        return None
-    try:
+            return None
         # Nobody need look at parts that were made here.
         verdict = Verdict(shard=names.shard, schema=names.newest)
         try:
@@ -219,9 +222,30 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
             done = await service.work.run(handle.resumed, command, posted.caller, error)
     except (Expired, InvalidUsage, SchemaMismatch):
         return None
+    finally:
+        if prepared is not None:
+            service.posts.ended(posted.name, names)
     writers.give_back(handle)
     assert isinstance(done, c.Appended)
     return done
+
+
+def _command(
+    service: Service, posted: Posted, data: bytes, handle: ThinWriter, prepared: PreparedPost | None
+) -> c.Command | None:
+    """The command for the rows of a small body. None: it has another schema by now, or takes a call of a store.
+
+    Raises QuotaFull, Overloaded.
+    """
+    if prepared is not None:
+        _count(service, posted, prepared.rows, len(data))
+        return handle.made(prepared.runs, posted.kind.command)
+    try:
+        with service.allowance() as allowed:
+            table = _read(service, posted, data, handle.names.schema, allowed)
+            return handle.at_once(table, posted.kind.default_time, posted.kind.command, posted.token)
+    except InvalidUsage:
+        return None  # who looks at the store knows
 
 
 def _as_of_now(service: Service, posted: Posted, data: bytes) -> c.Appended:
@@ -258,8 +282,13 @@ def _written(service: Service, posted: Posted, data: bytes, names: Names) -> c.A
 def _read(service: Service, posted: Posted, data: bytes, schema: ShardSchema, allowed: Allowance) -> pa.Table:
     """The rows of the body, which are counted in the quotas once."""
     table = rows.read(data, posted.form, schema, service.limits.rows_max, allowed)
-    if not posted.are_counted:
-        service.quotas.rows(posted.principal, table.num_rows)
-        service.quotas.adds(posted.principal, posted.name, "bytes", len(data))
-        posted.are_counted = True
+    _count(service, posted, table.num_rows, len(data))
     return table
+
+
+def _count(service: Service, posted: Posted, count: int, nbytes: int) -> None:
+    """Count the rows of a body in the quotas, once. Raises QuotaFull."""
+    if not posted.are_counted:
+        service.quotas.rows(posted.principal, count)
+        service.quotas.adds(posted.principal, posted.name, "bytes", nbytes)
+        posted.are_counted = True

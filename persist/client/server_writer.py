@@ -7,7 +7,7 @@ by then: whoever has their bytes reads them anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from persist.core.batch import Run
 from persist.core.errors import PersistError
 from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.core.record import replace
-from persist.parts import ShardSchema, stage_at_once
+from persist.parts import ShardSchema, stage_at_once, stage_each
 
 Append: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
 Making: TypeAlias = Callable[[WriterId, Token, tuple[Run, ...]], Append]
@@ -103,11 +103,23 @@ class ThinWriter(CheckedWriter):
         runs = stage_at_once(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
         if runs is None:
             return None
+        return self.made(runs, command, token)
+
+    def made(self, runs: tuple[Run, ...], command: Making, token: Token | None = None) -> Append:
+        """What `command` makes of staged rows, for a caller who sends it."""
         if token is None:
             made = self._by_writer(lambda w, t: command(w, t, runs), mint(Token, self._transport.ids))
         else:
             made = by_token(lambda w, t: command(w, t, runs), token)
         return replace(made, shard=self.names.shard)
+
+    def staged_each(self, rows: pa.Table, counts: Sequence[int]) -> list[tuple[Run, ...] | None]:
+        """The rows of inserts of so many rows each, staged for any writer of the shard; no call of a store is made.
+
+        None: one that has to be staged by itself. Raises InvalidUsage (the rows of one of them do not fit).
+        """
+        _, schema_id, schema, _ = self.names
+        return stage_each(rows, counts, self._sink(schema_id, schema, digests=False), self._inline_bytes_max)
 
     def resumed(self, command: c.Command, caller: Caller, before: PersistError) -> c.Result:
         """Go on with a command that was sent once and met with `before`. Raises what `settled` raises."""

@@ -188,6 +188,38 @@ def read_ndjson(
     return pa.Table.from_batches(batches, schema)
 
 
+def read_each(
+    texts: Sequence[bytes], schema: pa.Schema, rows_max: int, spend: Spend, defaults: Mapping[str, pa.Scalar]
+) -> tuple[pa.Table, list[int | None]]:
+    """Lines of several writers as one table of `schema`, which is flat, and how many rows each of the texts has.
+
+    None: its rows are left out, since the text has to be looked at by itself, by `read_ndjson`. Raises what that does
+    where this cannot be told of one text.
+    """
+    form = _form(schema, False)
+    cells: list[tuple[Any, ...]] = []
+    counts: list[int | None] = []
+    for text in texts:
+        found = _cells(text, form, rows_max)
+        counts.append(None if found is None else len(found))
+        cells += found or ()
+    columns = _Columns(spend).of_cells(cells, form.fields, defaults)
+    return pa.Table.from_arrays(columns, schema=schema), counts
+
+
+def _cells(text: bytes, form: _Form, rows_max: int) -> list[tuple[Any, ...]] | None:
+    """The values of each line of a text that is a plain one; None: something about it needs a closer look."""
+    try:
+        if keep_zeros(text) is not text:
+            return None
+        rows = form.decoder.decode_lines(text)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    cells = list(map(astuple, rows))
+    names = sum(len(row) - row.count(UNSET) for row in cells)
+    return None if len(cells) > rows_max or _may_name_twice(text, names) else cells
+
+
 def names_given(data: bytes, delete_column: str | None, spend: Spend | None = None) -> tuple[str, ...]:
     """The names that every line of JSON objects gives, but for the delete column; none without lines.
 
@@ -354,7 +386,15 @@ class _Columns:
     ) -> list[pa.Array]:
         """A column for each field of objects; None has none of them."""
         blank = (UNSET,) * len(fields)
-        cells = [blank if row is None else astuple(row) for row in rows]
+        return self.of_cells([blank if row is None else astuple(row) for row in rows], fields, defaults)
+
+    def of_cells(
+        self,
+        cells: Sequence[tuple[Any, ...]],
+        fields: Sequence[pa.Field],
+        defaults: Mapping[str, pa.Scalar] | None = None,
+    ) -> list[pa.Array]:
+        """A column for each field of rows; UNSET is what a row does not give."""
         columns = list(zip(*cells, strict=True)) if cells else [()] * len(fields)
         found = [self._child(values, field) for values, field in zip(columns, fields, strict=True)]
         if not defaults:
@@ -406,10 +446,15 @@ def check_names(text: bytes, names: int) -> None:
 
     No JSON has more names than quotes before colons. Only where it has more than were seen is it read again.
     """
-    if text.count(b":") > names and text.translate(None, _BLANKS).count(b'":') > names:
+    if _may_name_twice(text, names):
         decoder, whole, place = json.JSONDecoder(object_pairs_hook=named_once), text.decode().strip(), 0
         while place < len(whole):
             place = _GAP.match(whole, decoder.raw_decode(whole, place)[1]).end()  # type: ignore[union-attr]
+
+
+def _may_name_twice(text: bytes, names: int) -> bool:
+    """Whether an object of the text may name something twice; they have `names` that were seen."""
+    return text.count(b":") > names and text.translate(None, _BLANKS).count(b'":') > names
 
 
 def _with_default(column: pa.Array, values: Sequence[Any], default: pa.Scalar | None) -> pa.Array:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
@@ -16,6 +17,7 @@ import pyarrow.parquet
 from persist.codecs.allowance import SMALL_BYTES, Allowance
 from persist.codecs.csv_rows import csv_options, header, scanned, values_of_cells, write_csv
 from persist.codecs.json_rows import BOM, UNREADABLE, names_given, ndjson, read_ndjson
+from persist.codecs.json_rows import read_each as read_json_each
 from persist.codecs.parquet_files import read_bounded
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
@@ -90,6 +92,56 @@ def read(
     return table
 
 
+def read_each(
+    bodies: Sequence[bytes], schema: ShardSchema, rows_max: int, allowed: Allowance
+) -> tuple[pa.Table, list[int | None]]:
+    """The rows of NDJSON bodies of several writers, one after another, and how many each body has.
+
+    `schema` is flat, and each body small. None: its rows are left out, and `read` tells what is wrong with it, if
+    anything is. Rows that give a time are left out so, too. Raises InvalidUsage where this cannot be told of one body;
+    BodyTooLarge, Overloaded.
+    """
+    texts = [data.removeprefix(BOM) for data in bodies]
+    try:
+        allowed.spend(sum(map(len, texts)))
+        table, counts = read_json_each(texts, schema.updates_schema, rows_max, allowed.spend, schema.defaults)
+        if not is_within(table, schema.row_bytes, SMALL_BYTES):
+            allowed.reach(working_bytes(table, schema.updates_schema))
+    except UNREADABLE as error:
+        raise InvalidUsage(f"one of the bodies cannot be read: {error}") from error
+    return _without(table, counts, _not_allowed(table, schema))
+
+
+def _not_allowed(table: pa.Table, schema: ShardSchema) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """The rows that an insert does not take, as their nulls tell; None: there is none."""
+    wrong = None
+    for field in schema.arrow:
+        column = table.column(field.name)
+        if not field.nullable and column.null_count:
+            nulls = column.is_null().to_numpy()
+            wrong = nulls if wrong is None else wrong | nulls
+    times = table.column(TIME)
+    if times.null_count < len(times):
+        given = times.is_valid().to_numpy()
+        wrong = given if wrong is None else wrong | given
+    return wrong
+
+
+def _without(
+    table: pa.Table, counts: list[int | None], wrong: np.ndarray[Any, np.dtype[np.bool_]] | None
+) -> tuple[pa.Table, list[int | None]]:
+    """The rows as an insert takes them, without those of bodies of which a row is wrong."""
+    if wrong is not None:
+        kept, start = np.ones(len(table), np.bool_), 0
+        for index, count in enumerate(counts):
+            end = start + (count or 0)
+            if wrong[start:end].any():
+                kept[start:end], counts[index] = False, None
+            start = end
+        table = table.filter(pa.array(kept))
+    return _with_diffs(table.drop_columns([TIME])), counts
+
+
 @dataclass(frozen=True, slots=True)
 class _Bound:
     """What the rows of a body may take."""
@@ -160,6 +212,11 @@ def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend, schema.defaults)
     if table.column(TIME).null_count == table.num_rows:
         table = table.drop_columns([TIME])
+    return _with_diffs(table)
+
+
+def _with_diffs(table: pa.Table) -> pa.Table:
+    """The rows, which are there once where they give no multiplicity."""
     index, given = table.schema.get_field_index(DIFF), table.column(DIFF)
     is_given = given.null_count < table.num_rows
     return table.set_column(index, DIFF, pa.compute.fill_null(given, 1) if is_given else pa.repeat(1, table.num_rows))

@@ -9,7 +9,7 @@ from persist.parts.reader import MEMORY_BYTES, PartReader
 from persist.parts.scan_spec import EVERYTHING, Selected, Selection
 from persist.parts.schema_evolution import current_schema, newest, sound_schemas
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.writer import PartSink, PartWriter, stage, stage_at_once
+from persist.parts.writer import PartSink, PartWriter, stage, stage_at_once, stage_each
 
 __all__ = [
     "ALL_KEYS",
@@ -41,4 +41,5 @@ __all__ = [
     "sound_schemas",
     "stage",
     "stage_at_once",
+    "stage_each",
 ]

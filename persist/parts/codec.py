@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
 from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.ids import PartId
+from persist.core.ids import IdSource, PartId, mint
 from persist.core.state import SchemaRecord
 from persist.parts.column_types import check_no_stray_null, whole_table
 from persist.parts.consolidate import join
@@ -27,7 +27,7 @@ from persist.parts.memory_size import by_itself
 from persist.parts.parquet_guard import CHUNKS_MAX, check_footer, check_metadata, chunk_start, leaves
 from persist.parts.row_stats import KnownRows, Stats, Teller, known_of
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import extremes, is_bytes, one_chunk
+from persist.parts.sort_words import extremes, extremes_each, is_bytes, one_chunk
 
 # The index of a Parquet part as it is written: JSON between the last row group and the Parquet footer.
 #
@@ -158,18 +158,19 @@ def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id:
     batch = by_itself(_as_batch(table, schema))
     if batch.num_rows != len(table):
         raise Corruption(f"{len(table)} rows were encoded as {batch.num_rows}; it is a fault of persist: report it")
-    return _inline(batch, schema, schema_id, part_id, batch.serialize().to_pybytes())
+    return _inline(batch, _bounds(batch, schema), schema_id, part_id, batch.serialize().to_pybytes())
 
 
 def described_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
     """What `encode_inline` would say of these rows in the bytes of `part`."""
-    return _inline(batch, schema, part.schema_id, part.id, part.data or b"")
+    return _inline(batch, _bounds(batch, schema), part.schema_id, part.id, part.data or b"")
 
 
-def _inline(batch: pa.RecordBatch, schema: ShardSchema, schema_id: int, part_id: PartId, data: bytes) -> Part:
-    lower, upper = _bounds(batch, schema)
+def _inline(
+    batch: pa.RecordBatch, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId, data: bytes
+) -> Part:
     return _part(
-        batch, lower, upper, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
+        batch, *bounds, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
         checksum=zlib.crc32(data), footer_size=0, footer_checksum=0, sorted=False,
     )  # fmt: skip
 
@@ -524,8 +525,29 @@ def _as_batch(table: pa.Table, schema: ShardSchema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=schema.updates_schema)
 
 
+def encode_inline_each(
+    table: pa.Table, counts: Sequence[int], schema: ShardSchema, schema_id: int, ids: IdSource
+) -> list[Part]:
+    """As `encode_inline`, of so many rows each (at least one), which follow one another: a part each."""
+    whole, start, parts = _as_batch(table, schema), 0, []
+    bounds = extremes_each(whole.column(schema.key[0]), counts)
+    for count, (lower, upper) in zip(counts, bounds, strict=True):
+        alone = count == whole.num_rows
+        batch = by_itself(whole) if alone else whole.take(pa.array(range(start, start + count), pa.int64()))
+        data = batch.serialize().to_pybytes()
+        parts.append(_inline(batch, _bounded(lower, upper, schema), schema_id, mint(PartId, ids), data))
+        start += count
+    if start != whole.num_rows:
+        raise Corruption(f"{whole.num_rows} rows were encoded as {start}; it is a fault of persist: report it")
+    return parts
+
+
 def _bounds(batch: pa.RecordBatch, schema: ShardSchema) -> tuple[bytes, bytes | None]:
     """Bounds of unsorted rows: the least and greatest value of the first key column."""
-    lower, upper = extremes(batch.column(schema.key[0]))
+    return _bounded(*extremes(batch.column(schema.key[0])), schema)
+
+
+def _bounded(lower: bytes, upper: bytes, schema: ShardSchema) -> tuple[bytes, bytes | None]:
+    """Bounds of the keys of rows whose first key columns lie between these."""
     exact = upper if len(schema.key) == 1 else successor(upper)
     return lower_bound(lower, schema), None if exact is None else upper_bound(exact)

@@ -13,8 +13,9 @@ same words, so they cannot disagree.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -217,6 +218,24 @@ def extremes(array: pa.Array) -> tuple[bytes, bytes]:
         return _terminated(low), _terminated(high)
     order = column(array)
     return order.encode(_first(order, len(array), np.min)), order.encode(_first(order, len(array), np.max))
+
+
+def extremes_each(array: pa.Array, counts: Sequence[int]) -> list[tuple[bytes, bytes]]:
+    """`extremes` of stretches of so many values each (at least one), which follow one another."""
+    spans = list(pairwise(accumulate(counts, initial=0)))
+    if array.null_count == 0 and is_bytes(array.type):
+        values = array.to_pylist()
+        found = ((min(values[start:end]), max(values[start:end])) for start, end in spans)
+        return [(_terminated(_as_bytes(low)), _terminated(_as_bytes(high))) for low, high in found]
+    order = column(array)
+    if not isinstance(order, FixedColumn) or order.word(1, None) is not None:
+        return [extremes(array[start:end]) for start, end in spans]
+    words = order.word(0, None)
+    assert words is not None
+    return [
+        (order.encode(start + int(words[start:end].argmin())), order.encode(start + int(words[start:end].argmax())))
+        for start, end in spans
+    ]
 
 
 def _as_bytes(value: str | bytes) -> bytes:

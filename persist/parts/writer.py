@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -15,7 +15,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import IdSource, PartId, ShardId, WriterId, mint
 from persist.core.record import replace
 from persist.core.transitions.part_admission import DIFF_MAX
-from persist.parts.codec import ParquetEncoder, encode_inline, row_group_rows
+from persist.parts.codec import ParquetEncoder, encode_inline, encode_inline_each, row_group_rows
 from persist.parts.column_types import to_plain
 from persist.parts.consolidate import consolidate, join
 from persist.parts.constraint_checks import check_rows
@@ -130,6 +130,30 @@ def stage_at_once(
             weighed.check(runs)
         return runs
     return ()
+
+
+def stage_each(
+    rows: pa.Table, counts: Sequence[int], sink: PartSink, inline_bytes_max: int
+) -> list[tuple[Run, ...] | None]:
+    """`stage_at_once` of inserts of so many rows each, which follow one another; their calls of Arrow serve all.
+
+    None: one that has to be staged by itself, since its rows are many, or cancel out. Raises InvalidUsage where the
+    rows of any of them do not fit.
+    """
+    conformed = sink.schema.conform(rows, UNASSIGNED_TIME)
+    check_rows(conformed, sink.schema)
+    some = [count for count in counts if count]
+    parts = encode_inline_each(conformed, some, sink.schema, sink.schema_id, sink.ids) if some else []
+    if (diff_sum_of(parts) or 0) - _diff_sum(rows):
+        raise InvalidUsage("the rows are summed up one write at a time: their multiplicities are large")
+    rest = iter(parts)
+    return [_fitting(next(rest), inline_bytes_max) if count else () for count in counts]
+
+
+def _fitting(part: Part, inline_bytes_max: int) -> tuple[Run, ...] | None:
+    """The part as all of a write; None: it is too large, or its rows may cancel out, or more than fits may be equal."""
+    fits = part.size <= inline_bytes_max and part.rows * max(-part.diff_min, part.diff_max) <= DIFF_MAX
+    return (Run((part,)),) if fits and part.diff_sum else None
 
 
 class _Weighed:

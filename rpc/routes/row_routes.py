@@ -104,7 +104,7 @@ async def compare_and_append(
     return await _posted(request, form, token, kind)
 
 
-_INSERT = InsertKind(None, lambda writer, token, runs: c.Insert(writer, token, runs))
+_INSERT = InsertKind(None, lambda writer, token, runs: c.Insert(writer, token, runs), is_joined=True)
 
 
 def _append(request: Request, lower: str, upper: str) -> InsertKind:

@@ -73,15 +73,18 @@ def once_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
 
     def patched(work: Callable[[], object]) -> list[object]:
         done: list[object] = []
-        real = rows.read
 
-        def read(*given: Any) -> pa.Table:
-            table = real(*given)
-            if not done:
-                done.append(work())
-            return table
+        def then(real: Callable[..., Any]) -> Callable[..., Any]:
+            def read(*given: Any) -> Any:
+                table = real(*given)
+                if not done:
+                    done.append(work())
+                return table
 
-        monkeypatch.setattr(command_endpoint.rows, "read", read)
+            return read
+
+        for name in ("read", "read_each"):
+            monkeypatch.setattr(rows, name, then(getattr(rows, name)))
         return done
 
     return patched

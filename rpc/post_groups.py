@@ -1,0 +1,127 @@
+"""Inserts of rows that wait for one shard are prepared together: read, checked, encoded and described at once.
+
+What is prepared is one part for each post, as if it had come alone, so each is committed, counted, remembered and
+answered by itself. Posts that come while those before them are committed form the next group; none waits for more of
+them. A post of which anything is unusual is left to its own try, which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from persist.client.server_writer import Names, ThinWriter
+from persist.codecs import rows
+from persist.codecs.allowance import Allowance
+from persist.core.batch import Run
+from persist.core.ids import ShardId
+
+GROUP_POSTS_MAX = 128
+GROUP_BYTES_MAX = 256 * 1024  # of bodies
+
+_Key: TypeAlias = tuple[str, ShardId, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPost:
+    """The staged rows of a post, and how many it brought."""
+
+    runs: tuple[Run, ...]
+    rows: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    data: bytes
+    prepared: asyncio.Future[PreparedPost | None]
+
+
+class Writers(Protocol):
+    """Writers that nobody else uses meanwhile; `rpc.app_state.ThinWriters` are such."""
+
+    def take(self, name: str, names: Names) -> ThinWriter: ...
+
+    def give_back(self, handle: ThinWriter) -> None: ...
+
+
+class PostGroups:
+    """The posts that wait in one server. For one event loop. `rows_max` is for each of them."""
+
+    def __init__(self, writers: Writers, allowance: Callable[[], Allowance], rows_max: int) -> None:
+        self._writers = writers
+        self._allowance = allowance
+        self._rows_max = rows_max
+        self._waiting: dict[_Key, deque[_Waiting]] = {}  # of each shard with posts that wait or are committed
+        self._under_way: dict[_Key, int] = {}
+
+    async def prepared(self, name: str, names: Names, data: bytes) -> PreparedPost | None:
+        """The rows of a body for an insert without a token, staged; None: it takes a try of its own.
+
+        Who is given rows calls `ended` once they are committed, or will not be.
+        """
+        loop = asyncio.get_running_loop()
+        key = (name, names.shard, names.id, names.newest)
+        one = _Waiting(data, loop.create_future())
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = deque()
+            loop.call_soon(self._prepare, key, names)
+        waiting.append(one)
+        try:
+            return await one.prepared
+        except asyncio.CancelledError:
+            if one.prepared.done() and not one.prepared.cancelled() and one.prepared.result() is not None:
+                self.ended(name, names)
+            raise
+
+    def ended(self, name: str, names: Names) -> None:
+        """A post that was prepared is committed, or will not be."""
+        key = (name, names.shard, names.id, names.newest)
+        self._under_way[key] -= 1
+        if not self._under_way[key]:
+            del self._under_way[key]
+            self._go_on(key, names)
+
+    def _go_on(self, key: _Key, names: Names) -> None:
+        if self._waiting[key]:
+            asyncio.get_running_loop().call_soon(self._prepare, key, names)
+        else:
+            del self._waiting[key]
+
+    def _prepare(self, key: _Key, names: Names) -> None:
+        group: list[_Waiting] = []
+        waiting, size = self._waiting[key], 0
+        while waiting and len(group) < GROUP_POSTS_MAX and size + len(waiting[0].data) <= GROUP_BYTES_MAX:
+            one = waiting.popleft()
+            if not one.prepared.done():  # else nobody waits for it any more
+                group.append(one)
+                size += len(one.data)
+        try:
+            found = self._together(key[0], names, [one.data for one in group])
+        except Exception:  # of one of them: each is told by its own try, also of a bug
+            found = [None] * len(group)
+        under_way = 0
+        for one, prepared in zip(group, found, strict=True):
+            under_way += prepared is not None
+            one.prepared.set_result(prepared)
+        if under_way:
+            self._under_way[key] = under_way
+        else:
+            self._go_on(key, names)
+
+    def _together(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
+        """Raises the error of a post, and tells not of which; and Overloaded."""
+        handle = self._writers.take(name, names)
+        try:
+            with self._allowance() as allowed:
+                table, counts = rows.read_each(bodies, names.schema, self._rows_max, allowed)
+                runs = handle.staged_each(table, [count or 0 for count in counts])
+        finally:
+            self._writers.give_back(handle)
+        return [
+            None if count is None or staged is None else PreparedPost(staged, count)
+            for count, staged in zip(counts, runs, strict=True)
+        ]
