@@ -1,0 +1,158 @@
+"""Posts that wait for one shard are prepared together, and answered, refused and given up one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from compactor.embedded import maintain
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import Location
+from rpc.app import create_app
+from rpc.post_groups import PostGroups
+from tests.support.location import memory_location
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
+GOOD = b'{"id": %d, "text": "a"}\n{"id": %d}\n'
+BAD = [
+    b'{"id": null}',
+    b'{"id": "no number"}',
+    b'{"nowhere": 1}',
+    b'{"id": 1, "id": 2}',
+    b'{"id": 1}\n{',
+    b'{"id": 1, "__time": 7}',
+    b'{"id": 99999999999999999999}',
+]
+
+
+class House:
+    """A server in this process, whose requests are tasks of one event loop."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self.app = create_app(location)
+        self.client = Client(EmbeddedTransport(location, maintain))
+        self.client.create_shard("orders", SCHEMA, ["id"])
+
+    async def post(self, body: bytes) -> tuple[int, Any]:
+        """Status and answer."""
+        status, parts, is_sent = 0, [], False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal is_sent
+            if is_sent:
+                await asyncio.Event().wait()
+            is_sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            parts.append(message.get("body", b""))
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/x-ndjson")]
+        path = "/v1/shards/orders/insert"
+        scope = {
+            "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path,
+            "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {},
+        }  # fmt: skip
+        await self.app(scope, receive, send)
+        return status, json.loads(b"".join(parts))
+
+    def ids(self) -> Counter[int]:
+        """How often each id is there."""
+        table = self.client.shard("orders").snapshot().to_arrow()
+        return Counter(dict(zip(table["id"].to_pylist(), table["__diff"].to_pylist(), strict=True)))
+
+    @property
+    def groups(self) -> PostGroups:
+        groups: PostGroups = self.app.state.service.posts
+        return groups
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    with closing(memory_location()) as location:
+        yield House(location)
+
+
+def test_each_is_answered_as_if_it_had_come_alone(house: House) -> None:
+    async def story() -> None:
+        pick = random.Random(7)
+        numbers = iter(range(10**6))
+        alone = {body: await house.post(body) for body in BAD}
+        assert {status for status, _ in alone.values()} == {400}
+        before = house.location.machine("orders").refresh().seqno
+        bodies = [
+            pick.choice([*BAD]) if pick.random() < 0.2 else GOOD % (next(numbers), next(numbers)) for _ in range(90)
+        ]
+        answers = await asyncio.gather(*map(house.post, bodies))
+        expected: Counter[int] = Counter()
+        for body, (status, told) in zip(bodies, answers, strict=True):
+            if body in BAD:
+                assert (status, told["detail"]) == (alone[body][0], alone[body][1]["detail"])
+            else:
+                assert status == 200, told
+                expected.update(json.loads(line)["id"] for line in body.splitlines())
+        assert house.ids() == expected
+        commits = house.location.machine("orders").refresh().seqno - before
+        assert commits < len(bodies) / 3, "they were prepared, and committed, together"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_goes_away_holds_up_nobody(house: House, seed: int) -> None:
+    async def story() -> None:
+        pick = random.Random(seed)
+        acknowledged: set[int] = set()
+        given: set[int] = set()
+        for turn in range(12):
+            numbers = [100 * turn + number for number in range(pick.randrange(1, 9))]
+            given.update(numbers)
+            posts = {number: asyncio.ensure_future(house.post(b'{"id": %d}' % number)) for number in numbers}
+            for _ in range(pick.randrange(12)):
+                await asyncio.sleep(0)
+            for post in posts.values():
+                if pick.random() < 0.5:
+                    post.cancel()
+            answers = await asyncio.gather(*posts.values(), return_exceptions=True)
+            for number, answer in zip(posts, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    assert answer[0] == 200
+                    acknowledged.add(number)
+        assert (await house.post(b'{"id": -1}'))[0] == 200
+        found = house.ids()
+        assert set(found) <= given | {-1}
+        assert acknowledged <= set(found)
+        assert set(found.values()) == {1}
+        assert not house.groups._waiting
+        assert not house.groups._under_way
+
+    asyncio.run(story())
+
+
+def test_what_fails_together_is_tried_one_by_one(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that is a fault of ours: each is told by its own try."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(PostGroups, "_together", broken)
+    answers = asyncio.run(_all(house, 20))
+    assert [status for status, _ in answers] == [200] * 20
+    assert house.ids() == Counter(range(20))
+
+
+async def _all(house: House, count: int) -> list[tuple[int, Any]]:
+    return await asyncio.gather(*(house.post(b'{"id": %d}' % number) for number in range(count)))
