@@ -273,7 +273,9 @@ class Work:
         if self._answers is None or self._answers.loop is not loop:
             self._answers = _Answers(loop)
         waiter: asyncio.Future[c.Result] = loop.create_future()
-        machine.submit(command, partial(self._lead_soon, loop), partial(self._answers.give, waiter), verdict, caller)
+        answers = self._answers
+        lead = partial(self._lead_soon, loop)
+        machine.submit(command, lead, partial(answers.give, waiter), verdict, caller, answers.wake)
         return await waiter
 
     def close(self) -> None:
@@ -322,18 +324,17 @@ class _Answers:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._given: deque[tuple[asyncio.Future[c.Result], Outcome]] = deque()
-        self._is_woken = False
 
     def give(self, waiter: asyncio.Future[c.Result], outcome: Outcome) -> None:
-        """From any thread."""
+        """From any thread. `wake` follows."""
         self._given.append((waiter, outcome))
-        if not self._is_woken:  # else it has not begun to look: it finds this one, too
-            self._is_woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self.loop.call_soon_threadsafe(self._settle_all)
+
+    def wake(self) -> None:
+        """From any thread: have those told to whom something was given."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self._settle_all)
 
     def _settle_all(self) -> None:
-        self._is_woken = False  # before the first look: who gives from now on wakes it up again
         while self._given:
             _settle(*self._given.popleft())
 

@@ -27,7 +27,7 @@ from persist.commit.commit_plan import (
 from persist.core.batch import EMPTY_TRACE, HollowBatch
 from persist.core.ids import SeqNo
 from persist.core.manifests import to_bundle
-from persist.core.merge_plan import claimed, garbage_due, inline_due, is_behind, tier_due
+from persist.core.merge_plan import claimed, garbage_due, inline_due, is_behind, newest_inline, tier_due
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import ROLLUP_LEAST, Policy, State
 from persist.core.transitions.spill_flush import is_flush_due
@@ -95,7 +95,8 @@ class Upkeep:
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
         self._writing: set[str] = set()  # kinds of merges whose command is not there yet
-        self._is_behind = False  # as of the last look
+        self._inline = 0  # of the newest batches, as of the last look, those that hold inline rows only
+        self._is_behind = False  # as of then, too
         self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
         self._left: dict[str, int] = {}  # times in a row that duties of a kind were left to others
         self._looked_at = EMPTY_TRACE
@@ -115,8 +116,9 @@ class Upkeep:
         duties = list(self._turn(state))
         if state.trace is not self._looked_at:
             self._look_for_crowded(state)
+            self._inline = newest_inline(state.trace, self._looked_at, self._inline)
             self._looked_at = state.trace
-            self._is_behind = is_behind(state.trace, self._policy)
+            self._is_behind = is_behind(self._inline, self._policy)
             duties += self._merges_due(state) if self._merges else ()
             duties += self._bundles_due(state)
         if self.collects and self._has_to_collect(state):
@@ -198,7 +200,8 @@ class Upkeep:
         taken = claimed(state) | self.merging
         found = {"garbage": garbage_due(state, taken)}
         if not found["garbage"]:
-            found = {"inline": inline_due(state.trace, self._policy, taken), "tier": tier_due(state.trace, taken)}
+            trace, inline = state.trace, self._inline
+            found = {"inline": inline_due(trace, self._policy, taken, inline), "tier": tier_due(trace, taken, inline)}
         for kind, batches in found.items():
             merge = BatchMerge(state, batches)
             if batches and len(inputs := merge.inputs) > 1:

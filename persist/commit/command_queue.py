@@ -39,7 +39,8 @@ class Pending(Struct, frozen=True, eq=False):
     """A queued command, and how to tell its caller, on any thread.
 
     `answer(outcome)` and `lead()` may be called again after an interruption: only the first call of each counts. Where
-    `lead()` is called before `answer`, it falls to the caller to commit what is queued.
+    `lead()` is called before `answer`, it falls to the caller to commit what is queued. `all_answered()` follows the
+    last answer of a group: callers who share it are woken up once.
     """
 
     command: c.Command
@@ -48,6 +49,7 @@ class Pending(Struct, frozen=True, eq=False):
     verdict: Verdict = UNCHECKED  # of the parts that the command brings
     caller: Caller = NOBODY
     origin: Origin | None = None  # None: nobody watches
+    all_answered: Callable[[], None] | None = None
 
 
 class Waiter:
@@ -150,9 +152,17 @@ class CommandQueue:
 
     def answer(self, outcomes: Iterable[Outcome]) -> None:
         """Tell the callers of the group, in order."""
-        for outcome in outcomes:
-            self._group[0].answer(outcome)
-            self._group.popleft()
+        wakers: set[Callable[[], None]] = set()
+        try:
+            for outcome in outcomes:
+                pending = self._group[0]
+                pending.answer(outcome)
+                if pending.all_answered is not None:
+                    wakers.add(pending.all_answered)
+                self._group.popleft()
+        finally:
+            for wake in wakers:
+                wake()
 
     def hand_over(self) -> None:
         """End the lead. The caller of the next queued command, if there is one, is told to lead."""

@@ -277,8 +277,11 @@ class Machine(CachedState):
         answered: Callable[[Outcome], None],
         verdict: Verdict | None = None,
         caller: Caller = NOBODY,
+        all_answered: Callable[[], None] | None = None,
     ) -> None:
         """As `apply`, without waiting for the commit: `answered(outcome)` is called once, on any thread.
+
+        `all_answered()` is called once those are answered that are committed together.
 
         `verdict` is what `verdict(command)` said; None: it is asked for here.
 
@@ -292,7 +295,8 @@ class Machine(CachedState):
             if once.acquire(blocking=False):
                 run(self._lead)
 
-        if self._queue.enqueue(Pending(command, answered, lead, verdict, caller, self._system.sight.origin())):
+        origin = self._system.sight.origin()
+        if self._queue.enqueue(Pending(command, answered, lead, verdict, caller, origin, all_answered)):
             lead()
 
     def _lead(self) -> None:

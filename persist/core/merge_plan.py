@@ -178,9 +178,12 @@ def garbage_due(state: State, taken: Set[str]) -> Sequence[HollowBatch]:
     return stretch if _is_garbage(state, stretch, largest, GARBAGE_PERCENT, GARBAGE_GROWTH) else ()
 
 
-def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
-    """Batches whose inline rows should leave the State, because they are many or take much of their room."""
-    if len(trace.batches) >= policy.inline_batches:  # every commit asks, and fewer cannot hold so many
+def inline_due(trace: Trace, policy: Policy, taken: Set[str], inline: int) -> Sequence[HollowBatch]:
+    """Batches whose inline rows should leave the State, because they are many or take much of their room.
+
+    `inline` is how many of the newest hold inline rows only, as `newest_inline` says.
+    """
+    if inline >= policy.inline_batches:
         newest = _newest_inline(trace.batches, taken)
         if _with_rows(newest) >= policy.inline_batches:
             return newest
@@ -189,16 +192,31 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
     return ()
 
 
-def is_behind(trace: Trace, policy: Policy) -> bool:
+def is_behind(inline: int, policy: Policy) -> bool:
     """Whether twice as many of the newest batches hold inline rows as make their merge due."""
-    most = min(BEHIND * policy.inline_batches, LOOKED_AT_MAX)
-    return len(trace.batches) >= most and _with_rows(_newest_inline(trace.batches, frozenset())) >= most
+    return inline >= min(BEHIND * policy.inline_batches, LOOKED_AT_MAX)
 
 
-def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
+def newest_inline(trace: Trace, known: Trace, inline: int) -> int:
+    """How many of the newest batches hold inline rows only (or none); LOOKED_AT_MAX: so many, or more.
+
+    Every commit asks. Where batches were only added to those of the `known` trace, of which `inline` were so, no other
+    is looked at.
+    """
+    change = known.difference(trace)
+    if change is None:
+        return inline
+    first, count, came = change
+    if count or first != len(known.batches):
+        return len(_newest_inline(trace.batches, frozenset()))
+    newest = sum(1 for _ in takewhile(_is_inline, reversed(came)))
+    return min(newest + (inline if newest == len(came) else 0), LOOKED_AT_MAX)
+
+
+def tier_due(trace: Trace, taken: Set[str], inline: int) -> Sequence[HollowBatch]:
     """The longest stretch of small batches before the newest inline ones that is FAN_IN times its largest batch."""
     batches = trace.batches
-    due = end = len(batches) - len(_newest_inline(batches, frozenset()))
+    due = end = len(batches) - inline
     rows = largest = 0
     first = max(0, end - LOOKED_AT_MAX)
     for index, batch in zip(range(end - 1, first - 1, -1), reversed(batches[first:end]), strict=True):
