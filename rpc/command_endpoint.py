@@ -205,6 +205,8 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
         return None  # it takes longer than a moment
     joined = posted.kind.is_joined and posted.token is None and not schema.details.unique
     prepared = await service.posts.prepared(posted.name, names, data) if joined else None
+    if joined and prepared is None:
+        return None
     try:
         handle, command = writers.take(posted.name, names, posted.caller), None
         try:

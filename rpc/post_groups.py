@@ -2,7 +2,7 @@
 
 What is prepared is one part for each post, as if it had come alone, so each is committed, counted, remembered and
 answered by itself. Posts that come while those before them are committed form the next group; none waits for more of
-them. A post of which anything is unusual is left to its own try, which says what is wrong with it.
+them. A post that cannot be prepared so is left to its own try, which says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -99,10 +99,7 @@ class PostGroups:
             if not one.prepared.done():  # else nobody waits for it any more
                 group.append(one)
                 size += len(one.data)
-        try:
-            found = self._together(key[0], names, [one.data for one in group])
-        except Exception:  # of one of them: each is told by its own try, also of a bug
-            found = [None] * len(group)
+        found = self._found(key[0], names, [one.data for one in group])
         under_way = 0
         for one, prepared in zip(group, found, strict=True):
             under_way += prepared is not None
@@ -111,6 +108,12 @@ class PostGroups:
             self._under_way[key] = under_way
         else:
             self._go_on(key, names)
+
+    def _found(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
+        try:
+            return self._together(name, names, bodies)
+        except Exception:  # of one of them, which is told of it by its own try, as it would be of a bug
+            return [None] if len(bodies) == 1 else [self._found(name, names, [body])[0] for body in bodies]
 
     def _together(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
         """Raises the error of a post, and tells not of which; and Overloaded."""

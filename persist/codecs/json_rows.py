@@ -193,31 +193,28 @@ def read_each(
 ) -> tuple[pa.Table, list[int | None]]:
     """Lines of several writers as one table of `schema`, which is flat, and how many rows each of the texts has.
 
-    None: its rows are left out, since the text has to be looked at by itself, by `read_ndjson`. Raises what that does
-    where this cannot be told of one text.
+    None: its rows are left out, since `read_ndjson` refuses the text. Raises what that does where it cannot be told of
+    which text.
     """
-    form = _form(schema, False)
     cells: list[tuple[Any, ...]] = []
     counts: list[int | None] = []
     for text in texts:
-        found = _cells(text, form, rows_max)
+        found = _cells(text, schema, rows_max)
         counts.append(None if found is None else len(found))
         cells += found or ()
-    columns = _Columns(spend).of_cells(cells, form.fields, defaults)
+    columns = _Columns(spend).of_cells(cells, list(schema), defaults)
     return pa.Table.from_arrays(columns, schema=schema), counts
 
 
-def _cells(text: bytes, form: _Form, rows_max: int) -> list[tuple[Any, ...]] | None:
-    """The values of each line of a text that is a plain one; None: something about it needs a closer look."""
+def _cells(text: bytes, schema: pa.Schema, rows_max: int) -> list[tuple[Any, ...]] | None:
+    """The values of each line of a text; None: it cannot be read, or has more lines."""
     try:
-        if keep_zeros(text) is not text:
-            return None
-        rows = form.decoder.decode_lines(text)
-    except (msgspec.MsgspecError, ValueError):
+        block = keep_zeros(text)
+        cells = list(map(astuple, _form(schema, block is not text).decoder.decode_lines(block)))
+        check_names(block, sum(len(row) - row.count(UNSET) for row in cells))
+    except (InvalidUsage, *UNREADABLE):
         return None
-    cells = list(map(astuple, rows))
-    names = sum(len(row) - row.count(UNSET) for row in cells)
-    return None if len(cells) > rows_max or _may_name_twice(text, names) else cells
+    return None if len(cells) > rows_max else cells
 
 
 def names_given(data: bytes, delete_column: str | None, spend: Spend | None = None) -> tuple[str, ...]:
@@ -446,15 +443,10 @@ def check_names(text: bytes, names: int) -> None:
 
     No JSON has more names than quotes before colons. Only where it has more than were seen is it read again.
     """
-    if _may_name_twice(text, names):
+    if text.count(b":") > names and text.translate(None, _BLANKS).count(b'":') > names:
         decoder, whole, place = json.JSONDecoder(object_pairs_hook=named_once), text.decode().strip(), 0
         while place < len(whole):
             place = _GAP.match(whole, decoder.raw_decode(whole, place)[1]).end()  # type: ignore[union-attr]
-
-
-def _may_name_twice(text: bytes, names: int) -> bool:
-    """Whether an object of the text may name something twice; they have `names` that were seen."""
-    return text.count(b":") > names and text.translate(None, _BLANKS).count(b'":') > names
 
 
 def _with_default(column: pa.Array, values: Sequence[Any], default: pa.Scalar | None) -> pa.Array:

@@ -137,8 +137,7 @@ def stage_each(
 ) -> list[tuple[Run, ...] | None]:
     """`stage_at_once` of inserts of so many rows each, which follow one another; their calls of Arrow serve all.
 
-    None: one that has to be staged by itself, since its rows are many, or cancel out. Raises InvalidUsage where the
-    rows of any of them do not fit.
+    None: one that takes a call of the blob store. Raises InvalidUsage where the rows of any of them do not fit.
     """
     conformed = sink.schema.conform(rows, UNASSIGNED_TIME)
     check_rows(conformed, sink.schema)
@@ -146,14 +145,20 @@ def stage_each(
     parts = encode_inline_each(conformed, some, sink.schema, sink.schema_id, sink.ids) if some else []
     if (diff_sum_of(parts) or 0) - _diff_sum(rows):
         raise InvalidUsage("the rows are summed up one write at a time: their multiplicities are large")
-    rest = iter(parts)
-    return [_fitting(next(rest), inline_bytes_max) if count else () for count in counts]
+    rest, start, found = iter(parts), 0, []
+    for count in counts:
+        own = conformed.slice(start, count)
+        found.append(_whole(next(rest), own, sink, inline_bytes_max) if count else ())
+        start += count
+    return found
 
 
-def _fitting(part: Part, inline_bytes_max: int) -> tuple[Run, ...] | None:
-    """The part as all of a write; None: it is too large, or its rows may cancel out, or more than fits may be equal."""
-    fits = part.size <= inline_bytes_max and part.rows * max(-part.diff_min, part.diff_max) <= DIFF_MAX
-    return (Run((part,)),) if fits and part.diff_sum else None
+def _whole(part: Part, rows: pa.Table, sink: PartSink, inline_bytes_max: int) -> tuple[Run, ...] | None:
+    """A write of which this is the part, unless its rows may cancel out, or more than fits may be equal."""
+    times_max = part.rows * max(-part.diff_min, part.diff_max)
+    if part.size <= inline_bytes_max and times_max <= DIFF_MAX and part.diff_sum:
+        return (Run((part,)),)
+    return _inline_runs(rows, rows.nbytes, sink, inline_bytes_max)
 
 
 class _Weighed:
