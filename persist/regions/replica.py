@@ -230,18 +230,22 @@ class ReplicaMachine(Machine):
         answered: Callable[[Outcome], None],
         verdict: Verdict | None = None,
         caller: Caller = NOBODY,
+        all_answered: Callable[[], None] | None = None,
     ) -> None:
         def work() -> None:
             try:
-                outcome: Outcome = self.apply(command, caller)
-            except PersistError as error:
-                outcome = error
-            except Exception as error:  # a bug: the asker is not left waiting
-                answered(error)
-                raise
-            answered(outcome)
+                answered(self._outcome(command, caller))
+            finally:
+                if all_answered is not None:
+                    all_answered()
 
         run(work)
+
+    def _outcome(self, command: c.Command, caller: Caller) -> Outcome:
+        try:
+            return self.apply(command, caller)
+        except Exception as error:  # also of a bug: the asker is not left waiting
+            return error
 
     def verdict(self, command: c.Command, by_names: bool = False) -> Verdict:
         return SOUND
