@@ -221,12 +221,14 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
         try:
             done = await service.work.commit(machine, command, verdict, posted.caller)
         except (Unavailable, Overloaded, Indeterminate) as error:
+            if prepared is not None:
+                prepared.end()  # this may take long, and holds up no other post
             done = await service.work.run(handle.resumed, command, posted.caller, error)
     except (Expired, InvalidUsage, SchemaMismatch):
         return None
     finally:
         if prepared is not None:
-            service.posts.ended(posted.name, names)
+            prepared.end()
     writers.give_back(handle)
     assert isinstance(done, c.Appended)
     return done

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from persist.client.server_writer import Names, ThinWriter
@@ -25,12 +26,19 @@ GROUP_BYTES_MAX = 256 * 1024  # of bodies
 _Key: TypeAlias = tuple[str, ShardId, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PreparedPost:
     """The staged rows of a post, and how many it brought."""
 
     runs: tuple[Run, ...]
     rows: int
+    _ended: Callable[[], None] | None = None
+
+    def end(self) -> None:
+        """It is committed, or will not be at once: the next group is prepared once all of this one have ended."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
 
 
 @dataclass(slots=True)
@@ -60,7 +68,7 @@ class PostGroups:
     async def prepared(self, name: str, names: Names, data: bytes) -> PreparedPost | None:
         """The rows of a body for an insert without a token, staged; None: it takes a try of its own.
 
-        Who is given rows calls `ended` once they are committed, or will not be.
+        Who is given rows calls `PreparedPost.end`.
         """
         loop = asyncio.get_running_loop()
         key = (name, names.shard, names.id, names.newest)
@@ -73,13 +81,12 @@ class PostGroups:
         try:
             return await one.prepared
         except asyncio.CancelledError:
-            if one.prepared.done() and not one.prepared.cancelled() and one.prepared.result() is not None:
-                self.ended(name, names)
+            given = one.prepared.result() if one.prepared.done() and not one.prepared.cancelled() else None
+            if given is not None:
+                given.end()
             raise
 
-    def ended(self, name: str, names: Names) -> None:
-        """A post that was prepared is committed, or will not be."""
-        key = (name, names.shard, names.id, names.newest)
+    def _end(self, key: _Key, names: Names) -> None:
         self._under_way[key] -= 1
         if not self._under_way[key]:
             del self._under_way[key]
@@ -100,14 +107,15 @@ class PostGroups:
                 group.append(one)
                 size += len(one.data)
         found = self._found(key[0], names, [one.data for one in group])
-        under_way = 0
-        for one, prepared in zip(group, found, strict=True):
-            under_way += prepared is not None
-            one.prepared.set_result(prepared)
+        under_way = [prepared for prepared in found if prepared is not None]
+        for prepared in under_way:
+            prepared._ended = partial(self._end, key, names)
         if under_way:
-            self._under_way[key] = under_way
+            self._under_way[key] = len(under_way)
         else:
             self._go_on(key, names)
+        for one, given in zip(group, found, strict=True):
+            one.prepared.set_result(given)
 
     def _found(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
         try:
