@@ -211,7 +211,8 @@ def _cells(text: bytes, schema: pa.Schema, rows_max: int) -> list[tuple[Any, ...
     try:
         block = keep_zeros(text)
         cells = list(map(astuple, _form(schema, block is not text).decoder.decode_lines(block)))
-        check_names(block, sum(len(row) - row.count(UNSET) for row in cells))
+        values = list(chain.from_iterable(cells))
+        check_names(block, len(values) - values.count(UNSET))
     except (InvalidUsage, *UNREADABLE):
         return None
     return None if len(cells) > rows_max else cells
