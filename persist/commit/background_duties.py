@@ -115,10 +115,11 @@ class Upkeep:
         """What the State that was just committed asks for, and is not under way. All of it counts as under way now."""
         duties = list(self._turn(state))
         if state.trace is not self._looked_at:
-            self._look_for_crowded(state)
-            self._inline = newest_inline(state.trace, self._looked_at, self._inline)
+            if (change := self._looked_at.difference(state.trace)) is not None:
+                self._look_for_crowded(state, change)
+                self._inline = newest_inline(state.trace, change, self._inline)
+                self._is_behind = is_behind(self._inline, self._policy)
             self._looked_at = state.trace
-            self._is_behind = is_behind(self._inline, self._policy)
             duties += self._merges_due(state) if self._merges else ()
             duties += self._bundles_due(state)
         if self.collects and self._has_to_collect(state):
@@ -207,11 +208,8 @@ class Upkeep:
             if batches and len(inputs := merge.inputs) > 1:
                 yield Duty(kind, merge, inputs)
 
-    def _look_for_crowded(self, state: State) -> None:
+    def _look_for_crowded(self, state: State, change: tuple[int, int, tuple[HollowBatch, ...]]) -> None:
         """Only batches that came since the last look are looked at: there may be thousands, and each commit asks."""
-        change = self._looked_at.difference(state.trace)
-        if change is None:
-            return
         first, count, came = change
         gone = self._looked_at.batches[first : first + count]
         before = [batch for batch in self._crowded if batch not in gone]

@@ -197,17 +197,14 @@ def is_behind(inline: int, policy: Policy) -> bool:
     return inline >= min(BEHIND * policy.inline_batches, LOOKED_AT_MAX)
 
 
-def newest_inline(trace: Trace, known: Trace, inline: int) -> int:
+def newest_inline(trace: Trace, change: tuple[int, int, Sequence[HollowBatch]], inline: int) -> int:
     """How many of the newest batches hold inline rows only (or none); LOOKED_AT_MAX: so many, or more.
 
-    Every commit asks. Where batches were only added to those of the `known` trace, of which `inline` were so, no other
-    is looked at.
+    Every commit asks. `change` leads to this trace from one of which `inline` were so (`Trace.difference`): where
+    batches were only added, no other is looked at.
     """
-    change = known.difference(trace)
-    if change is None:
-        return inline
     first, count, came = change
-    if count or first != len(known.batches):
+    if count or first + len(came) != len(trace.batches):
         return len(_newest_inline(trace.batches, frozenset()))
     newest = sum(1 for _ in takewhile(_is_inline, reversed(came)))
     return min(newest + (inline if newest == len(came) else 0), LOOKED_AT_MAX)

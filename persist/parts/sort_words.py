@@ -210,32 +210,28 @@ def column(array: pa.Array) -> ColumnOrder:
 
 def extremes(array: pa.Array) -> tuple[bytes, bytes]:
     """The least and the greatest of `array`'s values (at least one), encoded."""
-    if array.null_count == 0 and is_bytes(array.type):
-        if array.get_total_buffer_size() <= FEW_BYTES:  # Python compares texts as we do: by their code points
-            values = array.to_pylist()
-            return _terminated(_as_bytes(min(values))), _terminated(_as_bytes(max(values)))
+    if array.null_count == 0 and is_bytes(array.type) and array.get_total_buffer_size() > FEW_BYTES:
         low, high = (value.as_buffer().to_pybytes() for value in pc.min_max(array).values())
         return _terminated(low), _terminated(high)
-    order = column(array)
-    return order.encode(_first(order, len(array), np.min)), order.encode(_first(order, len(array), np.max))
+    return extremes_each(array, [len(array)])[0]
 
 
 def extremes_each(array: pa.Array, counts: Sequence[int]) -> list[tuple[bytes, bytes]]:
     """`extremes` of stretches of so many values each (at least one), which follow one another."""
     spans = list(pairwise(accumulate(counts, initial=0)))
-    if array.null_count == 0 and is_bytes(array.type):
+    if array.null_count == 0 and is_bytes(array.type):  # Python compares texts as we do: by their code points
         values = array.to_pylist()
         found = ((min(values[start:end]), max(values[start:end])) for start, end in spans)
         return [(_terminated(_as_bytes(low)), _terminated(_as_bytes(high))) for low, high in found]
     order = column(array)
-    if not isinstance(order, FixedColumn) or order.word(1, None) is not None:
-        return [extremes(array[start:end]) for start, end in spans]
-    words = order.word(0, None)
-    assert words is not None
-    return [
-        (order.encode(start + int(words[start:end].argmin())), order.encode(start + int(words[start:end].argmax())))
-        for start, end in spans
-    ]
+    if isinstance(order, FixedColumn) and order.word(1, None) is None and (words := order.word(0, None)) is not None:
+        places = (
+            (start + int(words[start:end].argmin()), start + int(words[start:end].argmax())) for start, end in spans
+        )
+        return [(order.encode(low), order.encode(high)) for low, high in places]
+    if len(spans) > 1:
+        return [extremes_each(array[start:end], [end - start])[0] for start, end in spans]
+    return [(order.encode(_first(order, len(array), np.min)), order.encode(_first(order, len(array), np.max)))]
 
 
 def _as_bytes(value: str | bytes) -> bytes:
