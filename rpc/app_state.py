@@ -32,6 +32,7 @@ from persist.core.phases import dropped
 from persist.core.shard_view import ViewRequest
 from persist.core.state import State
 from persist.formats.exposition import Family
+from persist.formats.http_messages import validate_command
 from persist.parts import current_schema
 from persist.regions.region_index import region_of
 from rpc.audit import BODY, BODY_BYTES_MAX, Audit
@@ -229,7 +230,8 @@ class Service:
         self.listening.leases.stop()
 
     async def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        """Commit one command, as `caller` in the commit history."""
+        """Validate and commit one command, as `caller` in the commit history."""
+        command = validate_command(command)
         await self.give_back(name, command)
         return await self.work.apply(self.location.machine(name), command, caller)
 

@@ -30,7 +30,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import Token, check_shard_name
 from persist.core.record import replace
 from persist.core.transitions.context import Verdict
-from persist.formats.http_messages import decode_command
+from persist.formats.http_messages import decode_command, validate_command
 from persist.formats.records import encoded
 from persist.parts import ShardSchema
 from rpc.app_state import Service
@@ -216,6 +216,7 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
                 writers.give_back(handle)
         if command is None:
             return None
+        command = validate_command(command)
         # Nobody need look at parts that were made here.
         verdict = Verdict(shard=names.shard, schema=names.newest)
         try:

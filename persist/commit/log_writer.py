@@ -61,7 +61,6 @@ class LogWriter:
                 f"a command on shard {self._name!r} takes {len(data)} bytes in its log, of which {most} are possible; "
                 "write fewer or larger parts at once"
             )
-        self._versions.check_readable(data)
         if long_diff:
             with translated():
                 self._versions.blob.put(long_diff, data)

@@ -57,6 +57,7 @@ from persist.core.state import Policy, State
 from persist.core.transitions.audit_recording import is_of_the_future
 from persist.core.transitions.context import SOUND, Context, Verdict
 from persist.core.transitions.part_admission import check_staged
+from persist.formats.http_messages import validate_command
 from persist.telemetry.metrics import MachineMetrics
 
 # What callers are told of a commit: its outcomes, unless another home has taken over, or the store is a copy.
@@ -210,11 +211,12 @@ class Machine(CachedState):
         return self.state()
 
     def apply(self, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
-        """Commit one command and return its result. Raises the error with which it was refused.
+        """Validate and commit one command, and return its result. Raises the error with which it was refused.
 
         Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token. `caller` is
         kept in the commit history. `by_names`: SchemaMismatch where its rows are not of the columns as they are now.
         """
+        command = validate_command(command)
         return self._applied(command, self.verdict(command, by_names), caller)
 
     def verdict(self, command: c.Command, by_names: bool = False) -> Verdict:
@@ -281,6 +283,7 @@ class Machine(CachedState):
     ) -> None:
         """As `apply`, without waiting for the commit: `answered(outcome)` is called once, on any thread.
 
+        The command was validated, as `decode_command` and `validate_command` do.
         `all_answered()` is called once those are answered that are committed together.
 
         `verdict` is what `verdict(command)` said; None: it is asked for here.
@@ -465,9 +468,8 @@ class Machine(CachedState):
     def _check_diff(self, commit: Commit, base: State) -> None:
         """In tests: that the state diff leads from `base` to the State that follows, also after it was encoded."""
         if self._settings.check_all and commit.diff is not None:
-            data = self._versions.encode(commit.diff)
-            self._versions.check_readable(data)
-            invariants.check_diff(self._versions.decode(data), base, commit.following)
+            decoded = self._versions.decode(self._versions.encode(commit.diff))
+            invariants.check_diff(decoded, base, commit.following)
 
     def _store_ms(self, commands: Sequence[c.Command], now_ms: int) -> int:
         """The blob store's time if a token seems to come from the future: this clock may be behind. 0: not asked."""

@@ -6,18 +6,18 @@ In JSON frontiers are `[7]` or `[]`, bytes are base64, ids print their letter.
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Any, Union
+from typing import Any, TypeVar, Union, cast
 
 import msgspec
 
 from persist.core.audit_log import HistoryPage
 from persist.core.batch import Run
 from persist.core.commands import Command, Result, kinds
-from persist.core.errors import Corruption, InvalidUsage, PersistError, from_kind
+from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded, from_kind
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.record import Record, asdict
 from persist.core.shard_view import ShardView
-from persist.formats.records import decoded
+from persist.formats.records import decoded, encoded
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
@@ -38,6 +38,7 @@ class StagedRuns(Record, frozen=True):
     runs: tuple[Run, ...]
 
 
+_AnyCommand = TypeVar("_AnyCommand", bound=Command)
 _STAGED = msgspec.msgpack.Decoder(StagedRuns)
 _COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Union[tuple(kinds(Command))])  # noqa: UP007
 _RESULT: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Union[tuple(kinds(Result))])  # noqa: UP007
@@ -48,6 +49,17 @@ _VIEW = msgspec.msgpack.Decoder(ShardView)
 def decode_command(data: bytes) -> Command:
     """Raises InvalidUsage on anything that is no command, UpgradeNeeded on one that is not known here."""
     return decoded(_COMMAND, data, "command", InvalidUsage)
+
+
+def validate_command(command: _AnyCommand) -> _AnyCommand:
+    """The command as a server reads it from a request, so that what a program commits itself is no other one.
+
+    Raises InvalidUsage where a value has a wrong type, or is out of its range: the log could not be read with it.
+    """
+    try:
+        return cast(_AnyCommand, decode_command(encoded(command)))
+    except UpgradeNeeded as error:
+        raise InvalidUsage(f"a command does not make sense: {error.__cause__}") from error
 
 
 def decode_result(data: bytes) -> Result:

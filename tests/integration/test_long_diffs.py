@@ -253,7 +253,6 @@ def test_a_long_diff_is_planned_once(log: Consensus, monkeypatch: pytest.MonkeyP
     assert counted == {
         "plan_commit": 1,
         "encode_diff": 2,  # the first shows that it is too long, the second tells of the blob
-        "decode_diff": 1,
         "_digest": len(command.runs),
         "blobs written": 1,
     }

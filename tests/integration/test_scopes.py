@@ -19,23 +19,19 @@ from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
-from persist.core.blob_keys import loan_key, rollup_key, spill_key
-from persist.core.erasure import Doomed, Proof
+from persist.core.attribute import AttributeUpdate
 from persist.core.errors import NotReadable
 from persist.core.frontier import EMPTY, Antichain
-from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, Token, WriterId
 from persist.core.results import snake
-from persist.core.shard_settings import Looked, Rung
-from persist.core.spill import ENTRIES, SpillFile
-from persist.core.state import SchemaRecord, State
+from persist.core.state import State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
 from rpc import change_streams
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
-from tests.support.location import AscendingIds, InlineBackground
+from tests.support.each_command import CRITICAL, FAR, KEY, OTHER, READER, TOKEN, WRITER, each_command
+from tests.support.location import InlineBackground
 from tests.support.scopes_page import BY_COMMAND, OPEN, PAGE, REWRITES, SCOPES_OF_ROUTES, UPPER, name_of, page
 from tests.support.shard import first_write
 from tests.support.waiting import wait_until
@@ -145,12 +141,6 @@ def test_a_command_is_open_to_the_scopes_that_the_page_says(tmp_path: Path, scop
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-KEY = AttributeKey("7" * 32)
-READER, OTHER, POINT = (ReaderId("r" + digit * 32) for digit in "123")
-WRITER, TOKEN = WriterId("w" + "1" * 32), Token("i" + "1" * 32)
-LOAN = LoanId("l" + "1" * 32)
-CRITICAL = CriticalReaderId("c" + "1" * 32)
-FAR = SeqNo(1_000)
 EVENTS = {"accept": "text/event-stream"}
 
 
@@ -212,70 +202,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def commands(place: Place) -> list[c.Command]:
-    shard_id = place.state.shard_id
-    schema = SchemaRecord(b"", ())
-    return [
-        c.ExpireWriter(WRITER),
-        c.CompareAndAppend(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
-        c.Append(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
-        c.Insert(WRITER, TOKEN, ()),
-        *REWRITES.values(),
-        c.ReadErasures(),
-        c.NoteRewritten("e" + "1" * 32, Doomed()),
-        c.ProveErasure("e" + "1" * 32, Proof(1, SeqNo(1), 1, 1, 1)),
-        c.AdvanceUpper(Antichain(UPPER + 5)),
-        c.UpdateAttributes(WRITER, TOKEN, (AttributeUpdate.replace(KEY, 8),)),
-        c.ReadAttributes((KEY,)),
-        c.ScanAttributes(KEY),
-        c.FlushAttributes(NO_INDEX, NO_INDEX, {}, {}),
-        c.Flush(ENTRIES, (), (1,), SpillFile(spill_key(shard_id, AscendingIds()), 1, 0, 1, 1, FAR)),
-        c.RegisterReader(READER, Antichain(9), 60_000),
-        c.RegisterReader(OTHER, None, 60_000),
-        c.DowngradeSince(READER, None, FAR, False),
-        c.DowngradeSince(READER, Antichain(9), FAR),
-        c.DowngradeSince(OTHER, Antichain(9), FAR),
-        c.DowngradeSince(OTHER, EMPTY, FAR),
-        c.DowngradeSince(READER, EMPTY, FAR, moves_since=False),
-        c.ExpireReader(OTHER),
-        c.RegisterCriticalReader(CRITICAL, "", "cursor"),
-        c.CompareAndDowngradeSince(CRITICAL, "", "", Antichain(9)),
-        c.ExpireCriticalReader(CRITICAL, ""),
-        c.ResolveTime(0),
-        c.TimesShown(0, 0),
-        c.LowerSeal(),
-        c.SetSettings(0, 0),
-        c.ForgetOutlived(0),
-        c.ForgetHistory(Antichain(1)),
-        c.SetTag("mine", 1),
-        c.SetTag("eom", 2, 1),
-        c.RemoveTag("eom"),
-        c.ReadRetention(),
-        c.TakeCuts((1,), (Rung("hourly-2026-11-23T04Z", 1),)),
-        c.NoteLooked(Looked(1, UPPER, 1)),
-        c.RegisterReader(POINT, Antichain(2), 60_000, point=True),
-        c.DowngradeSince(POINT, Antichain(2), FAR),
-        c.ExpireReader(POINT),
-        c.Lend(LOAN, "clone", loan_key(shard_id, AscendingIds()), 1, SeqNo(1)),
-        c.LendOn(LOAN, "clone", loan_key(shard_id, AscendingIds()), 1, LOAN, ""),
-        c.ShrinkLoan(LOAN, "", "", 1),
-        c.EndLoan(LOAN),
-        c.Returned(LOAN),
-        c.BeginClone(place.state),
-        c.HandOver(2),
-        c.TakeBack(2),
-        c.EvolveSchema(1, schema),
-        c.Drop(True),
-        c.Recreate(schema),
-        c.Finalise(),
-        c.AddRollup(SeqNo(3), rollup_key(shard_id, SeqNo(3), AscendingIds()), 1),
-        c.RemoveRollups(FAR),
-        c.HoldClaim("merge:[0]", "me", 60_000, (next(place.state.trace.parts()).id,)),
-        c.ReleaseClaim("merge:[0]", "me"),
-        c.ForgetLapsed(staged_before_ms=1),
-        c.MergeResult((), (), Antichain(9)),
-        c.BundleParts((), ()),
-        c.ReplacePart(next(place.state.trace.parts()).id),
-    ]
+    return each_command(place.state)
 
 
 def may(scope: str, command: c.Command) -> bool:

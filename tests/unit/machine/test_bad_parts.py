@@ -89,7 +89,7 @@ FALSE = {
     "time": ({"time": 5, "time_min": 5, "time_max": 5}, "times in|with a time"),
     "clip": ({"clip": 0}, "a clip"),
     "schema": ({"schema_id": 2}, "no schema 2"),
-    "format": ({"format": "avro"}, "is avro"),
+    "format": ({"format": "avro"}, "'avro'"),
     "footer": ({"footer_size": 3, "footer_checksum": 3}, "footer"),
 }
 

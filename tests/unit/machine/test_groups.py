@@ -281,12 +281,3 @@ def test_a_damaged_index_of_attributes_fails_only_who_needs_it() -> None:
     outcomes = together(restarted(location), adds(token_of_key("c")), *neighbours()[:2], replaced)
     assert isinstance(outcomes[0], Corruption)
     assert [type(outcome) for outcome in outcomes[1:]] == [c.Appended, c.ReaderRegistered, c.Done]
-
-
-def test_a_value_that_nobody_could_read_fails_only_who_brings_it() -> None:
-    location = opened()
-    machine = location.machine(NAME)
-    wrong = c.RegisterReader(mint(ReaderId, location.ids), None, 60_000.5)  # type: ignore[arg-type]
-    *before, refused, after = together(machine, *neighbours()[:2], wrong, neighbours()[2])
-    assert isinstance(refused, InvalidUsage)
-    assert [type(other) for other in (*before, after)] == [c.Appended, c.ReaderRegistered, c.Done]
