@@ -11,12 +11,13 @@ import csv
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -189,24 +190,58 @@ def read_ndjson(
 
 
 def read_each(
-    texts: Sequence[bytes], schema: pa.Schema, rows_max: int, spend: Spend, defaults: Mapping[str, pa.Scalar]
-) -> tuple[pa.Table, list[int | None]]:
-    """Lines of several writers as one table of `schema`, which is flat, and how many rows each of the texts has.
+    texts: Sequence[bytes],
+    schema: pa.Schema,
+    rows_max: int,
+    spend: Spend,
+    defaults: Mapping[str, pa.Scalar],
+) -> tuple[list[pa.Array], list[int], list[int | None]]:
+    """Lines of several writers: columns of `schema`, which is flat, the multiplicities, and the rows of each text.
 
-    None: its rows are left out, since `read_ndjson` refuses the text. Raises what that does where it cannot be told of
-    which text.
+    The last two columns of the schema are those of times and multiplicities; they are not among the first ones that are
+    given back. None: the rows of the text are left out, since they cannot be read, or are too many, or give a time or a
+    null where none may be. Raises what `read_ndjson` does where it cannot be told of which text.
     """
-    cells: list[tuple[Any, ...]] = []
-    counts: list[int | None] = []
-    for text in texts:
-        found = _cells(text, schema, rows_max)
-        counts.append(None if found is None else len(found))
-        cells += found or ()
-    columns = _Columns(spend).of_cells(cells, list(schema), defaults)
-    return pa.Table.from_arrays(columns, schema=schema), counts
+    found = [_cells(text, schema, rows_max) for text in texts]
+    columns = _transposed(found, len(schema))
+    if wrong := _refused(columns, schema, defaults):
+        ends = list(accumulate(len(cells or ()) for cells in found))
+        for place in {bisect_right(ends, row) for row in wrong}:
+            found[place] = None
+        columns = _transposed(found, len(schema))
+    *values, _, diffs = columns
+    fields = list(schema)[:-2]
+    arrays = _Columns(spend).of_values(values, fields, defaults)
+    given = [1] * len(diffs) if _are_absent(diffs) else [1 if one in (UNSET, None) else one for one in diffs]
+    return arrays, given, [None if cells is None else len(cells) for cells in found]
 
 
-def _cells(text: bytes, schema: pa.Schema, rows_max: int) -> list[tuple[Any, ...]] | None:
+_Values: TypeAlias = tuple[Any, ...]
+
+
+def _transposed(found: Sequence[list[_Values] | None], width: int) -> list[_Values]:
+    """The values of each column, of all rows."""
+    cells = list(chain.from_iterable(rows for rows in found if rows is not None))
+    return list(zip(*cells, strict=True)) if cells else [()] * width
+
+
+def _are_absent(values: _Values) -> bool:
+    return values.count(UNSET) + values.count(None) == len(values)
+
+
+def _refused(columns: Sequence[_Values], schema: pa.Schema, defaults: Mapping[str, pa.Scalar]) -> set[int]:
+    """The rows that give a time, or have a null where none may be."""
+    times = columns[-2]
+    found: set[int] = set()
+    if not _are_absent(times):
+        found.update(row for row, value in enumerate(times) if value is not UNSET and value is not None)
+    for field, values in zip(list(schema)[:-2], columns, strict=False):
+        if not field.nullable and (None in values or (UNSET in values and field.name not in defaults)):
+            found.update(row for row, value in enumerate(values) if value is None or value is UNSET)
+    return found
+
+
+def _cells(text: bytes, schema: pa.Schema, rows_max: int) -> list[_Values] | None:
     """The values of each line of a text; None: it cannot be read, or has more lines."""
     try:
         block = keep_zeros(text)
@@ -384,16 +419,16 @@ class _Columns:
     ) -> list[pa.Array]:
         """A column for each field of objects; None has none of them."""
         blank = (UNSET,) * len(fields)
-        return self.of_cells([blank if row is None else astuple(row) for row in rows], fields, defaults)
+        cells = [blank if row is None else astuple(row) for row in rows]
+        return self.of_values(list(zip(*cells, strict=True)) if cells else [()] * len(fields), fields, defaults)
 
-    def of_cells(
+    def of_values(
         self,
-        cells: Sequence[tuple[Any, ...]],
+        columns: Sequence[tuple[Any, ...]],
         fields: Sequence[pa.Field],
         defaults: Mapping[str, pa.Scalar] | None = None,
     ) -> list[pa.Array]:
-        """A column for each field of rows; UNSET is what a row does not give."""
-        columns = list(zip(*cells, strict=True)) if cells else [()] * len(fields)
+        """A column for each field, of its values in all rows; UNSET is what a row does not give."""
         found = [self._child(values, field) for values, field in zip(columns, fields, strict=True)]
         if not defaults:
             return found

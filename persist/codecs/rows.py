@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
@@ -26,6 +25,7 @@ from persist.parts.column_types import check_given
 from persist.parts.ipc_guard import Declared, check_schema
 from persist.parts.memory_size import is_within, row_bytes, working_bytes
 from persist.parts.sort_words import one_chunk
+from persist.parts.writer import UNASSIGNED_TIME
 
 PARQUET = "application/vnd.apache.parquet"
 NDJSON = "application/x-ndjson"
@@ -41,6 +41,7 @@ _ALIASES = {
     "text/csv": "csv",
 }
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_NO_TIME = pa.scalar(UNASSIGNED_TIME, pa.int64())
 DICTIONARIES_MAX = 1_000  # messages of an Arrow stream that bring a dictionary, or more of one
 NODE_BYTES = 512  # of what Arrow and Python keep of one column of one batch, besides its values
 
@@ -95,51 +96,25 @@ def read(
 def read_each(
     bodies: Sequence[bytes], schema: ShardSchema, rows_max: int, allowed: Allowance
 ) -> tuple[pa.Table, list[int | None]]:
-    """The rows of NDJSON bodies of several writers, one after another, and how many each body has.
+    """The rows of NDJSON bodies of several writers for inserts, one after another, and how many each body has.
 
-    `schema` is flat, and each body small. None: its rows are left out, and `read` tells what is wrong with it, if
-    anything is. Rows that give a time are left out so, too. Raises InvalidUsage where this cannot be told of one body;
-    BodyTooLarge, Overloaded.
+    They are in `updates_schema`, at no time of their own. `schema` is flat, and each body small. None: its rows are
+    left out, and `read` or the insert tells what is wrong with it. Raises InvalidUsage where that cannot be told of one
+    body; BodyTooLarge, Overloaded.
     """
     texts = [data.removeprefix(BOM) for data in bodies]
+    wanted = schema.updates_schema
     try:
         allowed.spend(sum(map(len, texts)))
-        table, counts = read_json_each(texts, schema.updates_schema, rows_max, allowed.spend, schema.defaults)
+        columns, diffs, counts = read_json_each(texts, wanted, rows_max, allowed.spend, schema.defaults)
+        times = pa.repeat(_NO_TIME, len(diffs))
+        table = pa.Table.from_arrays([*columns, times, pa.array(diffs, pa.int64())], schema=wanted)
         if not is_within(table, schema.row_bytes, SMALL_BYTES):
-            allowed.reach(working_bytes(table, schema.updates_schema))
+            allowed.reach(working_bytes(table, wanted))
     except UNREADABLE as error:
         raise InvalidUsage(f"one of the bodies cannot be read: {error}") from error
-    return _without(table, counts, _not_allowed(table, schema))
-
-
-def _not_allowed(table: pa.Table, schema: ShardSchema) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """The rows that an insert does not take, as their nulls tell; None: there is none."""
-    wrong = None
-    for field in schema.arrow:
-        column = table.column(field.name)
-        if not field.nullable and column.null_count:
-            nulls = column.is_null().to_numpy()
-            wrong = nulls if wrong is None else wrong | nulls
-    times = table.column(TIME)
-    if times.null_count < len(times):
-        given = times.is_valid().to_numpy()
-        wrong = given if wrong is None else wrong | given
-    return wrong
-
-
-def _without(
-    table: pa.Table, counts: list[int | None], wrong: np.ndarray[Any, np.dtype[np.bool_]] | None
-) -> tuple[pa.Table, list[int | None]]:
-    """The rows as an insert takes them, without those of bodies of which a row is wrong."""
-    if wrong is not None:
-        kept, start = np.ones(len(table), np.bool_), 0
-        for index, count in enumerate(counts):
-            end = start + (count or 0)
-            if wrong[start:end].any():
-                kept[start:end], counts[index] = False, None
-            start = end
-        table = table.filter(pa.array(kept))
-    return _with_diffs(table.drop_columns([TIME])), counts
+    schema.check_values(table)
+    return table, counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +187,6 @@ def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend, schema.defaults)
     if table.column(TIME).null_count == table.num_rows:
         table = table.drop_columns([TIME])
-    return _with_diffs(table)
-
-
-def _with_diffs(table: pa.Table) -> pa.Table:
-    """The rows, which are there once where they give no multiplicity."""
     index, given = table.schema.get_field_index(DIFF), table.column(DIFF)
     is_given = given.null_count < table.num_rows
     return table.set_column(index, DIFF, pa.compute.fill_null(given, 1) if is_given else pa.repeat(1, table.num_rows))

@@ -158,19 +158,23 @@ def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id:
     batch = by_itself(_as_batch(table, schema))
     if batch.num_rows != len(table):
         raise Corruption(f"{len(table)} rows were encoded as {batch.num_rows}; it is a fault of persist: report it")
-    return _inline(batch, _bounds(batch, schema), schema_id, part_id, batch.serialize().to_pybytes())
+    return _inline(_stats_of(batch), _bounds(batch, schema), schema_id, part_id, batch.serialize().to_pybytes())
 
 
 def described_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
     """What `encode_inline` would say of these rows in the bytes of `part`."""
-    return _inline(batch, _bounds(batch, schema), part.schema_id, part.id, part.data or b"")
+    return _inline(_stats_of(batch), _bounds(batch, schema), part.schema_id, part.id, part.data or b"")
 
 
-def _inline(
-    batch: pa.RecordBatch, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId, data: bytes
-) -> Part:
+def _stats_of(batch: pa.RecordBatch) -> Stats:
+    stats = Stats()
+    stats.add(batch)
+    return stats
+
+
+def _inline(stats: Stats, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId, data: bytes) -> Part:
     return _part(
-        batch, *bounds, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
+        stats, *bounds, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
         checksum=zlib.crc32(data), footer_size=0, footer_checksum=0, sorted=False,
     )  # fmt: skip
 
@@ -505,11 +509,9 @@ class _Sink(io.BytesIO):
         """Stay open: Arrow closes the file when the footer is written, and the bytes are still needed."""
 
 
-def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:
-    stats = Stats()
-    stats.add(batch)
+def _part(stats: Stats, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:
     return Part(
-        id=part_id, schema_id=schema_id, rows=batch.num_rows, key_lower=lower, key_upper=upper, time=None,
+        id=part_id, schema_id=schema_id, rows=stats.rows, key_lower=lower, key_upper=upper, time=None,
         time_min=stats.time_min, time_max=stats.time_max, diff_min=stats.diff_min, diff_max=stats.diff_max,
         diff_sum=stats.known_sum, **fields,
     )  # fmt: skip
@@ -530,15 +532,21 @@ def encode_inline_each(
 ) -> list[Part]:
     """As `encode_inline`, of so many rows each (at least one), which follow one another: a part each."""
     whole, start, parts = _as_batch(table, schema), 0, []
+    if sum(counts) != whole.num_rows:
+        raise Corruption(
+            f"{whole.num_rows} rows would be encoded as {sum(counts)}; it is a fault of persist: report it"
+        )
     bounds = extremes_each(whole.column(schema.key[0]), counts)
+    places = pa.array(range(whole.num_rows), pa.int64())
+    times, diffs = whole.column(TIME).to_pylist(), whole.column(DIFF).to_pylist()
     for count, (lower, upper) in zip(counts, bounds, strict=True):
-        alone = count == whole.num_rows
-        batch = by_itself(whole) if alone else whole.take(pa.array(range(start, start + count), pa.int64()))
+        end = start + count
+        batch = by_itself(whole) if count == whole.num_rows else whole.take(places.slice(start, count))
+        stats = Stats()
+        stats.add_values(times[start:end], diffs[start:end])
         data = batch.serialize().to_pybytes()
-        parts.append(_inline(batch, _bounded(lower, upper, schema), schema_id, mint(PartId, ids), data))
-        start += count
-    if start != whole.num_rows:
-        raise Corruption(f"{whole.num_rows} rows were encoded as {start}; it is a fault of persist: report it")
+        parts.append(_inline(stats, _bounded(lower, upper, schema), schema_id, mint(PartId, ids), data))
+        start = end
     return parts
 
 

@@ -137,28 +137,31 @@ def stage_each(
 ) -> list[tuple[Run, ...] | None]:
     """`stage_at_once` of inserts of so many rows each, which follow one another; their calls of Arrow serve all.
 
-    None: one that takes a call of the blob store. Raises InvalidUsage where the rows of any of them do not fit.
+    `rows` are as `ShardSchema.conform` gives them. None: one that takes a call of the blob store. Raises
+    ConstraintViolated where the rows of one of them break a constraint.
     """
-    conformed = sink.schema.conform(rows, UNASSIGNED_TIME)
-    check_rows(conformed, sink.schema)
+    check_rows(rows, sink.schema)
     some = [count for count in counts if count]
-    parts = encode_inline_each(conformed, some, sink.schema, sink.schema_id, sink.ids) if some else []
-    if (diff_sum_of(parts) or 0) - _diff_sum(rows):
-        raise InvalidUsage("the rows are summed up one write at a time: their multiplicities are large")
-    rest, start, found = iter(parts), 0, []
+    parts = iter(encode_inline_each(rows, some, sink.schema, sink.schema_id, sink.ids) if some else ())
+    start = 0
+    found: list[tuple[Run, ...] | None] = []
     for count in counts:
-        own = conformed.slice(start, count)
-        found.append(_whole(next(rest), own, sink, inline_bytes_max) if count else ())
+        part = next(parts) if count else None
+        if part is None:
+            found.append(())
+        elif _is_whole(part, inline_bytes_max):
+            found.append((Run((part,)),))
+        else:
+            own = rows.slice(start, count)
+            found.append(_inline_runs(own, own.nbytes, sink, inline_bytes_max))
         start += count
     return found
 
 
-def _whole(part: Part, rows: pa.Table, sink: PartSink, inline_bytes_max: int) -> tuple[Run, ...] | None:
-    """A write of which this is the part, unless its rows may cancel out, or more than fits may be equal."""
+def _is_whole(part: Part, inline_bytes_max: int) -> bool:
+    """Whether a write is this part: its rows do not cancel out, and no more than fits can be equal."""
     times_max = part.rows * max(-part.diff_min, part.diff_max)
-    if part.size <= inline_bytes_max and times_max <= DIFF_MAX and part.diff_sum:
-        return (Run((part,)),)
-    return _inline_runs(rows, rows.nbytes, sink, inline_bytes_max)
+    return part.size <= inline_bytes_max and times_max <= DIFF_MAX and bool(part.diff_sum)
 
 
 class _Weighed:
