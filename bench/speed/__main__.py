@@ -1,6 +1,6 @@
 """Everything beside its floor and its peers, one after the other.
 
-    python -m bench.speed [--only commits,reads,compaction,spark,s3,flatness] [--rounds 3]
+    python -m bench.speed [--only posts,commits,reads,compaction,spark,s3,flatness] [--rounds 3]
 
 Each part is a program of its own with arguments of its own, such as `python -m bench.speed.reads --help`. Whole it
 takes about an hour on two cores, of which flatness takes the half.
@@ -13,9 +13,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.speed import commits, compaction, far_s3, flatness, reads, spark_jobs
+from bench.speed import commits, compaction, far_s3, flatness, reads, spark_jobs, thin_posts
 
 PARTS: dict[str, Callable[[Path, int], None]] = {
+    "posts": thin_posts.measure,
     "commits": commits.measure,
     "reads": reads.measure,
     "compaction": compaction.measure,
