@@ -10,6 +10,7 @@ tokens, rights, history, limits, errors of one post.
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
 import sys
 from pathlib import Path
@@ -84,16 +85,10 @@ class Floor:
 
 
 def main() -> None:
-    server = uvicorn.Server(uvicorn.Config(Floor(Log(Path(sys.argv[1]))), port=0, log_level="warning"))
-
-    async def serve() -> None:
-        serving = asyncio.ensure_future(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        print(server.servers[0].sockets[0].getsockname()[1], flush=True)
-        await serving
-
-    asyncio.run(serve())
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    print(listener.getsockname()[1], flush=True)
+    config = uvicorn.Config(Floor(Log(Path(sys.argv[1]))), loop="uvloop", http="httptools", log_level="warning")
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":
