@@ -172,10 +172,10 @@ def measure(root: Path, rounds: int, seconds: float = 3.0, before: Path | None =
                 single[name].append(side.run(1, seconds))
                 if name == "now":
                     mixed.append(side.run(CONNECTIONS, seconds, with_bad=True))
-            last = many[name][-1]
-            cpu_ms = 1000 * last.cpu_s / len(last.latencies)
-            p50, alone = 1000 * last.p50_s, 1000 * single[name][-1].p50_s
-            print(f"{name:7} {last.rate:6.0f} posts/s, p50 {p50:.2f} ms, {cpu_ms:.2f} ms CPU; one: {alone:.2f} ms")
+            last, alone = many[name][-1], single[name][-1]
+            cpu_ms, p50, p99 = 1000 * last.cpu_s / len(last.latencies), 1000 * last.p50_s, 1000 * last.p99_s
+            told = f"p50 {p50:.2f}, p99 {p99:.2f} ms, {cpu_ms:.2f} ms CPU; one: {1000 * alone.p50_s:.2f} ms"
+            print(f"{name:7} {last.rate:6.0f} posts/s, {told}", flush=True)
 
     def ratio(of: Callable[[Load], float], taken: dict[str, list[Load]], to: str) -> float:
         return median([of(now) / of(other) for now, other in zip(taken["now"], taken[to], strict=True)])
