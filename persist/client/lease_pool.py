@@ -27,6 +27,7 @@ from persist.core.ids import ReaderId, SeqNo, ShardId
 
 KEPT_S = 60.0  # a shared lease is given back so long after its last read
 PARTS_OF_LEASE = 4  # it moves forward, or is renewed, once in such a part of the lease, and is kept for no longer
+COMMITS_HELD_MAX = 256  # or sooner, once a State was read that is so many commits beyond those that it holds
 PERIODS = 6  # into which the time that it is kept is divided, to forget the times that were read before
 PLANS_S = 60.0  # a lease of plans takes more of them for so long, or a fifteenth of itself: nobody gives it back
 PLAN_PARTS_OF_LEASE = 15
@@ -97,7 +98,8 @@ class Shared:
     opened_s: float
     moved_s: float
     active_s: float  # when something was read by it, at last
-    seen: SeqNo  # a State of which a read was planned
+    seen: SeqNo  # the newest State from which a read was planned
+    latest: int  # the latest time that was read
     uses: set[Use] = field(default_factory=set)
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PERIODS + 1))  # period, earliest time
     is_left: bool = False  # to those who use it: it takes no more, and the last of them closes it
@@ -139,7 +141,8 @@ class LeasePool:
     def take(self, kind: Kind, as_of: int | str | None) -> Use | None:
         """A use of the lease that may cover this time, this tag, or the latest time (None); None: there is none.
 
-        It holds whatever the lease does, until `joined` says what is read.
+        Until `joined` says what is read, it holds all that may be. A view that is asked for from now on is no older than
+        the States from which was read before, and its latest time no earlier than theirs. A tag may be at any time.
         """
         if self._process.is_left:
             return None
@@ -150,15 +153,24 @@ class LeasePool:
             if not fit:
                 return None
             found = next((one for one in fit if one.point is not None), fit[0])
-            use = Use(found, found.since, found.lease.seqno, self._clock.monotonic())
+            earliest = found.latest if as_of is None else found.since if isinstance(as_of, str) else as_of
+            use = Use(found, earliest, found.seen, self._clock.monotonic())
             found.uses.add(use)
             return use
 
-    def joined(self, use: Use, as_of: int, seqno: SeqNo) -> None:
-        """What the read has come to: this time, planned from this State."""
+    def joined(self, use: Use, as_of: int, seqno: SeqNo, *, was_named: bool) -> None:
+        """What the read has come to: this time, planned from this State.
+
+        A time that `was_named` may be named again, so it stays held for a while. The next read of the latest time is
+        one of a later time.
+        """
         with self._changed:
             use.as_of, use.seqno = as_of, seqno
             self._read(use)
+            if was_named:
+                self._remember(use)
+            if _is_far(use.shared):
+                self._changed.notify_all()
 
     def open(
         self, kind: Kind, as_of: int, point: Point | None, instead: Shared | None, opened: Callable[[], Lease]
@@ -186,7 +198,7 @@ class LeasePool:
                     return None
             now = self._clock.monotonic()
             lease = opened()
-            made = Shared(kind, lease, as_of, point, now, now, now, lease.seqno)
+            made = Shared(kind, lease, as_of, point, now, now, now, lease.seqno, as_of)
             use = Use(made, as_of, lease.seqno, now)
             made.uses.add(use)
             with self._changed:
@@ -266,14 +278,11 @@ class LeasePool:
                 for use in lapsed:
                     use.has_lapsed = True
                 shared.uses -= lapsed
-                if now < shared.active_s + kind.kept_s and now >= shared.moved_s + kind.moves_s:
+                if now < shared.active_s + kind.kept_s and (_is_far(shared) or now >= shared.moved_s + kind.moves_s):
                     due.append((shared, *self._moved(shared, now)))
         for shared, since, seqno in due:
             try:
-                if shared.point is not None:
-                    shared.lease.renew()
-                else:
-                    shared.lease.move_alone(Antichain(since), seqno)
+                shared.lease.move_alone(Antichain(since), seqno)
             except Expired:  # this process was suspended; who uses it is told at the next renewal
                 self.leave(shared)
             except Exception:
@@ -312,10 +321,13 @@ class LeasePool:
         return not isinstance(as_of, int) or shared.since <= as_of
 
     def _read(self, use: Use) -> None:
+        shared = use.shared
+        use.active_s = shared.active_s = self._clock.monotonic()
+        shared.seen, shared.latest = max(shared.seen, use.seqno), max(shared.latest, use.as_of)
+
+    def _remember(self, use: Use) -> None:
         """Remember which time was read, for as long as leases are kept."""
         shared, now = use.shared, self._clock.monotonic()
-        use.active_s = shared.active_s = now
-        shared.seen = max(shared.seen, use.seqno)
         period = int(now * PERIODS / shared.kind.kept_s)
         if shared.recent and shared.recent[-1][0] == period:
             period, earliest = shared.recent.pop()
@@ -328,8 +340,8 @@ class LeasePool:
         shared.moved_s = now
         begin = int(now * PERIODS / shared.kind.kept_s) - PERIODS
         wanted = [use.as_of for use in shared.uses] + [time for period, time in shared.recent if period >= begin]
-        shared.since = max(shared.since, min(wanted, default=shared.since))
-        return shared.since, min((use.seqno for use in shared.uses), default=shared.seen)
+        shared.since = max(shared.since, min(wanted, default=shared.latest))
+        return shared.since, _needed_from(shared)
 
     def _end(self, is_over: Callable[[Shared], bool], kind: Kind) -> None:
         """Leave these leases of a kind to those who use them, and give back what nobody uses."""
@@ -360,6 +372,15 @@ class LeasePool:
         if not self._tends:
             self._tends = True
             threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
+
+
+def _needed_from(shared: Shared) -> SeqNo:
+    """The first State that is needed still."""
+    return min((use.seqno for use in shared.uses), default=shared.seen)
+
+
+def _is_far(shared: Shared) -> bool:
+    return _needed_from(shared) - shared.lease.seqno >= COMMITS_HELD_MAX
 
 
 def _is_over(now: float, shared: Shared) -> bool:

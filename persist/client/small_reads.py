@@ -164,7 +164,7 @@ class _Joining:
             view = self.transport.view(name, ViewRequest(reader=reader, tag=tag))
             at, may_join = _time(view, as_of)
             if use is not None and _covers(view, use, at) and may_join:
-                self.pool.joined(use, at, view.seqno)
+                self.pool.joined(use, at, view.seqno, was_named=as_of is not None)
                 return self._lent(use, at, view)
             is_gone = use is not None and (view.reader is None or use.shared.point is not None)
             opened = self._opened(view, at, use if is_gone else None, tag)
@@ -209,7 +209,7 @@ class _Joining:
             if lease.seqno > view.seqno:
                 view = self.transport.view(name, ViewRequest(min_seqno=lease.seqno))
             check_lease(view, at, lease)
-            self.pool.joined(use, at, view.seqno)
+            self.pool.joined(use, at, view.seqno, was_named=self.read.as_of is not None)
             lease.seqno = view.seqno
             return Held(self.transport, at, view, lease, settings)
         except BaseException:

@@ -16,6 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
+from persist.client import lease_pool
 from persist.client.embedded import EmbeddedTransport
 from persist.client.lease_pool import CLOSE_S, KEPT_S, PARTS_OF_LEASE, POINTS_MAX, Kind
 from persist.client.read_leases import CLOSE_RETRY_S
@@ -207,6 +208,54 @@ def test_reads_that_never_cease_let_history_go_on(place: Pooled) -> None:
         assert place.readers == 1
         upper = place.state.upper.element or 0
         assert place.held[0] >= upper - 1 - 5 - 2, "a quarter of the lease, and a minute"
+
+
+def test_reads_of_a_tag_that_never_cease_let_go_of_earlier_states(place: Pooled) -> None:
+    place.shard.tag("first", at=0)
+    for _ in range(20):
+        place.write(2)
+        place.shard.snapshot(tag="first").to_arrow()
+        place.pass_s(MOVES_S / 5)
+        assert place.readers == 1
+        assert place.state.seqno - place.state.seqno_since <= 3 * 6, "a quarter of the lease, and a minute"
+
+
+def test_beside_a_busy_writer_a_lease_moves_on_sooner(place: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_pool, "COMMITS_HELD_MAX", 40)
+    place.read()
+    begun = place.state.seqno_since
+    place.write(30)
+    place.read()
+    place.pass_s(1)
+    assert place.state.seqno_since == begun, "a few commits cost no move"
+    place.write(10)
+    seen = place.state.seqno
+    place.read()
+    place.pass_s(1)
+    assert place.state.seqno_since == seen
+
+
+@pytest.mark.parametrize(("as_of", "held"), [(None, 9), (4, 4), ("first", 0)])
+def test_a_read_that_is_being_planned_holds_no_more_than_it_may_need(
+    place: Pooled, monkeypatch: pytest.MonkeyPatch, as_of: int | str | None, held: int
+) -> None:
+    """With many readers there is always one of them."""
+    monkeypatch.setattr(lease_pool, "COMMITS_HELD_MAX", 40)
+    place.write(9)
+    place.shard.tag("first", at=0)
+    place.read(as_of=0)
+    place.pass_s(KEPT_S / 2)
+    place.read()
+    place.pass_s(KEPT_S / 2)
+    place.write(40)
+    seen = place.state.seqno
+    place.read()
+    [kind] = place.pool._known
+    planned = place.pool.take(kind, as_of)
+    assert planned is not None
+    place.pass_s(KEPT_S / 2)
+    assert (place.state.seqno_since, place.held) == (seen, [held])
+    place.pool.give_back(planned)
 
 
 def test_a_long_read_keeps_what_it_needs_after_the_others_have_gone(place: Pooled) -> None:

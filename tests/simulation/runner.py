@@ -233,6 +233,7 @@ def run_plan(plan: Plan) -> Outcome:
             stack.enter_context(plain_parts())
         stack.enter_context(small_pages())
         stack.enter_context(patch.object(persist.client.lease_pool, "LOOK_S", sharing.LOOK_S))
+        stack.enter_context(patch.object(persist.client.lease_pool, "COMMITS_HELD_MAX", sharing.COMMITS_HELD_MAX))
         # Every process and the oracle read every entry of the log: the same bytes are decoded once.
         decode = lru_cache(DECODED_MAX)(persist.commit.state_loader.decode_diff)
         for module in (persist.commit.state_loader, tests.simulation.oracle):

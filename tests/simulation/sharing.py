@@ -12,6 +12,7 @@ from tests.simulation.world import SimClock
 
 SHARED_FROM = 40_000  # seeds from here on, so that those before it mean what they meant
 LOOK_S = 0.3  # simulated; leases last for three seconds
+COMMITS_HELD_MAX = 3
 
 
 class SimPool(LeasePool):
@@ -27,8 +28,7 @@ def shared_lease_leaves_its_users() -> AbstractContextManager[Any]:
 
     def moved(self: LeasePool, shared: Shared, now: float) -> tuple[int, SeqNo]:
         shared.moved_s = now
-        newest = max(time for _, time in shared.recent)
-        return newest, shared.seen
+        return shared.latest, shared.seen
 
     return patch.object(LeasePool, "_moved", moved)
 
