@@ -118,7 +118,7 @@ class Upkeep:
             if (change := self._looked_at.difference(state.trace)) is not None:
                 self._look_for_crowded(state, change)
                 self._inline = newest_inline(state.trace, change, self._inline)
-                self._is_behind = is_behind(self._inline, self._policy)
+                self._is_behind = is_behind(state.trace, self._policy)
             self._looked_at = state.trace
             duties += self._merges_due(state) if self._merges else ()
             duties += self._bundles_due(state)

@@ -41,7 +41,8 @@ FAN_IN = 4
 # --- the committer's policy
 SMALL_ROWS = 32_768  # a batch beyond either of these two is the workers'
 SMALL_BYTES = 4 * 1024 * 1024
-BEHIND = 2  # times `Policy.inline_batches`, with which merges are behind
+BEHIND = 2  # times `Policy.inline_batches`: with so many small batches merges are behind
+BEHIND_ROOM_PART = 4  # or when inline rows leave no more than this part of their room
 INLINE_ROOM_PART = 2  # inline rows are moved to a blob when they take this part of their room
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
@@ -192,9 +193,14 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str], inline: int) -> Se
     return ()
 
 
-def is_behind(inline: int, policy: Policy) -> bool:
-    """Whether twice as many of the newest batches hold inline rows as make their merge due."""
-    return inline >= min(BEHIND * policy.inline_batches, LOOKED_AT_MAX)
+def is_behind(trace: Trace, policy: Policy) -> bool:
+    """Whether small batches are twice as many as inline ones that make a merge due, or inline rows have little room."""
+    if trace.inline_bytes * BEHIND_ROOM_PART >= policy.inline_shard_bytes_max * (BEHIND_ROOM_PART - 1):
+        return True
+    most = min(BEHIND * policy.inline_batches, LOOKED_AT_MAX)
+    if len(trace.batches) < most:  # every commit asks
+        return False
+    return _with_rows(tuple(takewhile(is_small, reversed(trace.batches[-LOOKED_AT_MAX:])))) >= most
 
 
 def newest_inline(trace: Trace, change: tuple[int, int, Sequence[HollowBatch]], inline: int) -> int:

@@ -133,23 +133,33 @@ def test_with_nobody_in_the_background_no_commit_merges_what_others_wrote() -> N
     assert len(contents(shard, 60)) == 61
 
 
-def test_writers_wait_a_moment_for_a_merge_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "batches"),
+    [
+        ({}, 2 * INLINE_BATCHES),  # so many inline ones
+        ({"inline_shard_bytes_max": 4_000}, 9),  # which leave little of their room
+        ({"inline_part_bytes_max": 0}, 2 * INLINE_BATCHES),  # so many in blobs
+    ],
+)
+def test_writers_wait_a_moment_for_merges_that_are_behind(
+    monkeypatch: pytest.MonkeyPatch, bounds: dict[str, int], batches: int
+) -> None:
     """Threads share one interpreter: a writer in a loop would leave next to none of it to the background."""
-    location = memory_location(policy=POLICY)
+    location = memory_location(policy=replace(POLICY, **bounds))
     background = location.background = LateBackground()
     shard, machine = shard_of(location), location.machine(NAME)
     monkeypatch.setattr(background_duties, "GIVE_WAY_S", 600.0)
-    for n in range(2 * INLINE_BATCHES):
+    for n in range(batches):
         shard.insert([{"id": "k", "amount": n}])
     late = threading.Thread(target=lambda: shard.insert([{"id": "k", "amount": -1}]))
     late.start()
     late.join(0.2)
     assert late.is_alive()
-    assert batches_of(machine.state()) == 2 * INLINE_BATCHES
+    assert batches_of(machine.state()) == batches
     background.run()
     late.join()
-    assert batches_of(machine.state()) < 2 * INLINE_BATCHES
-    assert len(contents(shard, 2 * INLINE_BATCHES)) == 2 * INLINE_BATCHES + 1
+    assert batches_of(machine.state()) < batches
+    assert len(contents(shard, batches)) == batches + 1
 
 
 def test_a_writer_sees_no_error_while_nothing_can_be_merged() -> None:
