@@ -141,8 +141,9 @@ class LeasePool:
     def take(self, kind: Kind, as_of: int | str | None) -> Use | None:
         """A use of the lease that may cover this time, this tag, or the latest time (None); None: there is none.
 
-        Until `joined` says what is read, it holds all that may be. A view that is asked for from now on is no older than
-        the States from which was read before, and its latest time no earlier than theirs. A tag may be at any time.
+        Until `joined` says what is read, it holds all that may be. A view that is asked for from now on is no older
+        than the States of which reads were planned before, and its latest time no earlier than theirs. A tag may be at
+        any time.
         """
         if self._process.is_left:
             return None
