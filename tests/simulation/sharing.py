@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from persist.client.lease_pool import LeasePool, Shared
-from persist.core.ids import SeqNo
+from persist.client.lease_pool import LeasePool
 from tests.simulation.world import SimClock
 
 SHARED_FROM = 40_000  # seeds from here on, so that those before it mean what they meant
@@ -24,13 +23,17 @@ class SimPool(LeasePool):
 
 
 def shared_lease_leaves_its_users() -> AbstractContextManager[Any]:
-    """A shared lease moves on to the newest State, whatever is read by it."""
+    """A shared lease is given back at every look, whatever is read by it."""
+    real = LeasePool.tend
 
-    def moved(self: LeasePool, shared: Shared, now: float) -> tuple[int, SeqNo]:
-        shared.moved_s = now
-        return shared.latest, shared.seen
+    def tend(self: LeasePool) -> bool:
+        with self._changed:
+            leases = [shared.lease for known in self._known.values() for shared in known.shared]
+        for lease in leases:
+            lease.close()
+        return real(self)
 
-    return patch.object(LeasePool, "_moved", moved)
+    return patch.object(LeasePool, "tend", tend)
 
 
 BROKEN = (shared_lease_leaves_its_users,)
