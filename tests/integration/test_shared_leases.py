@@ -235,7 +235,7 @@ def test_beside_a_busy_writer_a_lease_moves_on_sooner(place: Pooled, monkeypatch
     assert place.state.seqno_since == seen
 
 
-@pytest.mark.parametrize(("as_of", "held"), [(None, 9), (4, 4), ("first", 0)])
+@pytest.mark.parametrize(("as_of", "held"), [(None, 49), (4, 4), ("first", 0)])
 def test_a_read_that_is_being_planned_holds_no_more_than_it_may_need(
     place: Pooled, monkeypatch: pytest.MonkeyPatch, as_of: int | str | None, held: int
 ) -> None:
