@@ -92,6 +92,7 @@ class Upkeep:
         self.merging: frozenset[str] = frozenset()  # parts that merges under way will replace
         self._policy = policy
         self._merges = merges
+        self._looking = threading.Lock()  # a leader looks once the next one commits
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
         self._writing: set[str] = set()  # kinds of merges whose command is not there yet
@@ -108,11 +109,19 @@ class Upkeep:
         self._since_rollup = SinceRollup(2 * policy.rollup_every)
 
     def committed(self, seqno: SeqNo, nbytes: int, gone: int) -> None:
-        """This machine has made that version. By whoever leads, one at a time, as `due` is."""
-        self._since_rollup.add(seqno, nbytes, gone)
+        """This machine has made that version."""
+        with self._looking:
+            self._since_rollup.add(seqno, nbytes, gone)
 
     def due(self, state: State) -> list[Duty]:
-        """What the State that was just committed asks for, and is not under way. All of it counts as under way now."""
+        """What the State that was just committed asks for, and is not under way. All of it counts as under way now.
+
+        A State may come after a later one.
+        """
+        with self._looking:
+            return [duty for duty in self._asked(state) if self._begins(duty)]
+
+    def _asked(self, state: State) -> list[Duty]:
         duties = list(self._turn(state))
         if state.trace is not self._looked_at:
             if (change := self._looked_at.difference(state.trace)) is not None:
@@ -126,7 +135,7 @@ class Upkeep:
             duties.append(Duty("collection", Collect()))
         if self.retains and state.settings.rows is not None and not state.is_closed:
             duties.append(Duty("retention", Retain()))
-        return [duty for duty in duties if self._begins(duty)]
+        return duties
 
     def _turn(self, state: State) -> Iterator[Duty]:
         """A rollup, or in the place of one what has to be flushed. What has become too much waits for no turn.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from persist.commit import background_duties
 from persist.commit.background_duties import ROLLUP_BYTES, ROLLUP_GONE, TURNS_LEFT_MAX, Duty, Upkeep
 from persist.commit.commit_plan import BatchMerge, FlushIndex, RollUp
 from persist.core import commands as c
@@ -15,6 +18,7 @@ from persist.core.batch import HollowBatch, Run
 from persist.core.dedup import TokenOutcome
 from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, Token, WriterId
+from persist.core.merge_plan import newest_inline
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import ROLLUP_LEAST, Policy, Rollup, State
@@ -43,6 +47,25 @@ def rolled_up(state: State) -> State:
 
 def test_a_young_shard_asks_for_nothing() -> None:
     assert Upkeep(POLICY, merges=True).due(shard_of(3).state) == []
+
+
+def test_one_look_at_a_time_sees_what_the_one_before_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has committed looks while the next one commits, and looks too."""
+    upkeep, earlier, later = Upkeep(POLICY, merges=True), shard_of(3).state, shard_of(5).state
+    looks: list[threading.Thread] = []
+
+    def newest(*asked: Any) -> int:
+        if not looks:
+            looks.append(threading.Thread(target=upkeep.due, args=(later,)))
+            looks[0].start()
+            looks[0].join(0.2)
+            assert looks[0].is_alive()
+        return newest_inline(*asked)
+
+    monkeypatch.setattr(background_duties, "newest_inline", newest)
+    upkeep.due(earlier)
+    looks[0].join()
+    assert upkeep._inline == len(later.trace.batches)
 
 
 def test_a_rollup_is_asked_for_once_while_it_is_under_way() -> None:
