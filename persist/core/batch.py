@@ -67,10 +67,12 @@ class Part(Record, frozen=True):
     `footer_size`/`footer_checksum` that of the file's tail, so that a pruned read is checked as well.
     `sorted` says that rows are ordered by key and no (key, value, time) occurs twice. `clip`, when set, hides
     the rows before that time (a replicated append of which the shard had the beginning already).
-    `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits. `receipt` says that the other
-    fields were checked against the rows (`persist.commit.part_receipts`); what the State holds was, and needs none.
-    `given` is set until the part is committed, where it counts for another number of updates than `rows`.
-    `rows_digest` is set until then too, for a command with a token (`persist.parts.row_stats`); no receipt covers it.
+    `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits.
+
+    Three fields are of staged parts only; in a State they have their defaults (`as_durable`). `receipt` says that the
+    other fields were checked against the rows (`persist.commit.part_receipts`). `given`: it counts for another number
+    of updates than `rows`. `rows_digest`: of its rows, for a command with a token (`persist.parts.row_stats`); no
+    receipt covers it.
 
     With `bundle` it is none of these. It stands for all the parts that the blob at `key` lists: `rows`, `size` and
     `diff_sum` are sums over them, and the bounds hold all of theirs. `checksum` is that of the list.
@@ -125,8 +127,17 @@ class Part(Record, frozen=True):
             return self.without_receipt()
         return replace(self, receipt=b"", rows_digest=None, time=None, time_min=0, time_max=0)
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether it has what only a command needs."""
+        return bool(self.receipt) or self.given is not None or self.rows_digest is not None
+
+    def as_durable(self) -> Part:
+        """The part as a State keeps it: what was checked and counted once needs no receipt and no count any more."""
+        return replace(self, receipt=b"", given=None, rows_digest=None) if self.is_staged else self
+
     def without_receipt(self) -> Part:
-        """The part without what only a command needs."""
+        """The part as a receipt tells of it."""
         return replace(self, receipt=b"", rows_digest=None) if self.receipt or self.rows_digest is not None else self
 
 

@@ -125,6 +125,8 @@ def check_state(state: State) -> None:
         for part in batch.parts():
             if part.id in seen:
                 raise Corruption(f"part {part.id} occurs twice in shard {state.name!r}")
+            if part.is_staged:
+                raise Corruption(f"part {part.id} of shard {state.name!r} has what only a command needs")
             seen.add(part.id)
         expected = batch.desc.upper
     if state.trace.inline_bytes != sum(b.inline_size for b in state.trace.batches):

@@ -67,7 +67,7 @@ def hold_claim(state: State, command: c.HoldClaim, context: Context) -> tuple[St
     claim = Claim(command.owner, heartbeat, command.lease_ms, command.inputs)
     if done:
         kept = known.done if known is not None else ()
-        named = tuple(part.without_receipt() for part in done)
+        named = tuple(part.as_durable() for part in done)
         if named[: len(kept)] != kept:
             raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
         _check_since(state, command.since)
@@ -132,7 +132,7 @@ def _merged(
     lower, upper = batches[0].desc.lower, batches[-1].desc.upper
     apart = tuple(t for t in kept_below(state, command.since) if lower.less_equal(t) and not upper.less_equal(t + 1))
     desc = Description(lower, upper, since, apart)
-    named = (Run(tuple(part.without_receipt() for part in run.parts)) for run in command.outputs if run.parts)
+    named = (Run(tuple(part.as_durable() for part in run.parts)) for run in command.outputs if run.parts)
     return batch_of(desc, (*kept, *named))
 
 
@@ -302,7 +302,7 @@ def _mended(batch: HollowBatch, old: Part, new: Part | None) -> HollowBatch:
     for run in batch.runs:
         parts = tuple(part for part in run.parts if part.id != old.id)
         if new is not None and len(parts) < len(run.parts):
-            parts = tuple(new.without_receipt() if part.id == old.id else part for part in run.parts)
+            parts = tuple(new.as_durable() if part.id == old.id else part for part in run.parts)
         if parts:
             runs.append(Run(parts))
     return batch_of(batch.desc, tuple(runs))

@@ -61,7 +61,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
         return _kept(state, command, context), result
     if lower == upper:
         return with_answer(state, command, result, context), result
-    return push(without_undue(state, command.runs), command, result, _named(command.runs), context)
+    return push(without_undue(state, command.runs), command, result, command.runs, context)
 
 
 def append(state: State, command: c.Append, context: Context) -> tuple[State, c.Appended]:
@@ -89,7 +89,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     check_not_withdrawn(state, command.cut)
     check_near(state, upper)
     state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
-    runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
+    runs = command.runs if state.upper == lower else _clipped(command.runs, state.upper)
     return push(without_undue(state, runs), command, result, runs, context)
 
 
@@ -209,10 +209,10 @@ def _new_bytes(part: Part) -> int:
 
 
 def stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The runs as the State keeps them: what they count for is counted once, and their token is remembered."""
-    if all(part.given is None and part.rows_digest is None for part in parts_of(runs)):
+    """The runs as the State keeps them."""
+    if not any(part.is_staged for part in parts_of(runs)):
         return runs
-    return tuple(Run(tuple(replace(part, given=None, rows_digest=None) for part in run.parts)) for run in runs)
+    return tuple(Run(tuple(part.as_durable() for part in run.parts)) for run in runs)
 
 
 def with_answer(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:
@@ -287,13 +287,6 @@ def check_no_times(runs: Iterable[Run]) -> None:
                 f"rows of an insert have times in [{part.time_min}, {part.time_max}], but the service chooses the time "
                 "of an insert; leave out the column __time, or use compare_and_append"
             )
-
-
-def _named(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The runs as the State keeps them: what was checked once needs no receipt any more."""
-    if not any(part.receipt for part in parts_of(runs)):
-        return tuple(runs)
-    return tuple(Run(tuple(part.without_receipt() for part in run.parts)) for run in runs)
 
 
 def check_inline(state: State, inline_bytes: int, runs: Iterable[Run], context: Context) -> None:

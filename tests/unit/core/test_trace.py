@@ -218,3 +218,11 @@ def test_what_the_whole_check_refuses_is_refused(base: State, said: str) -> None
         check_batches_replaced(base, bad)
     with pytest.raises(Corruption):
         check_state(bad)
+
+
+@pytest.mark.parametrize("changes", [{"receipt": b"x"}, {"given": 7}, {"rows_digest": 7}], ids=str)
+def test_what_only_a_command_needs_is_in_no_state(base: State, changes: dict[str, object]) -> None:
+    part = replace(make_part(20, times=(2, 2), inline=7), **changes)
+    assert part.as_durable() == make_part(20, times=(2, 2), inline=7)
+    with pytest.raises(Corruption, match="only a command needs"):
+        check_state(spliced(base, batch_of(batch(2, 4, 20).desc, (make_run(part),))))
