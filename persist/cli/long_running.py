@@ -100,7 +100,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line.update({name: value for name, value in vars(record).items() if name not in _PLAIN | line.keys()})
+        for name, value in vars(record).items():
+            if name not in _PLAIN and name not in line:
+                line[name] = value
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)[-TRACE_CHARS_MAX:]
         try:
