@@ -142,14 +142,17 @@ def test_part_files(file: bytes) -> None:
 
 
 @given(damaged(FILE))
+@example(FILE.replace(b"a", b"\xe1", 1))
 def test_part_files_with_a_checksum_put_right(file: bytes) -> None:
-    """What no checksum of the whole tells is left to those of the row groups and pages: still no stray exception."""
+    """Such a file was never committed: its texts may be no UTF-8. Still there is no stray exception, or offset."""
     tail = file[max(0, len(file) - PARQUET.footer_size) :]
     part = replace(PARQUET, size=len(file), checksum=zlib.crc32(file), footer_checksum=zlib.crc32(tail))
     try:
-        read(part, file).validate(full=True)
+        rows = read(part, file)
     except PersistError:
         return
+    for column in rows.columns:
+        (column.cast(pa.binary()) if pa.types.is_string(column.type) else column).validate(full=True)
 
 
 INSERT = Insert(WriterId("w" + "0" * 32), Token("i" + "1" * 32), (Run((INLINE,)), Run((PARQUET,))))
