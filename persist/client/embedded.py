@@ -26,7 +26,7 @@ from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.formats.exposition import Family
-from persist.formats.http_messages import validate_command
+from persist.formats.http_messages import validate_caller, validate_command
 from persist.maintenance.clone_refs import Cloning
 from persist.maintenance.erasure_scan import scanned
 from persist.parts import current_schema
@@ -133,7 +133,7 @@ class EmbeddedTransport:
         chosen = self.location.settings_of_new(name) if settings is None else settings
         first = validate_command(c.Recreate(schema, chosen))
         self._check_schema(name, first.schema)
-        fresh = initial_state(name, first.schema, self.clock.now_ms(), first.settings, caller)
+        fresh = initial_state(name, first.schema, self.clock.now_ms(), first.settings, validate_caller(caller))
         state = self._patience.ask(
             f"the creation of shard {name!r}", lambda: self.location.machine(name).create(fresh, follows), safe=False
         )

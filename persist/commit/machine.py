@@ -57,7 +57,7 @@ from persist.core.state import Policy, State
 from persist.core.transitions.audit_recording import is_of_the_future
 from persist.core.transitions.context import SOUND, Context, Verdict
 from persist.core.transitions.part_admission import check_staged
-from persist.formats.http_messages import validate_command
+from persist.formats.http_messages import validate_caller, validate_command
 from persist.telemetry.metrics import MachineMetrics
 
 # What callers are told of a commit: its outcomes, unless another home has taken over, or the store is a copy.
@@ -216,7 +216,7 @@ class Machine(CachedState):
         Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token. `caller` is
         kept in the commit history. `by_names`: SchemaMismatch where its rows are not of the columns as they are now.
         """
-        command = validate_command(command)
+        command, caller = validate_command(command), validate_caller(caller)
         return self._applied(command, self.verdict(command, by_names), caller)
 
     def verdict(self, command: c.Command, by_names: bool = False) -> Verdict:

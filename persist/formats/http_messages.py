@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Union, cast
 
 import msgspec
 
-from persist.core.audit_log import HistoryPage
+from persist.core.audit_log import NOBODY, Caller, HistoryPage
 from persist.core.batch import Run
 from persist.core.commands import Command, Result, kinds
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded, from_kind
@@ -41,6 +41,7 @@ class StagedRuns(Record, frozen=True):
 _AnyCommand = TypeVar("_AnyCommand", bound=Command)
 _STAGED = msgspec.msgpack.Decoder(StagedRuns)
 _COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Union[tuple(kinds(Command))])  # noqa: UP007
+_CALLER = msgspec.msgpack.Decoder(Caller)
 _RESULT: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Union[tuple(kinds(Result))])  # noqa: UP007
 _PAGE = msgspec.msgpack.Decoder(HistoryPage)
 _VIEW = msgspec.msgpack.Decoder(ShardView)
@@ -60,6 +61,11 @@ def validate_command(command: _AnyCommand) -> _AnyCommand:
         return cast(_AnyCommand, decode_command(encoded(command)))
     except UpgradeNeeded as error:
         raise InvalidUsage(f"a command does not make sense: {error.__cause__}") from error
+
+
+def validate_caller(caller: Caller) -> Caller:
+    """The caller as the log gives them back. Raises InvalidUsage where a value has a wrong type."""
+    return caller if caller is NOBODY else decoded(_CALLER, encoded(caller), "caller", InvalidUsage)
 
 
 def decode_result(data: bytes) -> Result:

@@ -22,9 +22,10 @@ from persist.commit.command_queue import CommandQueue
 from persist.commit.commit_plan import Given, plan_commit, supplied
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
+from persist.core.audit_log import Caller
 from persist.core.batch import Part
 from persist.core.errors import InvalidUsage, PersistError, Unavailable, UpgradeNeeded
-from persist.core.frontier import TIME_MAX
+from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, SchemaRecord, State
@@ -298,4 +299,30 @@ def test_a_shard_is_not_created_with_what_no_command_may_hold(schema: SchemaReco
     with pytest.raises(InvalidUsage):
         EmbeddedTransport(location).create("new", schema, settings=settings)
     assert location.consensus.head("new") is None
+    location.close()
+
+
+CALLERS = [
+    Caller(1),  # type: ignore[arg-type]
+    Caller("\ud800"),
+    Caller("", b"no text"),  # type: ignore[arg-type]
+    Caller("", "", "no bytes"),  # type: ignore[arg-type]
+    Caller(None, None, None),  # type: ignore[arg-type]
+    "nobody",
+]
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_a_caller_of_whom_nobody_could_read_is_refused_before_anything_is_queued(caller: Any) -> None:
+    location = memory_location()
+    transport = EmbeddedTransport(location)
+    shard = Client(transport).create_shard(NAME, pa.schema([("id", pa.int64())]), ["id"])
+    kept = len(list(location.consensus.scan(NAME, 1, 1_000)))
+    with pytest.raises(InvalidUsage):
+        transport.apply(NAME, c.AdvanceUpper(Antichain(7)), caller)
+    assert len(list(location.consensus.scan(NAME, 1, 1_000))) == kept
+    with pytest.raises(InvalidUsage):
+        transport.create("new", location.machine(NAME).state().schemas[1], caller=caller)
+    assert location.consensus.head("new") is None
+    assert [entry.operation for entry in shard.history(5)] == ["create"]
     location.close()
