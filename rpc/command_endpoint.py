@@ -200,11 +200,12 @@ async def _at_once(service: Service, posted: Posted, data: bytes) -> c.Appended 
     writers = service.writers
     names = writers.names(state)
     schema = names.schema
-    rows_max = data.count(b"\n") + 1
-    if not schema.is_flat or schema.width > AT_ONCE_COLUMNS_MAX or rows_max * schema.row_bytes > AT_ONCE_ROWS_BYTES_MAX:
-        return None  # it takes longer than a moment
+    rows_bytes = data.count(b"{") * schema.row_bytes  # a line may hold any number of rows
+    most = min(AT_ONCE_ROWS_BYTES_MAX, service.transport.policy.inline_part_bytes_max)
+    if not schema.is_flat or schema.width > AT_ONCE_COLUMNS_MAX or rows_bytes > most:
+        return None  # it takes longer than a moment, or a call of a store
     joined = posted.kind.is_joined and posted.token is None and not schema.details.unique
-    prepared = await service.posts.prepared(posted.name, names, data) if joined else None
+    prepared = await service.posts.prepared(posted.name, names, data, rows_bytes) if joined else None
     if joined and prepared is None:
         return None
     try:

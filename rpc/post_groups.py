@@ -21,7 +21,7 @@ from persist.core.batch import Run
 from persist.core.ids import ShardId
 
 GROUP_POSTS_MAX = 128
-GROUP_BYTES_MAX = 256 * 1024  # of bodies
+GROUP_BYTES_MAX = 256 * 1024  # of bodies, and that their rows take in memory: nothing else runs meanwhile
 
 _Key: TypeAlias = tuple[str, ShardId, int, int]
 
@@ -44,6 +44,7 @@ class PreparedPost:
 @dataclass(slots=True)
 class _Waiting:
     data: bytes
+    size: int  # the larger one of the two that are bounded
     prepared: asyncio.Future[PreparedPost | None]
 
 
@@ -65,14 +66,14 @@ class PostGroups:
         self._waiting: dict[_Key, deque[_Waiting]] = {}  # of each shard with posts that wait or are committed
         self._under_way: dict[_Key, int] = {}
 
-    async def prepared(self, name: str, names: Names, data: bytes) -> PreparedPost | None:
+    async def prepared(self, name: str, names: Names, data: bytes, rows_bytes: int) -> PreparedPost | None:
         """The rows of a body for an insert without a token, staged; None: it takes a try of its own.
 
-        Who is given rows calls `PreparedPost.end`.
+        `rows_bytes` is what they take in memory. Who is given rows calls `PreparedPost.end`.
         """
         loop = asyncio.get_running_loop()
         key = (name, names.shard, names.id, names.newest)
-        one = _Waiting(data, loop.create_future())
+        one = _Waiting(data, max(len(data), rows_bytes), loop.create_future())
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = deque()
@@ -101,11 +102,11 @@ class PostGroups:
     def _prepare(self, key: _Key, names: Names) -> None:
         group: list[_Waiting] = []
         waiting, size = self._waiting[key], 0
-        while waiting and len(group) < GROUP_POSTS_MAX and size + len(waiting[0].data) <= GROUP_BYTES_MAX:
+        while waiting and len(group) < GROUP_POSTS_MAX and (not group or size + waiting[0].size <= GROUP_BYTES_MAX):
             one = waiting.popleft()
             if not one.prepared.done():  # else nobody waits for it any more
                 group.append(one)
-                size += len(one.data)
+                size += one.size
         found = self._found(key[0], names, [one.data for one in group])
         under_way = [prepared for prepared in found if prepared is not None]
         for prepared in under_way:

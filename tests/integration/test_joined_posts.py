@@ -16,9 +16,11 @@ import pytest
 from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.client.server_writer import Names
 from persist.commit.location import Location
+from rpc import command_endpoint
 from rpc.app import create_app
-from rpc.post_groups import PostGroups
+from rpc.post_groups import GROUP_BYTES_MAX, PostGroups
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
@@ -152,6 +154,43 @@ def test_what_fails_together_is_tried_one_by_one(house: House, monkeypatch: pyte
     answers = asyncio.run(_all(house, 20))
     assert [status for status, _ in answers] == [200] * 20
     assert house.ids() == Counter(range(20))
+
+
+@pytest.fixture
+def prepared_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the rows of each group take in memory."""
+    found: list[int] = []
+    together = PostGroups._together
+
+    def watched(self: PostGroups, name: str, names: Names, bodies: list[bytes]) -> list[Any]:
+        found.append(sum(body.count(b"{") for body in bodies) * names.schema.row_bytes)
+        return together(self, name, names, bodies)
+
+    monkeypatch.setattr(PostGroups, "_together", watched)
+    return found
+
+
+def test_a_group_holds_no_more_rows_than_are_prepared_in_a_moment(house: House, prepared_bytes: list[int]) -> None:
+    """Nothing else is answered meanwhile, and rows of two bytes may take hundreds in memory."""
+
+    async def story() -> None:
+        answers = await asyncio.gather(*(house.post(b'{"id":1}\n' * 900) for _ in range(30)))
+        assert [status for status, _ in answers] == [200] * 30
+
+    asyncio.run(story())
+    assert house.ids() == {1: 27_000}
+    assert 0 < max(prepared_bytes) <= GROUP_BYTES_MAX < sum(prepared_bytes)
+
+
+def test_rows_on_one_line_are_many_rows(
+    house: House, prepared_bytes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_endpoint, "AT_ONCE_ROWS_BYTES_MAX", 3_200)
+    assert asyncio.run(house.post(b'{"id":1}' * 200))[0] == 200
+    assert not prepared_bytes, "it is left to a thread"
+    assert asyncio.run(house.post(b'{"id":1}' * 50))[0] == 200
+    assert len(prepared_bytes) == 1
+    assert house.ids() == {1: 250}
 
 
 async def _all(house: House, count: int) -> list[tuple[int, Any]]:
