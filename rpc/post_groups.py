@@ -19,6 +19,7 @@ from persist.codecs import rows
 from persist.codecs.allowance import Allowance
 from persist.core.batch import Run
 from persist.core.ids import ShardId
+from rpc.concurrency_limits import CALLER
 
 GROUP_POSTS_MAX = 128
 GROUP_BYTES_MAX = 256 * 1024  # of bodies, and that their rows take in memory: nothing else runs meanwhile
@@ -100,6 +101,7 @@ class PostGroups:
             del self._waiting[key]
 
     def _prepare(self, key: _Key, names: Names) -> None:
+        CALLER.set("")  # this is for all of the group, not for the one who came first
         group: list[_Waiting] = []
         waiting, size = self._waiting[key], 0
         while waiting and len(group) < GROUP_POSTS_MAX and (not group or size + waiting[0].size <= GROUP_BYTES_MAX):

@@ -20,10 +20,12 @@ from persist.client.server_writer import Names
 from persist.commit.location import Location
 from rpc import command_endpoint
 from rpc.app import create_app
+from rpc.concurrency_limits import CALLER
 from rpc.post_groups import GROUP_BYTES_MAX, PostGroups
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
+HOG, OTHER = "192.0.2.1", "192.0.2.2"
 GOOD = b'{"id": %d, "text": "a"}\n{"id": %d}\n'
 BAD = [
     b'{"id": null}',
@@ -45,7 +47,7 @@ class House:
         self.client = Client(EmbeddedTransport(location, maintain))
         self.client.create_shard("orders", SCHEMA, ["id"])
 
-    async def post(self, body: bytes) -> tuple[int, Any]:
+    async def post(self, body: bytes, address: str = "127.0.0.1") -> tuple[int, Any]:
         """Status and answer."""
         status, parts, is_sent = 0, [], False
 
@@ -66,7 +68,7 @@ class House:
         scope = {
             "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path,
             "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
-            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {},
+            "client": (address, 1), "server": ("127.0.0.1", 80), "state": {},
         }  # fmt: skip
         await self.app(scope, receive, send)
         return status, json.loads(b"".join(parts))
@@ -191,6 +193,23 @@ def test_rows_on_one_line_are_many_rows(
     assert asyncio.run(house.post(b'{"id":1}' * 50))[0] == 200
     assert len(prepared_bytes) == 1
     assert house.ids() == {1: 250}
+
+
+def test_the_share_of_the_one_who_came_first_bounds_no_other_one(house: House, prepared_bytes: list[int]) -> None:
+    """Of what a caller may decode at once: a group is prepared by the server, for all of them."""
+    service, rows = house.app.state.service, 2_000
+    CALLER.set(HOG)
+    service.work.decoded.take(service.limits.decoded_bytes_max)
+    CALLER.set("")
+
+    async def story() -> list[tuple[int, Any]]:
+        first = house.post(b'{"id":1}' * rows, HOG)
+        return await asyncio.gather(first, *(house.post(b'{"id":1}' * rows, OTHER) for _ in range(3)))
+
+    answers = asyncio.run(story())
+    assert [status for status, _ in answers] == [200] * 4
+    assert len(prepared_bytes) == 1
+    assert house.ids() == {1: 4 * rows}
 
 
 async def _all(house: House, count: int) -> list[tuple[int, Any]]:
