@@ -22,7 +22,8 @@ from persist.core.ids import ShardId
 from rpc.concurrency_limits import CALLER
 
 GROUP_POSTS_MAX = 128
-GROUP_BYTES_MAX = 256 * 1024  # of bodies, and that their rows take in memory: nothing else runs meanwhile
+GROUP_BYTES_MAX = 256 * 1024  # of bodies
+GROUP_ROWS_BYTES_MAX = 1024 * 1024  # that their rows take in memory: nothing else runs meanwhile
 
 _Key: TypeAlias = tuple[str, ShardId, int, int]
 
@@ -45,7 +46,7 @@ class PreparedPost:
 @dataclass(slots=True)
 class _Waiting:
     data: bytes
-    size: int  # the larger one of the two that are bounded
+    rows_bytes: int
     prepared: asyncio.Future[PreparedPost | None]
 
 
@@ -74,7 +75,7 @@ class PostGroups:
         """
         loop = asyncio.get_running_loop()
         key = (name, names.shard, names.id, names.newest)
-        one = _Waiting(data, max(len(data), rows_bytes), loop.create_future())
+        one = _Waiting(data, rows_bytes, loop.create_future())
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = deque()
@@ -103,12 +104,15 @@ class PostGroups:
     def _prepare(self, key: _Key, names: Names) -> None:
         CALLER.set("")  # this is for all of the group, not for the one who came first
         group: list[_Waiting] = []
-        waiting, size = self._waiting[key], 0
-        while waiting and len(group) < GROUP_POSTS_MAX and (not group or size + waiting[0].size <= GROUP_BYTES_MAX):
-            one = waiting.popleft()
+        waiting, size, rows_bytes = self._waiting[key], 0, 0
+        while waiting and len(group) < GROUP_POSTS_MAX:
+            one = waiting[0]
             if not one.prepared.done():  # else nobody waits for it any more
+                size, rows_bytes = size + len(one.data), rows_bytes + one.rows_bytes
+                if group and (size > GROUP_BYTES_MAX or rows_bytes > GROUP_ROWS_BYTES_MAX):
+                    break
                 group.append(one)
-                size += one.size
+            waiting.popleft()
         found = self._found(key[0], names, [one.data for one in group])
         under_way = [prepared for prepared in found if prepared is not None]
         for prepared in under_way:

@@ -18,10 +18,10 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.server_writer import Names
 from persist.commit.location import Location
-from rpc import command_endpoint
+from rpc import command_endpoint, post_groups
 from rpc.app import create_app
 from rpc.concurrency_limits import CALLER
-from rpc.post_groups import GROUP_BYTES_MAX, PostGroups
+from rpc.post_groups import PostGroups
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
@@ -172,8 +172,12 @@ def prepared_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_a_group_holds_no_more_rows_than_are_prepared_in_a_moment(house: House, prepared_bytes: list[int]) -> None:
+def test_a_group_holds_no_more_rows_than_are_prepared_in_a_moment(
+    house: House, prepared_bytes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing else is answered meanwhile, and rows of two bytes may take hundreds in memory."""
+    most = 200_000
+    monkeypatch.setattr(post_groups, "GROUP_ROWS_BYTES_MAX", most)
 
     async def story() -> None:
         answers = await asyncio.gather(*(house.post(b'{"id":1}\n' * 900) for _ in range(30)))
@@ -181,7 +185,7 @@ def test_a_group_holds_no_more_rows_than_are_prepared_in_a_moment(house: House, 
 
     asyncio.run(story())
     assert house.ids() == {1: 27_000}
-    assert 0 < max(prepared_bytes) <= GROUP_BYTES_MAX < sum(prepared_bytes)
+    assert 0 < max(prepared_bytes) <= most < sum(prepared_bytes)
 
 
 def test_rows_on_one_line_are_many_rows(
