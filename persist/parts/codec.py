@@ -156,25 +156,46 @@ class Footer:
 def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
     """An inline part of `table` (at least one row, in `updates_schema`), in the order given."""
     batch = by_itself(_as_batch(table, schema))
-    if batch.num_rows != len(table):
-        raise Corruption(f"{len(table)} rows were encoded as {batch.num_rows}; it is a fault of persist: report it")
-    return _inline(_stats_of(batch), _bounds(batch, schema), schema_id, part_id, batch.serialize().to_pybytes())
+    return _encoded(batch, len(table), _bounds(batch, schema), schema_id, part_id)
+
+
+def encode_inline_each(
+    table: pa.Table, counts: Sequence[int], schema: ShardSchema, schema_id: int, ids: IdSource
+) -> list[Part]:
+    """As `encode_inline`, of so many rows each (at least one), which follow one another: a part each."""
+    whole, start, parts = _as_batch(table, schema), 0, []
+    if sum(counts) != whole.num_rows:
+        raise Corruption(
+            f"{whole.num_rows} rows would be encoded as {sum(counts)}; it is a fault of persist: report it"
+        )
+    bounds = extremes_each(whole.column(schema.key[0]), counts)
+    places = pa.array(range(whole.num_rows), pa.int64())
+    for count, (lower, upper) in zip(counts, bounds, strict=True):
+        batch = by_itself(whole) if count == whole.num_rows else whole.take(places.slice(start, count))
+        parts.append(_encoded(batch, count, _bounded(lower, upper, schema), schema_id, mint(PartId, ids)))
+        start += count
+    return parts
+
+
+def _encoded(
+    batch: pa.RecordBatch, count: int, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId
+) -> Part:
+    """The part of these rows, of which there have to be so many. They are in buffers of their own."""
+    if batch.num_rows != count:
+        raise Corruption(f"{count} rows were encoded as {batch.num_rows}; it is a fault of persist: report it")
+    return _inline(batch, bounds, schema_id, part_id, batch.serialize().to_pybytes())
 
 
 def described_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
     """What `encode_inline` would say of these rows in the bytes of `part`."""
-    return _inline(_stats_of(batch), _bounds(batch, schema), part.schema_id, part.id, part.data or b"")
+    return _inline(batch, _bounds(batch, schema), part.schema_id, part.id, part.data or b"")
 
 
-def _stats_of(batch: pa.RecordBatch) -> Stats:
-    stats = Stats()
-    stats.add(batch)
-    return stats
-
-
-def _inline(stats: Stats, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId, data: bytes) -> Part:
+def _inline(
+    batch: pa.RecordBatch, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId, data: bytes
+) -> Part:
     return _part(
-        stats, *bounds, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
+        batch, *bounds, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
         checksum=zlib.crc32(data), footer_size=0, footer_checksum=0, sorted=False,
     )  # fmt: skip
 
@@ -509,9 +530,11 @@ class _Sink(io.BytesIO):
         """Stay open: Arrow closes the file when the footer is written, and the bytes are still needed."""
 
 
-def _part(stats: Stats, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:
+def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:
+    stats = Stats()
+    stats.add(batch)
     return Part(
-        id=part_id, schema_id=schema_id, rows=stats.rows, key_lower=lower, key_upper=upper, time=None,
+        id=part_id, schema_id=schema_id, rows=batch.num_rows, key_lower=lower, key_upper=upper, time=None,
         time_min=stats.time_min, time_max=stats.time_max, diff_min=stats.diff_min, diff_max=stats.diff_max,
         diff_sum=stats.known_sum, **fields,
     )  # fmt: skip
@@ -525,29 +548,6 @@ def _as_batch(table: pa.Table, schema: ShardSchema) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     return pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=schema.updates_schema)
-
-
-def encode_inline_each(
-    table: pa.Table, counts: Sequence[int], schema: ShardSchema, schema_id: int, ids: IdSource
-) -> list[Part]:
-    """As `encode_inline`, of so many rows each (at least one), which follow one another: a part each."""
-    whole, start, parts = _as_batch(table, schema), 0, []
-    if sum(counts) != whole.num_rows:
-        raise Corruption(
-            f"{whole.num_rows} rows would be encoded as {sum(counts)}; it is a fault of persist: report it"
-        )
-    bounds = extremes_each(whole.column(schema.key[0]), counts)
-    places = pa.array(range(whole.num_rows), pa.int64())
-    times, diffs = whole.column(TIME).to_pylist(), whole.column(DIFF).to_pylist()
-    for count, (lower, upper) in zip(counts, bounds, strict=True):
-        end = start + count
-        batch = by_itself(whole) if count == whole.num_rows else whole.take(places.slice(start, count))
-        stats = Stats()
-        stats.add_values(times[start:end], diffs[start:end])
-        data = batch.serialize().to_pybytes()
-        parts.append(_inline(stats, _bounded(lower, upper, schema), schema_id, mint(PartId, ids), data))
-        start = end
-    return parts
 
 
 def _bounds(batch: pa.RecordBatch, schema: ShardSchema) -> tuple[bytes, bytes | None]:

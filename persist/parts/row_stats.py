@@ -72,7 +72,7 @@ def firsts_of(data: bytes, rows: int) -> Mask:
 class Stats:
     """Bounds of the rows seen; zeros before the first."""
 
-    rows: int = 0
+    seen: bool = False
     time_min: int = 0
     time_max: int = 0
     diff_min: int = 0
@@ -81,11 +81,13 @@ class Stats:
 
     def add(self, rows: Any) -> None:
         if rows.num_rows <= FEW_ROWS:
-            self.add_values(rows.column(TIME).to_pylist(), rows.column(DIFF).to_pylist())
+            times, diffs = rows.column(TIME).to_pylist(), rows.column(DIFF).to_pylist()
+            self._widen(min(times), max(times), min(diffs), max(diffs))
+            self.diff_sum += sum(diffs)
             return
         times, diffs = one_chunk(rows.column(TIME)).to_numpy(), one_chunk(rows.column(DIFF)).to_numpy()
         low, high = _span(diffs)
-        self._widen(len(times), *_span(times), low, high)
+        self._widen(*_span(times), low, high)
         if low == high:  # most rows are there once
             self.diff_sum += low * len(diffs)
         elif max(abs(low), abs(high)) * len(diffs) < 2**63:
@@ -93,17 +95,12 @@ class Stats:
         else:
             self.diff_sum += (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFFFFFF).sum())
 
-    def add_values(self, times: Sequence[int], diffs: Sequence[int]) -> None:
-        """As `add`, of rows with these times and multiplicities."""
-        self._widen(len(times), min(times), max(times), min(diffs), max(diffs))
-        self.diff_sum += sum(diffs)
-
-    def _widen(self, count: int, first: int, last: int, low: int, high: int) -> None:
-        self.time_min = min(self.time_min, first) if self.rows else first
-        self.time_max = max(self.time_max, last) if self.rows else last
-        self.diff_min = min(self.diff_min, low) if self.rows else low
-        self.diff_max = max(self.diff_max, high) if self.rows else high
-        self.rows += count
+    def _widen(self, first: int, last: int, low: int, high: int) -> None:
+        self.time_min = min(self.time_min, first) if self.seen else first
+        self.time_max = max(self.time_max, last) if self.seen else last
+        self.diff_min = min(self.diff_min, low) if self.seen else low
+        self.diff_max = max(self.diff_max, high) if self.seen else high
+        self.seen = True
 
     @property
     def known_sum(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -142,26 +142,15 @@ def stage_each(
     """
     check_rows(rows, sink.schema)
     some = [count for count in counts if count]
-    parts = iter(encode_inline_each(rows, some, sink.schema, sink.schema_id, sink.ids) if some else ())
-    start = 0
+    parts = encode_inline_each(rows, some, sink.schema, sink.schema_id, sink.ids) if some else []
+    _check_sum(_diff_sum(rows), parts)
+    start, rest = 0, iter(parts)
     found: list[tuple[Run, ...] | None] = []
     for count in counts:
-        part = next(parts) if count else None
-        if part is None:
-            found.append(())
-        elif _is_whole(part, inline_bytes_max):
-            found.append((Run((part,)),))
-        else:
-            own = rows.slice(start, count)
-            found.append(_inline_runs(own, own.nbytes, sink, inline_bytes_max))
+        own = rows.slice(start, count)
+        found.append(_runs_of(next(rest), own, sink, inline_bytes_max) if count else ())
         start += count
     return found
-
-
-def _is_whole(part: Part, inline_bytes_max: int) -> bool:
-    """Whether a write is this part: its rows do not cancel out, and no more than fits can be equal."""
-    times_max = part.rows * max(-part.diff_min, part.diff_max)
-    return part.size <= inline_bytes_max and times_max <= DIFF_MAX and bool(part.diff_sum)
 
 
 class _Weighed:
@@ -182,14 +171,19 @@ class _Weighed:
 
     def check(self, runs: tuple[Run, ...]) -> None:
         """Raise Corruption where the parts hold other rows than came."""
-        found = diff_sum_of(part for run in runs for part in run.parts)
-        if found is not None and (found - self._sum) % 2**64:  # Arrow's sums wrap around
-            raise Corruption(
-                f"the {DIFF} of the rows comes to {self._sum}, and that of what was encoded to {found}; nothing was "
-                "written, and it is a fault of persist: report it",
-                given=self._sum,
-                encoded=found,
-            )
+        _check_sum(self._sum, (part for run in runs for part in run.parts))
+
+
+def _check_sum(given: int, parts: Iterable[Part]) -> None:
+    """Raise Corruption where the parts hold other rows than those whose diffs come to `given`."""
+    encoded = diff_sum_of(parts)
+    if encoded is not None and (encoded - given) % 2**64:  # Arrow's sums wrap around
+        raise Corruption(
+            f"the {DIFF} of the rows comes to {given}, and that of what was encoded to {encoded}; nothing was written, "
+            "and it is a fault of persist: report it",
+            given=given,
+            encoded=encoded,
+        )
 
 
 def _diff_sum(rows: pa.Table | pa.RecordBatch) -> int:
@@ -207,8 +201,13 @@ def _inline_runs(rows: pa.Table, nbytes: int, sink: PartSink, inline_bytes_max: 
     """All the rows of a write as one inline part; no run where they cancel out, and None where they are too many."""
     if inline_bytes_max <= 0 or nbytes > 2 * inline_bytes_max:
         return None
+    part = sink.told(encode_inline(rows, sink.schema, sink.schema_id, mint(PartId, sink.ids)), rows)
+    return _runs_of(part, rows, sink, inline_bytes_max)
+
+
+def _runs_of(part: Part, rows: pa.Table, sink: PartSink, inline_bytes_max: int) -> tuple[Run, ...] | None:
+    """The runs of a write whose rows were encoded as this part; as `_inline_runs`."""
     schema = sink.schema
-    part = sink.told(encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids)), rows)
     if part.diff_sum == 0 and not len(consolidate([rows], schema)):
         return ()  # its rows cancel out: in a blob they would not be there either
     if part.rows * max(-part.diff_min, part.diff_max) > DIFF_MAX:  # as in a blob, the sum of equal rows counts

@@ -17,11 +17,12 @@ from persist.codecs import rows
 from persist.codecs.allowance import Allowance
 from persist.commit.system import SystemIds
 from persist.core.batch import Part, Run
-from persist.core.errors import PersistError
+from persist.core.errors import Corruption, PersistError
 from persist.core.ids import ShardId, WriterId, mint, shard_id_of
 from persist.core.record import replace
 from persist.parts import ShardSchema, decode_inline
 from persist.parts import writer as writing
+from persist.parts.codec import encode_inline_each
 from persist.parts.shard_schema import encode_value
 
 ROWS_MAX = 40
@@ -179,3 +180,14 @@ def test_no_part_holds_rows_of_another_post(count: int) -> None:
         data = runs[0].parts[0].data or b""
         assert data.count(b"secret/") == 1
         assert name.encode() in data
+
+
+def test_what_is_encoded_is_compared_with_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, schema = encode_inline_each, ShardSchema(pa.schema([pa.field("k", pa.int64(), False)]), ("k",))
+
+    def wrong(table: pa.Table, *given: Any) -> list[Part]:
+        return real(table.set_column(2, table.schema.field(2), pa.array([2] * len(table))), *given)
+
+    monkeypatch.setattr(writing, "encode_inline_each", wrong)
+    with pytest.raises(Corruption):
+        together(schema, [b'{"k": 1}', b'{"k": 2}'])
