@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+def elsewhere(checkout: Path, program: str, *arguments: str) -> dict[str, float]:
+    """What a program, this file, prints as JSON at its end with the modules of another checkout, which may lack it."""
+    command = [sys.executable, program, *arguments, "--once"]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def bar(name: str, value: float, want: str) -> bool:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -142,15 +140,6 @@ def _of(how: str, client: Client) -> dict[str, float]:
     return {f"{how} {name}": 1000 * median(times) for name, times in zip(works, samples, strict=True)}
 
 
-def _elsewhere(checkout: Path) -> dict[str, float]:
-    """The latencies of the program in another checkout, which may not have this benchmark."""
-    command = [sys.executable, __file__, "--once"]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True, text=True)
-    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return told
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="a checkout to compare with")
@@ -163,11 +152,13 @@ def main() -> None:
     bar("commits of 60 reads in 10 minutes", read_commits(), f"<= {READ_COMMITS_MAX}")
     bar("commits of a first insert", first_commits(), f"<= {FIRST_COMMITS_MAX}")
     bar("calls of an insert of 100 rows", insert_events(), f"<= {EVENTS_MAX}")
+    from bench.bars import elsewhere  # another checkout, which runs the above alone, may not have it
+
     checkouts = [ROOT] + ([options.before.resolve()] if options.before else [])
     measured: list[list[dict[str, float]]] = [[] for _ in checkouts]
     for _ in range(options.rounds):
         for mine, checkout in zip(measured, checkouts, strict=True):
-            mine.append(_elsewhere(checkout))
+            mine.append(elsewhere(checkout, __file__))
     for name in measured[0][0]:
         now, *before = [median([one[name] for one in mine]) for mine in measured]
         print(f"{name}: {now:.2f} ms" + "".join(f", before {one:.2f} ms" for one in before))

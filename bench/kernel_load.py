@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -40,8 +39,6 @@ CLIENTS, READERS = 100, 100
 QUARTERS = 4  # of a lease that pass
 LEASE_MS = 900_000
 TURNS = 2  # times that each shard is read
-REQUEST_S, BYTES_PER_S = 0.030, 100_000_000
-BUCKET = "kernel"
 COMMITS_MAX, REQUESTS_MAX, INSERTS_MIN = 1, 1, 0.9
 
 
@@ -123,22 +120,17 @@ def _server(store: str, folder: Path) -> Iterator[str]:
         with _serving([*command, "--dir", str(folder / "location")]) as url:
             yield url
         return
-    import boto3
-
+    from bench.speed.far_s3 import APPEND_RATE, BUCKET, REQUEST_S, served
     from tests.services.far_proxy import far
-    from tests.services.s3 import ACCESS_KEY, SECRET_KEY, start_s3
 
     folder.chmod(0o755)
-    s3 = start_s3(folder)
-    os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_DEFAULT_REGION="us-east-1")
-    try:
-        boto3.client("s3", endpoint_url=s3.endpoint).create_bucket(Bucket=BUCKET)
-        with far(s3.port, request_s=REQUEST_S, bytes_per_s=BYTES_PER_S) as endpoint:
-            where = ["--blob", f"s3://{BUCKET}/one?endpoint={endpoint}", "--consensus", f"sqlite:///{folder}/log.db"]
-            with _serving([*command, *where]) as url:
-                yield url
-    finally:
-        s3.stop()
+    with (
+        served(folder) as place,
+        far(place.server.port, request_s=REQUEST_S, bytes_per_s=APPEND_RATE) as endpoint,
+    ):
+        where = ["--blob", f"s3://{BUCKET}/one?endpoint={endpoint}", "--consensus", f"sqlite:///{folder}/log.db"]
+        with _serving([*command, *where]) as url:
+            yield url
 
 
 @contextmanager
@@ -176,11 +168,13 @@ def main() -> None:
         print(json.dumps(once(options)))
         return
     bar("commits of a client in a quarter of a lease", commits_of_clients(), f"<= {COMMITS_MAX}")
+    from bench.bars import elsewhere  # another checkout, which runs the above alone, may not have it
+
     checkouts = [ROOT] + ([options.before.resolve()] if options.before else [])
     measured: list[list[dict[str, float]]] = [[] for _ in checkouts]
     for _ in range(options.rounds):
         for mine, checkout in zip(measured, checkouts, strict=True):
-            mine.append(_elsewhere(checkout, sys.argv[1:]))
+            mine.append(elsewhere(checkout, __file__, *sys.argv[1:]))
             print(checkout.name, mine[-1], flush=True)
     for name in measured[0][0]:
         now, *before = [median([one[name] for one in mine]) for mine in measured]
@@ -190,15 +184,6 @@ def main() -> None:
             if not name.startswith("errors"):
                 want = f"<= {REQUESTS_MAX}" if name.startswith("requests") else f">= {INSERTS_MIN}"
                 bar(f"{name}, to before", now / one, want)
-
-
-def _elsewhere(checkout: Path, arguments: list[str]) -> dict[str, float]:
-    """The figures of the program in another checkout, which may not have this benchmark."""
-    command = [sys.executable, __file__, *arguments, "--once"]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return told
 
 
 if __name__ == "__main__":

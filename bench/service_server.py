@@ -19,6 +19,13 @@ from rpc.settings import ServerSettings
 _SETTINGS = ServerSettings(port=0, maintenance=False)
 
 
+def cpu_s_of(pid: int) -> float:
+    """Seconds of the time of all threads of a process, in and out of the system, so far."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 class ServerProcess:
     """`persist serve` over a directory, or over its files and another consensus store."""
 
@@ -54,9 +61,7 @@ class ServerProcess:
 
     def cpu_s(self) -> float:
         """Seconds of all its threads' time, in and out of the system, so far."""
-        with open(f"/proc/{self._process.pid}/stat", encoding="ascii") as file:
-            user, system = file.read().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        return cpu_s_of(self.pid)
 
     def statements(self) -> int:
         """How many calls the server has made to the consensus store."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bars import Percentiles, bar, median
+from bench.service_server import cpu_s_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FIELDS = {"fields": [{"name": "k", "type": "int64", "key": True, "nullable": False}, {"name": "v", "type": "string"}]}
@@ -69,9 +70,9 @@ class Side:
     def run(self, connections: int, seconds: float, *, with_bad: bool = False) -> Load:
         self._sent(connections, WARM_S, [_request(self.name, good=True)])
         requests = [_request(self.name, good=True)] * (BAD_SHARE - 1) + [_request(self.name, good=not with_bad)]
-        before = self._cpu_s()
+        before = cpu_s_of(self.pid)
         latencies, refused = self._sent(connections, seconds, requests)
-        return Load(seconds, latencies, refused, self._cpu_s() - before)
+        return Load(seconds, latencies, refused, cpu_s_of(self.pid) - before)
 
     def _sent(self, connections: int, seconds: float, requests: list[bytes]) -> tuple[list[float], int]:
         latencies, refused, sent = [], 0, 0
@@ -99,10 +100,6 @@ class Side:
             for key in list(waiting.get_map().values()):
                 key.fileobj.close()  # type: ignore[union-attr]
         return latencies, refused
-
-    def _cpu_s(self) -> float:
-        user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _answer(connection: socket.socket) -> bytes:
@@ -174,8 +171,8 @@ def measure(root: Path, rounds: int, seconds: float = 3.0, before: Path | None =
                     mixed.append(side.run(CONNECTIONS, seconds, with_bad=True))
             last, alone = many[name][-1], single[name][-1]
             cpu_ms, p50, p99 = 1000 * last.cpu_s / len(last.latencies), 1000 * last.p50_s, 1000 * last.p99_s
-            told = f"p50 {p50:.2f}, p99 {p99:.2f} ms, {cpu_ms:.2f} ms CPU; one: {1000 * alone.p50_s:.2f} ms"
-            print(f"{name:7} {last.rate:6.0f} posts/s, {told}", flush=True)
+            times = f"p50 {p50:.2f}, p99 {p99:.2f} ms, {cpu_ms:.2f} ms CPU; one: {1000 * alone.p50_s:.2f} ms"
+            print(f"{name:7} {last.rate:6.0f} posts/s, {times}", flush=True)
 
     def ratio(of: Callable[[Load], float], taken: dict[str, list[Load]], to: str) -> float:
         return median([of(now) / of(other) for now, other in zip(taken["now"], taken[to], strict=True)])
