@@ -27,7 +27,16 @@ from persist.commit.commit_plan import (
 from persist.core.batch import EMPTY_TRACE, HollowBatch
 from persist.core.ids import SeqNo
 from persist.core.manifests import to_bundle
-from persist.core.merge_plan import claimed, garbage_due, inline_due, is_behind, newest_inline, tier_due
+from persist.core.merge_plan import (
+    claimed,
+    count_newest,
+    garbage_due,
+    inline_due,
+    is_behind,
+    is_inline,
+    is_small,
+    tier_due,
+)
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import ROLLUP_LEAST, Policy, State
 from persist.core.transitions.spill_flush import is_flush_due
@@ -97,6 +106,7 @@ class Upkeep:
         self._written = threading.Condition(self._lock)
         self._writing: set[str] = set()  # kinds of merges whose command is not there yet
         self._inline = 0  # of the newest batches, as of the last look, those that hold inline rows only
+        self._small = 0  # of the newest batches, as of then, those that are small and have rows
         self._is_behind = False  # as of then, too
         self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
         self._left: dict[str, int] = {}  # times in a row that duties of a kind were left to others
@@ -126,8 +136,9 @@ class Upkeep:
         if state.trace is not self._looked_at:
             if (change := self._looked_at.difference(state.trace)) is not None:
                 self._look_for_crowded(state, change)
-                self._inline = newest_inline(state.trace, change, self._inline)
-                self._is_behind = is_behind(state.trace, self._policy)
+                self._inline = count_newest(state.trace, change, self._inline, is_inline)
+                self._small = count_newest(state.trace, change, self._small, is_small, with_rows=True)
+                self._is_behind = is_behind(state.trace, self._policy, self._small)
             self._looked_at = state.trace
             duties += self._merges_due(state) if self._merges else ()
             duties += self._bundles_due(state)
@@ -207,12 +218,15 @@ class Upkeep:
         return True
 
     def _merges_due(self, state: State) -> Iterator[Duty]:
+        """What is looked for only while no merge of its kind is under way: such a merge would not begin."""
         taken = claimed(state) | self.merging
-        found = {"garbage": garbage_due(state, taken)}
-        if not found["garbage"]:
-            trace, inline = state.trace, self._inline
-            found = {"inline": inline_due(trace, self._policy, taken, inline), "tier": tier_due(trace, taken, inline)}
-        for kind, batches in found.items():
+        stretches = {"garbage": garbage_due(state, taken)}
+        if not stretches["garbage"]:
+            if "inline" not in self._under_way:
+                stretches["inline"] = inline_due(state.trace, self._policy, taken, self._inline)
+            if "tier" not in self._under_way:
+                stretches["tier"] = tier_due(state.trace, taken, self._inline)
+        for kind, batches in stretches.items():
             merge = BatchMerge(state, batches)
             if batches and len(inputs := merge.inputs) > 1:
                 yield Duty(kind, merge, inputs)

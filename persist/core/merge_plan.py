@@ -26,7 +26,7 @@ shard keeps its history by age, the oldest batches are collapsed as rows get old
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
@@ -182,7 +182,7 @@ def garbage_due(state: State, taken: Set[str]) -> Sequence[HollowBatch]:
 def inline_due(trace: Trace, policy: Policy, taken: Set[str], inline: int) -> Sequence[HollowBatch]:
     """Batches whose inline rows should leave the State, because they are many or take much of their room.
 
-    `inline` is how many of the newest hold inline rows only, as `newest_inline` says.
+    `inline` is how many of the newest hold inline rows only, as `count_newest` says.
     """
     if inline >= policy.inline_batches:
         newest = _newest_inline(trace.batches, taken)
@@ -193,27 +193,37 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str], inline: int) -> Se
     return ()
 
 
-def is_behind(trace: Trace, policy: Policy) -> bool:
-    """Whether small batches are twice as many as inline ones that make a merge due, or inline rows have little room."""
+def is_behind(trace: Trace, policy: Policy, small: int) -> bool:
+    """Whether small batches are twice as many as inline ones that make a merge due, or inline rows have little room.
+
+    `small` is how many of the newest batches are small and have rows, as `count_newest` says.
+    """
     if trace.inline_bytes * BEHIND_ROOM_PART >= policy.inline_shard_bytes_max * (BEHIND_ROOM_PART - 1):
         return True
-    most = min(BEHIND * policy.inline_batches, LOOKED_AT_MAX)
-    if len(trace.batches) < most:  # every commit asks
-        return False
-    return _with_rows(tuple(takewhile(is_small, reversed(trace.batches[-LOOKED_AT_MAX:])))) >= most
+    return small >= min(BEHIND * policy.inline_batches, LOOKED_AT_MAX)
 
 
-def newest_inline(trace: Trace, change: tuple[int, int, Sequence[HollowBatch]], inline: int) -> int:
-    """How many of the newest batches hold inline rows only (or none); LOOKED_AT_MAX: so many, or more.
+def count_newest(
+    trace: Trace,
+    change: tuple[int, int, Sequence[HollowBatch]],
+    known: int,
+    belongs: Callable[[HollowBatch], bool],
+    *,
+    with_rows: bool = False,
+) -> int:
+    """How many of the newest batches belong, up to the first that does not; LOOKED_AT_MAX: so many, or more.
 
-    Every commit asks. `change` leads to this trace from one of which `inline` were so (`Trace.difference`): where
-    batches were only added, no other is looked at.
+    `with_rows` counts only those of them that have rows. `change` leads to this trace from one of which the number was
+    `known` (`Trace.difference`): where batches were only added, as by nearly every commit, no other is looked at.
     """
     first, count, came = change
-    if count or first + len(came) != len(trace.batches):
-        return len(_newest_inline(trace.batches, frozenset()))
-    newest = sum(1 for _ in takewhile(_is_inline, reversed(came)))
-    return min(newest + (inline if newest == len(came) else 0), LOOKED_AT_MAX)
+    is_longer = not count and first + len(came) == len(trace.batches)
+    looked_at = came if is_longer else trace.batches[-LOOKED_AT_MAX:]
+    newest = list(takewhile(belongs, reversed(looked_at)))
+    number = _with_rows(newest) if with_rows else len(newest)
+    if is_longer and len(newest) == len(came):
+        number += known
+    return min(number, LOOKED_AT_MAX)
 
 
 def tier_due(trace: Trace, taken: Set[str], inline: int) -> Sequence[HollowBatch]:
@@ -242,7 +252,7 @@ def inline_stretch(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     most = size = 0
     left = trace.inline_bytes
     for batch in reversed(trace.batches):
-        if not _is_inline(batch) or _is_taken(batch, taken):
+        if not is_inline(batch) or _is_taken(batch, taken):
             if left <= 0:
                 break
             stretch, size = [], 0
@@ -265,13 +275,13 @@ def inline_rows_from(trace: Trace, upper: Antichain) -> Sequence[HollowBatch]:
 def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[HollowBatch]:
     count = 0
     for batch in reversed(batches):
-        if count == LOOKED_AT_MAX or not _is_inline(batch) or (taken and _is_taken(batch, taken)):
+        if count == LOOKED_AT_MAX or not is_inline(batch) or (taken and _is_taken(batch, taken)):
             break
         count += 1
     return batches[len(batches) - count :]
 
 
-def _is_inline(batch: HollowBatch) -> bool:
+def is_inline(batch: HollowBatch) -> bool:
     """Whether a batch holds inline rows only (or none)."""
     for run in batch.runs:  # asked some forty times a commit: loops cost a third of generators
         for part in run.parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,16 @@ from persist.core import commands as c
 from persist.core import merge_plan
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, trace_of
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
-from persist.core.merge_plan import LEFT_BATCHES_MAX, LOOKED_AT_MAX, SMALL_ROWS, MergePolicy, garbage_due, plan
+from persist.core.merge_plan import (
+    LEFT_BATCHES_MAX,
+    LOOKED_AT_MAX,
+    SMALL_ROWS,
+    MergePolicy,
+    count_newest,
+    garbage_due,
+    is_small,
+    plan,
+)
 from persist.core.named_holds import Tag
 from persist.core.record import replace
 from persist.core.state import Claim, State
@@ -381,3 +391,29 @@ def test_garbage_is_looked_for_in_what_since_has_passed_and_nobody_is_at_work_on
             break
         newest.insert(0, batch)
     assert list(found) in ([], newest)
+
+
+CHANGES = st.lists(st.sampled_from(["small", "empty", "large", "merge", "unseen"]), max_size=20)
+
+
+@given(CHANGES)
+@examples(1)
+def test_the_newest_small_batches_are_counted_as_from_the_beginning(changes: list[str]) -> None:
+    """Whatever is appended or merged, also where several changes come between two looks."""
+    shape, seen, count = Shape(), trace_of(()), 0
+    for change in changes:
+        batches = shape.state.trace.batches
+        if change in ("small", "empty", "large"):
+            shape.append(*{"small": (1,), "empty": (), "large": (SMALL_ROWS + 1,)}[change])
+        elif change == "merge" and len(batches) > 1:
+            desc = Description(batches[-2].desc.lower, batches[-1].desc.upper, Antichain(0))
+            merged = batch_of(desc, (Run((shape.part(2),)),))
+            shape.state = replace(shape.state, trace=shape.state.trace.splice(len(batches) - 2, 2, [merged]))
+        if change == "unseen":
+            shape.append(1)
+            continue
+        trace = shape.state.trace
+        if (difference := seen.difference(trace)) is not None:
+            count = count_newest(trace, difference, count, is_small, with_rows=True)
+            seen = trace
+        assert count == sum(1 for batch in takewhile(is_small, reversed(trace.batches)) if batch.runs)

@@ -18,7 +18,7 @@ from persist.core.batch import HollowBatch, Run
 from persist.core.dedup import TokenOutcome
 from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, Token, WriterId
-from persist.core.merge_plan import newest_inline
+from persist.core.merge_plan import count_newest
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import ROLLUP_LEAST, Policy, Rollup, State
@@ -54,15 +54,15 @@ def test_one_look_at_a_time_sees_what_the_one_before_it_has_left(monkeypatch: py
     upkeep, earlier, later = Upkeep(POLICY, merges=True), shard_of(3).state, shard_of(5).state
     looks: list[threading.Thread] = []
 
-    def newest(*asked: Any) -> int:
+    def newest(*asked: Any, **options: Any) -> int:
         if not looks:
             looks.append(threading.Thread(target=upkeep.due, args=(later,)))
             looks[0].start()
             looks[0].join(0.2)
             assert looks[0].is_alive()
-        return newest_inline(*asked)
+        return count_newest(*asked, **options)
 
-    monkeypatch.setattr(background_duties, "newest_inline", newest)
+    monkeypatch.setattr(background_duties, "count_newest", newest)
     upkeep.due(earlier)
     looks[0].join()
     assert upkeep._inline == len(later.trace.batches)
