@@ -1,4 +1,4 @@
-"""The transition of a rewrite: its parts apply in the order of docs/design/0038-kernel.md, or nothing changes."""
+"""The transition of a rewrite: its parts apply in the order of docs/design/0002-command-set.md, or nothing changes."""
 
 from __future__ import annotations
 
