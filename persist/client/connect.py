@@ -170,7 +170,7 @@ LIVES_MAX = 100  # dropped shards of a name that one call is told of
 
 @dataclass(frozen=True)
 class Connection:
-    """Plain settings of a connection; pickle it to connect elsewhere.
+    """The settings of a connection; pickle it to connect elsewhere.
 
     Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or both `blob` and `consensus`,
     URLs of stores. `token`, `ca_file` (a PEM file of whom to trust) and `certificate_file` (a PEM file of a
@@ -358,7 +358,7 @@ class Client(Timeable):
         tag: str | None = None,
         keep_policies: bool = False,
     ) -> Shard:
-        """Make a shard `name` with the contents of another one. Both go on alone; no row is read or written for it.
+        """Create a shard `name` with the contents of another one, without copying rows. The two are independent.
 
         The clone names the blobs of the source, which stay until neither needs them. It takes two commits, one more
         for each further shard whose blobs the source names as a clone itself. Times, schemas, attributes, tags and what
@@ -515,7 +515,7 @@ class Client(Timeable):
         return drop_all(self.transport, self._settings, Chosen(given, prefix, confirm, force))
 
     def metrics(self) -> dict[str, float]:
-        """What this client has done so far: calls, bytes, seconds, tries. Asks nobody, and costs no request.
+        """Counters of this client: calls, bytes, seconds, tries. Sends no request.
 
         Returns: the values by the names of their series, such as
             `persist_store_calls_total{outcome="ok",store="blob",verb="put"}`, which a server's `/metrics` has for its
@@ -559,7 +559,7 @@ def _columns(schema: pa.Schema | ShardSchema, key: tuple[str, ...]) -> ShardSche
 
 
 def connect(url: str | None = None, **settings: Any) -> Client:
-    """A client of the shards at a place: a directory, one or several servers, or two stores.
+    """Connect to a location: a directory, one or several servers, or two stores.
 
         connect("persist:///path")
         connect("http://host:8787", token="...")

@@ -214,7 +214,7 @@ class Timeable:
     """The base of handles."""
 
     def with_timeout(self, timeout_s: float) -> Self:
-        """The same handle, each call of which ends within so many seconds. So do calls of the handles that it gives.
+        """A view of this handle whose calls end within `timeout_s` seconds; handles that it returns inherit that.
 
         A call that is not answered in time raises Unavailable where it did not happen and never will, and
         Indeterminate where it may have happened, or may yet: repeat it with its token. Waiting that a call was asked

@@ -123,6 +123,8 @@ def remove_tag(transport: Transport, name: str, tag: str, retry_s: float) -> boo
 
 @dataclass(frozen=True, slots=True)
 class HandleSettings:
+    """Settings of the writers and readers of a connection."""
+
     write: WriteSettings = field(default_factory=WriteSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
 
@@ -350,7 +352,7 @@ class Past(Timeable):
         return read_erasures(self._transport, self.name, self._settings.read.retry_s)
 
     def optimize(self) -> Optimized:
-        """Merge now what is worth it, as maintenance does it by itself with a shard at rest. Scope `admin`.
+        """Merge now what is worth merging, as maintenance does for an idle shard. Scope `maintain`.
 
         No row is changed, and no reader or writer fails by it. It takes as long as the merges do. Repeating it is safe.
 
@@ -360,7 +362,7 @@ class Past(Timeable):
         return optimize(self._transport, self.name)
 
     def vacuum(self) -> Vacuumed:
-        """Delete now what nobody can read any more, as maintenance does it by itself. Scope `admin`.
+        """Delete now what no reader can need any more, as maintenance does. Scope `maintain`.
 
         It takes nothing that history keeps (`configure`, `forget`), nor what a reader holds. Repeating it is safe.
 
@@ -370,7 +372,7 @@ class Past(Timeable):
         return vacuum(self._transport, self.name)
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
-        """Keep one time readable under a name, when since passes it too. Repeating it is safe. Scope `admin`.
+        """Keep one time readable under a name, also when since passes it. Repeating it is safe. Scope `manage`.
 
         Args:
             name: up to 128 of `A-Z a-z 0-9 . _ -`, not `-` first. A tag that is there keeps its time.
@@ -390,7 +392,7 @@ class Past(Timeable):
         return read_tags(self._transport, self.name, self._settings.write.retry_s)
 
     def untag(self, name: str) -> bool:
-        """Take a tag away: its time may be forgotten. Repeating it is safe. Scope `admin`.
+        """Remove a tag: its time may be forgotten. Repeating it is safe. Scope `manage`.
 
         Returns: whether there was such a tag.
         Raises: InvalidUsage (no tag can have this name).

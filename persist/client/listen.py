@@ -217,7 +217,7 @@ class Listen(Timeable):
         self._downgraded_s = now
 
     def close(self) -> None:
-        """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
+        """Release the hold. Repeating it is safe. Raises nothing: without an answer, the hold lapses."""
         self._closed = True
         self._lease.close()
 

@@ -126,7 +126,7 @@ class Merge:
         return self._with(Clause(MATCHED, condition, {} if set is None else checked_sets("what a clause sets", set)))
 
     def when_matched_delete(self, condition: Condition = None) -> Merge:
-        """A row that has a match goes.
+        """Delete a row that has a match.
 
         Args:
             condition: which of them; None is all.
@@ -156,7 +156,7 @@ class Merge:
         return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, checked_sets("what a clause sets", set)))
 
     def when_not_matched_by_source_delete(self, condition: Condition = None) -> Merge:
-        """A row of the shard that the source has no match for goes. The whole shard is read then.
+        """Delete a row of the shard that has no match in the source. This reads the whole shard.
 
         Args:
             condition: which of them; None is all.

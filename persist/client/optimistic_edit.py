@@ -53,7 +53,7 @@ REDONE_MAX = 100  # times that it is worked out anew
 
 @dataclass(frozen=True)
 class Edited:
-    """What a verb came to.
+    """The result of a verb such as `upsert`.
 
     `lower` and `upper` are the interval that it took, as for an insert; they are equal where nothing changed, so that
     nothing was committed. `as_of` is the time whose contents it has read; -1: nothing was there. `added` and `removed`

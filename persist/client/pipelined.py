@@ -116,7 +116,7 @@ class PipelinedWriter(Timeable):
 
     @property
     def acknowledged(self) -> int:
-        """Appends up to this number are durable; 0 when there is none. When just opened: where to go on."""
+        """Appends up to this number are durable; 0 when there is none. After opening: where to continue."""
         return self._held or 0
 
     def append(self, updates: Updates) -> int:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Subscription(Listen):
-    """An iterator of events: first the contents as of a time, then every change after it. Nothing lies between them.
+    """An iterator of events: the contents as of a time, then every change after it, without a gap.
 
     The contents come as updates at the time `as_of`, in one event or several, of which only the last moves the
     frontier: to `as_of + 1`. Where there are none (nothing was written yet: `as_of` is -1) no event tells of them.
@@ -274,7 +274,7 @@ class ReadMethods:
         key_prefix: Key | None = None,
         purpose: str = "listen",
     ) -> Listen:
-        """Every update after a time, once and in order. After `snapshot(as_of)` it goes on without gap or overlap.
+        """Every update after a time, once and in order: it continues `snapshot(as_of)` without gap or overlap.
 
         Args:
             as_of: the time; None, or -1, is from the beginning. A datetime with its zone is a wall clock, as for

@@ -165,7 +165,7 @@ class ReadLease(Timeable):
         self._renewed_s = now
 
     def close(self) -> None:
-        """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
+        """Release the hold. Repeating it is safe. Raises nothing: without an answer, the hold lapses."""
         if self._closed:
             return
         self._closed = True
@@ -192,7 +192,7 @@ class ReadLease(Timeable):
             closing.join(CLOSE_RETRY_S)
 
     def outlive(self) -> None:
-        """What is read goes on in another process, which renews the lease by its id. Raises nothing."""
+        """Keep the hold beyond this process: another one reads on, and renews the lease by its id. Raises nothing."""
 
     def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
         longest = self._settings.retry_s

@@ -58,7 +58,7 @@ COLUMN = "column"  # as the commit history and `why` call it
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """What a policy by a column came to. `RetentionRun.by_column` has it.
+    """The result of a retention policy by a column. `RetentionRun.by_column` has it.
 
     Rows went whose `column` was older than the wall clock `older_than`: `removed` of them, in the interval from `lower`
     to `upper`. These are equal where nothing was committed.

@@ -51,7 +51,7 @@ from persist.parts.constraint_checks import check_rows
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore came to.
+    """The result of a restore.
 
     `as_of` is the time whose contents the shard has again, and `timestamp` the first wall clock that shows it (None:
     not known). `lower` and `upper` are the interval that the restore took, as for an insert; they are equal where
@@ -201,7 +201,7 @@ FORCED_TRIES_MAX = 100  # each failed one means that the writer has appended mea
 
 @dataclass(frozen=True)
 class Truncated:
-    """What a truncation came to.
+    """The result of a truncation.
 
     `before` is the cut: rows that were there at the time before it were taken away, if they still were there;
     `timestamp` is the wall clock that named it (None: a time did). `lower` and `upper` are the interval that the

@@ -100,11 +100,11 @@ class Rows(Timeable):
         return pa.concat_tables(pieces) if pieces else self.empty()
 
     def keep(self) -> None:
-        """Renew the lease; reading does it by itself. Raises Expired: it is gone."""
+        """Renew the lease; reading renews it too. Raises Expired: it is gone."""
         self._lease.keep()
 
     def close(self) -> None:
-        """Give the lease back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
+        """Release the lease. Repeating it is safe. Raises nothing: without an answer, the lease lapses."""
         if not self._closed:
             self._closed = True
             self._lease.close()

@@ -145,7 +145,7 @@ class RowRetention:
 
 @dataclass(frozen=True)
 class RetentionRun:
-    """What one run of a policy came to. `Shard.run_retention` gives it.
+    """The result of one run of a retention policy. `Shard.run_retention` gives it.
 
     `truncated` is what went, or would go (None: nothing was due); `why` which limits asked for it; `passed` which
     consumers it has passed, as they were behind for too long; `held_by` what holds back the rest. `cuts` were taken.
@@ -483,7 +483,7 @@ class Retaining(Past):
     """The policy of rows of a shard. `persist.client.shard.Shard` is one."""
 
     def retention(self) -> RowRetention:
-        """Which rows the shard keeps, and what holds its policy back. Raises what every call may."""
+        """The retention policy, its progress, and what holds it back. Raises what every call may."""
         return read_retention(self._transport, self.name, self._settings.write.retry_s)
 
     def retain(

@@ -165,7 +165,7 @@ class Verbs:
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:
-        """Put rows in the place of everything that is there.
+        """Replace all rows.
 
         What was there goes by metadata alone, without being read; then `removed` is None. It is read where readable
         history has 984 drops already.

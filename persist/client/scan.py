@@ -442,11 +442,11 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
     # --- its time
 
     def keep(self) -> None:
-        """Renew the hold; it does so by itself. Raises Expired: it is gone."""
+        """Renew the hold, which also renews itself. Raises Expired: it is gone."""
         self._rows.check()
 
     def close(self) -> None:
-        """Give the time back: nobody can read the scan any more, nor those made from it. Repeating it is safe."""
+        """Release the hold: neither the scan nor scans derived from it can be read afterwards. Repeating it is safe."""
         self._rows.hold.close()
 
     def __enter__(self) -> Self:

@@ -233,7 +233,7 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
             return writer.append(updates, lower, upper, token=token, attributes=attributes, info=info)
 
     def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
-        """The writer called `name`, which sends small appends without waiting; it goes on where the last one ended.
+        """The writer called `name`, which sends small appends without waiting and continues where the last one ended.
 
         Args:
             name: who writes. Opening it again, anywhere, ends the writer of this name that was open.
@@ -335,7 +335,7 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         return found.settings
 
     def forget(self, before: int) -> Antichain:
-        """Let history before a time be forgotten now, as far as readers allow. Repeating it is safe. Scope `admin`.
+        """Forget history before a time now, as far as readers allow. Repeating it is safe. Scope `manage`.
 
         Args:
             before: the earliest time to keep; not beyond the latest complete one.

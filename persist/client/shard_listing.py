@@ -63,7 +63,7 @@ class ShardDropped:
 
 @dataclass(frozen=True)
 class ShardsDropped:
-    """What `Client.drop_shards` came to. `done` is false where it only told which shards would go."""
+    """The result of `Client.drop_shards`. `done` is false if it only listed the shards that it would drop."""
 
     done: bool
     outcomes: tuple[ShardDropped, ...]

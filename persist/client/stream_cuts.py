@@ -147,7 +147,7 @@ class Cut:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Cut:
-        """The cut that a text tells. Raises InvalidUsage (it is damaged), UpgradeNeeded (of a later version)."""
+        """Read a cut from text. Raises InvalidUsage (it is damaged), UpgradeNeeded (of a later version)."""
         if not isinstance(text, (str, bytes)) or len(text) > TEXT_CHARS_MAX:
             raise InvalidUsage(f"a cut is a text of at most {TEXT_CHARS_MAX} characters, as Cut.to_json() gives it")
         try:
@@ -222,7 +222,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ShardTruncated:
-    """What a truncation by a cut came to in one shard: `done`, or the `error` that refused it."""
+    """The result of a truncation by a cut in one shard: `done`, or the `error` that refused it."""
 
     shard: str
     done: Truncated | None
@@ -238,7 +238,7 @@ class ShardTruncated:
 
 @dataclass(frozen=True)
 class CutTruncated:
-    """What a truncation by a cut came to: an outcome for each of its shards, by name."""
+    """The result of a truncation by a cut: an outcome for each of its shards, by name."""
 
     outcomes: tuple[ShardTruncated, ...]
 

@@ -85,6 +85,8 @@ class Collecting(Protocol):
 
 @dataclass(frozen=True)
 class LocationSettings:
+    """Settings of the stores that this process opens itself."""
+
     policy: Policy = field(default_factory=Policy)
     machine: MachineSettings = field(default_factory=MachineSettings)
     build: Build = THIS_BUILD  # what it can read and write

@@ -8,7 +8,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         UnknownShard       no shard of that name
         ShardExists        a shard of that name exists with another schema
         TokenReused        a write with the token has landed, of another command or other rows
-        NegativeMultiplicity  a row was taken away more often than it was added, so it cannot be shown as rows
+        NegativeMultiplicity  a row was deleted more often than inserted, so it cannot be shown as rows
         ConstraintViolated  rows, or what a shard holds, break a constraint of the shard
       Unauthorized         no or bad token
       Forbidden            the token does not allow this
@@ -18,16 +18,16 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         OpaqueMismatch     another holder has fenced this critical reader
         AttributeMismatch  an attribute's condition does not hold
         SchemaMismatch     the schema is not the expected one
-        OutcomeForgotten   what became of the command is no longer known, or its token was born in the future
-      Expired              the registration is gone; read again, or open a new writer
+        OutcomeForgotten   the outcome of the token is no longer known, or it was minted in the future
+      Expired              the lease has ended; read again, or open a new writer
       NotReadable          as_of lies before since
       Overloaded           back off for `retry_after_s`, then retry
       Unavailable          definitely did not happen; retrying is safe
-        NotComplete        a time that was asked for is to come; wait longer, or ask for an earlier one
+        NotComplete        the time is not complete yet; wait longer, or read an earlier time
       Indeterminate        may have happened; retry with the same token
       UpgradeNeeded        written by a newer build, or asked of an older one; upgrade the one that says so
       Corruption           durable bytes contradict each other; stop
-        HistoryLost        the log lost commits that this process has read; restart it to go on without them
+        HistoryLost        the log lost commits that this process has read; restart it to continue without them
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class Antichain(Record, frozen=True):
 
     @property
     def is_empty(self) -> bool:
+        """Whether no time is left: the frontier of a closed shard."""
         return self.element is None
 
     def less_equal(self, time: int) -> bool:
@@ -51,6 +52,7 @@ class Antichain(Record, frozen=True):
         return not self < other if isinstance(other, Antichain) else NotImplemented
 
     def to_json(self) -> list[int]:
+        """`[7]`, or `[]` for the empty frontier."""
         return [] if self.element is None else [self.element]
 
     @classmethod

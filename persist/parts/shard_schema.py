@@ -286,7 +286,7 @@ class ShardSchema:
         }
 
     def no_column(self, name: str, begins: str = "") -> InvalidUsage:
-        """What to raise where somebody names a column that the shard has not. `former` names tell what became of it."""
+        """The error for a column name that the shard does not have; `former` names say what became of it."""
         for old, new in self.former:
             if old == name and new is not None:
                 return InvalidUsage(f"{begins}column {name!r} is called {new!r} now; use that name")

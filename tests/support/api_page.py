@@ -1,4 +1,8 @@
-"""Writes docs/python.md from the docstrings of the public names: `python -m tests.support.api_page`, or `make docs`."""
+"""Writes docs/python.md from the docstrings of the public names: `python -m tests.support.api_page`, or `make docs`.
+
+An entry has the signature, the first paragraph of the docstring, and the names of its errors. A member that one line
+describes is a row of a table, and a member that several classes have alike is described once.
+"""
 
 from __future__ import annotations
 
@@ -6,60 +10,91 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, NewType
 
 import msgspec
 
 import persist
+from persist.core import errors as error_tree
 from persist.core.errors import PersistError
 from tests.support.pages import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
 WIDTH = 110
-_SECTION = re.compile(r"(Args|Returns|Raises|Yields): ?(.*)")
-_ARGUMENT = re.compile(r"    (\*{0,2}\w+): (.*)")
+CELL_WORDS_MAX = 25  # tests/test_pages.py
+CELL_CHARS_MAX = 160
+_ANYWHERE = ("Unavailable", "Overloaded", "Unauthorized", "Forbidden", "UnknownShard", "Indeterminate")
+_SECTION = re.compile(r"^(Args|Returns|Raises|Yields):.*?(?=^(?:Args|Returns|Raises|Yields):|^$|\Z)", re.M | re.S)
+_NO_ERRORS = re.compile(r" *Raises (?:nothing|what every call may)\.")
+_ERRORS = re.compile(r" *\bRaises ((?:[^.`]|`[^`]*`|\.(?=\w))+)\.$", re.S)
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z`])")
+_TREE_LINE = re.compile(r"^ +(\w+) {2,}(.+)$", re.M)
+_ERROR_NAME = re.compile(r"\b(?:" + "|".join(name for name, _ in _TREE_LINE.findall(error_tree.__doc__ or "")) + r")\b")
+_OF_OTHERS = re.compile(r"what (`\w+`) (?:raises|does|says)|what (reading) may")
+_INTERNAL = re.compile(r"\b(SeqNo|SchemaRecord|HeldShard|Tag|Details|KeyRange|ReaderId|Split|tuple\[Run, \.\.\.\] =)\b")
+"""Types that only the packages of persist make: no user gives them."""
 
 HEAD = """\
 # Python
 
-This page is made from the docstrings of the code by `make docs`, and a test compares the two. It has every
-public name of the package `persist`. The [tutorial](tutorial.md) shows how they are used together.
+The public names of the package `persist`, generated from its docstrings by `make docs`. An entry has the
+signature, the first paragraph of the docstring, and the errors. `help(persist.Shard.insert)` has the rest:
+every argument and field, and when each error is raised. Start with the [tutorial](tutorial.md).
 
-- Times are whole numbers. An interval `[lower, upper)` holds `lower` and not `upper`.
-- Rows are Arrow tables or what can become one. The column `__diff` says how often a row comes, `__time` when.
-- Errors are those of [one tree](#errors). [Troubleshooting](troubleshooting.md) says what to do about each.
+- Times are integers. An interval `[lower, upper)` contains `lower` and not `upper`.
+- Rows are Arrow tables, or anything that converts to one. `__diff` is the multiplicity of a row, `__time` its
+  time.
+- Every call may raise `Unavailable`, `Overloaded`, `Unauthorized` and `Forbidden`, and every call of a shard
+  `UnknownShard`. Entries list the other [errors](#errors). A call that changes something may also raise
+  `Indeterminate`: retry it with the same token.
 """
 
 
 def page() -> str:
     """The whole page."""
-    public = [name for name in persist.__all__ if not name.startswith("__")]
-    found = {name: getattr(persist, name) for name in public}
-    errors = [name for name, value in found.items() if inspect.isclass(value) and issubclass(value, PersistError)]
-    lines = [HEAD]
-    for name, value in found.items():
-        if name not in errors:
-            lines += [f"## {name}\n", *_described(name, value)]
-    lines += ["## Errors\n", *_errors([found[name] for name in errors])]
-    return "\n".join(lines).rstrip() + "\n"
+    public = {name: getattr(persist, name) for name in persist.__all__ if not name.startswith("__")}
+    errors = [value for value in public.values() if inspect.isclass(value) and issubclass(value, PersistError)]
+    described = {name: value for name, value in public.items() if value not in errors}
+    shared = _shared_members(described.values())
+    lines = [HEAD, "| name | what it is |\n| --- | --- |"]
+    lines += [f"| {_link(name, value)} | {_one_line(value)} |" for name, value in described.items()]
+    lines += ["", "## Members of several classes\n", *_table(sorted(shared))]
+    for name, value in described.items():
+        if _has_section(value):
+            lines += [f"## {name}\n", *_described(name, value, shared)]
+    return "\n".join([*lines, "## Errors\n", *_errors(errors)]).rstrip() + "\n"
 
 
-def _described(name: str, value: Any) -> Iterator[str]:
+def _has_section(value: Any) -> bool:
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def _link(name: str, value: Any) -> str:
+    return f"[`{name}`](#{name.lower()})" if _has_section(value) else f"`{name}`"
+
+
+def _described(name: str, value: Any, shared: set[tuple[str, str]]) -> Iterator[str]:
     if inspect.isfunction(value):
         yield from _callable(name, value)
-    elif inspect.isclass(value):
-        yield from _text(inspect.getdoc(value) or "")
-        if dataclasses.is_dataclass(value):
-            yield from _fields(value)
-        elif issubclass(value, msgspec.Struct):
-            yield "Fields: " + ", ".join(f"`{field}`" for field in value.__struct_fields__) + ".\n"
-        for member in _members(value):
-            yield from _member(name, member, inspect.getattr_static(value, member))
-    elif isinstance(value, NewType):
-        yield f"A `{value.__supertype__.__name__}`, under a name that says what it is.\n"
-    else:
-        yield f"`{value!r}`\n"
+        return
+    fields = _fields(value)
+    if fields and not any(map(_INTERNAL.search, fields)):
+        yield from _signature(f"{name}({{}})", fields)
+    yield from _paragraphs(_doc(value))
+    members = {member: inspect.getattr_static(value, member) for member in _members(value)}
+    own = {member: found for member, found in members.items() if _row(member, found) not in shared}
+    rows = [row for member, found in own.items() if (row := _row(member, found))]
+    if rows:
+        yield from _table(rows)
+    for member, found in own.items():
+        if _row(member, found) is None:
+            yield f"### {name}.{member}\n"
+            yield from _callable(member, found)
+
+
+# --- members
 
 
 def _members(cls: type) -> list[str]:
@@ -73,130 +108,155 @@ def _members(cls: type) -> list[str]:
 
 def _is_documented(name: str, value: Any) -> bool:
     kinds = (property, classmethod, staticmethod)
-    return not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds))
+    if name.startswith("_") or not (inspect.isfunction(value) or isinstance(value, kinds)):
+        return False
+    return isinstance(value, property) or not _INTERNAL.search(str(inspect.signature(_function(value))))
 
 
-def _member(owner: str, name: str, value: Any) -> Iterator[str]:
-    yield f"### {owner}.{name}\n"
-    if isinstance(value, property):
-        yield from _text(inspect.getdoc(value) or "")
-    else:
-        yield from _callable(name, value.__func__ if isinstance(value, classmethod | staticmethod) else value)
+def _row(name: str, value: Any) -> tuple[str, str] | None:
+    """The row of a member that a table can describe; None for one that needs an entry of its own."""
+    text, errors = _parts(_doc(value))
+    text = f"{text} {errors}".strip()
+    if len(text.split()) > CELL_WORDS_MAX:
+        return None
+    shown = f"`{name}`" if isinstance(value, property) else f"`{_line(_function(value), name)}`"
+    return (shown.replace("|", "\\|"), text) if len(shown) <= CELL_CHARS_MAX else None
 
 
-def _callable(name: str, function: Any) -> Iterator[str]:
-    parameters = list(inspect.signature(function).parameters.values())
-    if parameters and parameters[0].name in ("self", "cls"):
-        parameters = parameters[1:]
+def _shared_members(values: Any) -> set[tuple[str, str]]:
+    """Rows that more than one of these classes would have."""
+    classes = [value for value in values if inspect.isclass(value)]
+    rows = [_row(name, inspect.getattr_static(cls, name)) for cls in classes for name in _members(cls)]
+    return {row for row, times in Counter(row for row in rows if row).items() if times > 1}
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield "| member | what it does |\n| --- | --- |"
+    for shown, text in rows:
+        yield f"| {shown} | {text} |"
+    yield ""
+
+
+# --- signatures
+
+
+def _function(value: Any) -> Any:
+    return value.__func__ if isinstance(value, classmethod | staticmethod) else value
+
+
+def _callable(name: str, value: Any) -> Iterator[str]:
+    function = _function(value)
     returned = inspect.signature(function).return_annotation
-    shown = [_shown(parameter) for parameter in parameters]
-    line = f"{name}({', '.join(_with_star(parameters, shown))}) -> {returned}"
+    yield from _signature(f"{name}({{}}) -> {returned}", _parameters(function))
+    yield from _paragraphs(_doc(function))
+
+
+def _line(function: Any, name: str) -> str:
+    return f"{name}({', '.join(_parameters(function))}) -> {inspect.signature(function).return_annotation}"
+
+
+def _signature(pattern: str, parameters: list[str]) -> Iterator[str]:
+    """A signature in a block, on as many lines as it needs."""
+    line = pattern.format(", ".join(parameters))
     if len(line) > WIDTH:
-        body = "".join(f"    {part},\n" for part in _with_star(parameters, shown))
-        line = f"{name}(\n{body}) -> {returned}"
+        whole = ", ".join(parameter.replace(" ", "\0") for parameter in parameters)
+        lines = textwrap.wrap(whole, WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+        line = pattern.format("\n" + "".join(f"    {part}\n" for part in lines)).replace("\0", " ")
     yield f"```text\n{line}\n```\n"
-    yield from _text(inspect.getdoc(function) or "")
 
 
-def _shown(parameter: inspect.Parameter) -> str:
-    """One parameter as the source has it: annotations are text there."""
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-    return f"{stars}{parameter.name}: {parameter.annotation}{default}"
-
-
-def _with_star(parameters: list[inspect.Parameter], shown: list[str]) -> list[str]:
-    """The parameters as they are written, with the star before those that must be named."""
+def _parameters(function: Any) -> list[str]:
+    """The parameters as the source has them, with the star before those that must be named."""
     found: list[str] = []
-    for parameter, text in zip(parameters, shown, strict=True):
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in found and not any(t.startswith("*") for t in found):
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(text.startswith("*") for text in found):
             found.append("*")
-        found.append(text)
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        found.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
     return found
 
 
-def _fields(cls: Any) -> Iterator[str]:
-    """The settings of a dataclass with their defaults."""
-    fields = [field for field in dataclasses.fields(cls) if not field.name.startswith("_")]
-    if not fields:
-        return
-    yield "| field | type | default |\n| --- | --- | --- |"
-    for field in fields:
-        if field.default is not dataclasses.MISSING:
-            default = f"`{field.default!r}`"
-        else:
-            default = "its defaults" if field.default_factory is not dataclasses.MISSING else "must be given"
-        kind = str(field.type).replace("|", "\\|")
-        yield f"| `{field.name}` | `{kind}` | {default} |"
-    yield ""
+def _fields(cls: Any) -> list[str]:
+    """The public fields of a dataclass or a struct, with their types and defaults."""
+    if not dataclasses.is_dataclass(cls):
+        return list(cls.__struct_fields__) if issubclass(cls, msgspec.Struct) else []
+    found = []
+    for field in dataclasses.fields(cls):
+        default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
+        default = " = ..." if field.default_factory is not dataclasses.MISSING or len(default) > WIDTH else default
+        if not field.name.startswith("_"):
+            found.append(f"{field.name}: {field.type}{default}")
+    return found
+
+
+# --- docstrings
+
+
+def _doc(value: Any) -> str:
+    """The docstring; nothing for one that only `dataclass` has made."""
+    text = inspect.getdoc(value) or ""
+    return "" if inspect.isclass(value) and text.startswith(f"{value.__name__}(") else text
+
+
+def _parts(docstring: str) -> tuple[str, str]:
+    """The first paragraph of a docstring, on one line, and the sentence that names its errors."""
+    sections = {found[1]: found[0].partition(":")[2] for found in _SECTION.finditer(docstring)}
+    text = _SECTION.sub("", docstring)
+    blocks = [part for part in text.split("\n\n") if part.strip() and not part.startswith("    ")]
+    paragraphs = [" ".join(block.split()) for block in blocks]
+    if len(paragraphs) > 1 and not paragraphs[0].endswith((".", ":", "!", "?")):
+        paragraphs[:2] = [f"{paragraphs[0]} {paragraphs[1]}"]
+    errors = " ".join(sections.get("Raises", "").split()).removesuffix(".")
+    for position, paragraph in enumerate(paragraphs):
+        shown = _NO_ERRORS.sub("", paragraph)
+        if not errors and (found := _ERRORS.search(shown)):
+            errors = found[1]
+            shown = shown[: found.start()]
+        paragraphs[position] = shown.strip()
+    return (paragraphs or [""])[0], _raises(errors)
+
+
+def _raises(text: str) -> str:
+    """The errors that a docstring names, without those that every call may raise."""
+    names = [name for name in dict.fromkeys(_ERROR_NAME.findall(text)) if name not in _ANYWHERE]
+    named = [f"`{name}`" for name in names]
+    named += [f"what {first or second} raises" for first, second in _OF_OTHERS.findall(text)]
+    return f"Raises {', '.join(named)}." if named else ""
+
+
+def _paragraphs(docstring: str) -> Iterator[str]:
+    text, errors = _parts(docstring)
+    if text:
+        yield _filled(text) + "\n"
+    if errors:
+        yield _filled(errors) + "\n"
+
+
+def _one_line(value: Any) -> str:
+    """What the table of names says of one: the first sentence of its docstring, or its value."""
+    if isinstance(value, NewType):
+        return f"a `{value.__supertype__.__name__}` as a type of its own"
+    if not _has_section(value):
+        return f"the key `{value}`"
+    return _SENTENCE_END.split(_parts(_doc(value))[0])[0].removesuffix(".")
 
 
 def _errors(classes: list[type[PersistError]]) -> Iterator[str]:
-    yield "| class | kind | below |\n| --- | --- | --- |"
+    meanings = dict(_TREE_LINE.findall(error_tree.__doc__ or ""))
+    yield "| class | kind | below | meaning | details |\n| --- | --- | --- | --- | --- |"
     for cls in classes:
         above = "" if cls is PersistError else f"`{cls.__mro__[1].__name__}`"
-        yield f"| `{cls.__name__}` | `{cls.kind}` | {above} |"
+        said = " ".join(inspect.cleandoc(vars(cls).get("__doc__") or "").split())
+        details = said.partition("Details")[2].lstrip(":, ").removesuffix(".")
+        yield f"| `{cls.__name__}` | `{cls.kind}` | {above} | {meanings.get(cls.__name__, 'the root')} | {details} |"
     yield ""
-    for cls in classes:
-        said = vars(cls).get("__doc__")
-        if said:
-            yield from _text(f"**{cls.__name__}**: {inspect.cleandoc(said)}")
 
 
-def _text(docstring: str) -> Iterator[str]:
-    """A docstring as Markdown: paragraphs, examples as code, arguments as a list, what is raised in bold."""
-    blocks: list[tuple[str, list[str]]] = []
-    kind = "text"
-    for line in docstring.splitlines():
-        section = _SECTION.fullmatch(line)
-        argument = _ARGUMENT.fullmatch(line)
-        if section:
-            kind = section[1]
-            blocks.append((kind, [f"**{kind}**: {section[2]}".rstrip()]))
-        elif kind == "Args" and argument:
-            blocks.append(("item", [f"`{argument[1]}`: {argument[2]}"]))
-        elif not line.strip():
-            if not _is_mid_sentence(blocks):
-                kind = "text"
-                blocks.append((kind, []))
-        elif kind == "text" and line.startswith("    "):
-            if not blocks or blocks[-1][0] != "code":
-                blocks.append(("code", []))
-            blocks[-1][1].append(line[4:])
-        else:
-            if not blocks or blocks[-1][0] == "code":
-                blocks.append((kind, []))
-            blocks[-1][1].append(line.strip())
-    yield from _markdown([(kind, lines) for kind, lines in blocks if lines])
-
-
-def _is_mid_sentence(blocks: list[tuple[str, list[str]]]) -> bool:
-    """Whether an empty line only sets the first line of a docstring apart from the rest of its sentence."""
-    return len(blocks) == 1 and blocks[0][0] == "text" and not blocks[0][1][-1].endswith((".", ":", "!", "?"))
-
-
-def _markdown(blocks: list[tuple[str, list[str]]]) -> Iterator[str]:
-    for position, (kind, lines) in enumerate(blocks):
-        following = blocks[position + 1][0] if position + 1 < len(blocks) else ""
-        if kind == "code":
-            yield "\n".join(["```text", *lines, "```"]) + "\n"
-        elif kind == "item":
-            yield _filled(lines, "- ") + ("" if following == "item" else "\n")
-        else:
-            yield _filled(lines, "") + "\n"
-
-
-def _filled(lines: list[str], bullet: str) -> str:
-    indent = " " * len(bullet)
-    wrapped = textwrap.wrap(
-        " ".join(lines),
-        WIDTH,
-        initial_indent=bullet,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "\n".join(wrapped)
+def _filled(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 if __name__ == "__main__":
