@@ -188,7 +188,7 @@ class ServerSettings:
     )
     certificate_file: str | None = _setting(None, "PEM file with the certificate and key that these servers are shown")
     publish_every: int = _setting(
-        5, "seconds between [publications](copies.md#what-the-blob-store-alone-tells); 0: none", 0, int(EVERY_S_MAX)
+        5, "seconds between [publications](backup.md#publications); 0: none", 0, int(EVERY_S_MAX)
     )
     verify_sample: str = _setting(
         "1%", "share of the parts that its own maintenance [checks](check.md#samples) once a day; 0: none"

@@ -1,9 +1,8 @@
-"""`persist backup`: what it prints, and what docs/copies.md says is refused, row by row."""
+"""`persist backup`: what it prints, and what it refuses, row by row of the table in docs/backup.md."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from blob import open_blob
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_store import BLOBS, RUNNING, BackupStore
 from rpc.cli.program import main
-from tests.support.pages import page
+from tests.support.pages import error_rows
 from tests.support.refused import errors_made
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -192,52 +191,50 @@ def beside(place: Place, kind: str, *arguments: object) -> list[object]:
     return list(arguments)
 
 
-BAD_PACE = "a rate below 1,024 bytes a second or of more than 18 digits, or `--at-once` beyond 64"
+BAD_PACE = "`--at-once` above 64"
 WRONG: dict[str, Wrong] = {
-    "`--to` that is the blob store of a location, or has something else in it": to_a_location,
-    "`--to` that has backups of another location": to_anothers,
-    "`--from` without backups, or a directory that is not there": no_backups,
-    "`--backup` that is no id, or of which there is none": lambda p: ["show", "--from", p.url, "--backup", "../x"],
+    "`--to` is the blob store of a location, or has other content": to_a_location,
+    "`--to` has backups of another location": to_anothers,
+    "`--from` has no backups": no_backups,
+    "`--backup` is not an id": lambda p: ["show", "--from", p.url, "--backup", "../x"],
     "names together with `--prefix`": lambda p: create(p, "eu/orders", "--prefix", "eu/"),
     "`--ahead` together with `--at`": lambda p: restored(p, "--ahead", "--at", "2026-01-01T00:00:00Z"),
     BAD_PACE: lambda p: create(p, "--at-once", "65"),
-    "`--consistent timestamp` where shards have no common wall clock within a minute": coarse,
-    "a backup of a location without shards": empty,
-    "`create` of a name that is no shard": lambda p: create(p, "eu/nothing"),
-    "`restore` of a name that the backup does not have": lambda p: restored(p, "eu/nothing"),
-    "`restore` of a name that the location has, or had": had,
-    "`--as` with more than one shard, or with no name of a shard": lambda p: restored(p, "--as", "one"),
-    "`--at` beyond the latest backup": lambda p: restored(p, "--at", "2199-01-01T00:00:00Z"),
-    "`--at` that is no instant with its zone": lambda p: restored(p, "--at", "2026-01-01T00:00:00"),
-    "`--at` before the history in the backup, or of a shard with an erasure that is pending": lambda p: restored(
+    "shards have no common wall-clock time within a minute": coarse,
+    "a location without shards": empty,
+    "`backup create`: the shard does not exist": lambda p: create(p, "eu/nothing"),
+    "`backup restore`: the backup does not have the shard": lambda p: restored(p, "eu/nothing"),
+    "`backup restore`: the name exists or existed": had,
+    "`--as` with several shards": lambda p: restored(p, "--as", "one"),
+    "`--at` later than the latest backup": lambda p: restored(p, "--at", "2199-01-01T00:00:00Z"),
+    "`--at` is not a time with a zone": lambda p: restored(p, "--at", "2026-01-01T00:00:00"),
+    "`backup restore --at`: before the history in the backup, or an erasure was pending": lambda p: restored(
         p, "--at", "2020-01-01T00:00:00Z"
     ),
-    "`--at` of a shard that is closed": closed,
-    "`restore` of a shard of which a blob or the State is missing or damaged in the backup": damaged_blob,
-    "the latest backup without an id, where its manifest is damaged": lambda p: manifest_with(
+    "`backup restore --at`: the shard is closed": closed,
+    "`backup restore`: a blob or the State is missing or damaged in the backup": damaged_blob,
+    "`backup verify`: the manifest of the latest backup is damaged": lambda p: manifest_with(
         p, '"epoch":1', '"epoch":2'
     ),
-    "the same, where it is of a later version": lambda p: manifest_with(p, '"v":1', '"v":2'),
-    "`prune` without `--damaged`, where a manifest is damaged": lambda p: [
+    "`backup verify`: the latest backup is of a later version": lambda p: manifest_with(p, '"v":1', '"v":2'),
+    "`backup prune`: a manifest is damaged, and `--damaged` is not given": lambda p: [
         "prune",
         *manifest_with(p, '"epoch":1', '"epoch":2')[1:],
         "--last",
         "1",
     ],
-    "`prune` without `--last` and `--within`, or with `--last 0`": lambda p: ["prune", "--from", p.url, "--last", "0"],
-    "`prune` while a backup is made, or `create` while the store is pruned": lambda p: beside(
+    "`prune --last 0`": lambda p: ["prune", "--from", p.url, "--last", "0"],
+    "`backup prune`: a backup is being made; likewise `backup create` during pruning": lambda p: beside(
         p, RUNNING, "prune", "--from", p.url, "--last", "1"
     ),
 }
 
 
-def documented() -> dict[str, str]:
-    table = page("docs/copies.md").partition("## What is refused")[2]
-    return dict(re.findall(r"^\| (.+?) \| `(\w+)` \|$", table, re.M))
+DOCUMENTED = error_rows("docs/backup.md", "backup ")
 
 
 def test_every_row_of_the_page_has_its_test() -> None:
-    assert list(documented()) == list(WRONG)
+    assert list(DOCUMENTED) == [row for row in WRONG if row in DOCUMENTED]
 
 
 @pytest.mark.parametrize(("row", "wrong"), WRONG.items())
@@ -249,7 +246,7 @@ def test_what_is_wrong_is_refused_and_nothing_is_written(
     with errors_made(monkeypatch) as made:
         code, out, err = run(capsys, *arguments)
     assert (code, out, err.count("\n")) == (1, [], 1), err
-    assert {error.kind for error in made if error.message in err} == {documented()[row]}, err
+    assert {error.kind for error in made if error.message in err} == {DOCUMENTED.get(row, "invalid_usage")}, err
     assert kept(place) == before
     if (place.root / "again").exists():
         with persist.connect(f"persist://{place.root}/again") as client:

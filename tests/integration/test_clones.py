@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -50,7 +49,7 @@ from tests.support.clones import Shards
 from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned
 from tests.support.location import memory_location
-from tests.support.pages import page
+from tests.support.pages import error_rows
 from tests.support.server import Server
 
 BUNDLED = Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=1)
@@ -440,7 +439,7 @@ def test_verify_looks_for_what_a_clone_has_borrowed(shards: Shards) -> None:
     assert not found.is_sound
 
 
-# --- clones over HTTP and by the command, with what is wrong as docs/copies.md tells it
+# --- clones over HTTP and by the command, and what they refuse, with the kinds that docs/backup.md has
 
 
 NAME = "orders"
@@ -489,29 +488,24 @@ def test_a_client_of_a_server_clones_and_tags_are_times(tmp_path: Path) -> None:
         assert client.shards() == ["first", "may", "now", NAME]
 
 
-WRONG: dict[str, dict[str, Any]] = {
-    "a body without `source` and `name`, or with something else": {"source": NAME},
-    "a name that no shard can have": {"source": NAME, "name": "no name"},
-    "a clone of itself": {"source": NAME, "name": NAME},
-    "a source that is not there, or was dropped": {"source": "nothing", "name": "test"},
-    "a source that is closed to reads": {"source": NAME, "name": "test"},
-    "a name that a shard has": {"source": NAME, "name": "other"},
+WRONG: dict[str, tuple[dict[str, Any], int]] = {
+    "the body lacks a name": ({"source": NAME}, 400),
+    "the name is invalid": ({"source": NAME, "name": "no name"}, 400),
+    "source and name are equal": ({"source": NAME, "name": NAME}, 400),
+    "the source is closed to reads": ({"source": NAME, "name": "test"}, 400),
+    "`clone`: the source does not exist, or was dropped": ({"source": "nothing", "name": "test"}, 404),
+    "`clone`: the name is in use": ({"source": NAME, "name": "other"}, 409),
 }
-
-
-def documented() -> dict[str, tuple[str, int]]:
-    table = page("docs/copies.md").partition("| what of a clone |")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.*?) \| `(\w+)` \| (\d+) \|$", table, re.MULTILINE)
-    return {row: (kind, int(status)) for row, kind, status in rows}
+DOCUMENTED = error_rows("docs/backup.md", "clone")
 
 
 def test_every_row_of_the_page_has_its_test() -> None:
-    assert list(documented()) == list(WRONG)
+    assert DOCUMENTED.keys() - WRONG.keys() == {"`clone`: the time is before since"}, "by a client of a server"
 
 
-@pytest.mark.parametrize(("row", "body"), WRONG.items())
+@pytest.mark.parametrize(("row", "body", "status"), [(row, *wrong) for row, wrong in WRONG.items()])
 def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
-    world: World, machine: Machine, shard: Shard, http: TestClient, row: str, body: Any
+    world: World, machine: Machine, shard: Shard, http: TestClient, row: str, body: Any, status: int
 ) -> None:
     machine.client.create_shard("other", SCHEMA, ["id"])
     machine.client.create_shard("dropped", SCHEMA, ["id"]).drop()
@@ -520,7 +514,7 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     before = {stat.key for stat in world.blob.list("")}
     seqno = machine.location.machine(NAME).refresh().seqno
     answer = http.post("/v1/clones", json=body)
-    assert (answer.json()["kind"], answer.status_code) == documented()[row], answer.text
+    assert (answer.json()["kind"], answer.status_code) == (DOCUMENTED.get(row, "invalid_usage"), status), answer.text
     assert {stat.key for stat in world.blob.list("")} == before
     assert machine.location.machine(NAME).refresh().seqno == seqno
     assert machine.client.shards() == [NAME, "other"]

@@ -1,4 +1,4 @@
-"""Every disaster of docs/copies.md, end to end: the loss, the commands as the page has them, and what is there again.
+"""Every disaster of docs/backup.md, end to end: the loss, the commands as the page has them, and what is there again.
 
 Writers go on all the time until it happens. What was acknowledged before the backup began is there to the row; of what
 was written later, nothing is half there.
@@ -166,7 +166,7 @@ def check(home: Home, client: persist.Client, kept: tuple[set[int], dict[str, An
 
 def commands(heading: str) -> list[str]:
     """The commands that the page has under this heading."""
-    [section] = re.findall(rf"^### {re.escape(heading)}\n(.*?)(?=^##)", page("docs/copies.md"), re.M | re.S)
+    [section] = re.findall(rf"^### {re.escape(heading)}\n(.*?)(?=^##)", page("docs/backup.md"), re.M | re.S)
     return [line for block in re.findall(r"^```\n(.*?)^```", section, re.M | re.S) for line in block.splitlines()]
 
 
@@ -188,14 +188,14 @@ def lose_log(home: Home) -> None:
 
 Kept = tuple[set[int], dict[str, Any]]
 TESTED = [
-    "The blob store is lost", "The consensus store is lost, or is older than the blobs",
-    "A wrong deploy has written rows", "Rows were poisoned before the history begins",
+    "The blob store is lost", "The consensus store is lost or stale",
+    "A faulty deployment wrote wrong rows", "Rows were corrupted before the history begins",
     "A shard was dropped by mistake", "A blob is missing or damaged", "A backup is damaged",
 ]  # fmt: skip
 
 
 def test_each_disaster_of_the_page_is_here() -> None:
-    section = page("docs/copies.md").partition("## When something is lost")[2].partition("\n## ")[0]
+    section = page("docs/backup.md").partition("## Disaster recovery")[2].partition("\n## ")[0]
     assert re.findall(r"^### (.+)$", section, re.M) == TESTED
 
 
@@ -212,7 +212,7 @@ def test_the_log_is_lost(home: Home) -> None:
         home.run("persist maintain run --once --dir DIR")
         wait_until(lambda: len(home.written["orders"]) > 50, "the writers go on")
     lose_log(home)
-    dry, real, check = commands("The consensus store is lost, or is older than the blobs")
+    dry, real, check = commands("The consensus store is lost or stale")
     [items, orders, told] = home.run(dry)
     assert (told["not_whole"], told["shards"], items["shard"]) == (0, 2, "items")
     assert home.run(real)[-1] == {**told, "dry_run": False}
@@ -243,8 +243,8 @@ def test_a_store_is_lost(home: Home, kept: Kept, lose: Any) -> None:
 
 
 def test_a_move(home: Home) -> None:
-    """As docs/deployment.md has it. With the writers stopped before the second backup, nothing is left behind."""
-    section = page("docs/deployment.md").partition("## Moving to other stores\n")[2].partition("\n## ")[0]
+    """As docs/backup.md has it. With the writers stopped before the second backup, nothing is left behind."""
+    section = page("docs/backup.md").partition("## Move to other stores\n")[2].partition("\n## ")[0]
     lines = [line.strip().partition("  #")[0] for line in section.splitlines() if line.startswith("    persist")]
     lines = [
         line.replace("file:///mnt/move", "URL").replace("--blob URL --consensus URL", "--dir NEW") for line in lines
@@ -273,7 +273,7 @@ def test_a_wrong_deploy(home: Home, kept: Kept) -> None:
         expected = ids(client, "orders")
         client.shard("orders").insert([{"id": 10**6 + n, "v": "wrong"} for n in range(50)])
         wait_until(lambda: datetime.now(UTC).timestamp() > at.timestamp() + 1, "the instant is over")
-    [line] = commands("A wrong deploy has written rows")
+    [line] = commands("A faulty deployment wrote wrong rows")
     home.run(line.replace("TIME", at.isoformat()))
     with home.connect() as client:
         assert ids(client, "orders") == expected
@@ -284,7 +284,7 @@ def test_rows_that_were_poisoned(home: Home, kept: Kept) -> None:
     with home.connect() as client:
         client.shard("orders").insert([{"id": 1, "v": "poison"}])
         client.shard("orders").forget(client.shard("orders").upper().element - 1)
-    listed, line = commands("Rows were poisoned before the history begins")
+    listed, line = commands("Rows were corrupted before the history begins")
     assert home.run(listed) == [made]
     home.run(line.replace("TIME", made["at"]))
     with home.connect() as client:

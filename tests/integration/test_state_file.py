@@ -24,7 +24,7 @@ from persist.core.state import Policy, State
 from rpc.cli.program import main
 from tests.support.clocks import Machine, World
 from tests.support.examples import thinned
-from tests.support.pages import page
+from tests.support.pages import error_rows
 from tests.support.refused import errors_made
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -180,48 +180,48 @@ def other_file(place: Place) -> str:
     return place.changed(lambda told: told.update(persist="x"))
 
 
+MODIFIED = "`import-state`: the file is damaged or was modified"
+LATER = "`import-state`: the file is of a later version or format version"
 WRONG: dict[str, Callable[[Place], list[str]]] = {
-    "export of a name that is no shard, or was dropped": lambda p: [
+    "`export-state`: the shard does not exist, or was dropped": lambda p: [
         "backup", "export-state", "dropped", "--dir", str(p.data),
     ],
-    "a file that cannot be read, or is no file of an export": lambda p: p.back(p.root / "nothing.json"),
-    "a file that is damaged or was changed": lambda p: p.back(
+    "the file cannot be read, or is not an export": lambda p: p.back(p.root / "nothing.json"),
+    MODIFIED: lambda p: p.back(
         p.changed(lambda told: told["state"].update(floor=7))
     ),
-    "a file of a later version or format version": lambda p: p.back(p.changed(lambda told: told.update(version=2))),
-    "`--as` that no shard can have": lambda p: p.back(p.file, name="no name"),
-    "`--as` that a shard has, or had": lambda p: p.back(p.file, name="orders"),
-    "a blob that the store does not have, or that is damaged there": lambda p: p.back(
+    LATER: lambda p: p.back(p.changed(lambda told: told.update(version=2))),
+    "`--as` with an invalid name": lambda p: p.back(p.file, name="no name"),
+    "`import-state`: the name exists or existed": lambda p: p.back(p.file, name="orders"),
+    "`import-state`: a blob is missing or damaged": lambda p: p.back(
         p.file, "--from", emptied(p)
     ),
-    "`--from` that is a directory which is not there": lambda p: p.back(p.file, "--from", f"file://{p.root}/no"),
+    "the directory of `--from` does not exist": lambda p: p.back(p.file, "--from", f"file://{p.root}/no"),
 }  # fmt: skip
 MORE: list[tuple[str, Callable[[Place], list[str]]]] = [
-    ("export of a name that is no shard, or was dropped", lambda p: [
+    ("`export-state`: the shard does not exist, or was dropped", lambda p: [
         "backup", "export-state", "no", "--dir", str(p.data),
     ]),
-    ("a file that cannot be read, or is no file of an export", lambda p: p.back(other_file(p))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(name="x"), sealed=False))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(more=1)))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes="AAAA")))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t["blobs"].pop()))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(version=0)))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes=7)))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes="ü")))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(format_version="5")))),
-    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(blobs=[["a", "1", 2]])))),
-    ("a file of a later version or format version", lambda p: p.back(p.changed(lambda t: t.update(format_version=99)))),
-    ("`--as` that a shard has, or had", lambda p: p.back(p.file, name="dropped")),
+    ("the file cannot be read, or is not an export", lambda p: p.back(other_file(p))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t.update(name="x"), sealed=False))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t.update(more=1)))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t.update(bytes="AAAA")))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t["blobs"].pop()))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t.update(version=0)))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t.update(bytes=7)))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t.update(bytes="ü")))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t.update(format_version="5")))),
+    (MODIFIED, lambda p: p.back(p.changed(lambda t: t.update(blobs=[["a", "1", 2]])))),
+    (LATER, lambda p: p.back(p.changed(lambda t: t.update(format_version=99)))),
+    ("`import-state`: the name exists or existed", lambda p: p.back(p.file, name="dropped")),
 ]  # fmt: skip
 
 
-def documented() -> dict[str, str]:
-    table = page("docs/state-json.md").partition("## What is refused")[2]
-    return dict(re.findall(r"^\| (.+?) \| `(\w+)` \|$", table, re.M))
+DOCUMENTED = error_rows("docs/backup.md", "export-state", "import-state")
 
 
 def test_every_row_of_the_page_has_its_test() -> None:
-    assert list(documented()) == list(WRONG)
+    assert list(DOCUMENTED) == [row for row in WRONG if row in DOCUMENTED]
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_what_is_wrong_is_refused_and_no_shard_is_made(
     told = capsys.readouterr().err
     assert told.startswith("persist backup: ")
     assert "Traceback" not in told
-    assert made[-1].kind == documented()[row], told
+    assert made[-1].kind == DOCUMENTED.get(row, "invalid_usage"), told
     with persist.connect(f"persist://{place.data}") as client:
         assert client.shards() == ["orders"]
 

@@ -38,6 +38,12 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def error_rows(name: str, *commands: str) -> dict[str, str]:
+    """What a page has in tables of errors for commands: rows that begin with "`COMMAND", each with its kind."""
+    rows = re.findall(r"^\| (`.+?) \| `(\w+)` \|", page(name), re.MULTILINE)
+    return {row: kind for row, kind in rows if row[1:].startswith(commands)}
+
+
 def blocks(name: str) -> list[Block]:
     """The blocks of a page, in order. A `text` block belongs to the block before it."""
     text = page(name)
