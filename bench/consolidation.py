@@ -29,7 +29,7 @@ from bench.bars import bar, median
 from blob.file import FileBlob
 from persist.core.batch import Part, Run
 from persist.core.ids import WriterId, mint, shard_id_of
-from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, ahead, stage
+from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, read_ahead, stage
 
 MIB = 1024 * 1024
 MEMORY_BYTES = 1024 * MIB
@@ -78,7 +78,7 @@ def compact(directory: Path, runs: list[Run], since: int) -> list[Part]:
     writer = PartWriter(sink(directory))
     reader = PartReader(FileBlob(directory), {1: SCHEMA}, SCHEMA, memory_bytes=MEMORY_BYTES)
     parts: list[Part] = []
-    for table in ahead(reader.read_range(runs, since=since)):
+    for table in read_ahead(reader.read_range(runs, since=since)):
         parts += writer.write(table)
     return parts + writer.finish()
 

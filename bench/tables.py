@@ -33,7 +33,7 @@ from bench.service_peers import IcebergPeer
 from compactor.worker import Worker, WorkerSettings
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings, open_location
-from persist.parts.part_files import Files
+from persist.parts.part_files import PartFiles
 
 Fetched = dict[tuple[str, int], tuple[int, int]]
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.int32()), ("amount", pa.int64()), ("note", pa.string())])
@@ -63,19 +63,19 @@ def some(keys: list[int], seed: int) -> pa.Table:
 def reading() -> Iterator[Fetched]:
     """Which bytes of parts are read: (part, where) -> (how often, how many)."""
     found: Fetched = {}
-    real = Files.fetch
+    real = PartFiles.fetch
 
-    def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
+    def fetch(self: PartFiles, part: Any, start: int, length: int) -> bytes:
         if start + length < part.size:  # no footer
             times = found.get((str(part.id), start), (0, 0))[0]
             found[str(part.id), start] = times + 1, length
         return real(self, part, start, length)
 
-    Files.fetch = fetch  # type: ignore[method-assign]
+    PartFiles.fetch = fetch  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        Files.fetch = real  # type: ignore[method-assign]
+        PartFiles.fetch = real  # type: ignore[method-assign]
 
 
 class Tables:

@@ -22,14 +22,14 @@ from persist.parts import (
     PartReader,
     PartSink,
     PartWriter,
-    ahead,
     newest,
     plan_splits,
-    sound_schemas,
+    read_ahead,
+    valid_schemas,
 )
-from persist.parts.constraint_checks import Crowds
-from persist.parts.part_files import Bound
-from persist.parts.read_plan import expanded
+from persist.parts.constraint_checks import DuplicateKeyCounter
+from persist.parts.part_files import DecodeLimit
+from persist.parts.read_plan import expand_bundles
 
 # Doing a merge: read the input runs key range after key range, write key-ordered parts.
 #
@@ -128,7 +128,7 @@ class LocalEngine:
 
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
         threads = self._settings.threads
-        job = replace(job, runs=tuple(expanded(job.runs, self._blob)))  # once for all ranges
+        job = replace(job, runs=tuple(expand_bundles(job.runs, self._blob)))  # once for all ranges
         alone = RangeMerger(job, self._blob, self._ids, self._settings, shares=1, reads_ahead=threads > 1)
         ranges = alone.ranges(self._range_bytes(job))
         if threads > 1 and len(ranges) > 1:
@@ -196,11 +196,11 @@ class RangeMerger:
         # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
         self._target = max(1, min(settings.part_bytes_target, memory_bytes // 6))
         reading, alone = max(1, memory_bytes - 3 * self._target), shares == 1
-        schemas = sound_schemas(job.schemas)
+        schemas = valid_schemas(job.schemas)
         schema_id, schema = newest(schemas)
         self._sink = PartSink(schema, schema_id, blob, job.shard_id, COMPACTOR, ids)
         # A part of one tenant must not end the maintenance of all.
-        bound = Bound(max(2 * reading, KEPT_LEAST), max(2 * reading, KEPT_LEAST))
+        bound = DecodeLimit(max(2 * reading, KEPT_LEAST), max(2 * reading, KEPT_LEAST))
         self._reader = PartReader(blob, schemas, schema, use_threads=alone, memory_bytes=reading, bound=bound)
 
     def ranges(self, range_bytes: int) -> list[KeyRange]:
@@ -213,16 +213,16 @@ class RangeMerger:
 
     def merged(self, key_range: KeyRange, keep: Keep) -> MergedChunk:
         """Merge one key range to its end. Keys that are not unique, though they should be, do not hold it up."""
-        crowds = Crowds(self._sink.schema, self._job.drops) if self._sink.schema.details.unique else None
+        crowds = DuplicateKeyCounter(self._sink.schema, self._job.drops) if self._sink.schema.details.unique else None
         parts = tuple(self._merge(key_range, keep, crowds))
         return MergedChunk(parts, key_range.upper, 0 if crowds is None else crowds.finish().count)
 
-    def _merge(self, key_range: KeyRange, keep: Keep, crowds: Crowds | None) -> Iterator[Part]:
+    def _merge(self, key_range: KeyRange, keep: Keep, crowds: DuplicateKeyCounter | None) -> Iterator[Part]:
         """The parts written, each as soon as it is durable."""
         writer = PartWriter(self._sink, self._target)
         job = self._job
         tables = self._reader.read_merged(job.runs, job.since, job.kept, key_range)
-        for table in ahead(tables, READ_AHEAD) if self._reads_ahead else tables:
+        for table in read_ahead(tables, READ_AHEAD) if self._reads_ahead else tables:
             keep()
             if crowds is not None:
                 crowds.add(table)

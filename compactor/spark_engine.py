@@ -17,7 +17,7 @@ from blob import Blob, open_blob
 from compactor.engine import EngineSettings, Keep, MergedChunk, MergeJob, RangeMerger
 from persist.commit.system import SystemIds
 from persist.parts import KeyRange
-from persist.parts.read_plan import expanded
+from persist.parts.read_plan import expand_bundles
 
 HEARTBEAT_POLL_S = 1.0
 WAVE_TASKS_PER_CORE = 2  # ranges in one Spark job, for each core: what a crash of the driver can lose
@@ -32,7 +32,7 @@ class SparkEngine:
     settings: EngineSettings
 
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
-        job = replace(job, runs=tuple(expanded(job.runs, self.blob)))  # once for all ranges
+        job = replace(job, runs=tuple(expand_bundles(job.runs, self.blob)))  # once for all ranges
         merger = RangeMerger(job, self.blob, SystemIds(), self.settings, shares=self.settings.threads)
         ranges = merger.ranges(self.settings.chunk_bytes)
         context = self.session.sparkContext

@@ -22,7 +22,7 @@ from persist.client.snapshot import ReadSettings
 from persist.client.transport import waits_for_holds
 from persist.client.write import WriteSettings
 from persist.codecs.allowance import Allowance
-from persist.codecs.json_rows import body_json
+from persist.codecs.json_rows import decode_body
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
@@ -201,7 +201,7 @@ class Service:
 
         def work(data: bytes) -> T:
             with self.allowance() as allowed:
-                return read(body_json(data, allowed.spend))
+                return read(decode_body(data, allowed.spend))
 
         async with self.body(request, bytes_max) as data:
             return work(data) if len(data) <= JSON_AT_ONCE_BYTES_MAX else await self.work.run(work, data)

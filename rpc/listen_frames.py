@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist.client.commit_info import checked_purpose, read_info
 from persist.client.listen import ListenEvent
-from persist.codecs.json_rows import encode, plain_rows
+from persist.codecs.json_rows import encode, to_json_rows
 from persist.core.audit_log import Caller
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.core.frontier import Antichain
@@ -73,7 +73,7 @@ def frame(event: ListenEvent, source: FrameSource) -> bytes:
 
 def sse(event: ListenEvent, source: FrameSource) -> bytes:
     """A server-sent event: progress and the rows as JSON, and the id by which a browser resumes by itself."""
-    data = encode({**_progress(event.lower, event.upper), "rows": plain_rows(event.updates)}).decode()
+    data = encode({**_progress(event.lower, event.upper), "rows": to_json_rows(event.updates)}).decode()
     return f"event: updates\nid: {source.id_at(event.upper)}\ndata: {data}\n\n".encode()
 
 

@@ -18,7 +18,7 @@ from persist.core import commands as c
 from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
-from persist.parts import ShardSchema, stage_at_once
+from persist.parts import ShardSchema, stage_inline
 from persist.parts.writer import PartSink
 
 ANSWER_BYTES = 64 * 1024
@@ -47,7 +47,7 @@ def insert_commands(
     for number in range(count):
         writer = writers[number % len(writers)]
         sink = PartSink(schema, 1, NoBlobs(), shard, writer, ids)
-        runs = stage_at_once(rows, sink, default_time=None, inline_bytes_max=64 * 1024)
+        runs = stage_inline(rows, sink, default_time=None, inline_bytes_max=64 * 1024)
         assert runs
         found.append(encoded(c.Insert(writer, mint(Token, ids), runs, shard=shard)))
     return found

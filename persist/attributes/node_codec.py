@@ -29,7 +29,7 @@ WIDTH_MAX = 16  # bits of `varies`
 _VARIES = struct.Struct("<H")
 
 
-def packed(column: bytes, width: int) -> bytes:
+def pack_column(column: bytes, width: int) -> bytes:
     """The column, whose entries have `width` bytes each (at most 16), packed."""
     entries = len(column) // width
     if not entries:
@@ -45,7 +45,7 @@ def packed(column: bytes, width: int) -> bytes:
     return b"".join((_VARIES.pack(varies), bytes(same), *planes))
 
 
-def unpacked(data: bytes | memoryview, at: int, entries: int, width: int) -> tuple[bytearray, int]:
+def unpack_column(data: bytes | memoryview, at: int, entries: int, width: int) -> tuple[bytearray, int]:
     """The column of `entries` that begins at `at`, and where it ends. Raises Corruption when it does not fit."""
     if not entries:
         return bytearray(), at
@@ -96,8 +96,8 @@ def packed_bytes_of(data: bytes | memoryview, at: int, entries: int, widths: Seq
 #     index    keys (16 bytes each, ascending: no key of the child or a later one is less), and for each child
 #              its offset (u64), the lowest offset of any node of its sub-tree (u64), its length (u16)
 #
-# A key that is less than an index node's first belongs to its first child. Each column is packed (`packed`), and in
-# place of the lowest offset stands how far it lies before the child's own, which is 0 above leaves.
+# A key that is less than an index node's first belongs to its first child. Each column is packed (`pack_column`).
+# Instead of the lowest offset, its distance before the child's own offset is written, which is 0 above leaves.
 
 
 NODE_BYTES_MAX = 32 * 1024
@@ -327,7 +327,7 @@ def decode(data: bytes, offset: int) -> Node:
         raise Corruption(f"the node of the attribute index at offset {offset} has another length than its columns")
     columns, at = [], 0
     for width in _WIDTHS[kind]:
-        column, at = unpacked(body, at, entries, width)
+        column, at = unpack_column(body, at, entries, width)
         columns.append(column)
     if kind == _LEAF:
         return Leaf(bytes(columns[0]), bytes(columns[1]))
@@ -349,7 +349,7 @@ def check_nodes(data: bytes, first: int) -> None:
 
 
 def _encode(kind: bytes, entries: int, offset: int, *columns: bytes) -> bytes:
-    body = b"".join(packed(column, width) for column, width in zip(columns, _WIDTHS[kind], strict=True))
+    body = b"".join(pack_column(column, width) for column, width in zip(columns, _WIDTHS[kind], strict=True))
     checksum = zlib.crc32(body, zlib.crc32(_REST.pack(kind, VERSION, entries, offset)))
     return _HEADER.pack(kind, VERSION, entries, checksum, offset) + body
 

@@ -33,7 +33,7 @@ from persist.inspect.readonly_location import (
     matching,
     prefix_of,
 )
-from persist.parts.prefetch import in_order
+from persist.parts.prefetch import map_in_order
 
 VERSION: Literal[1] = 1  # of what `--json` prints
 READERS = 8  # shards that are examined at the same time
@@ -124,7 +124,7 @@ def examined(
     names = matching(look, pattern, with_dropped=False)
     read = blob or look.blob
     readers = READERS if how.quick else 1
-    for one in in_order(lambda name: _examined(look, name, now_ms, limits, how, read), names, readers):
+    for one in map_in_order(lambda name: _examined(look, name, now_ms, limits, how, read), names, readers):
         if one is not None:
             found += one.found
             looked.append(one)

@@ -9,7 +9,7 @@ import sys
 from persist.cli.connection_args import add_client_arguments, add_subcommand, client_of
 from persist.core.errors import InvalidUsage
 from persist.parts.column_types import EXACT_NUMBERS
-from persist.parts.python_values import keys_of_json
+from persist.parts.python_values import decode_json_keys
 
 EXIT_LEFT = 3  # of `status`: something still shows the rows
 
@@ -47,7 +47,7 @@ def _start(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
         shard = client.shard(arguments.name)
         done = shard.erase(
-            keys=keys_of_json(shard.schema, keys),
+            keys=decode_json_keys(shard.schema, keys),
             where=arguments.where,
             deadline=arguments.deadline,
             reason=arguments.reason,

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.json_rows import check_names, keep_zeros, reading
+from persist.codecs.json_rows import check_names, clear_errors, keep_zeros
 from persist.parts.sort_words import one_chunk
 
 _PROBED = 16  # cells
@@ -314,7 +314,7 @@ class JsonValues:
     def add_lines(self, block: bytes) -> None:
         """Lines of JSON objects. Raises ValueError where they fit no type, or an error of msgspec."""
         block = keep_zeros(block)
-        with reading(block):
+        with clear_errors(block):
             rows = _decoder.decode_lines(block)
         names = self._names_all()
         if not set(map(type, rows)) <= {dict}:

@@ -29,7 +29,7 @@ from persist.cli.inference import JsonValues, Texts
 from persist.cli.schema import storable
 from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, csv_options, values_of_cells
 from persist.codecs.json_rows import BOM, UNREADABLE, names_of_lines, read_ndjson
-from persist.codecs.parquet_files import check_alone, open_parquet
+from persist.codecs.parquet_files import check_single_file, open_parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import one_chunk
@@ -534,7 +534,7 @@ def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None,
                 if not found.num_record_batches and _has_batches(source.path):
                     raise ValueError("it is damaged: its footer names no batch, but it has some")
                 with pa.memory_map(source.path) as whole:  # the last footer counts from its own file's start
-                    check_alone("Arrow", whole.read_buffer(), _FILE_MARK, pa.ipc.open_file)
+                    check_single_file("Arrow", whole.read_buffer(), _FILE_MARK, pa.ipc.open_file)
                 batches = (found.get_batch(number) for number in range(found.num_record_batches))
                 yield from _numbered(source, batches, wanted, told, 0)
         else:

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from persist.cli.connection_args import add_client_arguments, add_subcommand, client_of
-from persist.codecs.json_rows import plain, signed_zero
-from persist.codecs.schema_json import pieces, read_changes, read_fields, read_schema, read_type
+from persist.codecs.json_rows import signed_zero, to_json_values
+from persist.codecs.schema_json import read_changes, read_fields, read_schema, read_type, split_commas
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import named_once
 from persist.parts import ShardSchema
@@ -92,7 +92,7 @@ def _columns(arguments: argparse.Namespace) -> int:
     columns = {field.name: f"{field.type}{'' if field.nullable else ' not null'}" for field in schema.arrow}
     told = {"shard": arguments.name, "columns": columns, "key": list(schema.key)}
     if schema.defaults:
-        told["defaults"] = {name: plain(pa.repeat(value, 1))[0] for name, value in schema.defaults.items()}
+        told["defaults"] = {name: to_json_values(pa.repeat(value, 1))[0] for name, value in schema.defaults.items()}
     print(json.dumps(told))
     return 0
 
@@ -182,7 +182,7 @@ def read_columns(text: str) -> pa.Schema:
     if len(text) > SCHEMA_CHARS_MAX:
         raise InvalidUsage(f"a schema has at most {SCHEMA_CHARS_MAX} characters, not {len(text)}")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    texts = [piece.strip() for line in lines for piece in pieces(line)]
+    texts = [piece.strip() for line in lines for piece in split_commas(line)]
     fields = [_field(text) for text in texts if text]
     if not fields:
         raise InvalidUsage('the schema names no column; write it as "id int64, name string"')

@@ -45,7 +45,7 @@ from persist.core.shard_view import ShardView, ViewRequest
 from persist.formats.exposition import figures
 from persist.maintenance.collector import collect_in_background
 from persist.parts import ShardSchema
-from persist.parts.constraint_checks import Constraining, without_constraints
+from persist.parts.constraint_checks import ConstraintChange, without_constraints
 from persist.telemetry.tracing import open_tracer
 
 # A shard of another region: read from servers near here, written at its home.
@@ -340,7 +340,7 @@ class Client(Timeable):
         if (home := self._at(name, writes=True)) is not self:
             return home.create_shard(name, schema, key, history=history, unique=unique, checks=checks)
         settings = None if history is None else ShardSettings(kept_ms(history), version=1)
-        constraining = Constraining.of(unique, None, {} if checks is None else checks)
+        constraining = ConstraintChange.of(unique, None, {} if checks is None else checks)
         record, follows = constraining.applied(_columns(schema, tuple_of("key", key))).to_record(), ""
         for _ in range(LIVES_MAX):
             view = self.transport.create(name, record, follows, settings)

@@ -33,8 +33,8 @@ from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownS
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.truncation import DROPS_MAX, RowDrop, clipped, contents, floor_at, runs_until, taken_away
-from persist.parts import ALL_KEYS, KeyRange, PartReader, ShardSchema, at_time, negated, plan_splits, sound_schemas
-from persist.parts.schema_evolution import named_by
+from persist.parts import ALL_KEYS, KeyRange, PartReader, ShardSchema, at_time, negated, plan_splits, valid_schemas
+from persist.parts.schema_evolution import current_for_names
 
 # What drops took away, as the retractions that nobody wrote: for listeners, change feeds, and who works on one.
 
@@ -295,7 +295,7 @@ class DiffRequest:
 
     def check_names(self, view: ShardView) -> None:
         """Raise InvalidUsage where the name of a column that is given means another one by now."""
-        named_by(sound_schemas(view.schemas), self.known, self.columns)
+        current_for_names(valid_schemas(view.schemas), self.known, self.columns)
 
 
 @dataclass(frozen=True)

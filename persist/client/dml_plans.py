@@ -21,25 +21,25 @@ from persist.core.shard_view import ShardView
 from persist.core.truncation import pending_drop
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, current_schema, negated
 from persist.parts.consolidate import join
-from persist.parts.constraint_checks import KEYS_SHOWN_MAX, UNIQUE, count_text, crowded, keys_shown, violation
+from persist.parts.constraint_checks import KEYS_SHOWN_MAX, UNIQUE, count_text, duplicate_keys, key_tuples, violation
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import (
     ABSENT,
     KeyPoints,
     SortedKeys,
-    check_single,
+    check_unique,
     distinct_keys,
-    firsts,
+    first_of_key,
     key_schema,
-    places,
+    match_keys,
     semi_join,
-    single_keys,
+    unique_keys,
 )
-from persist.parts.part_files import Keeps
-from persist.parts.python_values import differing, given_key
+from persist.parts.part_files import RowGroupFilter
+from persist.parts.python_values import find_differing_row, parse_key
 from persist.parts.row_stats import digest_of_rows, numbers_of_rows
-from persist.parts.schema_changes import Value, computed, told, with_diffs
-from persist.parts.schema_evolution import named_by, sound_schemas
+from persist.parts.schema_changes import Value, compute_column, value_digest, with_diffs
+from persist.parts.schema_evolution import current_for_names, valid_schemas
 
 # What a verb is to its commit: a plan, which is bound to the schema of a shard and reads some of its contents.
 
@@ -67,7 +67,7 @@ class Contents:
         cut = 0 if waiting is None else waiting.cut
         return replace(self, following=self.held.with_pending(cut)), cut
 
-    def rows(self, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
+    def rows(self, key_range: KeyRange = ALL_KEYS, keeps: RowGroupFilter | None = None) -> Iterator[pa.Table]:
         """The rows of a key range in key order, with `__diff`. `keeps` is as `PartReader` says. Raises as a read."""
         if self.held is None:
             return
@@ -75,7 +75,9 @@ class Contents:
         runs, time = self.following or (self.held.runs, self.time)
         yield from kept(reader.read_range(runs, as_of=time, key_range=key_range), self.held.lease)
 
-    def changes(self, after: int, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
+    def changes(
+        self, after: int, key_range: KeyRange = ALL_KEYS, keeps: RowGroupFilter | None = None
+    ) -> Iterator[pa.Table]:
         """What was added and removed since the time `after`, as rows with `__diff`."""
         if self.held is None:
             return
@@ -89,7 +91,7 @@ class Those:
     """Some rows of a shard: which are read for them, and which of those that were read they are."""
 
     key_range: KeyRange
-    keeps: Keeps | None
+    keeps: RowGroupFilter | None
     pick: Callable[[pa.Table], pa.Table]
 
     def rows(self, contents: Contents) -> Iterator[pa.Table]:
@@ -252,13 +254,13 @@ class Guarded(BoundVerb):
 
 def check_uncrowded(rows: pa.Table, schema: ShardSchema) -> None:
     """Raise ConstraintViolated where a key has more than one of these rows, which would be all of it, at some time."""
-    keys = crowded(rows, schema)
+    keys = duplicate_keys(rows, schema)
     if len(keys):
         raise violation(
             f"constraint {UNIQUE!r}: {count_text(len(keys), 'key')} would have more than one row; nothing was written: "
             "upsert the rows, or take away the old ones in the same write",
             UNIQUE,
-            keys_shown(keys.slice(0, KEYS_SHOWN_MAX)),
+            key_tuples(keys.slice(0, KEYS_SHOWN_MAX)),
             len(keys),
         )
 
@@ -284,8 +286,8 @@ class VerbBinding:
         """The plan for this view. Raises InvalidUsage where it does not fit, or a name means another column by now."""
         number, schema = current_schema(view.schemas)
         if self._found is None or self._found[0] != number:
-            schemas = sound_schemas(view.schemas)
-            known = schemas.get(self._known, named_by(schemas, self._known))
+            schemas = valid_schemas(view.schemas)
+            known = schemas.get(self._known, current_for_names(schemas, self._known))
             bound = self._plan.bound(schema)
             for name in bound.source_names:
                 if name not in schema.id_of and known.id_of.get(name) in schema.name_of:
@@ -317,7 +319,7 @@ def check_alike(rows: Updates, what: str, delete_column: str | None = None) -> N
     if not is_dicts(rows):
         return
     has = [(row.keys() - {delete_column}, bool(row.get(delete_column or ""))) for row in rows]
-    if (found := differing(has)) is not None:
+    if (found := find_differing_row(has)) is not None:
         raise InvalidUsage(
             f"row {found[0]} differs from others in whether it has column {found[1]!r}; the rows of {what} have the "
             "same columns: give None where null is meant, or write them apart"
@@ -418,7 +420,7 @@ class Delete:
         for key in wanted:
             if len(key) != len(keyed.key):
                 raise InvalidUsage(f"a key has {len(key)} values; it needs one for each of {', '.join(keyed.key)}")
-        columns = zip(*(given_key(keyed, key) for key in wanted), strict=True)
+        columns = zip(*(parse_key(keyed, key) for key in wanted), strict=True)
         arrays = [pa.array(values, field.type) for values, field in zip(columns, keyed.arrow, strict=True)]
         return distinct_keys(pa.Table.from_arrays(arrays, schema=nullable(keyed.arrow)), keyed)
 
@@ -446,7 +448,10 @@ class Update:
         with_values(schema.arrow.empty_table(), self.sets, schema)  # refuses what fits no row, whether there are any
         those = ALL if self.where is None else matching(self.where, schema)
         kinds = schema.arrow
-        question = [self.where, {name: told(name, one, kinds.field(name).type) for name, one in self.sets.items()}]
+        question = [
+            self.where,
+            {name: value_digest(name, one, kinds.field(name).type) for name, one in self.sets.items()},
+        ]
         return _Update(schema, those, question, sets=self.sets)
 
 
@@ -527,7 +532,7 @@ class Upsert:
     def bound(self, schema: ShardSchema) -> BoundVerb:
         rows, gone = self._given(schema)
         keyed = key_schema(schema)
-        keys = single_keys(pa.concat_tables([rows.select(list(schema.key)), gone]), keyed, "an upsert")
+        keys = unique_keys(pa.concat_tables([rows.select(list(schema.key)), gone]), keyed, "an upsert")
         question = [
             sorted(rows.schema.names),
             str(digest_of_rows(with_diffs(rows))),
@@ -571,8 +576,8 @@ class _Upsert(BoundVerb):
         for old in self.those.rows(contents):
             if not is_whole:
                 met = _check_one_row(old, met, keyed)
-            found = places(old, rows, keyed)
-            fresh = found[firsts(old, keyed) & (found != ABSENT)]
+            found = match_keys(old, rows, keyed)
+            fresh = found[first_of_key(old, keyed) & (found != ABSENT)]
             fresh = fresh[is_left[fresh]]
             is_left[fresh] = False
             taken = rows.take(pa.array(fresh))
@@ -588,13 +593,13 @@ def _check_one_row(old: pa.Table, met: pa.Table, keyed: ShardSchema) -> pa.Table
     times = pc.abs(rows.column(DIFF))  # a row that is there less than no times is one more
     rows = rows.set_column(len(keyed.key), rows.schema.field(DIFF), times)
     keys = consolidate([keyed.conform(rows, 0), *([met] if len(met) else ())], keyed)
-    check_single(keys, keyed, "an upsert of some of the columns")
+    check_unique(keys, keyed, "an upsert of some of the columns")
     return keys.slice(len(keys) - 1)
 
 
 def _completed(rows: pa.Table, old: pa.Table, keyed: ShardSchema, schema: ShardSchema) -> pa.Table:
     """The rows with the columns that they lack, as the old rows of their keys have them."""
-    there = old.take(pa.array(places(rows, old, keyed)))
+    there = old.take(pa.array(match_keys(rows, old, keyed)))
     return pa.table(
         [(rows if name in rows.schema.names else there).column(name) for name in schema.arrow.names],
         schema=nullable(schema.arrow),
@@ -626,7 +631,7 @@ def with_values(rows: pa.Table, sets: Mapping[str, Value], schema: ShardSchema, 
     source = rows if of is None else of
     for name, value in sets.items():
         field = schema.arrow.field(name)
-        column = computed(name, value, field.type, source)
+        column = compute_column(name, value, field.type, source)
         if not field.nullable and column.null_count:
             raise InvalidUsage(f"column {name!r} would be null in {column.null_count} rows but does not allow that")
         index = rows.schema.get_field_index(name)

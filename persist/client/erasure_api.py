@@ -29,10 +29,10 @@ from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Eras
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
-from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, sound_schemas
+from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, valid_schemas
 from persist.parts.filter_eval import Filter
-from persist.parts.python_values import given_value
-from persist.parts.schema_evolution import named_by
+from persist.parts.python_values import parse_key_value
+from persist.parts.schema_evolution import current_for_names
 
 KEYS_MAX = 1_000  # that one erasure names
 RETRIES = 100  # how often it goes on where others write meanwhile
@@ -85,7 +85,7 @@ class Question:
 def _held(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
     """The value as the column holds it. What is wrong with it is told without a word of it."""
     try:
-        return given_value(schema, column, value)
+        return parse_key_value(schema, column, value)
     except InvalidUsage:
         kind = schema.arrow.field(column).type
         raise InvalidUsage(
@@ -242,7 +242,9 @@ class Erasing(Rewriting):
     def _picked(self, view: ShardView) -> Picked:
         """The rows that are to go. Raises InvalidUsage, also where a name means another column by now."""
         is_named = self.question != Question()
-        return self.question.picked(named_by(sound_schemas(view.schemas), self.known, None if is_named else ()))
+        return self.question.picked(
+            current_for_names(valid_schemas(view.schemas), self.known, None if is_named else ())
+        )
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
         pending = 0 if view is None else view.erasing

@@ -21,7 +21,7 @@ from persist.core.frontier import Antichain, frontier
 from persist.core.ids import SeqNo
 from persist.core.shard_view import SeenVersion, ShardView, ViewRequest
 from persist.core.truncation import RowDrop, clipped, drops_within, taken_away
-from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, newest, sound_schemas
+from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, newest, valid_schemas
 
 # A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
 DOWNGRADES_PER_LEASE = 30
@@ -143,7 +143,7 @@ class Listen(Timeable):
 
         Raises InvalidUsage where a name of the selection means no column by now, or another one than at first.
         """
-        schemas = sound_schemas(view.schemas)
+        schemas = valid_schemas(view.schemas)
         number, schema = newest(schemas)
         self.known = number if self.known is None else self.known
         wanted = self._selection.on(schema)

@@ -37,11 +37,11 @@ from persist.core.ids import Token
 from persist.parts import DIFF, TIME, ShardSchema, negated
 from persist.parts.column_types import conform_column, to_plain, wide_type, without_empty_chunks
 from persist.parts.filter_eval import Filter
-from persist.parts.key_encoding import ABSENT, distinct_keys, groups_of, key_schema, places
+from persist.parts.key_encoding import ABSENT, distinct_keys, key_groups, key_schema, match_keys
 from persist.parts.predicate import CompareColumns, columns_of, leaves, parse
 from persist.parts.python_values import column_of
 from persist.parts.row_stats import digest_of_rows
-from persist.parts.schema_changes import Value, computed, told, truths, with_diffs
+from persist.parts.schema_changes import Value, compute_column, evaluate_condition, value_digest, with_diffs
 from persist.parts.sort_words import Mask
 
 SIDES = "source", "target"
@@ -86,9 +86,13 @@ class Clause:
         kinds = schema.arrow
         sets = None
         if self.sets is not None:
-            sets = {name: told(name, value, kinds.field(name).type) for name, value in self.sets.items()}
+            sets = {name: value_digest(name, value, kinds.field(name).type) for name, value in self.sets.items()}
         condition = self.condition
-        return [self.of, told("condition", condition) if isinstance(condition, pc.Expression) else condition, sets]
+        return [
+            self.of,
+            value_digest("condition", condition) if isinstance(condition, pc.Expression) else condition,
+            sets,
+        ]
 
 
 Runner: TypeAlias = "Callable[[Plan, int | None, Token | None, AttributeUpdates, Info | None], Edited]"
@@ -333,15 +337,15 @@ class _Merging(BoundVerb):
         for clause in self.clauses:
             self._truths(clause.condition, sides[clause.of])
             for name, value in (clause.sets or {}).items():
-                computed(name, value, self.schema.arrow.field(name).type, sides[clause.of])
+                compute_column(name, value, self.schema.arrow.field(name).type, sides[clause.of])
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        groups = groups_of(self.source, self.keyed)
+        groups = key_groups(self.source, self.keyed)
         is_met = np.zeros(int(groups.max()) + 1 if len(groups) else 0, np.bool_)
         is_twice = np.bincount(groups, minlength=len(is_met)) > 1
         prefixed = _prefixed(self.source, SOURCE)
         for old in self.those.rows(contents):
-            found = places(old, self.source, self.keyed)
+            found = match_keys(old, self.source, self.keyed)
             is_hit = found != ABSENT
             met = groups[found[is_hit]]
             if self._of(MATCHED) and is_twice[met].any():
@@ -369,7 +373,9 @@ class _Merging(BoundVerb):
     def _inserted(self, left: pa.Table) -> Iterator[pa.Table]:
         for clause, is_meant in self._meant(left, self._of(NOT_MATCHED)):
             rows, sets = left.filter(is_meant), clause.sets or {}
-            columns = {name: computed(name, sets[name], self.schema.arrow.field(name).type, rows) for name in sets}
+            columns = {
+                name: compute_column(name, sets[name], self.schema.arrow.field(name).type, rows) for name in sets
+            }
             yield filled(pa.table(columns), self.schema)
 
     def _meant(self, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[tuple[Clause, pa.Array]]:
@@ -390,7 +396,7 @@ class _Merging(BoundVerb):
             chosen = Filter.of(condition, ShardSchema(numbered.schema, (ROW,)), SIDES).apply(numbered)
             found[chosen.column(ROW).to_numpy()] = True
             return found
-        return np.asarray(truths(condition, both).to_numpy(), np.bool_)
+        return np.asarray(evaluate_condition(condition, both).to_numpy(), np.bool_)
 
 
 def _prefixed(rows: pa.Table, prefix: str) -> pa.Table:

@@ -33,9 +33,9 @@ from persist.core.errors import InvalidUsage, NotReadable, shown
 from persist.core.frontier import Antichain, frontier
 from persist.core.named_holds import check_tag_name
 from persist.core.shard_view import ShardView
-from persist.parts import DIFF, EVERYTHING, Selection, ShardSchema, at_time, newest, sound_schemas
+from persist.parts import DIFF, EVERYTHING, Selection, ShardSchema, at_time, newest, valid_schemas
 from persist.parts.scan_spec import Values
-from persist.parts.schema_evolution import named_by
+from persist.parts.schema_evolution import current_for_names
 
 if TYPE_CHECKING:
     from persist.client.scan import Scan
@@ -422,9 +422,9 @@ class ReadMethods:
         """
         if selection == EVERYTHING:
             return None
-        schemas = sound_schemas(self.view().schemas)
+        schemas = valid_schemas(self.view().schemas)
         number, schema = newest(schemas)
-        named_by(schemas, selection.known, selection.on(schema).names)
+        current_for_names(schemas, selection.known, selection.on(schema).names)
         return number
 
     def _selection(self, where: str | None, columns: Sequence[str] | None, **keys: Key | None) -> Selection:

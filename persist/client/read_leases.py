@@ -21,7 +21,7 @@ from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistErr
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, critical_reader_id_of, mint
 from persist.core.shard_view import ShardDetails
-from persist.parts.part_files import Bound
+from persist.parts.part_files import DecodeLimit
 
 # Leases: holds on a shard that last as long as they are kept.
 
@@ -42,7 +42,7 @@ class ReadSettings:
     lease_ms: int = 900_000
     retry_s: float = 120.0
     memory_bytes: int = 256 * 1024 * 1024
-    bound: Bound | None = None
+    bound: DecodeLimit | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)

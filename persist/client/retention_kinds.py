@@ -38,8 +38,8 @@ from persist.core.state import State
 from persist.core.transitions.tombstones import drops_rows
 from persist.core.truncation import check_droppable, check_not_erasing
 from persist.parts import DIFF, PartReader, ShardSchema, consolidate, current_schema, negated
-from persist.parts.row_age import AgeColumn, Sieve
-from persist.parts.schema_evolution import named_by, sound_schemas
+from persist.parts.row_age import AgeColumn, AgeFilter
+from persist.parts.schema_evolution import current_for_names, valid_schemas
 
 # Policies of rows by a column: rows go whose wall clock in that column is old enough, whenever they came.
 #
@@ -98,7 +98,7 @@ class RetentionOutcome:
 class _Search(Count):
     """What one reading of the shard finds. `waits_ms`: the first instant of which a row was over that has to wait."""
 
-    def __init__(self, sieve: Sieve) -> None:
+    def __init__(self, sieve: AgeFilter) -> None:
         super().__init__()
         self.sieve = sieve
         self.waits_ms: int | None = None
@@ -192,7 +192,7 @@ class TakingAged(Rewriting):
         return False
 
     def _begin(self, view: ShardView) -> _Search:
-        return _Search(Sieve(self.column, self.old_ms))
+        return _Search(AgeFilter(self.column, self.old_ms))
 
     def _refreshed(self, held: Held) -> Held:
         """As for every plan. Raises UpperMismatch also where no row may go any more."""
@@ -230,7 +230,7 @@ class TakingAged(Rewriting):
         if overdue_ms is None or search.waits_ms is None or search.waits_ms > overdue_ms:
             return
         # Of what waits those rows go too that are older still: what is there, less what has gone by now.
-        again = _Search(Sieve(self.column, overdue_ms))
+        again = _Search(AgeFilter(self.column, overdue_ms))
         reader = self._reader(held, again.sieve)
         there = (again.sieve.rows(_present(table)) for table in reader.read_range(held.runs, as_of=high))
         gone = map(negated, self._passed(held, again, so_far, high))
@@ -261,7 +261,7 @@ class TakingAged(Rewriting):
             if len(gone):
                 yield negated(consolidate([gone], reader.schema, since=high))
 
-    def _reader(self, held: Held, sieve: Sieve) -> PartReader:
+    def _reader(self, held: Held, sieve: AgeFilter) -> PartReader:
         return part_reader(held.transport, held.view, held.settings, keeps=sieve.keeps)[1]
 
     # --- what is told of it
@@ -337,8 +337,8 @@ def check_column(transport: OneShard, name: str, column: str, unit: str, known: 
 
     Also where the name was another column's by the schema of the id `known` (None: that of now).
     """
-    schemas = sound_schemas(transport.view(name, ViewRequest(with_batches=False)).schemas)
-    AgeColumn.of(named_by(schemas, known, (column,)), column, unit)
+    schemas = valid_schemas(transport.view(name, ViewRequest(with_batches=False)).schemas)
+    AgeColumn.of(current_for_names(schemas, known, (column,)), column, unit)
 
 
 def held_by_column(transport: OneShard, name: str, facts: Facts) -> tuple[str, ...]:

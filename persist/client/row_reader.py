@@ -16,9 +16,9 @@ from persist.client.read_leases import Hold
 from persist.client.transport import Transport
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.core.state import SchemaRecord
-from persist.parts import PartReader, ShardSchema, newest, sound_schemas
+from persist.parts import PartReader, ShardSchema, newest, valid_schemas
 from persist.parts.column_types import without_half_floats
-from persist.parts.part_files import Bound, Keeps
+from persist.parts.part_files import DecodeLimit, RowGroupFilter
 
 # Rows in splits, held by a lease: what a snapshot and the changes between two times have in common.
 
@@ -236,14 +236,14 @@ class _Memory(Protocol):
     def memory_bytes(self) -> int: ...
 
     @property
-    def bound(self) -> Bound | None: ...
+    def bound(self) -> DecodeLimit | None: ...
 
 
 def part_reader(
-    transport: Transport, of: _Schemas, settings: _Memory, keeps: Keeps | None = None
+    transport: Transport, of: _Schemas, settings: _Memory, keeps: RowGroupFilter | None = None
 ) -> tuple[ShardSchema, PartReader]:
     """The current schema of a view or split, and a reader of parts of any of its sound schemas."""
-    sound = sound_schemas(of.schemas)
+    sound = valid_schemas(of.schemas)
     _, current = newest(sound)
     memory, bound = settings.memory_bytes, settings.bound
     reader = PartReader(transport.blob, sound, current, keeps=keeps, memory_bytes=memory, bound=bound)

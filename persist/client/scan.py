@@ -24,13 +24,21 @@ from persist.client.snapshot import Held, kept, leased_blobs
 from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
 from persist.core.record import replace as changed
-from persist.parts import DIFF, Selection, ShardSchema, newest, overlapping, sound_schemas
+from persist.parts import DIFF, Selection, ShardSchema, newest, overlapping_runs, valid_schemas
 from persist.parts.column_types import without_half_floats
-from persist.parts.filter_eval import MayMatch, Shown, has_floats, is_bounded, matching, may_match, needed
-from persist.parts.part_files import Files, Keeps
+from persist.parts.filter_eval import (
+    ExpressionPruner,
+    Projection,
+    filter_rows,
+    has_exact_statistics,
+    has_floats,
+    prune_runs,
+    required_columns,
+)
+from persist.parts.part_files import PartFiles, RowGroupFilter
 from persist.parts.read_plan import classify
 from persist.parts.reader import Finish
-from persist.parts.scan_spec import selected
+from persist.parts.scan_spec import resolve_selection
 
 # The rows of a time that is held, as scans of other engines ask for them: some columns, of rows that may match.
 
@@ -50,7 +58,7 @@ class HeldRows:
 
     @property
     def schema(self) -> ShardSchema:
-        return newest(sound_schemas(self.held.view.schemas))[1]
+        return newest(valid_schemas(self.held.view.schemas))[1]
 
     @property
     def kinds(self) -> pa.Schema:
@@ -59,7 +67,7 @@ class HeldRows:
         return pa.schema([schema.arrow.field(name) for name in schema.columns(self.selection.columns)])
 
     def tables(
-        self, columns: Sequence[str], may: Keeps | None = None, finish: Finish | None = None
+        self, columns: Sequence[str], may: RowGroupFilter | None = None, finish: Finish | None = None
     ) -> Iterator[pa.Table]:
         """The rows in key order, table by table: `columns` and `__diff`. `may`: which row groups are wanted at all.
 
@@ -71,7 +79,7 @@ class HeldRows:
         keeps = _both(wanted.keeps, may)
         schema, reader = part_reader(held.transport, held.view, held.settings, keeps)
         if may is not None:
-            runs = tuple(may_match(runs, schema, may))
+            runs = tuple(prune_runs(runs, schema, may))
 
         def made(table: pa.Table) -> pa.Table:
             found = wanted.apply(table)
@@ -106,12 +114,12 @@ class HeldRows:
         whole = Selection(columns=self.selection.columns)
         if root is None or self.selection != whole:
             return [], self
-        schemas = sound_schemas(held.view.schemas)
+        schemas = valid_schemas(held.view.schemas)
         newest_id = newest(schemas)[0]
         _, reader = part_reader(held.transport, held.view, held.settings)
         with leased_blobs(held.lease):
             runs = reader.expanded(self.runs)
-            straight, _ = classify(runs, held.as_of, Files(held.transport.blob, schemas, current=self.schema))
+            straight, _ = classify(runs, held.as_of, PartFiles(held.transport.blob, schemas, current=self.schema))
         plain = [part for part in straight if part.schema_id == newest_id and _is_plain(part, held.as_of)][:FILES_MAX]
         paths = {part.id: os.path.join(root, part.key or "") for part in plain}
         there = {part.id: path for part in plain if _is_there(path := paths[part.id], part.size)}
@@ -120,7 +128,7 @@ class HeldRows:
         return list(there.values()), replace(self, runs=left)
 
 
-def _both(one: Keeps | None, other: Keeps | None) -> Keeps | None:
+def _both(one: RowGroupFilter | None, other: RowGroupFilter | None) -> RowGroupFilter | None:
     if one is None or other is None:
         return one or other
     return lambda statistics: one(statistics) and other(statistics)
@@ -214,7 +222,7 @@ def _quoted(name: str) -> str:
 _IS_TRUE = "__is_true"
 
 # The rows, each as often as it is there: some columns, of row groups that may match, of tables that are finished first.
-Tables = Callable[[list[str], Keeps | None, Finish | None], Iterator[pa.Table]]
+Tables = Callable[[list[str], RowGroupFilter | None, Finish | None], Iterator[pa.Table]]
 
 
 def lazy_frame(kinds: pa.Schema, tables: Tables) -> Any:
@@ -257,7 +265,7 @@ def _finish(polars: Any, predicate: Any) -> Finish:
     return finish
 
 
-def _may_match(polars: Any, predicate: Any, kinds: pa.Schema, shown: Any) -> Keeps | None:
+def _may_match(polars: Any, predicate: Any, kinds: pa.Schema, shown: Any) -> RowGroupFilter | None:
     """Which row groups may have rows for which a predicate of Polars is true; None: any may.
 
     Polars tells by what it calls a skip predicate, which it has for its own readers and promises to nobody: where it
@@ -275,7 +283,7 @@ def _may_match(polars: Any, predicate: Any, kinds: pa.Schema, shown: Any) -> Kee
         row: dict[str, Any] = {"len": [None]}
         types: dict[str, Any] = {"len": polars.UInt32}
         for name in looked_at:
-            known = statistics.get(name) if is_bounded(kinds.field(name).type) else None
+            known = statistics.get(name) if has_exact_statistics(kinds.field(name).type) else None
             types |= {f"{name}_min": shown[name], f"{name}_max": shown[name], f"{name}_nc": polars.UInt32}
             try:
                 least, most, nulls = _told(known)
@@ -312,10 +320,10 @@ _HOW = frozenset(  # of pyarrow's own datasets: how files are read, which is for
 
 def scanned(held: Held, selection: Selection, timestamp: datetime | None) -> Scan:
     """What is selected of a time that is held, which the scan holds from here on. Raises InvalidUsage."""
-    wanted = selected(sound_schemas(held.view.schemas), selection)
+    wanted = resolve_selection(valid_schemas(held.view.schemas), selection)
     if wanted.columns == ():
         raise InvalidUsage("columns is empty; a scan shows at least one column, or None for all")
-    runs = overlapping(held.runs, wanted.key_range) if wanted.is_narrow else held.runs
+    runs = overlapping_runs(held.runs, wanted.key_range) if wanted.is_narrow else held.runs
     return Scan(HeldRows(held, Hold(held.lease, held.settings.lease_ms), selection, runs), timestamp)
 
 
@@ -356,7 +364,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
 
     # --- reading
 
-    def scanner(self, columns: Shown = None, filter: Any = None, batch_size: int = BATCH_ROWS, **how: Any) -> Any:
+    def scanner(self, columns: Projection = None, filter: Any = None, batch_size: int = BATCH_ROWS, **how: Any) -> Any:
         """A scanner of pyarrow, as engines ask for it. It is read once; the scan gives as many as are wanted.
 
         Args:
@@ -374,7 +382,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
         if batch_size < 1:
             raise InvalidUsage(f"batch_size is {batch_size}; it must be at least 1")
         wanted = self._and(filter)
-        shown, read = needed(self.schema, columns, wanted)
+        shown, read = required_columns(self.schema, columns, wanted)
         if not shown:  # rows without columns have no number: one column is read, and left out at the end
             shown = self.schema.names[:1]
             read = [name for name in self.schema.names if name in (*shown, *read)]
@@ -383,22 +391,22 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
         names = kinds.names if columns is None else columns
         return ds.Scanner.from_batches(batches, columns=names, batch_size=batch_size)
 
-    def to_reader(self, columns: Shown = None, filter: Any = None) -> pa.RecordBatchReader:
+    def to_reader(self, columns: Projection = None, filter: Any = None) -> pa.RecordBatchReader:
         """The rows as a stream, in key order. Arguments and errors are those of `scanner`."""
         return self.scanner(columns, filter).to_reader()
 
-    def to_batches(self, columns: Shown = None, filter: Any = None, **how: Any) -> Iterator[pa.RecordBatch]:
+    def to_batches(self, columns: Projection = None, filter: Any = None, **how: Any) -> Iterator[pa.RecordBatch]:
         """The rows batch by batch. Arguments and errors are those of `scanner`."""
         return iter(self.scanner(columns, filter, **how).to_reader())
 
-    def to_table(self, columns: Shown = None, filter: Any = None, **how: Any) -> pa.Table:
+    def to_table(self, columns: Projection = None, filter: Any = None, **how: Any) -> pa.Table:
         """All rows in memory. Arguments and errors are those of `scanner`."""
         return self.scanner(columns, filter, **how).to_reader().read_all()
 
     def count_rows(self, filter: Any = None, **how: Any) -> int:
         """How many rows there are for which the filter is true. Arguments and errors are those of `scanner`."""
         wanted = self._and(filter)
-        _, read = needed(self.schema, (), wanted)
+        _, read = required_columns(self.schema, (), wanted)
         total = 0
         for table in self._tables([], read, wanted):
             if first_negative(table) is not None:
@@ -409,7 +417,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
     def filter(self, expression: Any) -> Scan:
         """The rows for which an expression of Arrow's is true, as a scan. Raises what `scanner` does."""
         wanted = self._and(expression)
-        needed(self.schema, None, wanted)
+        required_columns(self.schema, None, wanted)
         return Scan(self._rows, self.timestamp, wanted)
 
     def duckdb(self, connection: Any = None) -> Any:
@@ -495,27 +503,27 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
         """What is shown of rows that match, each with its `__diff`."""
 
         def finish(table: pa.Table) -> pa.Table:
-            return matching(table, wanted).select([*shown, DIFF])
+            return filter_rows(table, wanted).select([*shown, DIFF])
 
         if wanted is None:
             return self._rows.tables(read)
-        return self._rows.tables(read, MayMatch(wanted, self.schema), finish)
+        return self._rows.tables(read, ExpressionPruner(wanted, self.schema), finish)
 
     def _batches(self, shown: list[str], read: list[str], wanted: Any, rows: int) -> Iterator[pa.RecordBatch]:
         for table in self._tables(shown, read, wanted):
             for piece in expanded(table):
                 yield from piece.to_batches(rows)
 
-    def _tables_for(self, names: list[str], may: Keeps | None, finish: Finish | None) -> Iterator[pa.Table]:
+    def _tables_for(self, names: list[str], may: RowGroupFilter | None, finish: Finish | None) -> Iterator[pa.Table]:
         """For an engine that tells by itself which row groups it wants, and which of their rows."""
         read, wanted = names, self._matched
 
         def both(table: pa.Table) -> pa.Table:
-            found = matching(table, wanted).select([*names, DIFF])
+            found = filter_rows(table, wanted).select([*names, DIFF])
             return found if finish is None else finish(found)
 
         if wanted is not None:
-            _, read = needed(self.schema, names, wanted)
+            _, read = required_columns(self.schema, names, wanted)
         for table in self._rows.tables(read, may, finish if wanted is None else both):
             yield from expanded(table)
 

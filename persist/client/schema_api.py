@@ -25,15 +25,15 @@ from persist.parts import DIFF, ShardSchema, consolidate, current_schema
 from persist.parts.constraint_checks import (
     KEYS_SHOWN_MAX,
     UNIQUE,
-    BreakingRows,
-    Constraining,
-    Crowds,
-    ask_more,
-    breaking,
-    check_sound,
+    ConstraintChange,
+    DuplicateKeyCounter,
+    ViolatingRows,
+    are_stricter,
+    check_compiles,
     count_text,
-    keys_shown,
-    told,
+    key_tuples,
+    keys_json,
+    violating_rows,
     violation,
 )
 from persist.parts.key_encoding import distinct_keys, key_schema
@@ -45,9 +45,9 @@ from persist.parts.schema_changes import (
     RelaxColumn,
     RenameColumn,
     WidenColumn,
-    altered,
+    apply_changes,
 )
-from persist.parts.schema_evolution import by_names, of_days
+from persist.parts.schema_evolution import follow_by_name, widened_days
 
 # One change of a schema. Where the new schema may not fit what the shard holds, that is looked at first, and the change
 # lands only if nobody has written since.
@@ -76,9 +76,9 @@ class SchemaEvolution:
         time), and what reading may. Nothing was changed then.
         """
         look: SchemaLook | DaysLook
-        if ask_more(after, before):
+        if are_stricter(after, before):
             look = SchemaLook(_new(before, after), self.name)
-        elif columns := of_days(before, after):
+        elif columns := widened_days(before, after):
             look = DaysLook(columns, after, self.name)
         else:
             return self.send(after)
@@ -182,7 +182,7 @@ class SchemaMethods(ABC):
         Raises: InvalidUsage (the shard cannot evolve so), SchemaMismatch (somebody else evolved it: refresh, retry).
         """
         newest, known = self._newest_schema()
-        new = by_names(known, schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key))
+        new = follow_by_name(known, schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key))
         return self._evolve(newest, known, new)
 
     def alter(self, *changes: Change) -> ShardSchema:
@@ -200,7 +200,7 @@ class SchemaMethods(ABC):
         """
         for left in range(ALTER_TRIES, 0, -1):
             newest, found = self._changing()
-            new = altered(found[1], changes)
+            new = apply_changes(found[1], changes)
             if new == found[1]:
                 return self._changed(newest, found)
             try:
@@ -311,11 +311,11 @@ class SchemaMethods(ABC):
             SchemaMismatch (somebody else changed the schema meanwhile: look at it, then decide anew), UpperMismatch
             (others write all the time), NotReadable (what it holds cannot be read). Nothing was changed then.
         """
-        given = Constraining.of(unique, not_null, checks)
+        given = ConstraintChange.of(unique, not_null, checks)
         newest, before = self._newest_schema()
         try:
             after = given.applied(before)
-            check_sound(after)
+            check_compiles(after)
         except InvalidUsage:
             if self._transport.view(self.name, ViewRequest(with_batches=False)).schema_id != newest:
                 self._evolution(newest).send(before)  # which others have changed: it raises SchemaMismatch
@@ -398,7 +398,7 @@ class BrokenConstraint:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON. Raises nothing."""
-        return {"constraint": self.constraint, "what": self.what, "count": self.count, "keys": told(self.keys)}
+        return {"constraint": self.constraint, "what": self.what, "count": self.count, "keys": keys_json(self.keys)}
 
 
 class SchemaLook:
@@ -425,7 +425,7 @@ class SchemaLook:
 
     def found(self, held: Held) -> Iterator[BrokenConstraint]:
         """What breaks them."""
-        contents, crowds = _contents(held), Crowds(self._schema)
+        contents, crowds = _contents(held), DuplicateKeyCounter(self._schema)
         for rows in self._possible(contents):
             crowds.add(self._schema.conform(rows, 0))
         self._seen = contents.time
@@ -444,7 +444,7 @@ class SchemaLook:
         keyed, keys = key_schema(self._schema), []
         is_unique = self._schema.details.unique
         for rows in contents.rows() if self._seen is None else contents.changes(self._seen):
-            for broken in breaking(rows, self._schema):
+            for broken in violating_rows(rows, self._schema):
                 self._note(broken)
             if is_unique and self._seen is None:
                 yield rows
@@ -453,7 +453,7 @@ class SchemaLook:
         if keys:
             yield from with_keys(consolidate(keys, keyed), keyed, self._schema).rows(contents)
 
-    def _note(self, broken: BreakingRows) -> None:
+    def _note(self, broken: ViolatingRows) -> None:
         _, count, keys = self._broken.get(broken.constraint, ("", 0, []))
-        more = keys_shown(broken.rows.select(list(self._schema.key)).slice(0, KEYS_SHOWN_MAX - len(keys)))
+        more = key_tuples(broken.rows.select(list(self._schema.key)).slice(0, KEYS_SHOWN_MAX - len(keys)))
         self._broken[broken.constraint] = (broken.how, count + len(broken.rows), [*keys, *more])

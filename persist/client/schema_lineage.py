@@ -21,7 +21,14 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ShardView
 from persist.parts.constraint_checks import without_constraints as without_constraints
-from persist.parts.schema_evolution import Migration, by_names, moved_names, named_by, newest, sound_schemas
+from persist.parts.schema_evolution import (
+    Migration,
+    current_for_names,
+    follow_by_name,
+    moved_names,
+    newest,
+    valid_schemas,
+)
 from persist.parts.schema_evolution import current_schema as current_schema
 from persist.parts.shard_schema import PLAIN
 from persist.parts.shard_schema import ShardSchema as ShardSchema
@@ -49,7 +56,7 @@ def same(one: ShardSchema, other: ShardSchema) -> bool:
 
 def first_schema(shard: Shard) -> tuple[int, ShardSchema]:
     """The id of the schema with which the shard was made, and that schema, with the numbers as they are known now."""
-    schemas = sound_schemas(shard.view().schemas)
+    schemas = valid_schemas(shard.view().schemas)
     first = min(schemas)
     return first, schemas[first]
 
@@ -59,7 +66,7 @@ def taken_name(shard: Shard, before: int, known: ShardSchema) -> tuple[str, str]
 
     the column. None: there is no such name.
     """
-    named = sound_schemas(shard.view().schemas).get(before, known)
+    named = valid_schemas(shard.view().schemas).get(before, known)
     return next((one for one in moved_names(named, known, named.arrow.names) if one[0] in known.id_of), None)
 
 
@@ -78,11 +85,11 @@ def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSch
     column's by now: the handle learns nothing then. And what every call may.
     """
     view = shard.view()
-    schemas = sound_schemas(view.schemas)
+    schemas = valid_schemas(view.schemas)
     last, current = newest(schemas)
     if set(known.arrow.names) == set(current.arrow.names):
         return None
-    named_by(schemas, number)
+    current_for_names(schemas, number)
     shard._changed(view.schema_id, (last, current))
     return last, current
 
@@ -103,11 +110,11 @@ class NamedColumns:
 
     def check(self, other: Shard, schema_id: int) -> None:
         """Raise InvalidUsage where a name means another column by now, or by that schema of another shard."""
-        schemas = sound_schemas(self._shard.view().schemas)
+        schemas = valid_schemas(self._shard.view().schemas)
         current = newest(schemas)[1]
         wanted = self._selection.on(current)
         wanted.check_names(schemas.get(self.schema_id, current), self._whose)
-        schema = sound_schemas(other.view().schemas)[schema_id]
+        schema = valid_schemas(other.view().schemas)[schema_id]
         for name in wanted.names if not (schema.is_plain and current.is_plain) else ():
             if schema.id_of.get(name) != current.id_of.get(name):
                 raise InvalidUsage(
@@ -127,7 +134,7 @@ def evolve(shard: Shard, view: ShardView, schema: ShardSchema) -> None:
     Raises SchemaMismatch where others changed them since, whatever the handle has learnt meanwhile; InvalidUsage.
     """
     known = current_schema(view.schemas)[1]
-    shard._send(c.EvolveSchema(view.schema_id, by_names(known, schema).to_record()))
+    shard._send(c.EvolveSchema(view.schema_id, follow_by_name(known, schema).to_record()))
     shard.refresh_schema()
 
 
@@ -142,7 +149,7 @@ class Life:
     def of(cls, shard: Shard) -> Life:
         """As of now. Raises what every call may."""
         records = shard.view().schemas
-        sound = sound_schemas(records)
+        sound = valid_schemas(records)
         written = tuple(ShardSchema.from_record(records[number]) for number in sorted(sound))
         return cls(written, tuple(sound[number] for number in sorted(sound)))
 

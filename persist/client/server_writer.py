@@ -23,7 +23,7 @@ from persist.core.batch import Run
 from persist.core.errors import PersistError
 from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.core.record import replace
-from persist.parts import ShardSchema, stage_at_once, stage_each
+from persist.parts import ShardSchema, stage_inline, stage_inserts
 
 Append: TypeAlias = c.Insert | c.CompareAndAppend | c.Append
 Making: TypeAlias = Callable[[WriterId, Token, tuple[Run, ...]], Append]
@@ -100,7 +100,7 @@ class ThinWriter(CheckedWriter):
         if schema.details.unique:
             return None
         sink = self._sink(schema_id, schema, digests=token is not None)
-        runs = stage_at_once(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
+        runs = stage_inline(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
         if runs is None:
             return None
         return self.made(runs, command, token)
@@ -119,7 +119,7 @@ class ThinWriter(CheckedWriter):
         None: one that has to be staged by itself. Raises InvalidUsage (the rows of one of them do not fit).
         """
         _, schema_id, schema, _ = self.names
-        return stage_each(rows, counts, self._sink(schema_id, schema, digests=False), self._inline_bytes_max)
+        return stage_inserts(rows, counts, self._sink(schema_id, schema, digests=False), self._inline_bytes_max)
 
     def resumed(self, command: c.Command, caller: Caller, before: PersistError) -> c.Result:
         """Go on with a command that was sent once and met with `before`. Raises what `settled` raises."""

@@ -39,8 +39,8 @@ from persist.core.frontier import Antichain, frontier
 from persist.core.ids import Token
 from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardDetails, ShardView, ViewRequest
-from persist.parts import ShardSchema, current_schema, newest, sound_schemas
-from persist.parts.schema_evolution import named_by
+from persist.parts import ShardSchema, current_schema, newest, valid_schemas
+from persist.parts.schema_evolution import current_for_names
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
@@ -97,8 +97,8 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         Raises InvalidUsage where a name that it knows means another column by now.
         """
         view = self.view()
-        schemas = sound_schemas(view.schemas)
-        named_by(schemas, self._current_schema()[0])
+        schemas = valid_schemas(view.schemas)
+        current_for_names(schemas, self._current_schema()[0])
         return view.schema_id, newest(schemas)
 
     def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
@@ -107,7 +107,7 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         What others have changed since it does not learn: they may have moved names that its caller goes by.
         """
         number, schema = found
-        schema = sound_schemas(self.view().schemas).get(number, schema)  # where it is the last one, with former names
+        schema = valid_schemas(self.view().schemas).get(number, schema)  # where it is the last one, with former names
         with self._lock:
             if newest_id > self._newest_id:
                 self._newest_id, self._schema_id, self._schema = newest_id, number, schema

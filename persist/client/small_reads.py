@@ -30,8 +30,8 @@ from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.truncation import contents
 from persist.formats.store_errors import translated_but_missing
-from persist.parts import TIME, Selection, sound_schemas
-from persist.parts.scan_spec import selected
+from persist.parts import TIME, Selection, valid_schemas
+from persist.parts.scan_spec import resolve_selection
 
 # Holding a time for a read, together with the others of this process: see `lease_pool.py`.
 
@@ -261,10 +261,10 @@ def rows_at_once(
     except NotReadable:
         return None
     if as_of == BEFORE_ALL and view.since.less_equal(0):
-        return selected(sound_schemas(view.schemas), selection).no_updates().drop_columns([TIME])
+        return resolve_selection(valid_schemas(view.schemas), selection).no_updates().drop_columns([TIME])
     if as_of == BEFORE_ALL or not view.since.less_equal(as_of) or view.upper.less_equal(as_of):
         return None
-    wanted = selected(sound_schemas(view.schemas), selection)
+    wanted = resolve_selection(valid_schemas(view.schemas), selection)
     few = ReadSettings(memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES), bound=settings.bound)
     _, reader = part_reader(transport, view, few, wanted.keeps)
     runs = contents((run for batch in view.batches for run in batch.runs), view.drops, as_of)

@@ -46,14 +46,14 @@ from persist.parts import (
     PartReader,
     Selection,
     ShardSchema,
-    overlapping,
+    overlapping_runs,
     plan_splits,
     plan_within,
-    sound_schemas,
+    valid_schemas,
 )
 from persist.parts.part_files import WHOLE_BYTES_MAX
-from persist.parts.prefetch import side_by_side
-from persist.parts.scan_spec import by_columns, shown_by
+from persist.parts.prefetch import prefetch_each
+from persist.parts.scan_spec import schema_shown, select_by_schema
 
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
 LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
@@ -114,7 +114,7 @@ class SnapshotSplit:
             batch_rows = min(self.limit, batch_rows or FEW_BATCH_ROWS) or 1
             settings = replace(settings, memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES))
         selection = Selection(self.where, columns=self.columns)
-        wanted = by_columns(sound_schemas(self.schemas), self.schema_id, selection)
+        wanted = select_by_schema(valid_schemas(self.schemas), self.schema_id, selection)
         _, reader = part_reader(transport, self, settings, wanted.keeps)
         pieces = kept(replace(self, columns=wanted.read)._pieces(reader, batch_rows), lease)
         yield from limited(filter(len, map(wanted.apply, pieces)), self.limit)
@@ -175,7 +175,7 @@ class Snapshot(Rows):
         at_once = min(len(self.splits), SPLITS_AT_ONCE) if large else 1  # threads take longer than one small read
         if at_once == 1 or self.limit is not None or deadlines.current() is not None:  # a deadline bounds one thread
             return limited(super()._tables(), self.limit)
-        return side_by_side((_with_share(one, at_once).read(self._transport) for one in self.splits), at_once)
+        return prefetch_each((_with_share(one, at_once).read(self._transport) for one in self.splits), at_once)
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
         """All rows as one table with `__diff`, or, with `expand`, each row as often as `__diff` says.
@@ -249,18 +249,18 @@ class Held:
         """
         schema, reader = part_reader(self.transport, self.view, self.settings)
         number = self.schema_id(selection)
-        wanted, runs = by_columns(sound_schemas(self.view.schemas), number, selection), self.runs
+        wanted, runs = select_by_schema(valid_schemas(self.view.schemas), number, selection), self.runs
         is_light = is_light or wanted.is_narrow
         with leased_blobs(self.lease):
             if is_light:
-                runs = overlapping(reader.expanded(runs, wanted.key_range), wanted.key_range)
+                runs = overlapping_runs(reader.expanded(runs, wanted.key_range), wanted.key_range)
             splits = count(sum(part.size for run in runs for part in run.parts))
             if is_light:
                 ranges = plan_within(runs, splits, schema, reader, wanted.key_range)
             else:
                 ranges = plan_splits(runs, splits, schema, reader)
         self.lease.keep()  # a part that was missing may have gone with the hold
-        lighter = (overlapping(runs, one) if is_light else runs for one in ranges)
+        lighter = (overlapping_runs(runs, one) if is_light else runs for one in ranges)
         return tuple(
             replace(self.split(one, some, selection.columns, selection.where), schema_id=number)
             for one, some in zip(ranges, lighter, strict=True)
@@ -275,7 +275,7 @@ class Held:
     def snapshot(self, num_splits: int, selection: Selection, limit: int | None = None) -> Snapshot:
         """What is selected, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""
         splits = self.splits(selection, lambda _: num_splits)
-        schema, hold = shown_by(sound_schemas(self.view.schemas), splits[0].schema_id), Hold(self.lease)
+        schema, hold = schema_shown(valid_schemas(self.view.schemas), splits[0].schema_id), Hold(self.lease)
         splits = tuple(replace(one, limit=limit, _hold=hold) for one in splits)
         return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, hold, limit=limit)
 

@@ -19,7 +19,7 @@ from persist.core.frontier import TIME_MAX, frontier
 from persist.core.shard_settings import history_ms
 from persist.core.shard_view import ShardView
 from persist.parts.scan_spec import schema_at
-from persist.parts.schema_evolution import sound_schemas
+from persist.parts.schema_evolution import valid_schemas
 
 # The latest complete time of a shard, and what it is where nothing was written yet.
 
@@ -255,4 +255,4 @@ def instant_of(transport: Transport, name: str, time: int, retry_s: float) -> da
 
 def schema_then(view: ShardView, as_of: int) -> int:
     """The id of the newest schema that the shard had when a time was written that is complete. It never changes."""
-    return schema_at(sound_schemas(view.schemas), view.schema_times, as_of)
+    return schema_at(valid_schemas(view.schemas), view.schema_times, as_of)

@@ -34,8 +34,8 @@ from persist.parts.consolidate import join
 from persist.parts.constraint_checks import check_rows
 from persist.parts.key_encoding import distinct_keys, key_schema
 from persist.parts.row_stats import digest_of_rows
-from persist.parts.schema_evolution import Migration, current_schema, newest, sound_schemas
-from persist.parts.writer import UNASSIGNED_TIME, pieces
+from persist.parts.schema_evolution import Migration, current_schema, newest, valid_schemas
+from persist.parts.writer import UNASSIGNED_TIME, iter_pieces
 
 SCHEMAS_MAX = 10  # by which one write is staged, where the shard gets stricter constraints each time
 LOOKS_MAX = 10  # at keys, each overtaken by a pending erasure that became effective
@@ -97,7 +97,7 @@ def _with_added_keys(rows: pa.Table, keyed: ShardSchema, schema: ShardSchema) ->
 def conformed(rows: Updates, schema: ShardSchema, default_time: int | None) -> pa.Table:
     """The rows in `updates_schema`; where the service chooses their time, at none of their own. Raises InvalidUsage."""
     found = []
-    for piece in pieces(as_updates(rows, schema)):
+    for piece in iter_pieces(as_updates(rows, schema)):
         if default_time is None and TIME in piece.schema.names:
             raise InvalidUsage(
                 f"the rows have a column {TIME}, but the service chooses the time of an insert; leave it out, or use "
@@ -206,7 +206,7 @@ class CheckedWriter(WriteHandle):
         if not isinstance(updates, Pinned):
             self._learn()
             return updates
-        return updates.by(sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas))
+        return updates.by(valid_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas))
 
     def _inserted(
         self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes, *, unique: bool
@@ -285,7 +285,7 @@ class CheckedWriter(WriteHandle):
                     waits = view.erasing or pending_drop(view.drops, view.upper) is not None
                     if waits and held.view.upper != view.upper:
                         return None
-                    schemas = sound_schemas(held.view.schemas)
+                    schemas = valid_schemas(held.view.schemas)
                     current = newest(schemas)[1]
                     rows = Migration(schemas.get(schema_id, schema), current).rows(given)
                     those = _with_added_keys(rows, key_schema(current), current)

@@ -31,7 +31,7 @@ from persist.core.shard_view import ViewRequest
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, PartSink, ShardSchema, stage
 from persist.parts.python_values import column_of
-from persist.parts.schema_evolution import called_by, named_by, newest, sound_schemas
+from persist.parts.schema_evolution import current_for_names, newest, renames, valid_schemas
 
 # Rows that name columns as one schema of a shard does, whatever the handle that writes them learns meanwhile.
 
@@ -56,7 +56,7 @@ class Pinned:
             raise InvalidUsage("rows are read by later columns where they come as a table")
         number, current = newest(schemas)
         known = schemas.get(self.schema_id, self.schema)
-        called = called_by(known, current)
+        called = renames(known, current)
         kept = [name for name in self.rows.schema.names if called.get(name, name) is not None]
         rows = self.rows.select(kept).rename_columns([called.get(name) or name for name in kept])
         return Pinned(rows, number, current)
@@ -304,9 +304,9 @@ class WriteHandle(Timeable):
         Raises InvalidUsage where a name that it knows means another column by now: rows that a caller gives by the
         names of before would be taken for those of other columns.
         """
-        schemas = sound_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
+        schemas = valid_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
         for number in {self._schema()[0], self._newest()[0]}:  # its caller may go by the names of either
-            named_by(schemas, number)
+            current_for_names(schemas, number)
         self._learnt = found = newest(schemas)
         return found
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from persist.codecs.json_rows import BOM, UNREADABLE, Spend, encode, plain, read_cells
+from persist.codecs.json_rows import BOM, UNREADABLE, Spend, encode, read_cells, to_json_values
 from persist.codecs.text_values import floats_of_text, from_text, is_textual, to_text
 
 HEADER_BYTES_MAX = 1024 * 1024
@@ -107,7 +107,7 @@ class BadQuote(ValueError):
         self.said = said
 
 
-def scanned(data: bytes) -> CsvScan:
+def scan_csv(data: bytes) -> CsvScan:
     """What a whole CSV text tells. Raises ValueError where its quotes are wrong."""
     scan = CsvScan(counts_lines=True)
     for start in range(0, len(data), SLICE_BYTES):
@@ -117,7 +117,7 @@ def scanned(data: bytes) -> CsvScan:
     return scan
 
 
-def header(data: bytes) -> list[str]:
+def read_header(data: bytes) -> list[str]:
     """The names in the first line."""
     head = io.BytesIO(data[:HEADER_BYTES_MAX])
     names = next(csv.reader(io.TextIOWrapper(head, "utf-8-sig", newline="")), [])
@@ -188,5 +188,7 @@ def write_csv(table: pa.Table, is_first: bool = False) -> bytes:
 def cells_of(column: pa.Array) -> pa.Array:
     """A column as CSV has it, of a type that Arrow writes by itself: the rest are texts."""
     if pa.types.is_nested(column.type):
-        return pa.array([None if value is None else encode(value).decode() for value in plain(column)], pa.string())
+        return pa.array(
+            [None if value is None else encode(value).decode() for value in to_json_values(column)], pa.string()
+        )
     return to_text(column) if is_textual(column.type) else column

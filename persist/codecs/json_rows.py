@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
-from persist.codecs.text_values import floats_of_numbers, from_text, is_lost, is_textual, to_text, too_small
+from persist.codecs.text_values import floats_of_numbers, from_text, is_textual, to_text, underflow_text, underflows
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import named_once
 from persist.parts.column_types import EXACT_NUMBERS, family
 from persist.parts.memory_size import fixed_bytes
-from persist.parts.python_values import differing
+from persist.parts.python_values import find_differing_row
 
 BLOCK_BYTES = 256 * 1024  # of NDJSON that is read at once
 OBJECTS_BYTES = 32 * 1024 * 1024  # what Python's objects take at once, unless one line has more
@@ -74,22 +74,24 @@ def ndjson(table: pa.Table) -> bytes:
     return b"".join(_encoder.encode_lines(_rows(batch)) for batch in table.to_batches())
 
 
-def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
+def to_json_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Rows as what `encode` writes."""
     return list(chain.from_iterable(map(_rows, table.to_batches())))
 
 
-def plain(column: pa.Array) -> list[Any]:
+def to_json_values(column: pa.Array) -> list[Any]:
     """A column's values as what `encode` writes."""
     kind, types = column.type, pa.types
     if types.is_map(kind):
         entries = pa.list_(pa.struct([pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)]))
-        return _plain_lists(column.cast(entries), lambda pairs: list(zip(*map(plain, pairs.flatten()), strict=True)))
+        return _plain_lists(
+            column.cast(entries), lambda pairs: list(zip(*map(to_json_values, pairs.flatten()), strict=True))
+        )
     if types.is_struct(kind):
         rows = _dicts(kind.names, column.flatten())
         return [row if is_there else None for row, is_there in zip(rows, column.is_valid().to_pylist(), strict=True)]
     if types.is_nested(kind):
-        return _plain_lists(column, plain)
+        return _plain_lists(column, to_json_values)
     if is_textual(kind) and family(kind) != "binary":
         column = to_text(column)
     if types.is_floating(kind):
@@ -114,14 +116,14 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def _dicts(names: Sequence[str], columns: Sequence[pa.Array]) -> list[dict[str, Any]]:
     if len(set(names)) < len(names):
         raise InvalidUsage(f"two fields have one name, which JSON cannot tell apart: {names}; take Arrow or Parquet")
-    return [dict(zip(names, row, strict=True)) for row in zip(*map(plain, columns), strict=True)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*map(to_json_values, columns), strict=True)]
 
 
 # --- in
 
 
 @contextmanager
-def reading(text: bytes = b"") -> Iterator[None]:
+def clear_errors(text: bytes = b"") -> Iterator[None]:
     """Say in words of the caller's what msgspec says of this text. Raises ValueError in the place of such errors."""
     try:
         yield
@@ -154,8 +156,8 @@ def _kept_zero(match: re.Match[bytes]) -> bytes:
     token = match[0]
     if token == b"-0":
         return b"-0.0"
-    if token[:1] != b'"' and is_lost(token.decode()):
-        raise ValueError(too_small(token.decode(), pa.float64()))
+    if token[:1] != b'"' and underflows(token.decode()):
+        raise ValueError(underflow_text(token.decode(), pa.float64()))
     return token
 
 
@@ -179,7 +181,7 @@ def read_ndjson(
     for given in _blocks(data, _widest(schema), spend):
         block, columns = keep_zeros(given), _Columns(spend)
         form = _form(schema, has_minus_zero or block is not given)
-        with reading(block):
+        with clear_errors(block):
             rows = form.decoder.decode_lines(block)
         count += len(rows)
         if count > rows_max:
@@ -263,7 +265,7 @@ def names_given(data: bytes, delete_column: str | None, spend: Spend | None = No
     kept: dict[tuple[frozenset[str], bool], tuple[frozenset[str], bool]] = {}  # most lines give the same ones
     is_told = delete_column is None
     for block in _blocks(data, 0, spend):
-        with reading(block):
+        with clear_errors(block):
             lines = _NAMED.decode_lines(block)
         for line in lines:
             is_told = is_told or delete_column in line
@@ -273,7 +275,7 @@ def names_given(data: bytes, delete_column: str | None, spend: Spend | None = No
             told.append(kept.setdefault(one, one))
     if told and not is_told:
         raise InvalidUsage(f"column {delete_column!r} is absent from the rows; it says which of them only go")
-    if (found := differing(told)) is not None:
+    if (found := find_differing_row(told)) is not None:
         raise InvalidUsage(
             f"row {found[0]} differs from others in whether it has column {found[1]!r}; give all of them the same "
             "ones, null where null is meant, or say with columns= which the rows give"
@@ -283,7 +285,7 @@ def names_given(data: bytes, delete_column: str | None, spend: Spend | None = No
 
 def names_of_lines(lines: bytes) -> list[frozenset[str]]:
     """The names that each line of JSON objects gives. Raises ValueError or an error of msgspec: one cannot be read."""
-    with reading(lines):
+    with clear_errors(lines):
         return [frozenset(line) for line in _NAMED.decode_lines(lines)]
 
 
@@ -299,7 +301,7 @@ def read_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> 
             texts = [None if text is None else keep_zeros(text.encode()) for text in texts]
         if spend is not None and (taken := objects_bytes(joined, widest)) > OBJECTS_BYTES:
             spend(taken)
-        with reading(joined):
+        with clear_errors(joined):
             values = [None if text is None else decoder.decode(text) for text in texts]
         chunks.append(columns.column(values, field.type))
         columns.check_names(joined)
@@ -501,7 +503,7 @@ def _flat(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def body_json(data: bytes, spend: Spend | None = None, *, is_exact: bool = False) -> Any:
+def decode_body(data: bytes, spend: Spend | None = None, *, is_exact: bool = False) -> Any:
     """What a body has in JSON. Raises InvalidUsage, also at NaN and at a number that no double is near.
 
     `-0` is a float, which keeps its sign. `is_exact`: numbers are read as `EXACT_NUMBERS` does, for keys. `spend` is
@@ -517,7 +519,7 @@ def body_json(data: bytes, spend: Spend | None = None, *, is_exact: bool = False
 
 
 def rows_of_json(given: list[Any], schema: pa.Schema, spend: Spend | None = None) -> pa.Table:
-    """Rows of what `body_json` has read. Raises as `read_ndjson`."""
+    """Rows of what `decode_body` has read. Raises as `read_ndjson`."""
     return read_ndjson(b"\n".join(map(encode, given)), schema, len(given), spend, has_minus_zero=True)
 
 
@@ -534,6 +536,6 @@ def _finite(text: str) -> float:
     found = float(text)
     if math.isinf(found):
         raise ValueError(f"{text[:40]} is larger than any double")
-    if found == 0 and is_lost(text):
-        raise ValueError(too_small(text, pa.float64()))
+    if found == 0 and underflows(text):
+        raise ValueError(underflow_text(text, pa.float64()))
     return found

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist.codecs.allowance import Allowance
-from persist.parts.column_types import check_given, plain_type
-from persist.parts.parquet_guard import Decoded, Described, read_unknown_footer, row_group_bytes_max
+from persist.parts.column_types import check_input_types, plain_type
+from persist.parts.parquet_guard import Decoded, FooterProbe, read_unknown_footer, row_group_bytes_max
 
 BATCH_ROWS = 64 * 1024
 _INT64_MAX = 2**63 - 1
@@ -59,10 +59,10 @@ def read_bounded(data: bytes, allowed: Allowance) -> pa.Table:
     """
     metadata = read_unknown_footer(data, allowed.spend)
     arrow = metadata.schema.to_arrow_schema()
-    check_given(arrow)
+    check_input_types(arrow)
     schema, spent = pa.schema([field.with_type(plain_type(field.type)) for field in arrow]), allowed.spent
     groups, kept, passing = range(metadata.num_row_groups), 0, 0
-    described = Described(metadata, len(data))
+    described = FooterProbe(metadata, len(data))
     for group in groups:
         left = _UNBOUNDED if allowed.left is None else allowed.left - kept
         decoded = row_group_bytes_max(data, metadata, described, group, schema, Decoded(left, left))
@@ -112,10 +112,10 @@ def _check_alone(source: Any, metadata: pq.FileMetaData) -> None:
         data.seek(0)
         start = data.read_buffer(min(size, between + len(_MAGIC)))
         data.seek(0)
-    check_alone("Parquet", start, _MAGIC, lambda before: pq.read_metadata(pa.BufferReader(before)))
+    check_single_file("Parquet", start, _MAGIC, lambda before: pq.read_metadata(pa.BufferReader(before)))
 
 
-def check_alone(form: str, start: pa.Buffer, mark: bytes, read: Callable[[pa.Buffer], object]) -> None:
+def check_single_file(form: str, start: pa.Buffer, mark: bytes, read: Callable[[pa.Buffer], object]) -> None:
     """Raise ValueError where the bytes begin with a whole file, which `read` can read, and another one follows it.
 
     Such files begin and end with their mark.

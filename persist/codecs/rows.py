@@ -14,16 +14,16 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from persist.codecs.allowance import SMALL_BYTES, Allowance
-from persist.codecs.csv_rows import csv_options, header, scanned, values_of_cells, write_csv
+from persist.codecs.csv_rows import csv_options, read_header, scan_csv, values_of_cells, write_csv
 from persist.codecs.json_rows import BOM, UNREADABLE, names_given, ndjson, read_ndjson
 from persist.codecs.json_rows import read_each as read_json_each
 from persist.codecs.parquet_files import read_bounded
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
-from persist.parts.column_types import check_given
-from persist.parts.ipc_guard import Declared, check_schema
-from persist.parts.memory_size import is_within, row_bytes, working_bytes
+from persist.parts.column_types import check_input_types
+from persist.parts.ipc_guard import DeclaredSize, check_schema
+from persist.parts.memory_size import is_surely_within, row_bytes, working_bytes
 from persist.parts.sort_words import one_chunk
 from persist.parts.writer import UNASSIGNED_TIME
 
@@ -82,7 +82,7 @@ def read(
     try:
         table = reader(data, schema, bound)
         bound.check_rows(table.num_rows)
-        if not is_within(table, schema.row_bytes, SMALL_BYTES):
+        if not is_surely_within(table, schema.row_bytes, SMALL_BYTES):
             bound.allowed.reach(working_bytes(table, schema.updates_schema))
     except UNREADABLE as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -109,7 +109,7 @@ def read_each(
         columns, diffs, counts = read_json_each(texts, wanted, rows_max, allowed.spend, schema.defaults)
         times = pa.repeat(_NO_TIME, len(diffs))
         table = pa.Table.from_arrays([*columns, times, pa.array(diffs, pa.int64())], schema=wanted)
-        if not is_within(table, schema.row_bytes, SMALL_BYTES):
+        if not is_surely_within(table, schema.row_bytes, SMALL_BYTES):
             allowed.reach(working_bytes(table, wanted))
     except UNREADABLE as error:
         raise InvalidUsage(f"one of the bodies cannot be read: {error}") from error
@@ -129,7 +129,7 @@ class _Bound:
             raise InvalidUsage(f"the body holds {count} rows; send at most {self.rows_max} at once")
 
 
-def given_names(
+def read_names(
     data: bytes, form: str, delete_column: str | None, allowed: Allowance | None = None
 ) -> tuple[str, ...] | None:
     """The columns that the rows of a body give, where its form does not tell them by itself.
@@ -154,7 +154,7 @@ def _read_arrow(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
     _check_declared(data, bound)
     source = pa.BufferReader(data)
     with pa.ipc.open_stream(source) as reader:
-        check_given(reader.schema)
+        check_input_types(reader.schema)
         table = reader.read_all()
     if source.tell() < len(data):
         raise InvalidUsage("the body goes on after the end of its Arrow stream: send one stream; nothing was written")
@@ -164,7 +164,7 @@ def _read_arrow(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
 
 def _check_declared(data: bytes, bound: _Bound) -> None:
     """Count what a stream says of itself, before Arrow takes memory for it."""
-    messages, declared = pa.ipc.MessageReader.open_stream(pa.BufferReader(data)), Declared()
+    messages, declared = pa.ipc.MessageReader.open_stream(pa.BufferReader(data)), DeclaredSize()
     with contextlib.suppress(StopIteration):
         while True:
             declared.add(messages.read_next_message())
@@ -194,12 +194,12 @@ def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
 
 def _read_csv(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     """Only an empty cell without quotes is null."""
-    names = header(data)
+    names = read_header(data)
     fields = {field.name: field for field in schema.updates_schema}
     unknown = [name for name in names if name not in fields]
     if unknown:
         raise schema.no_column(unknown[0])
-    wanted, scan = [fields[name] for name in names], scanned(data)
+    wanted, scan = [fields[name] for name in names], scan_csv(data)
     bound.allowed.reach(scan.lines * row_bytes(pa.schema(wanted)) + 2 * len(data))  # as it is parsed, and texts
     parse, convert = csv_options(names, wanted, scan.has_hex)
     read = pa.csv.ReadOptions(block_size=len(data) or 1)  # in one piece, since no cell may lie in two

@@ -123,7 +123,7 @@ def read_type(text: str) -> pa.DataType:
     if found := _FIXED.match(text):
         return pa.binary(int(found.group(1)))
     if found := _NESTED.match(text):
-        return _nested(found.group(1), pieces(found.group(2)), found.group(3), text)
+        return _nested(found.group(1), split_commas(found.group(2)), found.group(3), text)
     known = text.lower()
     if (answer := _ANSWERED.get(known.partition("(")[0].partition("<")[0].strip())) is not None:
         raise InvalidUsage(f"{text!r} is not a column type here: write {answer}")
@@ -132,7 +132,7 @@ def read_type(text: str) -> pa.DataType:
     return _made(pa.type_for_alias, _SQL.get(known, text), text=text)
 
 
-def pieces(text: str) -> list[str]:
+def split_commas(text: str) -> list[str]:
     """A text cut at its commas, but for those in brackets and quotes."""
     found, start, depth, is_quoted = [], 0, 0, False
     for place, char in enumerate(text):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.parts.column_types import decimals, family
+from persist.parts.column_types import family, parse_decimals
 
 _TEXTUAL = frozenset({"binary", "decimal", "date", "time", "timestamp", "instant", "duration"})
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -59,7 +59,7 @@ def from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
         values = [None if v is None else b64decode(v, validate=True) for v in text.to_pylist()]
         return pa.array(values, kind)
     if found == "decimal":
-        return decimals(text, kind)
+        return parse_decimals(text, kind)
     is_counted = pc.match_substring_regex(text, _COUNTED)
     iso = _from_iso(pc.if_else(is_counted, None, text), kind)
     if not pc.any(is_counted).as_py():
@@ -76,7 +76,7 @@ def floats_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     numbers = text.cast(pa.float64())
     zeros = text.filter(pc.equal(numbers, 0))
     if len(lost := zeros.filter(pc.match_substring_regex(zeros, _NOT_ZERO))):
-        raise ValueError(too_small(lost[0].as_py(), kind))
+        raise ValueError(underflow_text(lost[0].as_py(), kind))
     is_word = pc.match_substring_regex(text, _INFINITY)
     found = _narrowed(numbers, kind, pc.and_(pc.is_inf(numbers), is_word))
     is_large = pc.fill_null(pc.greater_equal(pc.abs(found.cast(pa.float64())), _EXACT_MAX[kind.bit_width]), False)
@@ -98,12 +98,12 @@ def floats_of_numbers(values: Sequence[int | float | str | None], kind: pa.DataT
     return found
 
 
-def is_lost(number: str) -> bool:
+def underflows(number: str) -> bool:
     """Whether a number that is written so, and is not zero, is zero as a double."""
     return re.match(_NOT_ZERO, number) is not None and float(number) == 0
 
 
-def too_small(number: object, kind: pa.DataType) -> str:
+def underflow_text(number: object, kind: pa.DataType) -> str:
     """The sentence that refuses a number which would become zero."""
     return f"{str(number)[:40]} would become 0 as {kind}: write 0, or keep it in a column of text"
 
@@ -119,7 +119,7 @@ def _narrowed(numbers: pa.Array, kind: pa.DataType, is_infinite: pa.Array) -> pa
     if pc.any(pc.and_not(pc.is_inf(found), is_infinite)).as_py():
         raise ValueError(f"a number is too large for {kind}")
     if pc.any(are_lost := pc.and_(pc.equal(found.cast(pa.float64()), 0), pc.not_equal(numbers, 0))).as_py():
-        raise ValueError(too_small(numbers.filter(are_lost)[0].as_py(), kind))
+        raise ValueError(underflow_text(numbers.filter(are_lost)[0].as_py(), kind))
     return found
 
 

@@ -38,9 +38,9 @@ from persist.core.state import Policy, State, kept_below
 from persist.core.transitions.context import Indexed, IndexPage
 from persist.formats.state_frames import encode_listing
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.parts import PartReader, PartSink, PartWriter, newest, sound_schemas
-from persist.parts.part_files import Bound, Files
-from persist.parts.read_plan import expanded, listed_in, read_bundle
+from persist.parts import PartReader, PartSink, PartWriter, newest, valid_schemas
+from persist.parts.part_files import DecodeLimit, PartFiles
+from persist.parts.read_plan import decode_bundle, expand_bundles, read_bundle
 from persist.telemetry.metrics import MachineMetrics
 
 # Writes bundles, and compares those that a command brings with what the State says.
@@ -82,7 +82,7 @@ def keys_in(blob: Blob, key: str) -> list[str]:
     Raises BlobNotFound: it is gone; Corruption: it is damaged; Unavailable.
     """
     data = blob.get(key)
-    return [part.key for run in listed_in(data, key) for part in run.parts if part.key is not None]
+    return [part.key for run in decode_bundle(data, key) for part in run.parts if part.key is not None]
 
 
 def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob) -> None:
@@ -98,7 +98,7 @@ def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob
         named = [part for run in command.outputs for part in run.parts]
         if any(part.bundle is None or part.id in held for part in named):
             raise InvalidUsage(f"parts of shard {state.name!r} can only be bundled in new bundles")
-        listed = [part for run in expanded(command.outputs, blob) for part in run.parts]
+        listed = [part for run in expand_bundles(command.outputs, blob) for part in run.parts]
         ids = [part.id for part in listed]
         is_same = sorted(ids) == sorted(command.inputs) and all(held.get(part.id) == part for part in listed)
     if not is_same:
@@ -173,7 +173,7 @@ class BlobWorker:
     def _counted(self, task: AppendCount) -> c.Command:
         command, upper = task.command, task.state.upper.element
         assert upper is not None
-        files = Files(self._versions.blob, sound_schemas(task.state.schemas))
+        files = PartFiles(self._versions.blob, valid_schemas(task.state.schemas))
 
         def counting(part: Part) -> Part:
             if not part.time_min < upper <= part.time_max:
@@ -186,7 +186,7 @@ class BlobWorker:
 
 
 def merged(
-    state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource, bound: Bound | None = None
+    state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource, bound: DecodeLimit | None = None
 ) -> c.MergeResult | None:
     """The merge of these runs of adjacent batches into one part, whose blob is written; None: there is none.
 
@@ -196,7 +196,7 @@ def merged(
     since = state.merge_since
     if not inputs or since.element is None:
         return None
-    schemas = sound_schemas(state.schemas)
+    schemas = valid_schemas(state.schemas)
     schema_id, schema = newest(schemas)
     reader = PartReader(blob, schemas, schema, use_threads=False, memory_bytes=MEMORY_BYTES, bound=bound)
     sink = PartSink(schema, schema_id, blob, state.shard_id, FLUSHER, ids)

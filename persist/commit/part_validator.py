@@ -21,7 +21,7 @@ from persist.core.state import SchemaRecord, State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.core.transitions.lifecycle import reshaped
 from persist.formats.store_errors import translate
-from persist.parts.part_files import Bound
+from persist.parts.part_files import DecodeLimit
 from persist.parts.part_validation import PartCheck, check_put
 from persist.parts.read_plan import read_bundle
 from persist.parts.schema_changes import (
@@ -30,10 +30,10 @@ from persist.parts.schema_changes import (
     check_kept,
     check_new,
     check_policy,
-    constrains,
-    takes_names,
+    differ_in_constraints,
+    frees_names,
 )
-from persist.parts.schema_evolution import check_first, check_next, current_schema, of_days, sound_schemas
+from persist.parts.schema_evolution import check_first, check_next, current_schema, valid_schemas, widened_days
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
@@ -50,7 +50,7 @@ OF_MAINTENANCE = (c.MergeResult, c.HoldClaim)
 class Inspector:
     """Looks at parts of one shard. Thread-safe."""
 
-    def __init__(self, blob: Blob, receipts: Receipts, threads: int, bound: Bound) -> None:
+    def __init__(self, blob: Blob, receipts: Receipts, threads: int, bound: DecodeLimit) -> None:
         self._blob = blob
         self._threads = threads
         self._receipts = receipts
@@ -140,7 +140,7 @@ class Inspector:
     def _check_of(self, part: Part, state: State) -> PartCheck:
         schemas, checks = self._checks
         if schemas is not state.schemas:
-            checks = {number: PartCheck(schema, self._bound) for number, schema in sound_schemas(state.schemas).items()}
+            checks = {number: PartCheck(schema, self._bound) for number, schema in valid_schemas(state.schemas).items()}
             self._checks = state.schemas, checks
         if part.schema_id not in checks:
             raise InvalidUsage(
@@ -175,16 +175,16 @@ def _check_schema(change: c.EvolveSchema | c.Recreate | c.SchemaChange, state: S
     known = {number: record for number, record in state.schemas.items() if number <= change.expected_id}
     before, after = check_next(change.schema, known or state.schemas)
     is_looked_at = isinstance(change, c.EvolveSchema) and change.expected_upper is not None
-    if isinstance(change, c.EvolveSchema) and constrains(before, after):
+    if isinstance(change, c.EvolveSchema) and differ_in_constraints(before, after):
         check_constrained(before, after, is_looked_at=is_looked_at)
         return Verdict(shard=state.shard_id, constrains=True)
-    if of_days(before, after) and not is_looked_at:
+    if widened_days(before, after) and not is_looked_at:
         raise InvalidUsage("days become microseconds only once all rows were looked at for far ones: use widen_column")
     check_added(before, after)
     check_kept(before, after)
     rows = state.settings.rows
     check_policy(before, after, None if rows is None else rows.column)
-    version = state.settings.version if takes_names(before, after) else None
+    version = state.settings.version if frees_names(before, after) else None
     return Verdict(shard=state.shard_id, settings=version)
 
 

@@ -40,7 +40,7 @@ from persist.formats.state_frames import (
     format_of,
 )
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.parts.part_files import Bound
+from persist.parts.part_files import DecodeLimit
 
 # From the consensus log and the rollups to a State: the newest rollup, then the state diffs after it.
 #
@@ -81,7 +81,7 @@ class Versions:
         self.blob = blob
         self.consensus = consensus
         self.receipts = Receipts(consensus, ids)
-        self.bound = Bound(KEPT_MAX, PASSING_MAX)  # of row groups that somebody else may have made
+        self.bound = DecodeLimit(KEPT_MAX, PASSING_MAX)  # of row groups that somebody else may have made
         self._ids = ids
         self.build = build
         self._identity = identity

@@ -39,10 +39,10 @@ from persist.formats.spill_frames import LAYOUTS, decode_run
 from persist.formats.state_frames import THIS_BUILD, Build, decode_state
 from persist.formats.store_errors import translate, translated, translated_but_missing
 from persist.maintenance.clone_refs import LoanLists
-from persist.parts import ShardSchema, decode_inline, sound_schemas
+from persist.parts import ShardSchema, decode_inline, valid_schemas
 from persist.parts.consolidate import sort_groups
 from persist.parts.key_encoding import SortedKeys
-from persist.parts.part_files import BlobReads, Files
+from persist.parts.part_files import BlobReads, PartFiles
 from persist.parts.part_validation import PartCheck, check_presence
 
 # Whether a State agrees with itself: its counts, bounds, order, schemas, holds and names of blobs. Pure.
@@ -364,7 +364,7 @@ def byte_faults(
     Unavailable: the store does not answer. Memory: a piece of `PIECE_BYTES` for each of the `threads`, with `deep` a
     row group.
     """
-    schemas = sound_schemas(state.schemas)
+    schemas = valid_schemas(state.schemas)
     checks = {number: PartCheck(schema) for number, schema in schemas.items()}
 
     def look(named: NamedPart) -> tuple[FaultKind, str] | None:
@@ -427,7 +427,7 @@ def _disorder(part: Part, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -
     """
     schema = schemas[part.schema_id]
     try:
-        file, last = Files(blob, schemas).open(part), None
+        file, last = PartFiles(blob, schemas).open(part), None
         for number, group in enumerate(file.groups):
             rows = file.read([number], schema.updates_schema.names)
             if not rows.num_rows:

@@ -26,7 +26,7 @@ from persist.core.transitions.lifecycle import fence_of
 from persist.formats.state_frames import encode_listing
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.maintenance.clone_refs import LoanLists
-from persist.parts.read_plan import listed_in
+from persist.parts.read_plan import decode_bundle
 
 # What of a State is carried to another location, or to another name, and which blobs go with it.
 
@@ -133,7 +133,7 @@ class Renaming:
         key = self.key(part.key)
         if part.bundle is None or key == part.key:
             return replace(part, key=key)
-        listed = self._runs(listed_in(self._read(part.key), part.key))
+        listed = self._runs(decode_bundle(self._read(part.key), part.key))
         data = self.bundles[key] = encode_listing(Listing(listed), self._version)
         return replace(part, key=key, checksum=zlib.crc32(data), bundle=replace(part.bundle, size=len(data)))
 

@@ -18,7 +18,7 @@ from persist.core.truncation import contents
 from persist.formats.store_errors import translated_but_missing
 from persist.inspect.documents import Document, Frontier, JsonRecord
 from persist.inspect.readonly_location import ReadOnlyLocation
-from persist.parts import DIFF, PartReader, sound_schemas
+from persist.parts import DIFF, PartReader, valid_schemas
 from persist.parts import newest as newest_schema
 from persist.parts.row_stats import MODULUS, digest_of_rows
 
@@ -88,7 +88,7 @@ def _time(state: State, name: str, as_of: int | None) -> int:
 
 def _digest(look: ReadOnlyLocation, state: State, as_of: int) -> tuple[int, int]:
     """Rows and digest. Raises BlobNotFound, Corruption, Unavailable. Memory: `MEMORY_BYTES`."""
-    sound = sound_schemas(state.schemas)
+    sound = valid_schemas(state.schemas)
     reader = PartReader(look.blob, sound, newest_schema(sound)[1], memory_bytes=MEMORY_BYTES)
     runs = (run for batch in state.trace.batches if batch.desc.lower.less_equal(as_of) for run in batch.runs)
     rows = digest = 0

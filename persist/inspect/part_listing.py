@@ -21,8 +21,8 @@ from persist.core.state import State
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
-from persist.parts import DIFF, TIME, sound_schemas
-from persist.parts.part_files import Files, PartFile
+from persist.parts import DIFF, TIME, valid_schemas
+from persist.parts.part_files import PartFile, PartFiles
 
 # The parts of a shard, by batch and run.
 
@@ -273,7 +273,7 @@ def _as_named(
     file: PartFile | None = None
     try:
         with translated_but_missing():
-            file = _Ranged(look.blob, sound_schemas(state.schemas)).open(part)
+            file = _Ranged(look.blob, valid_schemas(state.schemas)).open(part)
     except BlobNotFound:
         faults.note(FaultKind.MISSING, f"the blob {key} is not there any more", key)
     except (Corruption, UpgradeNeeded) as error:
@@ -332,7 +332,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-class _Ranged(Files):
+class _Ranged(PartFiles):
     """Reads ranges, so that a footer is read also where other bytes of a small part are damaged."""
 
     def is_small(self, part: Part) -> bool:

@@ -21,7 +21,7 @@ from persist.core.state import State
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
 from persist.parts import newest as newest_schema
-from persist.parts import sound_schemas
+from persist.parts import valid_schemas
 
 # What changed between two States, in words.
 
@@ -295,7 +295,7 @@ def summary_of(state: State) -> StateSummary:
 
 
 def _columns(state: State) -> list[ColumnSummary]:
-    sound = sound_schemas(state.schemas)
+    sound = valid_schemas(state.schemas)
     if not sound:
         return []
     _, schema = newest_schema(sound)

@@ -3,13 +3,13 @@
 from persist.parts.codec import decode_inline, encode_inline, encode_parquet
 from persist.parts.consolidate import at_time, consolidate, negated
 from persist.parts.key_encoding import ALL_KEYS, KeyRange, decode_key, encode_key
-from persist.parts.key_splits import overlapping, plan_splits, plan_within
-from persist.parts.prefetch import ahead
+from persist.parts.key_splits import overlapping_runs, plan_splits, plan_within
+from persist.parts.prefetch import read_ahead
 from persist.parts.reader import MEMORY_BYTES, PartReader
 from persist.parts.scan_spec import EVERYTHING, Selected, Selection
-from persist.parts.schema_evolution import current_schema, newest, sound_schemas
+from persist.parts.schema_evolution import current_schema, newest, valid_schemas
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.writer import PartSink, PartWriter, stage, stage_at_once, stage_each
+from persist.parts.writer import PartSink, PartWriter, stage, stage_inline, stage_inserts
 
 __all__ = [
     "ALL_KEYS",
@@ -24,7 +24,7 @@ __all__ = [
     "Selected",
     "Selection",
     "ShardSchema",
-    "ahead",
+    "read_ahead",
     "consolidate",
     "current_schema",
     "decode_inline",
@@ -35,11 +35,11 @@ __all__ = [
     "at_time",
     "negated",
     "newest",
-    "overlapping",
+    "overlapping_runs",
     "plan_splits",
     "plan_within",
-    "sound_schemas",
+    "valid_schemas",
     "stage",
-    "stage_at_once",
-    "stage_each",
+    "stage_inline",
+    "stage_inserts",
 ]

@@ -20,12 +20,12 @@ from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
 from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.ids import IdSource, PartId, mint
 from persist.core.state import SchemaRecord
-from persist.parts.column_types import check_no_stray_null, whole_table
+from persist.parts.column_types import check_nested_nulls, fill_hidden_nulls
 from persist.parts.consolidate import join
 from persist.parts.key_encoding import SortedKeys, lower_bound, successor, upper_bound
-from persist.parts.memory_size import by_itself
+from persist.parts.memory_size import compact_buffers
 from persist.parts.parquet_guard import CHUNKS_MAX, check_footer, check_metadata, chunk_start, leaves
-from persist.parts.row_stats import KnownRows, Stats, Teller, known_of
+from persist.parts.row_stats import KnownRows, KnownRowsCollector, Stats, known_of
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import extremes, extremes_each, is_bytes, one_chunk
 
@@ -39,10 +39,10 @@ HEAD_BYTES = 12  # the mark, and how long the JSON is
 FORMAT_VERSION = 1
 FOREIGN_BYTES_MAX = 16 * 1024 * 1024  # of index and footer, where somebody else may have made them
 
-ChunkTold = tuple[int, int, int]  # where it begins, its bytes, its CRC-32
+ChunkEntry = tuple[int, int, int]  # where it begins, its bytes, its CRC-32
 
 
-class GroupTold(msgspec.Struct, gc=False):
+class RowGroupEntry(msgspec.Struct, gc=False):
     """What the index tells of one row group; keys are hexadecimal."""
 
     rows: int
@@ -50,16 +50,16 @@ class GroupTold(msgspec.Struct, gc=False):
     lower: str
     samples: list[str]
     upper: str | None
-    chunks: list[ChunkTold]
+    chunks: list[ChunkEntry]
     known: list[int | bool] | UnsetType = UNSET
-    twins: ChunkTold | UnsetType = UNSET
+    twins: ChunkEntry | UnsetType = UNSET
 
 
-class IndexTold(msgspec.Struct):
+class PartIndex(msgspec.Struct):
     """An index of this version."""
 
     has_one_time: bool
-    row_groups: list[GroupTold]
+    row_groups: list[RowGroupEntry]
 
 
 class _Version(msgspec.Struct):
@@ -67,10 +67,10 @@ class _Version(msgspec.Struct):
 
 
 _version = msgspec.json.Decoder(_Version)
-_index = msgspec.json.Decoder(IndexTold)
+_index = msgspec.json.Decoder(PartIndex)
 
 
-def decode_index(part_id: str, tail: bytes, *, is_foreign: bool) -> tuple[IndexTold, bytes]:
+def decode_index(part_id: str, tail: bytes, *, is_foreign: bool) -> tuple[PartIndex, bytes]:
     """The index of a part's tail, and the Parquet footer after it. Raises ValueError, UpgradeNeeded."""
     if is_foreign and len(tail) > FOREIGN_BYTES_MAX:
         raise ValueError(f"index and footer take more than {FOREIGN_BYTES_MAX} bytes; write smaller parts")
@@ -128,9 +128,9 @@ class ColumnChunk:
 class RowGroup:
     """A row group: keys `[key_lower, key_upper]` as in Part; `nbytes` in memory; chunks in file column order.
 
-    `samples` are lower bounds of the keys of rows at equal distances. `known` is None where the index does not tell.
-    `twins` are the bytes that name the rows which share key and value with the row before (`Teller`); None where these
-    are not told.
+    `samples` are lower bounds of the keys of rows at equal distances. `known` is None if the index does not record it.
+    `twins` are the bytes that list the rows with the same key and value as the row before (`KnownRowsCollector`); None
+    if the index does not list them.
     """
 
     rows: int
@@ -155,11 +155,11 @@ class Footer:
 
 def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
     """An inline part of `table` (at least one row, in `updates_schema`), in the order given."""
-    batch = by_itself(_as_batch(table, schema))
+    batch = compact_buffers(_as_batch(table, schema))
     return _encoded(batch, len(table), _bounds(batch, schema), schema_id, part_id)
 
 
-def encode_inline_each(
+def encode_inline_parts(
     table: pa.Table, counts: Sequence[int], schema: ShardSchema, schema_id: int, ids: IdSource
 ) -> list[Part]:
     """As `encode_inline`, of so many rows each (at least one), which follow one another: a part each."""
@@ -171,7 +171,7 @@ def encode_inline_each(
     bounds = extremes_each(whole.column(schema.key[0]), counts)
     places = pa.array(range(whole.num_rows), pa.int64())
     for count, (lower, upper) in zip(counts, bounds, strict=True):
-        batch = by_itself(whole) if count == whole.num_rows else whole.take(places.slice(start, count))
+        batch = compact_buffers(whole) if count == whole.num_rows else whole.take(places.slice(start, count))
         parts.append(_encoded(batch, count, _bounded(lower, upper, schema), schema_id, mint(PartId, ids)))
         start += count
     return parts
@@ -186,7 +186,7 @@ def _encoded(
     return _inline(batch, bounds, schema_id, part_id, batch.serialize().to_pybytes())
 
 
-def described_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
+def describe_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
     """What `encode_inline` would say of these rows in the bytes of `part`."""
     return _inline(batch, _bounds(batch, schema), part.schema_id, part.id, part.data or b"")
 
@@ -216,7 +216,7 @@ def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
     return pa.Table.from_batches([batch])
 
 
-def named(part: Part) -> str:
+def part_label(part: Part) -> str:
     """A part in a message: its id, and where it lies."""
     return f"inline part {part.id}" if part.key is None else f"part {part.id} (blob {part.key})"
 
@@ -246,7 +246,8 @@ def record_of(part: Part, schemas: Mapping[int, SchemaRecord]) -> SchemaRecord:
 def _known(part: Part, schemas: Mapping[int, _T]) -> _T:
     if part.schema_id not in schemas:
         raise Corruption(
-            f"{named(part)} names schema {part.schema_id}, which is not registered, or does not fit the one before it",
+            f"{part_label(part)} has schema {part.schema_id}, which is not registered or not compatible with its "
+            "predecessor",
             part=str(part.id),
         )
     return schemas[part.schema_id]
@@ -270,7 +271,7 @@ class ParquetEncoder:
 
     def __init__(self, schema: ShardSchema, *, tells: bool = False) -> None:
         self._schema = schema
-        self._teller = Teller(schema) if tells else None
+        self._teller = KnownRowsCollector(schema) if tells else None
         self._sink = _Sink()
         self._writer: Any = None
         self._groups: list[_Group] = []
@@ -308,9 +309,9 @@ class ParquetEncoder:
         if table.schema != schema.updates_schema:
             table = table.cast(schema.updates_schema)
         for field in schema.strict:
-            check_no_stray_null(table.column(field.name), field)
+            check_nested_nulls(table.column(field.name), field)
         if schema.strict:
-            table = whole_table(table)
+            table = fill_hidden_nulls(table)
         self._writer.write_table(table, row_group_size=len(table))
 
     def finish(self, schema_id: int, part_id: PartId, key: str) -> tuple[Part, bytes]:
@@ -358,7 +359,7 @@ def decode_footer(part: Part, tail: bytes, *, is_foreign: bool = False) -> Foote
     `is_foreign`: nobody knows yet who made it, so that it is looked at before Arrow is asked what it says.
     """
     if len(tail) != part.footer_size or zlib.crc32(tail) != part.footer_checksum:
-        raise Corruption(f"the footer of {named(part)} does not match its checksum", part=str(part.id))
+        raise Corruption(f"the footer of {part_label(part)} does not match its checksum", part=str(part.id))
     try:
         told, footer = decode_index(part.id, tail, is_foreign=is_foreign)
         chunks = [len(group.chunks) for group in told.row_groups]
@@ -373,13 +374,13 @@ def decode_footer(part: Part, tail: bytes, *, is_foreign: bool = False) -> Foote
         if TIME not in columns or DIFF not in columns:
             raise ValueError(f"the columns {TIME} and {DIFF} are not both there")
     except DATA_ERRORS as error:
-        raise Corruption(f"the footer of {named(part)} cannot be decoded: {error}", part=str(part.id)) from error
+        raise Corruption(f"the footer of {part_label(part)} cannot be decoded: {error}", part=str(part.id)) from error
     if sum(group.rows for group in row_groups) != part.rows:
-        raise Corruption(f"{named(part)} does not have the {part.rows} rows it should have", part=str(part.id))
+        raise Corruption(f"{part_label(part)} does not have the {part.rows} rows it should have", part=str(part.id))
     return Footer(metadata, row_groups, columns, told.has_one_time)
 
 
-def _row_group(told: GroupTold) -> RowGroup:
+def _row_group(told: RowGroupEntry) -> RowGroup:
     return RowGroup(
         told.rows,
         told.nbytes,
@@ -412,7 +413,7 @@ def decode_row_groups(
         positions = [position for name in columns for position in footer.leaves[name]]
         return file.reader.read_row_groups(list(groups), column_indices=positions, use_threads=False)
     except DATA_ERRORS as error:
-        raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
+        raise Corruption(f"{part_label(part)} cannot be decoded: {error}", part=str(part.id)) from error
 
 
 def decode_batches(
@@ -424,7 +425,7 @@ def decode_batches(
         positions = [position for name in columns for position in footer.leaves[name]]
         yield from file.reader.iter_batches(rows, row_groups=list(groups), column_indices=positions, use_threads=False)
     except DATA_ERRORS as error:
-        raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
+        raise Corruption(f"{part_label(part)} cannot be decoded: {error}", part=str(part.id)) from error
 
 
 def _open_writer(sink: _Sink, first: pa.Table, schema: ShardSchema) -> Any:

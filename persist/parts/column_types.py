@@ -19,21 +19,25 @@ from persist.core.errors import InvalidUsage
 # that though no reader can see it. So what is hidden is made whole before it is written.
 
 
-def is_strict(kind: pa.DataType) -> bool:
+def has_required_children(kind: pa.DataType) -> bool:
     """Whether something within values of this type may not be null."""
     if pa.types.is_map(kind):
-        return not kind.item_field.nullable or is_strict(kind.key_type) or is_strict(kind.item_type)
+        return (
+            not kind.item_field.nullable
+            or has_required_children(kind.key_type)
+            or has_required_children(kind.item_type)
+        )
     if not pa.types.is_nested(kind):
         return False
     fields = [kind.field(index) for index in range(kind.num_fields)]
-    return any(not field.nullable or is_strict(field.type) for field in fields)
+    return any(not field.nullable or has_required_children(field.type) for field in fields)
 
 
-def has_stray_null(column: Any, field: pa.Field) -> bool:
+def has_forbidden_null(column: Any, field: pa.Field) -> bool:
     """Whether the values hold a null, at any depth, where their type allows none. What a null hides does not count."""
     if not field.nullable and column.null_count:
         return True
-    if not is_strict(field.type):
+    if not has_required_children(field.type):
         return False
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return any(_is_stray_within(chunk.drop_null() if chunk.null_count else chunk) for chunk in chunks)
@@ -43,16 +47,16 @@ def _is_stray_within(present: pa.Array) -> bool:
     kind = present.type
     if pa.types.is_map(kind):
         keys, items = _entries(present).flatten().flatten()
-        return has_stray_null(keys, kind.key_field) or has_stray_null(items, kind.item_field)
+        return has_forbidden_null(keys, kind.key_field) or has_forbidden_null(items, kind.item_field)
     if pa.types.is_struct(kind):
-        return any(has_stray_null(child, kind.field(index)) for index, child in enumerate(present.flatten()))
-    return has_stray_null(present.flatten(), kind.value_field)
+        return any(has_forbidden_null(child, kind.field(index)) for index, child in enumerate(present.flatten()))
+    return has_forbidden_null(present.flatten(), kind.value_field)
 
 
-def whole_table(table: pa.Table) -> pa.Table:
+def fill_hidden_nulls(table: pa.Table) -> pa.Table:
     """The same rows, with something that is no null in each place that may have none and that a null hides."""
     for index, field in enumerate(table.schema):
-        if is_strict(field.type):
+        if has_required_children(field.type):
             chunks = [_whole(chunk) for chunk in table.column(index).chunks]
             table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
     return table
@@ -60,7 +64,7 @@ def whole_table(table: pa.Table) -> pa.Table:
 
 def _whole(column: pa.Array) -> pa.Array:
     kind, types = column.type, pa.types
-    if not is_strict(kind):
+    if not has_required_children(kind):
         return column
     if types.is_struct(kind):
         if column.null_count:  # a null that Arrow builds hides empty values
@@ -102,7 +106,7 @@ _DAY_MS = 86_400_000
 _DAYS_MAX = 2**31 - 1  # Parquet has dates as days of 32 bits
 
 
-def check_given(fields: Iterable[pa.Field]) -> None:
+def check_input_types(fields: Iterable[pa.Field]) -> None:
     """Raise InvalidUsage where a column of rows that somebody sends has a type that no shard can store, nor nulls.
 
     Before anything else is done with them: Arrow reads beyond its tables where a decimal says a scale of millions.
@@ -123,7 +127,7 @@ def _check_given(name: str, kind: Any, levels: int) -> None:
                 raise InvalidUsage(f"column {name!r} is nested more than {NESTING_MAX} levels deep; flatten it")
             _check_given(name, child.type, levels - 1)
     else:
-        stored(name, kind)
+        stored_type(name, kind)
 
 
 @lru_cache(FAMILIES_MAX)
@@ -239,7 +243,7 @@ def _lists_to_plain(array: pa.Array, kind: Any) -> pa.Array:
     return build.from_arrays(ends, _to_plain(values, kind.value_type), type=kind, mask=is_missing)
 
 
-def none_of(column: Any, field: pa.Field) -> pa.Array:
+def empty_column(column: Any, field: pa.Field) -> pa.Array:
     if not _castable(column.type, field.type):
         raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}")
     return pa.array([], field.type)
@@ -268,14 +272,14 @@ def conform_column(column: Any, field: pa.Field) -> Any:
     column = as_type(column, field.type)
     if not field.nullable and column.null_count:
         raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
-    check_no_stray_null(column, field)
+    check_nested_nulls(column, field)
     check_storable(column, field)
     return column
 
 
-def check_no_stray_null(column: Any, field: pa.Field) -> None:
+def check_nested_nulls(column: Any, field: pa.Field) -> None:
     """Raise InvalidUsage where a value has a null within it that its type does not allow."""
-    if has_stray_null(column, field):
+    if has_forbidden_null(column, field):
         raise InvalidUsage(
             f"column {field.name!r} has a null where {field.type} allows none; give a whole value, or let the column "
             "take nulls there by widen_column"
@@ -285,7 +289,7 @@ def check_no_stray_null(column: Any, field: pa.Field) -> None:
 def check_storable(column: Any, field: pa.Field) -> None:
     """Refuse what Parquet cannot hold: dates with a time of day or beyond 32 bits, seconds beyond milliseconds."""
     kind = field.type
-    if not is_picky(kind):
+    if not has_parquet_limits(kind):
         return
     if pa.types.is_nested(kind):
         for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
@@ -306,10 +310,10 @@ def check_storable(column: Any, field: pa.Field) -> None:
             raise InvalidUsage(f"column {field.name!r} does not fit timestamp('ms'): {error}") from error
 
 
-def is_picky(kind: pa.DataType) -> bool:
+def has_parquet_limits(kind: pa.DataType) -> bool:
     """Whether Parquet does not hold every value of this type, or of one within it."""
     if pa.types.is_nested(kind):
-        return any(is_picky(one.type) for one in _children(kind))
+        return any(has_parquet_limits(one.type) for one in _children(kind))
     return bool(pa.types.is_date64(kind) or (pa.types.is_timestamp(kind) and kind.unit == "s"))
 
 
@@ -418,7 +422,7 @@ def _children(kind: Any) -> Iterator[Any]:
         yield kind.field(index)
 
 
-def stored(name: str, kind: Any, levels: int = NESTING_MAX) -> Any:
+def stored_type(name: str, kind: Any, levels: int = NESTING_MAX) -> Any:
     """The type that a column is stored as: itself, dictionaries decoded and views made large. Raises InvalidUsage.
 
     At most `levels` of types may lie in it.
@@ -431,16 +435,16 @@ def stored(name: str, kind: Any, levels: int = NESTING_MAX) -> Any:
     if kind == pa.binary_view():
         return pa.large_binary()
     if types.is_dictionary(kind):
-        return stored(name, kind.value_type, inner)
+        return stored_type(name, kind.value_type, inner)
     if types.is_map(kind):
-        key, item = stored(name, kind.key_type, inner), stored(name, kind.item_type, inner)
+        key, item = stored_type(name, kind.key_type, inner), stored_type(name, kind.item_type, inner)
         return pa.map_(key, pa.field(kind.item_field.name, item, kind.item_field.nullable))
     if types.is_struct(kind):
         if kind.num_fields == 0:
             raise InvalidUsage(f"column {name!r} is a struct without fields, which Parquet cannot hold")
-        return pa.struct([pa.field(f.name, stored(name, f.type, inner), f.nullable) for f in _children(kind)])
+        return pa.struct([pa.field(f.name, stored_type(name, f.type, inner), f.nullable) for f in _children(kind)])
     if _is_list(kind):
-        item = pa.field(kind.value_field.name, stored(name, kind.value_type, inner), kind.value_field.nullable)
+        item = pa.field(kind.value_field.name, stored_type(name, kind.value_type, inner), kind.value_field.nullable)
         if types.is_fixed_size_list(kind):
             if kind.list_size == 0:
                 raise InvalidUsage(f"column {name!r} is a list of size 0, which Parquet cannot hold")
@@ -466,10 +470,10 @@ CHARS_MAX = 1_000  # of a text
 _PLAIN = r"^[+-]?0*(?P<whole>[0-9]*)(?:\.(?P<part>[0-9]*))?$"  # without an exponent
 
 
-def decimals(texts: Any, kind: Any) -> Any:
+def parse_decimals(texts: Any, kind: Any) -> Any:
     """An array of texts, or a scalar, as decimals of `kind`. Raises ValueError where one is none, or does not fit."""
     if isinstance(texts, pa.Scalar):
-        return decimals(pa.array([texts.as_py()], pa.string()), kind)[0]
+        return parse_decimals(pa.array([texts.as_py()], pa.string()), kind)[0]
     digits = pc.extract_regex(texts, _PLAIN)
     whole, part = (pc.binary_length(digits.field(index)) for index in range(2))
     has_digit = pc.match_substring_regex(texts, "[0-9]")
@@ -501,7 +505,7 @@ def _decimal(text: str, kind: Any) -> Decimal:
     return Decimal((sign, tuple(map(int, kept)), least))
 
 
-def exact(text: str) -> Decimal:
+def parse_exact(text: str) -> Decimal:
     """A number of JSON as it is written. Raises ValueError where its exponent is one that no column can have."""
     found = Decimal(text)
     if found.is_finite() and abs(found.adjusted()) >= EXPONENT_MAX:
@@ -513,5 +517,5 @@ def _whole_decimal(text: str) -> int | Decimal:
     return Decimal(text) if text == "-0" else int(text)
 
 
-EXACT_NUMBERS: Mapping[str, Any] = {"parse_float": exact, "parse_int": _whole_decimal}
+EXACT_NUMBERS: Mapping[str, Any] = {"parse_float": parse_exact, "parse_int": _whole_decimal}
 """Arguments of `json.loads` for values of keys: no digit is lost, nor the sign of `-0`."""

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts.row_sort import ROWS_MIN, is_constant, lies_in_runs, packed, picked, sort_words
+from persist.parts.row_sort import ROWS_MIN, has_sorted_runs, is_constant, sort_packed, sort_words, take_rows
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import ColumnOrder, Mask, Rows, Words, column, is_bytes, one_chunk
+from persist.parts.sort_words import ColumnOrder, Mask, Rows, Words, column_order, is_bytes, one_chunk
 
 Ints = npt.NDArray[np.int64]
 FEW = 1 << 16  # numbers that lie so close together are ordered by counting
@@ -118,7 +118,7 @@ def merge(
         return empty if names is None else empty.select(list(names))
     table = join(kept)
     perm, starts = sort_groups(table, schema)
-    return pick(table, perm, starts, names)
+    return sum_groups(table, perm, starts, names)
 
 
 def join(tables: Sequence[pa.Table]) -> pa.Table:
@@ -151,24 +151,24 @@ def sort_groups(table: pa.Table, schema: ShardSchema) -> tuple[Rows | None, Mask
     return _refine((one_chunk(table.column(name)) for name in (*schema.key, *schema.value, TIME)), len(table))
 
 
-def twins(table: pa.Table, schema: ShardSchema) -> Mask:
+def find_twins(table: pa.Table, schema: ShardSchema) -> Mask:
     """Which rows share key and value with the row before, whatever their times. The rows are in order."""
     _, starts = _refine((one_chunk(table.column(name)) for name in schema.order), len(table))
     return ~starts
 
 
-def pick(table: pa.Table, perm: Rows | None, starts: Mask, names: Sequence[str] | None = None) -> pa.Table:
+def sum_groups(table: pa.Table, perm: Rows | None, starts: Mask, names: Sequence[str] | None = None) -> pa.Table:
     """One row for each group, with the sum of its diffs, without those of sum zero; its columns `names` (None: all)."""
-    rows, sums = summed(perm, starts, one_chunk(table.column(DIFF)).to_numpy())
+    rows, sums = sum_diffs(perm, starts, one_chunk(table.column(DIFF)).to_numpy())
     names = table.column_names if names is None else list(names)
     if perm is None and len(rows) == len(table):
         return table.select(names)
     taken = pa.array(rows)
-    columns = [pa.array(sums) if name == DIFF else picked(one_chunk(table.column(name)), taken) for name in names]
+    columns = [pa.array(sums) if name == DIFF else take_rows(one_chunk(table.column(name)), taken) for name in names]
     return pa.Table.from_arrays(columns, schema=table.select(names).schema)
 
 
-def summed(perm: Rows | None, starts: Mask, diffs: Ints) -> tuple[Ints, Ints]:
+def sum_diffs(perm: Rows | None, starts: Mask, diffs: Ints) -> tuple[Ints, Ints]:
     """One row of each group, in order, and the sum of the group's diffs, without those of sum zero."""
     ordered = diffs if perm is None else (diffs[: len(perm)] if is_constant(diffs) else diffs[perm])
     if bool(starts.all()):
@@ -180,7 +180,7 @@ def summed(perm: Rows | None, starts: Mask, diffs: Ints) -> tuple[Ints, Ints]:
     return (rows, sums) if nonzero.all() else (rows[nonzero], sums[nonzero])
 
 
-def folded(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> pa.Table:
+def fold_twins(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> pa.Table:
     """The kept updates of rows in order, at the times of the read, added up without a look at their keys and values.
 
     `firsts` are the rows that do not share key and value with the row before. The table has `__diff`, and `__time`
@@ -194,7 +194,7 @@ def folded(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> pa.
     if not len(alike):
         return table
     diffs: Ints = one_chunk(table.column(DIFF)).to_numpy().copy()
-    rows, sums = summed(None, firsts[alike], diffs[alike])
+    rows, sums = sum_diffs(None, firsts[alike], diffs[alike])
     left = alike[rows]
     diffs[left] = sums
     is_left = ~is_alike
@@ -235,7 +235,7 @@ def _refine(arrays: Iterator[pa.Array], count: int) -> tuple[Rows | None, Mask]:
     tied: Rows | None = None  # positions that share their group with a neighbour; None: all of them
     left: Iterator[tuple[pa.Array, ColumnOrder | None, int]] = ((array, None, 0) for array in arrays)
     if count >= ROWS_MIN:
-        found = packed(map(column, arrays), count)
+        found = sort_packed(map(column_order, arrays), count)
         perm, starts, tied = found.perm, found.starts, _still_tied(found.starts, None)
         if not len(tied):
             return perm, starts
@@ -248,7 +248,7 @@ def _refine(arrays: Iterator[pa.Array], count: int) -> tuple[Rows | None, Mask]:
             if order is None:
                 if _are_alike(array, rows, starts, tied):
                     break
-                order = column(array)
+                order = column_order(array)
             words = order.word(level, rows)
             if words is None:
                 break
@@ -314,7 +314,7 @@ def _sort_within(words: Words, starts: Mask) -> Rows | None:
         groups <<= np.uint64(bits)
         packed |= groups
     if bits + last.bit_length() + place > 64:
-        return np.argsort(packed, kind="stable" if lies_in_runs(packed) else None)
+        return np.argsort(packed, kind="stable" if has_sorted_runs(packed) else None)
     return _placed(packed, place)
 
 

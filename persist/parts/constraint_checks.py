@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from persist.core.errors import ConstraintViolated, InvalidUsage, shown
 from persist.core.truncation import Drops, RowDrop
-from persist.parts.consolidate import Ints, consolidate, join, twins
+from persist.parts.consolidate import Ints, consolidate, find_twins, join
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import distinct_keys, key_schema
 from persist.parts.shard_schema import CHECKS_MAX, DIFF, SCHEMAS_KEPT_MAX, TIME, Check, ShardSchema
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")
 
 
 @dataclass(frozen=True)
-class Constraining:
+class ConstraintChange:
     """How the constraints of a shard change: each kind as a whole. What is None stays as it is."""
 
     unique: bool | None = None
@@ -40,7 +40,7 @@ class Constraining:
     checks: tuple[Check, ...] | None = None
 
     @classmethod
-    def of(cls, unique: Any = None, not_null: Any = None, checks: Any = None) -> Constraining:
+    def of(cls, unique: Any = None, not_null: Any = None, checks: Any = None) -> ConstraintChange:
         """Of what a caller gave: `not_null` is a list of columns, `checks` are predicates by their names.
 
         Raises InvalidUsage where something is none, or there is too much of it.
@@ -69,7 +69,7 @@ class Constraining:
         return schema.with_details(**changes)
 
 
-def ask_more(after: ShardSchema, before: ShardSchema) -> bool:
+def are_stricter(after: ShardSchema, before: ShardSchema) -> bool:
     """Whether rows may break the constraints of one schema that do not break those of the one before it."""
     new, old = after.details, before.details
     return (
@@ -79,7 +79,7 @@ def ask_more(after: ShardSchema, before: ShardSchema) -> bool:
     )
 
 
-def differ(after: ShardSchema, before: ShardSchema) -> bool:
+def constraints_differ(after: ShardSchema, before: ShardSchema) -> bool:
     """Whether two schemas ask different things, but for what went with a column."""
     new, old = after.details, before.details
     not_null = [number for number in old.not_null if number in after.ids]
@@ -150,7 +150,7 @@ KEYS_SHOWN_MAX = 10  # of those that a constraint refuses, or that an examinatio
 KEY_ROWS_MAX = 1 << 20  # updates of one key that are held; one with more is not looked at as a whole
 
 
-def crowded(rows: pa.Table, schema: ShardSchema) -> pa.Table:
+def duplicate_keys(rows: pa.Table, schema: ShardSchema) -> pa.Table:
     """The keys that have more than one row at some time: the key columns, in order, each key once.
 
     `rows` are updates in `updates_schema`, in any order: all that there are of their keys.
@@ -159,8 +159,8 @@ def crowded(rows: pa.Table, schema: ShardSchema) -> pa.Table:
 
 
 def _crowded(rows: pa.Table, schema: ShardSchema, keyed: ShardSchema) -> pa.Table:
-    """As `crowded`, of consolidated rows."""
-    firsts, diffs = ~twins(rows, keyed), _ints(rows, DIFF)
+    """As `duplicate_keys`, of consolidated rows."""
+    firsts, diffs = ~find_twins(rows, keyed), _ints(rows, DIFF)
     keys = np.cumsum(firsts) - 1
     sizes = np.bincount(keys) if len(keys) else keys
     may_be = sizes[keys] > 1  # hardly any key has two updates: only those are looked at closely
@@ -168,8 +168,8 @@ def _crowded(rows: pa.Table, schema: ShardSchema, keyed: ShardSchema) -> pa.Tabl
     few = rows.filter(pa.array(may_be))
     if not len(few):
         return few.select(list(schema.key))
-    starts = ~twins(few, keyed)
-    is_crowded = _most(few, starts, ~twins(few, schema)) > 1
+    starts = ~find_twins(few, keyed)
+    is_crowded = _most(few, starts, ~find_twins(few, schema)) > 1
     return few.filter(pa.array(starts)).filter(pa.array(is_crowded)).select(list(schema.key))
 
 
@@ -218,7 +218,7 @@ def _ints(rows: pa.Table, name: str) -> npt.NDArray[np.int64]:
     return found
 
 
-class Crowds:
+class DuplicateKeyCounter:
     """Counts the keys with more than one row at some time, of updates that come in the order of their keys.
 
     It holds one table and the updates of one key. Where these are more than `KEY_ROWS_MAX` only what came first of
@@ -242,7 +242,7 @@ class Crowds:
         """The next consolidated rows, in `updates_schema`."""
         if not len(rows):
             return
-        firsts = ~twins(join([*self._held[-1:], rows]), self._keyed)
+        firsts = ~find_twins(join([*self._held[-1:], rows]), self._keyed)
         if self._held:
             firsts = firsts[len(self._held[-1]) :]
         starts = np.flatnonzero(firsts)
@@ -254,7 +254,7 @@ class Crowds:
         self._held, self._is_told = [], False
         self._hold(rows.slice(int(starts[-1])))
 
-    def finish(self) -> Crowds:
+    def finish(self) -> DuplicateKeyCounter:
         """No more rows come. Returns itself."""
         self._tell(None)
         self._held = []
@@ -280,10 +280,10 @@ class Crowds:
         if self._drops and len(found):  # perhaps by rows that were there one after the other
             found = _crowded_by_then(rows, self._schema, self._keyed, self._drops)
         self.count += len(found)
-        self.keys += keys_shown(found.slice(0, KEYS_SHOWN_MAX - len(self.keys)))
+        self.keys += key_tuples(found.slice(0, KEYS_SHOWN_MAX - len(self.keys)))
 
 
-def keys_shown(keys: pa.Table) -> list[tuple[Any, ...]]:
+def key_tuples(keys: pa.Table) -> list[tuple[Any, ...]]:
     """The keys as tuples of Python values."""
     columns = [column.to_pylist() for column in keys.columns]
     return list(zip(*columns, strict=True))
@@ -297,7 +297,7 @@ UNIQUE = "unique"  # what that constraint is called where one is named
 
 
 @dataclass(frozen=True)
-class BreakingRows:
+class ViolatingRows:
     """Rows that break a constraint: what it is called, how they break it, and they themselves."""
 
     constraint: str
@@ -311,18 +311,18 @@ def check_rows(rows: pa.Table, schema: ShardSchema) -> None:
     `rows` are updates in `updates_schema`. Rows that are taken away pass, so that bad ones can be taken away. Whether
     keys are unique is not told by rows alone.
     """
-    for broken in breaking(rows, schema):
+    for broken in violating_rows(rows, schema):
         count = len(broken.rows)
         raise violation(
             f"constraint {broken.constraint!r} refuses {count_text(count, 'row')} {broken.how}; nothing was written: "
             "mend what is wrong, or change the constraint",
             broken.constraint,
-            keys_shown(broken.rows.select(list(schema.key)).slice(0, KEYS_SHOWN_MAX)),
+            key_tuples(broken.rows.select(list(schema.key)).slice(0, KEYS_SHOWN_MAX)),
             count,
         )
 
 
-def breaking(rows: pa.Table, schema: ShardSchema) -> Iterator[BreakingRows]:
+def violating_rows(rows: pa.Table, schema: ShardSchema) -> Iterator[ViolatingRows]:
     """The rows that are added and break a check, or have a null where none may be, for each constraint that is broken.
 
     `rows` have the columns of the schema and `__diff`.
@@ -336,15 +336,15 @@ def breaking(rows: pa.Table, schema: ShardSchema) -> Iterator[BreakingRows]:
     for name in not_null(schema):
         if added.column(name).null_count:
             nulls = added.filter(pc.is_null(added.column(name)))
-            yield BreakingRows(f"not null: {name}", f"with a null in column {name!r}", nulls)
+            yield ViolatingRows(f"not null: {name}", f"with a null in column {name!r}", nulls)
     for check, found in _filters(schema):
         truth = found.truth(added)
         if not pc.all(truth, skip_nulls=True, min_count=0).as_py():  # false only where one is false: null passes
             bad = added.filter(pc.invert(pc.fill_null(truth, True)))
-            yield BreakingRows(check.name, f"for which {check.where!r:.200} is false", bad)
+            yield ViolatingRows(check.name, f"for which {check.where!r:.200} is false", bad)
 
 
-def check_sound(schema: ShardSchema) -> None:
+def check_compiles(schema: ShardSchema) -> None:
     """Raise InvalidUsage unless every check is about columns that are there, which can be compared so."""
     list(_compiled(schema))
 
@@ -352,7 +352,7 @@ def check_sound(schema: ShardSchema) -> None:
 def violation(what: str, constraint: str, keys: list[tuple[Any, ...]], count: int) -> ConstraintViolated:
     """The error of so many rows or keys, of which the first keys are given."""
     return ConstraintViolated(
-        f"{what}. Keys: {listed(keys, count)}", constraint=constraint, count=count, keys=told(keys)
+        f"{what}. Keys: {keys_text(keys, count)}", constraint=constraint, count=count, keys=keys_json(keys)
     )
 
 
@@ -361,13 +361,13 @@ def count_text(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def listed(keys: list[tuple[Any, ...]], count: int) -> str:
+def keys_text(keys: list[tuple[Any, ...]], count: int) -> str:
     """The first keys, for a sentence."""
     shown = ", ".join(f"{key[0] if len(key) == 1 else key!r}"[:KEY_CHARS_MAX] for key in keys)
     return f"{shown} and {count - len(keys)} more" if count > len(keys) else shown
 
 
-def told(keys: list[tuple[Any, ...]]) -> list[list[Any]]:
+def keys_json(keys: list[tuple[Any, ...]]) -> list[list[Any]]:
     """The keys as JSON: what JSON has no value for is its text, cut short."""
     return [
         [one if one is None or type(one) in (bool, int) else str(one)[:KEY_CHARS_MAX] for one in key] for key in keys

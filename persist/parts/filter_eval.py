@@ -22,7 +22,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.record import replace
 from persist.parts import predicate as p
 from persist.parts.key_encoding import ALL_KEYS, BOUND_BYTES_MAX, KeyRange, decode_key, encode_key, successor
-from persist.parts.part_files import Keeps
+from persist.parts.part_files import RowGroupFilter
 from persist.parts.shard_schema import ShardSchema
 
 # Evaluating a predicate: on rows exactly, on key ranges and row groups as "may any row of it match?".
@@ -365,10 +365,10 @@ _IN = "is_in("
 _NOT = "invert("
 _ROW = "__row"
 
-Shown: TypeAlias = Sequence[str] | Mapping[str, Any] | None  # names, or expressions by names; None: all
+Projection: TypeAlias = Sequence[str] | Mapping[str, Any] | None  # names, or expressions by names; None: all
 
 
-def needed(kinds: pa.Schema, shown: Shown, expression: Any) -> tuple[list[str], list[str]]:
+def required_columns(kinds: pa.Schema, shown: Projection, expression: Any) -> tuple[list[str], list[str]]:
     """The columns that are needed to show these, and those that are needed to tell which rows match as well.
 
     Raises InvalidUsage where there is no such column, or Arrow does not compare so.
@@ -403,7 +403,7 @@ def _needs(kinds: pa.Schema, expression: Any, name: str) -> bool:
     return False
 
 
-def matching(table: pa.Table, expression: Any) -> pa.Table:
+def filter_rows(table: pa.Table, expression: Any) -> pa.Table:
     """The rows of a table for which an expression is true.
 
     To engines of SQL 0.0 is -0.0, also in `IN (0.0, 1.0)`. Arrow looks for members of a set by their bits.
@@ -443,10 +443,10 @@ def _zeroed(values: pa.Array, zero: float) -> pa.Array:
     return pc.if_else(pc.equal(values, pa.scalar(0.0, kind)), pa.scalar(zero, kind), values)
 
 
-class MayMatch:
+class ExpressionPruner:
     """Whether rows of which these statistics tell may match an expression over the columns `kinds`.
 
-    It says no only where no row does, by the rules of Arrow. It is a `persist.parts.part_files.Keeps`. Thread-safe.
+    False only if no row matches, by Arrow's rules. A `persist.parts.part_files.RowGroupFilter`. Thread-safe.
     """
 
     def __init__(self, expression: Any, kinds: pa.Schema) -> None:
@@ -456,7 +456,7 @@ class MayMatch:
         self._files = pyarrow.fs.LocalFileSystem()
 
     def __call__(self, statistics: dict[str, Any]) -> bool:
-        told = ((field, statistics.get(field.name)) for field in self._kinds if is_bounded(field.type))
+        told = ((field, statistics.get(field.name)) for field in self._kinds if has_exact_statistics(field.type))
         known = [found for field, one in told if one is not None and (found := _known(field, one)) is not None]
         if not known:
             return True
@@ -481,7 +481,7 @@ class KeyStatistics:
         self.max = most
 
 
-def may_match(runs: Iterable[Run], schema: ShardSchema, keeps: Keeps) -> Iterator[Run]:
+def prune_runs(runs: Iterable[Run], schema: ShardSchema, keeps: RowGroupFilter) -> Iterator[Run]:
     """The runs without the parts that cannot have rows that are kept, by the bounds of their keys alone."""
     for run in runs:
         parts = tuple(part for part in run.parts if keeps(_part_bounds(part, schema)))
@@ -489,7 +489,7 @@ def may_match(runs: Iterable[Run], schema: ShardSchema, keeps: Keeps) -> Iterato
             yield run if len(parts) == len(run.parts) else replace(run, parts=parts)
 
 
-def is_bounded(kind: Any) -> bool:
+def has_exact_statistics(kind: Any) -> bool:
     """Types whose order is the same for Arrow and in the statistics of Parquet, of which these leave nothing out."""
     types = pa.types
     if types.is_timestamp(kind):

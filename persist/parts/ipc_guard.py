@@ -107,7 +107,7 @@ class _Unfolded:
             raise pa.ArrowInvalid(f"its schema takes more than {UNFOLDED_BYTES_MAX} bytes once it is unfolded")
 
 
-class Declared:
+class DeclaredSize:
     """Sums over the messages of a stream. `bytes` are those of compressed buffers, once they are decompressed.
 
     `nodes` are the arrays that hold them, one a column and batch at every depth.

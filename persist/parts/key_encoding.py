@@ -16,7 +16,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.column_types import family
 from persist.parts.consolidate import Ints, consolidate, join, sort_groups
 from persist.parts.shard_schema import DIFF, ShardSchema
-from persist.parts.sort_words import END, ESCAPE, NULL, VALID, ColumnOrder, column, one_chunk
+from persist.parts.sort_words import END, ESCAPE, NULL, VALID, ColumnOrder, column_order, one_chunk
 
 # Order-preserving bytes of key tuples, for part bounds and split boundaries.
 #
@@ -73,12 +73,12 @@ class SortedKeys:
 
     @cached_property
     def _columns(self) -> list[ColumnOrder]:
-        return [column(array) for array in self._arrays]
+        return [column_order(array) for array in self._arrays]
 
     @cached_property
     def last(self) -> bytes:
         """The key of the last row, without a look at the others."""
-        return b"".join(column(array.slice(self._rows - 1)).encode(0) for array in self._arrays)
+        return b"".join(column_order(array.slice(self._rows - 1)).encode(0) for array in self._arrays)
 
     def __getitem__(self, row: int) -> bytes:
         return b"".join(column.encode(row) for column in self._columns)
@@ -122,7 +122,7 @@ def encode_key(schema: ShardSchema, values: Mapping[str, Any] | tuple[Any, ...])
             array = pa.repeat(value, 1).cast(kind) if isinstance(value, pa.Scalar) else pa.array([value], kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidUsage(f"{value!r} is no value of key column {name!r} ({kind}): {error}") from error
-        pieces.append(column(array).encode(0))
+        pieces.append(column_order(array).encode(0))
     return b"".join(pieces)
 
 
@@ -277,14 +277,14 @@ def distinct_keys(rows: pa.Table, keyed: ShardSchema) -> pa.Table:
     return consolidate([keys_of(rows, keyed)], keyed)
 
 
-def single_keys(rows: pa.Table, keyed: ShardSchema, what: str) -> pa.Table:
+def unique_keys(rows: pa.Table, keyed: ShardSchema, what: str) -> pa.Table:
     """The keys of the rows in order. Raises InvalidUsage where one comes twice; `what` takes one row a key."""
     found = distinct_keys(rows, keyed)
-    check_single(found, keyed, what)
+    check_unique(found, keyed, what)
     return found
 
 
-def check_single(keys: pa.Table, keyed: ShardSchema, what: str) -> None:
+def check_unique(keys: pa.Table, keyed: ShardSchema, what: str) -> None:
     """Raise InvalidUsage where one of the sorted keys is there more than once."""
     twice = pc.index(pc.greater(keys.column(DIFF), 1), True).as_py()
     if twice >= 0:
@@ -292,7 +292,7 @@ def check_single(keys: pa.Table, keyed: ShardSchema, what: str) -> None:
         raise InvalidUsage(f"key {key!r} comes more than once; {what} takes one row a key: drop the duplicates first")
 
 
-def places(rows: pa.Table, keys: pa.Table, keyed: ShardSchema) -> Ints:
+def match_keys(rows: pa.Table, keys: pa.Table, keyed: ShardSchema) -> Ints:
     """For each row the row of `keys` that has its key, or `ABSENT`. Of equal `keys` it is the last one."""
     if not len(rows) or not len(keys):
         return np.full(len(rows), ABSENT, np.int64)
@@ -304,19 +304,19 @@ def places(rows: pa.Table, keys: pa.Table, keyed: ShardSchema) -> Ints:
 
 def semi_join(rows: pa.Table, keys: pa.Table, keyed: ShardSchema) -> pa.Table:
     """The rows whose key is among `keys`."""
-    return rows.filter(pa.array(places(rows, keys, keyed) != ABSENT))
+    return rows.filter(pa.array(match_keys(rows, keys, keyed) != ABSENT))
 
 
-def firsts(rows: pa.Table, keyed: ShardSchema) -> npt.NDArray[np.bool_]:
+def first_of_key(rows: pa.Table, keyed: ShardSchema) -> npt.NDArray[np.bool_]:
     """Which rows are the first ones of their key."""
     found = np.zeros(len(rows), np.bool_)
     if len(rows):
-        _, index = np.unique(groups_of(rows, keyed), return_index=True)
+        _, index = np.unique(key_groups(rows, keyed), return_index=True)
         found[index] = True
     return found
 
 
-def groups_of(rows: pa.Table, keyed: ShardSchema) -> Ints:
+def key_groups(rows: pa.Table, keyed: ShardSchema) -> Ints:
     """A number for each row, from 0 on, the same for equal keys."""
     return _groups([keys_of(rows, keyed)], keyed) if len(rows) else np.zeros(0, np.int64)
 

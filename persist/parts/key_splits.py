@@ -93,7 +93,7 @@ def _of(pieces: list[tuple[bytes, float]], wanted: KeyRange) -> list[tuple[bytes
     return found or pieces
 
 
-def overlapping(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:
+def overlapping_runs(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:
     """The parts that may have keys of the range, so that a split carries no more than it reads."""
     kept = []
     for run in runs:
@@ -172,13 +172,13 @@ def _nearest(ascending: list[float], target: float) -> int | None:
 
 # Cuts: keys before which runs have at most so many rows, told by indexes alone or counted.
 #
-# `reach` reads no rows. It adds up pieces, rows between two keys that the index of a part names. So it counts rows as
-# they are stored, of every time, and those on both sides of a bound on both: it never counts too few. Where that is too
-# coarse, `counted` tells the cuts of rows that were read.
+# `find_cut` reads no rows. It adds up pieces: rows between two keys that the index of a part records. It counts rows as
+# they are stored, of every time, and rows at a boundary on both sides, so it never undercounts. If that is too coarse,
+# `count_cuts` computes the cuts from rows that were read.
 
 
 Ints = npt.NDArray[np.int64]
-FOOTERS_PER_REACH_MAX = 1024  # parts that one `reach` looks into; what is beyond counts as a whole
+FOOTERS_PER_REACH_MAX = 1024  # parts that one `find_cut` looks into; what is beyond counts as a whole
 OPENED_AT_ONCE = 8  # parts that are looked into at the same time
 SHORTENED_BYTES = BOUND_BYTES_MAX - 40  # a sample of fewer bytes is a whole key: less room was left for no column
 WEIGHTS_MAX = 2**62  # that the rows of a table have together
@@ -209,7 +209,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Reach:
+class CutPoint:
     """How far a limit reaches. `key` None: to the end; else all keys before it, which hold `within` at most.
 
     What is stuck has nothing that is known to be within: a key before which there are rows was not found. `key` then
@@ -236,7 +236,7 @@ class _Piece(NamedTuple):
     unsure: Weight = NOTHING
 
 
-def reach(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: Limit) -> Reach:
+def find_cut(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: Limit) -> CutPoint:
     """How far the limit reaches from the beginning of a key range. `runs` are without bundles.
 
     It looks into parts that begin before the cut, and a few more: into their footers. What is damaged or missing counts
@@ -253,20 +253,20 @@ def reach(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: Limi
         if limit.allows(used.plus(together)):
             continue
         if at > start and used.rows:
-            return Reach(at, used, together.plus(unsure).plus(found.left()))
+            return CutPoint(at, used, together.plus(unsure).plus(found.left()))
         return _stuck(found, at, used.plus(together), limit)
-    return Reach(None, used.plus(together), NOTHING)
+    return CutPoint(None, used.plus(together), NOTHING)
 
 
-def _stuck(found: _Pieces, at: bytes, seen: Weight, limit: Limit) -> Reach:
+def _stuck(found: _Pieces, at: bytes, seen: Weight, limit: Limit) -> CutPoint:
     """Where rows have to be counted: up to a key before which there may be at least twice as many as the limit."""
     left = seen.plus(found.left())
     twice = Limit(None if limit.rows is None else 2 * limit.rows, None if limit.size is None else 2 * limit.size)
     while (piece := found.next()) is not None:
         if piece.key > at and not twice.allows(seen):
-            return Reach(piece.key, NOTHING, left, is_stuck=True)
+            return CutPoint(piece.key, NOTHING, left, is_stuck=True)
         seen = seen.plus(piece.weight)
-    return Reach(None, NOTHING, left, is_stuck=True)
+    return CutPoint(None, NOTHING, left, is_stuck=True)
 
 
 class _Pieces:
@@ -319,7 +319,7 @@ class _Pieces:
             row_bytes = times * sum(chunk.size for chunk in group.chunks) / max(1, group.rows)
             pieces = [
                 (key, Weight(rows, rows * row_bytes))
-                for key, rows in pieces_of(group, self._within.lower)
+                for key, rows in split_row_group(group, self._within.lower)
                 if self._within.upper is None or key < self._within.upper
             ]
             # How many rows come before the first sample is not known: those counted there may come after the last.
@@ -347,7 +347,7 @@ class _Pieces:
         return self._groups.get(str(part.id))
 
 
-def pieces_of(group: RowGroup, start: bytes | None) -> Iterator[tuple[bytes, int]]:
+def split_row_group(group: RowGroup, start: bytes | None) -> Iterator[tuple[bytes, int]]:
     """A row group as pieces: a key, and how many rows at most come from it on up to the next one.
 
     Rows before `start` are left out, as far as the index tells which they are.
@@ -374,7 +374,7 @@ def pieces_of(group: RowGroup, start: bytes | None) -> Iterator[tuple[bytes, int
     yield from zip(keys[begin:], counts, strict=True)
 
 
-def counted(
+def count_cuts(
     tables: Iterator[pa.Table], schema: ShardSchema, limit: int, weights: str | None = None
 ) -> Iterator[list[bytes]]:
     """The cuts of rows that come in key order, of at most `limit` rows each, table by table.
@@ -393,7 +393,7 @@ def counted(
 
 
 class _Counting:
-    """Where `counted` is: what the rows since the last cut weigh, and the key that they began with."""
+    """Where `count_cuts` is: what the rows since the last cut weigh, and the key that they began with."""
 
     def __init__(self, schema: ShardSchema, limit: int) -> None:
         self._schema = schema

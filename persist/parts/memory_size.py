@@ -44,7 +44,7 @@ def row_bytes(schema: pa.Schema) -> int:
     return sum(fixed_bytes(field.type) for field in schema)
 
 
-def is_within(table: pa.Table, each_bytes: int, most: int) -> bool:
+def is_surely_within(table: pa.Table, each_bytes: int, most: int) -> bool:
     """Whether `working_bytes` is at most `most`, as far as that is seen at a glance. False: it may be.
 
     `each_bytes` are the `row_bytes` of the schema.
@@ -160,7 +160,7 @@ def _is_flat(kind: Any) -> bool:
     return bool(types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind))
 
 
-def by_itself(batch: pa.RecordBatch) -> pa.RecordBatch:
+def compact_buffers(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The rows in buffers of their own. Those of a slice hold its neighbours too, and the IPC format fills a buffer up
     to 64 bytes with what lies beyond it: bytes of rows that the part does not have, which an erasure would not find.
     """

@@ -623,7 +623,7 @@ class _Nothing(io.RawIOBase):
         raise OSError(_NOT_HERE)
 
 
-class Described:
+class FooterProbe:
     """What a footer says of the column chunks of a file of `size` bytes, of which none is here."""
 
     def __init__(self, metadata: Any, size: int) -> None:
@@ -666,7 +666,7 @@ def read_unknown_footer(data: bytes, spend: Callable[[int], object]) -> Any:
 
 
 def row_group_bytes_max(
-    data: bytes, metadata: Any, described: Described, group: int, schema: Any, most: Decoded
+    data: bytes, metadata: Any, described: FooterProbe, group: int, schema: Any, most: Decoded
 ) -> Decoded:
     """The most bytes that a row group of a whole file takes: beyond `most` once it is known to be beyond it.
 

@@ -27,23 +27,23 @@ from persist.parts.codec import (
     decode_footer,
     decode_inline,
     decode_row_groups,
-    named,
+    part_label,
     schema_of,
 )
 from persist.parts.key_encoding import KeyRange
 from persist.parts.memory_size import fixed_bytes
 from persist.parts.parquet_guard import (
     Decoded,
-    Described,
     Fixed,
+    FooterProbe,
     check_sizes,
     chunk_start,
     decoded_bytes_max,
     fixed_lists,
     levels_of,
 )
-from persist.parts.prefetch import in_order
-from persist.parts.row_stats import KnownRows, firsts_of
+from persist.parts.prefetch import map_in_order
+from persist.parts.row_stats import KnownRows, decode_twins
 from persist.parts.schema_evolution import Migration
 from persist.parts.shard_schema import TIME, ShardSchema
 from persist.parts.sort_words import Mask
@@ -51,7 +51,7 @@ from persist.parts.sort_words import Mask
 # A file of which only some bytes are here.
 
 
-class Sparse(io.RawIOBase):
+class SparseFile(io.RawIOBase):
     """A file of `size` bytes of which only some segments are here; reading elsewhere is an error."""
 
     def __init__(self, segments: Sequence[tuple[int, bytes]], size: int) -> None:
@@ -90,12 +90,12 @@ WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
 TOLD_TIMES, TOLD_BYTES = 4, 4 * 1024 * 1024  # of what an index tells that rows take: by that reads are planned
 LARGE_BYTES = 32 * 1024 * 1024  # of rows, and of what is there meanwhile, beyond which they are decoded alone
 GAP_BYTES_MAX = 256 * 1024  # a hole between wanted bytes up to this size is fetched along
-FOOTERS_MAX = 1024  # footers kept by one `Files`
+FOOTERS_MAX = 1024  # footers kept by one `PartFiles`
 FOOTER_READERS = 8  # footers that are read at the same time where many parts are opened one after the other
 
 
 # Whether a row group may have rows that are wanted, by Parquet's statistics of its flat columns.
-Keeps = Callable[[dict[str, Any]], bool]
+RowGroupFilter = Callable[[dict[str, Any]], bool]
 
 
 class BlobReads(Protocol):
@@ -107,7 +107,7 @@ class BlobReads(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class DecodeLimit:
     """What row groups that are read together may take: their rows, and what is there only while they are decoded.
 
     Those that take more than LARGE_BYTES are decoded one after the other, in `turn`.
@@ -119,12 +119,12 @@ class Bound:
     in_batches: bool = False  # whether what may be large is read some rows at a time
     turn: AbstractContextManager[object] = field(default_factory=threading.Lock)
 
-    def in_pieces(self) -> Bound:
+    def in_pieces(self) -> DecodeLimit:
         """The same for who reads for many callers at once."""
         return replace(self, told_times=TOLD_TIMES, in_batches=True)
 
 
-class Files:
+class PartFiles:
     """Opens parts; keeps at most `FOOTERS_MAX` footers. Not thread-safe: one per thread.
 
     Errors of the blob store pass through (BlobNotFound when the part is gone); bytes that do not match their
@@ -137,8 +137,8 @@ class Files:
         self,
         blob: BlobReads,
         schemas: Mapping[int, ShardSchema],
-        keeps: Keeps | None = None,
-        bound: Bound | None = None,
+        keeps: RowGroupFilter | None = None,
+        bound: DecodeLimit | None = None,
         *,
         are_foreign: bool = False,
         current: ShardSchema | None = None,
@@ -190,7 +190,7 @@ class Files:
 
         large = sum(not self.is_small(part) for part in parts)  # small ones are fetched by one read anyway
         readers = max(1, min(FOOTER_READERS, large))
-        for part, footer in zip(parts, in_order(read, parts, readers), strict=True):
+        for part, footer in zip(parts, map_in_order(read, parts, readers), strict=True):
             if footer is None:
                 yield None
                 continue
@@ -204,7 +204,7 @@ class Files:
             return decode_footer(part, tail, is_foreign=self._are_foreign), None
         whole = self.fetch(part, 0, part.size)
         if zlib.crc32(whole) != part.checksum:
-            raise Corruption(f"{named(part)} does not match its checksum", part=str(part.id))
+            raise Corruption(f"{part_label(part)} does not match its checksum", part=str(part.id))
         return decode_footer(part, whole[part.size - part.footer_size :], is_foreign=self._are_foreign), whole
 
     def _keep(self, part: Part, footer: Footer) -> None:
@@ -246,7 +246,7 @@ class Files:
 class PartFile:
     """One Parquet part, open for reading columns of row groups."""
 
-    def __init__(self, files: Files, part: Part, footer: Footer, whole: bytes | None) -> None:
+    def __init__(self, files: PartFiles, part: Part, footer: Footer, whole: bytes | None) -> None:
         self.part = part
         self.groups = footer.row_groups
         self.has_one_time = footer.has_one_time
@@ -274,7 +274,7 @@ class PartFile:
         with self._turn_of(decoded):
             table = decode_row_groups(self.part, self._footer, groups, names, source)
             if len(table) != sum(self.groups[group].rows for group in groups):
-                raise Corruption(f"{named(self.part)} lacks rows", part=str(self.part.id))
+                raise Corruption(f"{part_label(self.part)} lacks rows", part=str(self.part.id))
             yield table
 
     @cached_property
@@ -317,9 +317,11 @@ class PartFile:
         for group in groups:
             rows, chunk = self.groups[group].rows, self.groups[group].twins
             try:
-                masks.append(firsts_of(b"" if chunk is None else found[chunk.start], rows))
+                masks.append(decode_twins(b"" if chunk is None else found[chunk.start], rows))
             except (ValueError, IndexError, KeyError) as error:
-                raise Corruption(f"{named(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
+                raise Corruption(
+                    f"{part_label(self.part)} cannot be decoded: {error}", part=str(self.part.id)
+                ) from error
         return np.concatenate(masks)
 
     def wanted(self, key_range: KeyRange) -> Iterator[int]:
@@ -376,7 +378,7 @@ class PartFile:
             seen += batch.num_rows
             yield pa.Table.from_batches([batch])
         if seen != total:
-            raise Corruption(f"{named(self.part)} lacks rows", part=str(self.part.id))
+            raise Corruption(f"{part_label(self.part)} lacks rows", part=str(self.part.id))
 
     def _names(self, columns: Sequence[str]) -> list[str]:
         wanted = set(columns)
@@ -389,7 +391,7 @@ class PartFile:
         chunks = sorted(self._chunks(groups, names), key=lambda chunk: chunk.start)
         segments = list(self._verified(chunks))
         decoded = self._check_decoded(groups, names, segments)
-        return pa.PythonFile(Sparse(segments, self.part.size), mode="r"), decoded
+        return pa.PythonFile(SparseFile(segments, self.part.size), mode="r"), decoded
 
     def _turn_of(self, decoded: Decoded) -> AbstractContextManager[object]:
         bound = self._files.bound
@@ -398,12 +400,12 @@ class PartFile:
     def check_described(self, group: int, columns: Sequence[str]) -> None:
         """Raise Corruption where Parquet refuses what the footer says of columns of a row group. Nothing is fetched."""
         try:
-            described = Described(self._footer.metadata, self.part.size)
+            described = FooterProbe(self._footer.metadata, self.part.size)
             for name in self._names(columns):
                 for position in self._footer.leaves[name]:
                     described.check(group, position)
         except DATA_ERRORS as error:
-            text = f"{named(self.part)} cannot be decoded: {error}"
+            text = f"{part_label(self.part)} cannot be decoded: {error}"
             raise Corruption(text, part=str(self.part.id)) from error
 
     def encoded_bytes(self, groups: Sequence[int], columns: Sequence[str]) -> list[int]:
@@ -437,9 +439,9 @@ class PartFile:
                 kept += max(found, least)
                 if kept > kept_max or passing > bound.passing_max:
                     raise InvalidUsage(
-                        f"row groups of {named(self.part)} may take more than {kept_max} bytes once they are decoded, "
-                        f"or {bound.passing_max} meanwhile, the most that is read at once here: write smaller row "
-                        "groups or values, or read it by a client that reaches the stores"
+                        f"row groups of {part_label(self.part)} may take more than {kept_max} bytes decoded, or "
+                        f"{bound.passing_max} while they are decoded, the limit of one read here: write smaller row "
+                        "groups or values, or read with a client that accesses the stores directly"
                     )
         return Decoded(kept, passing)
 
@@ -458,7 +460,7 @@ class PartFile:
                     check_sizes(*levels_of(data, told, column), lists)
             return found
         except ValueError as error:
-            raise Corruption(f"{named(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
+            raise Corruption(f"{part_label(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
 
     def _verified(self, chunks: Sequence[ColumnChunk]) -> Iterator[tuple[int, bytes]]:
         """The bytes that hold these chunks, which are in order, and where they begin. Raises Corruption."""
@@ -473,7 +475,7 @@ class PartFile:
             for chunk in span:
                 if zlib.crc32(view[chunk.start - start : chunk.start - start + chunk.size]) != chunk.checksum:
                     raise Corruption(
-                        f"bytes {chunk.start} to {chunk.start + chunk.size} of {named(self.part)} do not match "
+                        f"bytes {chunk.start} to {chunk.start + chunk.size} of {part_label(self.part)} do not match "
                         "their checksum",
                         part=str(self.part.id),
                     )

@@ -23,11 +23,11 @@ from persist.core.blob_keys import is_of_maintenance
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import TIME_MAX
 from persist.core.record import asdict
-from persist.parts.codec import DATA_ERRORS, decode_inline, described_inline, empty_metadata
+from persist.parts.codec import DATA_ERRORS, decode_inline, describe_inline, empty_metadata
 from persist.parts.constraint_checks import check_rows as check_added
 from persist.parts.ipc_guard import is_compressed
-from persist.parts.part_files import WHOLE_BYTES_MAX, BlobReads, Bound, Files, PartFile
-from persist.parts.row_stats import KnownRows, Stats, Teller, firsts_of
+from persist.parts.part_files import WHOLE_BYTES_MAX, BlobReads, DecodeLimit, PartFile, PartFiles
+from persist.parts.row_stats import KnownRows, KnownRowsCollector, Stats, decode_twins
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 
 TOLD_TWICE, TOLD_BYTES = 2, 64 * 1024  # of the bytes that an index tells: schemas may have longer offsets
@@ -41,7 +41,7 @@ class PartCheck:
     `bound`: what a row group may take; large ones are looked at one after the other.
     """
 
-    def __init__(self, schema: ShardSchema, bound: Bound | None = None) -> None:
+    def __init__(self, schema: ShardSchema, bound: DecodeLimit | None = None) -> None:
         self._schema = schema
         self._bound = bound
 
@@ -68,7 +68,7 @@ class PartCheck:
             raise InvalidUsage(f"{error.message}; encode its rows again") from error
         _check_values(batch, self._schema, part.id)
         _check_constrained(batch, self._schema, part)
-        _check_same(part, described_inline(batch, self._schema, part))
+        _check_same(part, describe_inline(batch, self._schema, part))
 
     def inline_rows(self, part: Part) -> None:
         """Raise InvalidUsage unless an inline part that was committed says what its rows are.
@@ -79,7 +79,7 @@ class PartCheck:
         rows, stats = decode_inline(part, {part.schema_id: self._schema}), Stats()
         stats.add(rows)
         _check_said(part, stats)
-        found = described_inline(rows.to_batches()[0], self._schema, part)
+        found = describe_inline(rows.to_batches()[0], self._schema, part)
         ends = None if part.key_upper is None else found.key_upper
         if found.key_lower < part.key_lower or (part.key_upper is not None and (ends is None or ends > part.key_upper)):
             raise InvalidUsage(f"part {part.id} says other bounds of its keys than its rows have")
@@ -94,11 +94,11 @@ class PartCheck:
             raise InvalidUsage(f"part {part.id} is {part.format}; a blob is one sorted Parquet file")
         check_presence(part, blob)
         try:
-            file = Files(blob, {part.schema_id: self._schema}, bound=self._bound, are_foreign=True).open(part)
+            file = PartFiles(blob, {part.schema_id: self._schema}, bound=self._bound, are_foreign=True).open(part)
             self._check_footer(part, file)
             stats, whole = Stats(), whole or part.size <= WHOLE_BYTES_MAX
             names = self._schema.updates_schema.names if whole else [TIME, DIFF]
-            teller = Teller(self._schema) if whole else None
+            teller = KnownRowsCollector(self._schema) if whole else None
             for number, group in enumerate(file.groups):
                 file.check_described(number, self._schema.updates_schema.names)
                 with file.reading([number], names) as rows:
@@ -226,7 +226,7 @@ def _check_said(part: Part, stats: Stats) -> None:
         raise InvalidUsage(f"part {part.id} has times from {stats.time_min} to {stats.time_max}; times begin at 0")
 
 
-def _check_known(part: Part, known: KnownRows, rows: Any, teller: Teller | None, firsts: Any) -> None:
+def _check_known(part: Part, known: KnownRows, rows: Any, teller: KnownRowsCollector | None, firsts: Any) -> None:
     """Refuse what the index tells of a row group's rows where they are others. Without a teller: their bounds alone."""
     stats = Stats()
     stats.add(rows)
@@ -235,7 +235,7 @@ def _check_known(part: Part, known: KnownRows, rows: Any, teller: Teller | None,
     )
     if teller is not None:
         found, twins = teller.told(rows)
-        if firsts is not None and not (firsts == firsts_of(twins, len(rows))).all():
+        if firsts is not None and not (firsts == decode_twins(twins, len(rows))).all():
             raise InvalidUsage(f"the index of part {part.id} tells of other twins than its rows have; write them again")
     if found != known:
         raise InvalidUsage(f"the index of part {part.id} tells {known} of rows that are {found}; write its rows again")

@@ -71,7 +71,7 @@ class _Making(Generic[T]):
         return False
 
 
-def ahead(items: Iterable[T], depth: int = 1) -> Iterator[T]:
+def read_ahead(items: Iterable[T], depth: int = 1) -> Iterator[T]:
     """The items in order, up to `depth` of them made in advance (and one more under way).
 
     An error that `items` raises is raised here, after the items before it. Closing the iterator ends the thread
@@ -84,10 +84,10 @@ def ahead(items: Iterable[T], depth: int = 1) -> Iterator[T]:
         making.close()
 
 
-def side_by_side(sources: Iterable[Iterable[T]], at_once: int) -> Iterator[T]:
-    """The items of all sources, one source after the other, while `at_once` of them make theirs.
+def prefetch_each(sources: Iterable[Iterable[T]], at_once: int) -> Iterator[T]:
+    """The items of all sources, one source after the other, while `at_once` sources are read concurrently.
 
-    Each is used by a thread of its own, which makes one item in advance and one more. Errors are as those of `ahead`.
+    Each source is consumed by its own thread, one item in advance and one in progress. Errors: as `read_ahead`.
     """
     under_way: deque[_Making[T]] = deque()
     waiting = iter(sources)
@@ -117,7 +117,7 @@ def alongside(work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
             yield made.result()
 
 
-def in_order(work: Callable[[S], T], items: Iterable[S], workers: int, waiting: int = 0) -> Iterator[T]:
+def map_in_order(work: Callable[[S], T], items: Iterable[S], workers: int, waiting: int = 0) -> Iterator[T]:
     """`work` of each item, in order, by so many threads; at most `workers` and `waiting` of them are there, together:
 
     made at the same time, or waiting to be taken. `items` makes the next one on the caller's thread.
@@ -139,6 +139,6 @@ def in_order(work: Callable[[S], T], items: Iterable[S], workers: int, waiting: 
                 future.cancel()
 
 
-def cores() -> int:
+def cpu_count() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts.column_types import decimals, family
+from persist.parts.column_types import family, parse_decimals
 from persist.parts.shard_schema import ShardSchema
 
 KEYS_MAX = 100_000  # of one request: each is looked at by itself
@@ -51,18 +51,20 @@ def column_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return column
 
 
-def given_key(schema: ShardSchema, values: Sequence[Any], *, from_text: bool = False) -> tuple[Any, ...]:
+def parse_key(schema: ShardSchema, values: Sequence[Any], *, from_text: bool = False) -> tuple[Any, ...]:
     """The Arrow scalars of a key, or of its first columns, that a caller gives as Python values.
 
     Text stands for a value of a type that JSON writes as text, such as a date or a decimal; with `from_text`, as in a
     URL, also for a number or a boolean. Raises InvalidUsage, naming the column, where a value does not fit or would
     change: a key that is cut off to its type would mean another row.
     """
-    return tuple(given_value(schema, name, value, from_text) for name, value in zip(schema.key, values, strict=False))
+    return tuple(
+        parse_key_value(schema, name, value, from_text) for name, value in zip(schema.key, values, strict=False)
+    )
 
 
-def given_value(schema: ShardSchema, name: str, value: Any, from_text: bool = False) -> pa.Scalar:
-    """One value of a key, as `given_key`."""
+def parse_key_value(schema: ShardSchema, name: str, value: Any, from_text: bool = False) -> pa.Scalar:
+    """One value of a key, as `parse_key`."""
     kind = schema.arrow.field(name).type
     what = family(kind)
     if isinstance(value, str) and not from_text and what in _OWN_FORMS and value not in _FLOAT_WORDS:
@@ -77,8 +79,8 @@ def given_value(schema: ShardSchema, name: str, value: Any, from_text: bool = Fa
     return column_of(name, [value], kind)[0]
 
 
-def keys_of_json(schema: ShardSchema, keys: Any) -> Any:
-    """Keys as JSON has them, where text stands for bytes in base64, as values for `given_key`.
+def decode_json_keys(schema: ShardSchema, keys: Any) -> Any:
+    """Keys as JSON has them, where text stands for bytes in base64, as values for `parse_key`.
 
     What has another form than a list of keys is left for who reads it next. Raises InvalidUsage, without the value.
     """
@@ -113,7 +115,7 @@ def _of_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:
     try:
         text = pa.scalar(value)
         if pa.types.is_decimal(kind):
-            return decimals(text, kind)
+            return parse_decimals(text, kind)
         return text.cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(f"{value!r} is no {kind}, the type of {name!r}") from error
@@ -216,7 +218,7 @@ def _check_unusual(value: Any, kind: pa.DataType, what: str) -> None:
         raise ValueError(f"{value!r} would be cut short")
 
 
-def differing(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[int, str] | None:
+def find_differing_row(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[int, str] | None:
     """The first row, by its number, that has other columns than the first one, and such a column.
 
     Each comes with its columns, and whether it only takes its key away: then it may lack some.

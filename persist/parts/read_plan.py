@@ -22,10 +22,10 @@ from persist.core.manifests import Listed, bundle_of, unpacked
 from persist.core.record import replace
 from persist.core.truncation import clipped
 from persist.formats.state_frames import decode_listing
-from persist.parts.consolidate import Times, folded
+from persist.parts.consolidate import Times, fold_twins
 from persist.parts.key_encoding import ALL_KEYS, KeyRange, SortedKeys, clip_rows
-from persist.parts.part_files import BlobReads, Files, PartFile
-from persist.parts.prefetch import in_order
+from persist.parts.part_files import BlobReads, PartFile, PartFiles
+from persist.parts.prefetch import map_in_order
 from persist.parts.schema_evolution import Migration
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import Mask
@@ -53,14 +53,14 @@ def read_bundle(part: Part, blob: BlobReads) -> Listed:
         raise Corruption(f"bundle {key} has {stat.size} bytes, not {bundle.size}", part=str(part.id)) from None
     if len(data) != bundle.size or zlib.crc32(data) != part.checksum:
         raise Corruption(f"bundle {key} does not match its checksum", part=str(part.id))
-    listed = listed_in(data, key)
+    listed = decode_bundle(data, key)
     told = bundle_of(part.id, key, listed, bundle.size, part.checksum)
     if told != (part if part.clip is None else replace(part, clip=None, diff_sum=told.diff_sum)):
         raise Corruption(f"bundle {key} lists other parts than its shard says", part=str(part.id))
     return listed
 
 
-def listed_in(data: bytes, key: str) -> Listed:
+def decode_bundle(data: bytes, key: str) -> Listed:
     """What the bytes of the bundle `key` list: parts of its own shard, in blobs. Corruption: they are damaged."""
     try:
         listed = decode_listing(data).runs
@@ -72,7 +72,9 @@ def listed_in(data: bytes, key: str) -> Listed:
     return listed
 
 
-def expanded(runs: Iterable[Run], blob: BlobReads, wants: Callable[[Part], bool] = lambda part: True) -> list[Run]:
+def expand_bundles(
+    runs: Iterable[Run], blob: BlobReads, wants: Callable[[Part], bool] = lambda part: True
+) -> list[Run]:
     """The runs with what their bundles list in the place of these; bundles that are not wanted are left out.
 
     What a bundle hides by its clip is hidden in what it lists.
@@ -85,7 +87,7 @@ def expanded(runs: Iterable[Run], blob: BlobReads, wants: Callable[[Part], bool]
         return kept
     size = sum(part.bundle.size for part in wanted if part.bundle is not None)
     readers = 1 if size <= IN_TURN_BYTES_MAX else min(READERS, len(wanted))
-    found = in_order(lambda part: read_bundle(part, blob), wanted, readers)
+    found = map_in_order(lambda part: read_bundle(part, blob), wanted, readers)
     shown = (clipped(listed, part.clip or 0) for part, listed in zip(wanted, found, strict=True))
     listed = dict(zip((part.id for part in wanted), shown, strict=True))
     inner = (one for run in kept if run.parts for one in unpacked(run, lambda part: listed[part.id]))
@@ -160,7 +162,7 @@ class Stretch:
         return found or None
 
 
-class Loose:
+class MemoryRows:
     """Consolidated rows in memory, in order, which are taken piece by piece."""
 
     def __init__(self, rows: pa.Table, key: tuple[str, ...]) -> None:
@@ -183,10 +185,10 @@ class Loose:
         return ReadPiece(None, lower, self._keys[end - 1], (-1, start), rows=self._rows.slice(start, end - start))
 
 
-_Waiting: TypeAlias = tuple[bytes, bool, tuple[int, int], ReadPiece | Item | Loose]
+_Waiting: TypeAlias = tuple[bytes, bool, tuple[int, int], ReadPiece | Item | MemoryRows]
 
 
-def is_plain(part: Part, times: Times, files: Files) -> bool:
+def is_plain(part: Part, times: Times, files: PartFiles) -> bool:
     """Whether the rows of a part come out as they are, whatever its index tells."""
     if part.is_inline or not part.sorted or times.merges(part.time_min, part.time_max):
         return False
@@ -195,7 +197,7 @@ def is_plain(part: Part, times: Times, files: Files) -> bool:
     return part.time is None or files.open(part).has_one_time
 
 
-def overlapping(runs: Iterable[Run], times: Times, key_range: KeyRange, files: Files) -> Iterator[list[Item]]:
+def overlapping_items(runs: Iterable[Run], times: Times, key_range: KeyRange, files: PartFiles) -> Iterator[list[Item]]:
     """The parts that the read needs, in key order, those that overlap together. Reads the bundles it needs."""
 
     def wants(part: Part) -> bool:
@@ -206,7 +208,7 @@ def overlapping(runs: Iterable[Run], times: Times, key_range: KeyRange, files: F
             and not (part.clip is not None and part.time_max < part.clip)
         )
 
-    plain = expanded(runs, files.blob, wants)
+    plain = expand_bundles(runs, files.blob, wants)
     items = [Item(number, part) for number, run in enumerate(plain) for part in run.parts if wants(part)]
     items.sort(key=lambda item: item.part.key_lower)
     together: list[Item] = []
@@ -223,7 +225,7 @@ def overlapping(runs: Iterable[Run], times: Times, key_range: KeyRange, files: F
 
 
 def stretches(
-    items: Sequence[Item], loose: Loose | None, times: Times, key_range: KeyRange, files: Files
+    items: Sequence[Item], loose: MemoryRows | None, times: Times, key_range: KeyRange, files: PartFiles
 ) -> Iterator[Stretch]:
     """The parts `items` and the rows in memory, in stretches in key order.
 
@@ -242,12 +244,12 @@ def stretches(
         yield held
 
 
-def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part], list[Part]]:
+def classify(runs: Iterable[Run], as_of: int, files: PartFiles) -> tuple[list[Part], list[Part]]:
     """The parts whose rows come out as they are, and those of which some have to be added up."""
     times = Times.snapshot(as_of)
     straight: list[Part] = []
     others: list[Part] = []
-    for items in overlapping(runs, times, ALL_KEYS, files):
+    for items in overlapping_items(runs, times, ALL_KEYS, files):
         merged: dict[PartId, Part] = {}
         for stretch in stretches(items, None, times, ALL_KEYS, files):
             if not stretch.is_straight or stretch.folds:
@@ -257,7 +259,7 @@ def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part],
     return straight, others
 
 
-def _is_straight(pieces: Sequence[ReadPiece], times: Times, files: Files) -> bool:
+def _is_straight(pieces: Sequence[ReadPiece], times: Times, files: PartFiles) -> bool:
     first = pieces[0]
     if len(pieces) > 1 or first.item is None:
         return False
@@ -303,7 +305,7 @@ class _Pieces:
     """The pieces of parts that overlap, and of rows in memory. Parts are opened when their turn comes."""
 
     def __init__(
-        self, items: Sequence[Item], loose: Loose | None, times: Times, key_range: KeyRange, files: Files
+        self, items: Sequence[Item], loose: MemoryRows | None, times: Times, key_range: KeyRange, files: PartFiles
     ) -> None:
         self._times = times
         self._range = key_range
@@ -323,7 +325,7 @@ class _Pieces:
             _, _, place, found = heappop(self._heap)
             if isinstance(found, ReadPiece):
                 yield found
-            elif isinstance(found, Loose):
+            elif isinstance(found, MemoryRows):
                 yield found.take(self._heap[0][0] if self._heap else None)
                 self._wait_for(found)
             elif self._is_split(found.part):
@@ -333,7 +335,7 @@ class _Pieces:
             else:
                 yield ReadPiece(found, found.part.key_lower, found.part.key_upper, place)
 
-    def _wait_for(self, loose: Loose) -> None:
+    def _wait_for(self, loose: MemoryRows) -> None:
         lower = loose.lower
         if lower is not None:
             heappush(self._heap, (lower, False, (-1, 0), loose))
@@ -373,7 +375,7 @@ class _Pieces:
             before = group
 
 
-def is_settled(pieces: Sequence[ReadPiece]) -> bool:
+def are_consolidated(pieces: Sequence[ReadPiece]) -> bool:
     """Whether the row groups, of one run and in their order, are settled and apart from one another."""
     if not all(piece.group is not None and piece.settled and piece.apart for piece in pieces):
         return False
@@ -428,7 +430,7 @@ class Filled:
         return filled.slice(0, rows)
 
 
-class Straight:
+class PassThrough:
     """Row groups that nothing overlaps and that need no consolidation: only the columns asked for are read."""
 
     def __init__(
@@ -489,7 +491,7 @@ class Straight:
             return
         fetchers = 1 if self._file.is_whole else FETCHERS
         pieces = self._together(max(1, limit // FETCHERS), FETCHERS)
-        for groups, edge, source in in_order(fetch, pieces, fetchers):
+        for groups, edge, source in map_in_order(fetch, pieces, fetchers):
             for batch in self._file.batches(groups, self._columns(edge), rows, source):
                 table = self._finished(batch, edge)
                 if len(table):
@@ -513,7 +515,7 @@ class Straight:
         clip = self._file.part.clip
         table = self._filled.completed(table, self._schemas[edge], self._constants, self._migration)
         if firsts is not None:
-            table = folded(table, firsts, self._times, clip)
+            table = fold_twins(table, firsts, self._times, clip)
         else:
             if clip is not None:
                 table = table.filter(pc.greater_equal(table.column(TIME), clip))

@@ -21,22 +21,22 @@ from persist.core.frontier import Antichain
 from persist.parts.codec import RowGroup, at_part_time
 from persist.parts.consolidate import Times, join, merge, negated, stable_order
 from persist.parts.key_encoding import ALL_KEYS, KeyRange, SortedKeys, clip_rows
-from persist.parts.part_files import BlobReads, Bound, Files, Keeps, PartFile
-from persist.parts.prefetch import cores, in_order
+from persist.parts.part_files import BlobReads, DecodeLimit, PartFile, PartFiles, RowGroupFilter
+from persist.parts.prefetch import cpu_count, map_in_order
 from persist.parts.read_plan import (
     Filled,
     Item,
-    Loose,
+    MemoryRows,
+    PassThrough,
     ReadPiece,
-    Straight,
     Stretch,
-    expanded,
-    is_settled,
-    overlapping,
+    are_consolidated,
+    expand_bundles,
+    overlapping_items,
     stretches,
 )
-from persist.parts.row_sort import picked
-from persist.parts.run_merge import Cursor, merge_cursors, resorted, rows_of
+from persist.parts.row_sort import take_rows
+from persist.parts.run_merge import Cursor, merge_cursors, read_rows, resort
 from persist.parts.schema_evolution import Migration
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import one_chunk
@@ -64,8 +64,8 @@ class _Way(Enum):
 class PartReader:
     """Reads parts of any of `schemas` as rows of the schema `current`. Not thread-safe: one per thread.
 
-    A read holds about `memory_bytes` of memory. `bound`: see `Files`. `use_threads`: whether it decodes on threads of
-    its own, as many as there are cores, at most DECODERS_MAX; DECODERS_BOUND where it has a bound.
+    A read holds about `memory_bytes` of memory. `bound`: see `PartFiles`. `use_threads`: decode on threads of its own:
+    one per core, at most DECODERS_MAX; DECODERS_BOUND with a `bound`.
 
     Row groups of which `keeps` says no are left out: it must look at columns of the user's only, and say no only where
     none of their values is wanted, so that all updates of a row are kept or none.
@@ -80,12 +80,12 @@ class PartReader:
         current: ShardSchema,
         *,
         use_threads: bool = True,
-        keeps: Keeps | None = None,
+        keeps: RowGroupFilter | None = None,
         memory_bytes: int = MEMORY_BYTES,
-        bound: Bound | None = None,
+        bound: DecodeLimit | None = None,
     ) -> None:
-        self._files = Files(blob, schemas, keeps, bound, current=current)
-        decoders = max(2, min(DECODERS_MAX, cores())) if bound is None else DECODERS_BOUND
+        self._files = PartFiles(blob, schemas, keeps, bound, current=current)
+        decoders = max(2, min(DECODERS_MAX, cpu_count())) if bound is None else DECODERS_BOUND
         self._decoders = decoders if use_threads else 1
         self._memory_bytes = memory_bytes
         self.schema = current
@@ -219,7 +219,7 @@ class PartReader:
         Raises what reading does. Reads expand by themselves; who plans several of them on the same runs does it once.
         """
         wanted = lambda part: key_range.overlaps(part.key_lower, part.key_upper)  # noqa: E731
-        return tuple(expanded(runs, self._files.blob, wanted))
+        return tuple(expand_bundles(runs, self._files.blob, wanted))
 
     def as_written(self, part: Part, column: str) -> Iterator[Any]:
         """A column of all rows of a part, as they were written, piece by piece; nothing where the part has none such.
@@ -275,7 +275,7 @@ class PartReader:
                     yield _Way.MERGED, (self._cursors(stretch, times, key_range), is_large)
                     continue
                 file = self._files.open(stretch.part)
-                plain = Straight(file, stretch, self.schema, times, key_range, names)
+                plain = PassThrough(file, stretch, self.schema, times, key_range, names)
                 rows = batch_rows or self._few(file, limit)
                 yield (_Way.WHOLE, plain) if rows is None else (_Way.BATCHED, (plain, rows))
 
@@ -285,7 +285,7 @@ class PartReader:
                 size = max(1, limit // (self._decoders + waiting))
                 pieces = (piece for _, plain in some for piece in plain.pieces(size, self._decoders))
                 work = call if finish is None else lambda piece: finish(piece())
-                yield from filter(len, in_order(work, pieces, self._decoders, waiting))
+                yield from filter(len, map_in_order(work, pieces, self._decoders, waiting))
                 continue
             for _, (found, how) in some:
                 if way is _Way.BATCHED:
@@ -297,7 +297,7 @@ class PartReader:
 
     def _planned(self, runs: Iterable[Run], times: Times, key_range: KeyRange) -> Iterator[tuple[Stretch, bool]]:
         """What is to be read, in key order, and whether a part that it overlaps with is large."""
-        for items in overlapping(runs, times, key_range, self._files):
+        for items in overlapping_items(runs, times, key_range, self._files):
             loose, others = self._loose(items, times, key_range)
             is_large = any(not self._files.is_small(item.part) for item in others)
             for stretch in stretches(others, loose, times, key_range, self._files):
@@ -312,7 +312,7 @@ class PartReader:
             return None
         return max(1, min(group.rows * limit // max(1, group.nbytes) for group in file.groups))
 
-    def _loose(self, items: Sequence[Item], times: Times, key_range: KeyRange) -> tuple[Loose | None, list[Item]]:
+    def _loose(self, items: Sequence[Item], times: Times, key_range: KeyRange) -> tuple[MemoryRows | None, list[Item]]:
         """The rows of inline parts, and of small blobs among large ones, in memory; and the parts that are not there.
 
         Blobs of at most `LOOSE_BYTES_MAX` bytes together are taken.
@@ -333,7 +333,7 @@ class PartReader:
         rows = merge([join(tables)], self.schema, times) if tables else None
         if rows is not None and len(rows):
             rows = clip_rows(rows, SortedKeys(rows, self.schema.key), key_range)
-            return Loose(rows, self.schema.key), large
+            return MemoryRows(rows, self.schema.key), large
         return None, large
 
     def _cursors(self, stretch: Stretch, times: Times, key_range: KeyRange) -> list[Cursor]:
@@ -366,12 +366,12 @@ class PartReader:
         first, last = min(part.time_min for part, _ in parts), max(part.time_max for part, _ in parts)
         # A time that the commit chose may have made rows equal that differed in their times.
         chosen = any(part.time is not None for part, _ in parts)
-        settled = (not chosen and not times.merges(first, last)) or is_settled(pieces)
+        settled = (not chosen and not times.merges(first, last)) or are_consolidated(pieces)
         prepare = _AtTimes(self._files, self.schema, times)
         if any(self._files.migration(part).coarsens for part, _ in parts):
             limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // RESORT_SHARE))
-            rows = rows_of(parts, self._files, self.schema, key_range, prepare, limit)
-            return Cursor.of_tables(resorted(rows, self._files, self.schema, limit), self._files, self.schema)
+            rows = read_rows(parts, self._files, self.schema, key_range, prepare, limit)
+            return Cursor.of_tables(resort(rows, self._files, self.schema, limit), self._files, self.schema)
         return Cursor(parts, self._files, self.schema, key_range, prepare, settled=settled)
 
     def _whole(self, table: pa.Table, part: Part) -> pa.Table:
@@ -384,7 +384,7 @@ class _AtTimes:
     Columns that are known to be the same in all rows of a part are not read.
     """
 
-    def __init__(self, files: Files, schema: ShardSchema, times: Times) -> None:
+    def __init__(self, files: PartFiles, schema: ShardSchema, times: Times) -> None:
         self._files = files
         self._schema = schema
         self._times = times
@@ -428,7 +428,7 @@ def _by_time(table: pa.Table) -> pa.Table:
     if order is None:
         return table
     rows = pa.array(order)
-    columns = [picked(one_chunk(column), rows) for column in table.columns]
+    columns = [take_rows(one_chunk(column), rows) for column in table.columns]
     if any(column.type != field.type for column, field in zip(columns, table.schema, strict=True)):
         return table.take(rows)  # more text than one array holds
     return pa.Table.from_arrays(columns, schema=table.schema)

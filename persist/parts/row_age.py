@@ -94,7 +94,7 @@ class AgeColumn:
         return (False, None) if unit is None else (True, self.over_ms(int(statistics.min_raw), unit))
 
 
-class Sieve:
+class AgeFilter:
     """Keeps rows that were over at the instant `old_ms`, and notes when the next ones will be. Thread-safe.
 
     `next_ms` is the first instant of which a row that it did not keep was over (None: no row was left). Rows of row

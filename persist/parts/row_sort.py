@@ -53,7 +53,7 @@ class _Piece:
     drop: int = 0
 
     def into(self, packed: Words, start: int) -> None:
-        """Put them below what `packed` has of these rows already."""
+        """Put them below what `sort_packed` has of these rows already."""
         bits = self.words[start : start + len(packed)] - np.uint64(self.low)
         for moving, far in self.steps:
             moved = bits & np.uint64(moving)
@@ -70,7 +70,7 @@ class _Piece:
         return replace(self, width=width, drop=self.width - width)
 
 
-def packed(columns: Iterator[ColumnOrder], count: int) -> Packed:
+def sort_packed(columns: Iterator[ColumnOrder], count: int) -> Packed:
     """Sort `count` rows, at least two, by as many of the leading words as one word holds.
 
     Takes no more of `columns` than that needs: as soon as the bits could tell all rows apart, rows that tie are few.
@@ -122,10 +122,10 @@ def _sorted(pieces: Sequence[_Piece], count: int, number_bits: int) -> tuple[Row
 
 def sort_words(words: Words) -> None:
     """Sort them in place. Runs that are merged lie one after the other, each in order: then runs are what is merged."""
-    words.sort(kind="stable" if lies_in_runs(words) else None)
+    words.sort(kind="stable" if has_sorted_runs(words) else None)
 
 
-def lies_in_runs(words: Words) -> bool:
+def has_sorted_runs(words: Words) -> bool:
     """Whether the words are ascending stretches of RUN_ROWS_MIN of them and more, so that a sort by merging is faster.
 
     It is three to five times as fast for some tens of long stretches, and a quarter slower where there is no order.
@@ -165,7 +165,7 @@ def _together(mask: int) -> Iterator[tuple[int, int]]:
 LENGTH_MAX = 64  # of texts; longer ones are copied as fast one by one
 
 
-def picked(values: pa.Array, rows: pa.Array) -> pa.Array:
+def take_rows(values: pa.Array, rows: pa.Array) -> pa.Array:
     """The values of these rows (int64, none of them null, all there), in their order."""
     if len(rows) < ROWS_MIN or values.null_count:
         return values.take(rows)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from persist.parts.consolidate import join, twins
+from persist.parts.consolidate import find_twins, join
 from persist.parts.row_sort import is_constant
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import Mask, one_chunk
@@ -55,10 +55,10 @@ def known_of(told: Sequence[int]) -> KnownRows:
     return KnownRows(bool(pairs), bool(joins), time_min, time_max, diff_min, diff_max)
 
 
-def firsts_of(data: bytes, rows: int) -> Mask:
-    """Which of the rows begin a group that shares key and value, by the bytes that `Teller` made for the others.
+def decode_twins(data: bytes, rows: int) -> Mask:
+    """Which rows differ from the row before in key or value, from the twins that `KnownRowsCollector` encoded.
 
-    Raises ValueError where they are none.
+    Raises ValueError if the bytes are invalid.
     """
     numbers = np.frombuffer(data, _NUMBER)
     if len(numbers) and not (numbers[0] > 0 and numbers[-1] < rows and (numbers[1:] > numbers[:-1]).all()):
@@ -115,7 +115,7 @@ def _span(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
     return int(numbers.min()), int(numbers.max())
 
 
-class Teller:
+class KnownRowsCollector:
     """Finds what is `KnownRows` of the row groups of one part, which it is shown in their order."""
 
     def __init__(self, schema: ShardSchema) -> None:
@@ -130,11 +130,11 @@ class Teller:
         """
         stats = Stats()
         stats.add(rows)
-        joins = self._last is not None and bool(twins(join([self._last, rows.slice(0, 1)]), self._schema).any())
+        joins = self._last is not None and bool(find_twins(join([self._last, rows.slice(0, 1)]), self._schema).any())
         self._last = rows.slice(len(rows) - 1)
         found = np.zeros(0, np.int64)
         if stats.time_min < stats.time_max:  # at one time, rows that share key and value would have been added up
-            found = np.flatnonzero(twins(rows, self._schema))
+            found = np.flatnonzero(find_twins(rows, self._schema))
         known = KnownRows(len(found) > 0, joins, stats.time_min, stats.time_max, stats.diff_min, stats.diff_max)
         return known, found.astype(_NUMBER).tobytes() if len(found) * TWINS_SHARE <= len(rows) else b""
 

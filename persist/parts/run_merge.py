@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.batch import Part
-from persist.parts.consolidate import Times, join, merge, pick, sort_groups, summed
+from persist.parts.consolidate import Times, join, merge, sort_groups, sum_diffs, sum_groups
 from persist.parts.key_encoding import KeyRange, SortedKeys, clip_rows
-from persist.parts.part_files import Files, PartFile
+from persist.parts.part_files import PartFile, PartFiles
 from persist.parts.prefetch import alongside
 from persist.parts.shard_schema import DIFF, ShardSchema
-from persist.parts.sort_words import column, one_chunk
+from persist.parts.sort_words import column_order, one_chunk
 
 # Weaving few rows into many: the rows of a merge where one input is much the longest, and its rows are settled.
 #
@@ -35,7 +35,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 FEW = 4  # rows are few where the others are so many times as many
 
 
-def woven(many: pa.Table, few: pa.Table, schema: ShardSchema, names: Sequence[str]) -> pa.Table | None:
+def merge_into_sorted(many: pa.Table, few: pa.Table, schema: ShardSchema, names: Sequence[str]) -> pa.Table | None:
     """The columns `names` (`__diff` among them) of the rows of both tables, consolidated and in order.
 
     Each of them is consolidated and in order by itself, and has rows. None where most rows would have to be compared.
@@ -54,7 +54,7 @@ def woven(many: pa.Table, few: pa.Table, schema: ShardSchema, names: Sequence[st
     sources = np.concatenate([alike, np.arange(count, len(both))])
     mixed = both.take(pa.array(sources))
     diffs: Ints = one_chunk(both.column(DIFF)).to_numpy()
-    rows, sums = summed(*sort_groups(mixed, schema), diffs[sources])
+    rows, sums = sum_diffs(*sort_groups(mixed, schema), diffs[sources])
     places = np.concatenate([np.repeat(starts, lengths), first])[rows]
     index, where = _inserted(count, alike, places, sources[rows])
     diffs = diffs[index]
@@ -76,7 +76,7 @@ def _places(both: pa.Table, count: int, schema: ShardSchema) -> tuple[Ints, Ints
     first, end = np.zeros(few, np.int64), np.full(few, count, np.int64)
     probes = np.concatenate([[0, count - 1], np.arange(count, len(both))])
     for name in schema.key:
-        order = column(one_chunk(both.column(name)))
+        order = column_order(one_chunk(both.column(name)))
         level = 0
         while (words := order.word(level, probes)) is not None:
             is_open = end > first
@@ -171,7 +171,7 @@ class Cursor:
     def __init__(
         self,
         parts: Sequence[tuple[Part, list[int] | None]],
-        files: Files,
+        files: PartFiles,
         schema: ShardSchema,
         key_range: KeyRange,
         prepare: Prepare | None,
@@ -198,14 +198,16 @@ class Cursor:
         self.settled = settled
 
     @classmethod
-    def of_table(cls, rows: pa.Table, files: Files, schema: ShardSchema, settled: bool) -> Cursor:
+    def of_table(cls, rows: pa.Table, files: PartFiles, schema: ShardSchema, settled: bool) -> Cursor:
         """A cursor over consolidated rows that are in memory."""
         cursor = cls([], files, schema, KeyRange(), None, settled)
         cursor.push(rows)
         return cursor
 
     @classmethod
-    def of_tables(cls, tables: Iterator[pa.Table], files: Files, schema: ShardSchema, settled: bool = True) -> Cursor:
+    def of_tables(
+        cls, tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, settled: bool = True
+    ) -> Cursor:
         """A cursor over tables of rows that come in order, and are consolidated where they are `settled`."""
         cursor = cls([], files, schema, KeyRange(), None, settled)
         cursor._batches = tables
@@ -403,7 +405,7 @@ def _merged(window: Taken, schema: ShardSchema, names: Sequence[str]) -> pa.Tabl
         return rows.select(names)
     if settled and FEW * sum(map(len, others)) <= len(rows):
         few = merge(others, schema, Times())
-        found = woven(rows, few, schema, names) if len(few) else rows.select(names)
+        found = merge_into_sorted(rows, few, schema, names) if len(few) else rows.select(names)
         if found is not None:
             return found
     return merge([rows, *others], schema, Times(), names)
@@ -432,8 +434,8 @@ def _cut(
     first = min(int(ranks[stop]) for stop in stops)
     cut = int(np.flatnonzero(starts[: first + 1])[-1])
     order = np.arange(len(table), dtype=np.int64) if perm is None else perm
-    final = table.slice(0, 0) if cut == 0 else pick(table, order[:cut], starts[:cut])
-    return final, pick(table, order[cut:], starts[cut:])
+    final = table.slice(0, 0) if cut == 0 else sum_groups(table, order[:cut], starts[:cut])
+    return final, sum_groups(table, order[cut:], starts[cut:])
 
 
 # Rows that lie by their keys, put in the whole order and added up: what is left of rows when a column was dropped.
@@ -447,9 +449,9 @@ DECODED_ROWS_MIN = 1024  # that are decoded together
 PIECE_BYTES = 1024 * 1024  # of a sorted piece in a temporary file, which is read back at once
 
 
-def rows_of(
+def read_rows(
     parts: Sequence[tuple[Part, list[int] | None]],
-    files: Files,
+    files: PartFiles,
     schema: ShardSchema,
     key_range: KeyRange,
     prepare: Prepare,
@@ -470,7 +472,7 @@ def rows_of(
                     yield table
 
 
-def resorted(tables: Iterator[pa.Table], files: Files, schema: ShardSchema, limit: int) -> Iterator[pa.Table]:
+def resort(tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, limit: int) -> Iterator[pa.Table]:
     """Rows that come in key order, in the order of keys, values and times, added up; each table with all columns.
 
     It holds about `limit` bytes of rows.
@@ -493,7 +495,7 @@ def resorted(tables: Iterator[pa.Table], files: Files, schema: ShardSchema, limi
 class _Held:
     """Rows of keys that are looked at together."""
 
-    def __init__(self, files: Files, schema: ShardSchema, limit: int) -> None:
+    def __init__(self, files: PartFiles, schema: ShardSchema, limit: int) -> None:
         self._files = files
         self._schema = schema
         self._limit = limit

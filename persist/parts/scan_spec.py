@@ -14,9 +14,9 @@ from persist.core.errors import InvalidUsage, shown
 from persist.parts.column_types import as_type
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import ALL_KEYS, KeyRange, encode_key, successor
-from persist.parts.part_files import Keeps
-from persist.parts.python_values import given_key, is_text
-from persist.parts.schema_evolution import Migration, moved_names, named_by, newest
+from persist.parts.part_files import RowGroupFilter
+from persist.parts.python_values import is_text, parse_key
+from persist.parts.schema_evolution import Migration, current_for_names, moved_names, newest
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 
 # What a read gives of a shard: which rows, of which keys, and which of their columns.
@@ -95,7 +95,7 @@ class Selected:
         return self.key_range != ALL_KEYS
 
     @property
-    def keeps(self) -> Keeps | None:
+    def keeps(self) -> RowGroupFilter | None:
         """Which row groups may have rows that are meant, as `PartReader` asks."""
         return None if self.filter is None else self.filter.may_match
 
@@ -173,7 +173,7 @@ def _encoded(schema: ShardSchema, values: Values, name: str, from_text: bool) ->
     if not 0 < len(values) <= len(schema.key):
         raise InvalidUsage(f"{name} has {len(values)} values; the key is ({', '.join(schema.key)})")
     try:
-        return encode_key(schema, given_key(schema, values, from_text=from_text))
+        return encode_key(schema, parse_key(schema, values, from_text=from_text))
     except InvalidUsage as error:
         raise InvalidUsage(f"{name}: {error.message}") from error
 
@@ -191,14 +191,14 @@ def schema_at(sound: Mapping[int, ShardSchema], times: Mapping[int, int], as_of:
 
 
 @dataclass(frozen=True)
-class Then:
+class SchemaAsOf:
     """How the columns of today are shown as those of then. `shown` are these, without what was dropped since."""
 
     shown: ShardSchema
     names: Mapping[str, str]  # of `shown`, with the names of today
 
     @classmethod
-    def of(cls, sound: Mapping[int, ShardSchema], number: int) -> Then:
+    def of(cls, sound: Mapping[int, ShardSchema], number: int) -> SchemaAsOf:
         then, current = sound[number], newest(sound)[1]
         sources = Migration(then, current).sources
         names = {old: new for new, old in sources.items() if new not in (TIME, DIFF)}
@@ -215,14 +215,14 @@ class Then:
 
 
 @dataclass(frozen=True)
-class SelectedThen:
+class SelectedAsOf:
     """A selection by the columns of then, of rows that are read by those of today: what `Selected` is else."""
 
-    then: Then
+    then: SchemaAsOf
     inner: Selected
 
     @classmethod
-    def of(cls, selection: Selection, then: Then) -> SelectedThen:
+    def of(cls, selection: Selection, then: SchemaAsOf) -> SelectedAsOf:
         """Raises InvalidUsage as `Selection.on`."""
         return cls(then, selection.on(then.shown))
 
@@ -237,7 +237,7 @@ class SelectedThen:
         return self.key_range != ALL_KEYS
 
     @property
-    def keeps(self) -> Keeps | None:
+    def keeps(self) -> RowGroupFilter | None:
         """Statistics of files tell nothing of columns by other names and types."""
         return None
 
@@ -254,29 +254,31 @@ class SelectedThen:
         return found.select([*wanted, *(name for name in (TIME, DIFF) if name in found.column_names)])
 
 
-def by_columns(sound: Mapping[int, ShardSchema], number: int | None, selection: Selection) -> Selected | SelectedThen:
+def select_by_schema(
+    sound: Mapping[int, ShardSchema], number: int | None, selection: Selection
+) -> Selected | SelectedAsOf:
     """What is selected, by the columns of that schema (None: of today).
 
-    Raises InvalidUsage as `Selection.on`, and as `selected`.
+    Raises InvalidUsage as `Selection.on`, and as `resolve_selection`.
     """
     if number is None:
-        return selected(sound, selection)
+        return resolve_selection(sound, selection)
     current, schema = newest(sound)
-    return selection.on(schema) if number == current else SelectedThen.of(selection, Then.of(sound, number))
+    return selection.on(schema) if number == current else SelectedAsOf.of(selection, SchemaAsOf.of(sound, number))
 
 
-def selected(sound: Mapping[int, ShardSchema], selection: Selection) -> Selected:
+def resolve_selection(sound: Mapping[int, ShardSchema], selection: Selection) -> Selected:
     """What is selected, by the columns of today.
 
     Raises InvalidUsage as `Selection.on`, and where a name that is selected by, or shown, means another column than by
     the schema `selection.known`.
     """
     wanted = selection.on(newest(sound)[1])
-    named_by(sound, selection.known, None if selection.columns is None else wanted.names)
+    current_for_names(sound, selection.known, None if selection.columns is None else wanted.names)
     return wanted
 
 
-def shown_by(sound: Mapping[int, ShardSchema], number: int | None) -> ShardSchema:
+def schema_shown(sound: Mapping[int, ShardSchema], number: int | None) -> ShardSchema:
     """The columns of that schema (None: of today), without those that were dropped since."""
     current, schema = newest(sound)
-    return schema if number is None or number == current else Then.of(sound, number).shown
+    return schema if number is None or number == current else SchemaAsOf.of(sound, number).shown

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage, shown
-from persist.parts.column_types import conform_column, has_stray_null, stored
-from persist.parts.constraint_checks import ask_more, check_sound, differ
+from persist.parts.column_types import conform_column, has_forbidden_null, stored_type
+from persist.parts.constraint_checks import are_stricter, check_compiles, constraints_differ
 from persist.parts.memory_size import row_bytes
 from persist.parts.predicate import columns_of, parse
 from persist.parts.python_values import column_of
@@ -81,7 +81,7 @@ class RelaxColumn:
 Change: TypeAlias = AddColumn | RenameColumn | DropColumn | MoveColumn | WidenColumn | RelaxColumn
 
 
-def altered(schema: ShardSchema, changes: Sequence[Change]) -> ShardSchema:
+def apply_changes(schema: ShardSchema, changes: Sequence[Change]) -> ShardSchema:
     """The schema after these changes, made one after the other.
 
     Where nullable columns are added and nothing else, a plain schema stays plain. Raises InvalidUsage where a change
@@ -199,7 +199,7 @@ class _Work:
 def _stored(name: str, kind: object) -> Any:
     if not isinstance(kind, pa.DataType):
         raise InvalidUsage(f"the type of column {name!r} is an Arrow type such as pa.int64(), not {shown(kind)}")
-    return stored(name, kind)
+    return stored_type(name, kind)
 
 
 def _is_unicode(name: str) -> bool:
@@ -218,7 +218,7 @@ TOLD_BYTES = 16
 Value: TypeAlias = Any  # a value, or a `pyarrow.compute.Expression` over the columns of the row
 
 
-def computed(name: str, value: Value, kind: pa.DataType, rows: pa.Table) -> pa.ChunkedArray:
+def compute_column(name: str, value: Value, kind: pa.DataType, rows: pa.Table) -> pa.ChunkedArray:
     """The values of the column `name`, one for each row, of its type. Raises InvalidUsage where one does not fit it."""
     if not isinstance(value, pc.Expression):
         whole = _single(name, value, kind).take(pa.array(np.zeros(len(rows), np.int64)))
@@ -226,7 +226,7 @@ def computed(name: str, value: Value, kind: pa.DataType, rows: pa.Table) -> pa.C
     return conform_column(_projected(name, value, rows), pa.field(name, kind))
 
 
-def told(name: str, value: Value, kind: pa.DataType | None = None) -> str:
+def value_digest(name: str, value: Value, kind: pa.DataType | None = None) -> str:
     """A digest of a value of a column, or of an expression with all that it has. Raises InvalidUsage: it does not fit.
 
     `repr` leaves out the middle of long lists, and the types of numbers.
@@ -251,7 +251,7 @@ def _single(name: str, value: Any, kind: pa.DataType) -> pa.Array:
     return column_of(name, [value], kind)
 
 
-def truths(condition: pc.Expression, rows: pa.Table) -> pa.ChunkedArray:
+def evaluate_condition(condition: pc.Expression, rows: pa.Table) -> pa.ChunkedArray:
     """For each row whether the condition is true; null is not. Raises InvalidUsage."""
     found = _projected("condition", condition, rows)
     if not pa.types.is_boolean(found.type):
@@ -291,7 +291,7 @@ def check_new(schema: ShardSchema) -> None:
     """Raise InvalidUsage unless a shard may begin with the schema."""
     _check_fields(list(schema.arrow))
     _check_sizes(schema)
-    check_sound(schema)
+    check_compiles(schema)
 
 
 def check_added(before: ShardSchema, after: ShardSchema) -> None:
@@ -309,7 +309,7 @@ def _check_defaults(before: ShardSchema, after: ShardSchema) -> None:
         return
     for name, default in after.defaults.items():
         is_new = after.id_of[name] not in before.name_of
-        if is_new and has_stray_null(pa.repeat(default, 1), after.arrow.field(name)):
+        if is_new and has_forbidden_null(pa.repeat(default, 1), after.arrow.field(name)):
             raise InvalidUsage(
                 f"the default of column {name!r} has a null where {after.arrow.field(name).type} allows none; give a "
                 "whole value"
@@ -321,11 +321,11 @@ def check_kept(before: ShardSchema, after: ShardSchema) -> None:
 
     What is asked of one column alone goes with it.
     """
-    if differ(after, before):
+    if constraints_differ(after, before):
         raise InvalidUsage("the columns and the constraints of a shard change one after the other: use set_constraints")
     _check_named(before, after)
     try:
-        check_sound(after)
+        check_compiles(after)
     except InvalidUsage as error:
         raise InvalidUsage(f"{error.message}; take the check away first, or set it anew") from error
 
@@ -346,7 +346,7 @@ def _check_named(before: ShardSchema, after: ShardSchema) -> None:
                 )
 
 
-def takes_names(before: ShardSchema, after: ShardSchema) -> bool:
+def frees_names(before: ShardSchema, after: ShardSchema) -> bool:
     """Whether a name that a column has before is no column's afterwards, or another one's."""
     return not after.is_plain and any(after.id_of.get(name) != number for name, number in before.id_of.items())
 
@@ -359,9 +359,9 @@ def check_policy(before: ShardSchema, after: ShardSchema, column: str | None) ->
         raise InvalidUsage(f"a policy of rows goes by column {column!r}: change the policy first, or leave the column")
 
 
-def constrains(before: ShardSchema, after: ShardSchema) -> bool:
+def differ_in_constraints(before: ShardSchema, after: ShardSchema) -> bool:
     """Whether the schemas differ in constraints alone."""
-    if not differ(after, before):
+    if not constraints_differ(after, before):
         return False
     return after.with_details(unique=False, not_null=(), checks=()) == before.with_details(
         unique=False, not_null=(), checks=()
@@ -370,12 +370,12 @@ def constrains(before: ShardSchema, after: ShardSchema) -> bool:
 
 def check_constrained(before: ShardSchema, after: ShardSchema, *, is_looked_at: bool) -> None:
     """Raise InvalidUsage unless constraints can change so: the contents were looked at for what asks more."""
-    if ask_more(after, before) and not is_looked_at:
+    if are_stricter(after, before) and not is_looked_at:
         raise InvalidUsage(
             "constraints that ask more than before need the upper of which the contents were looked at: use "
             "set_constraints"
         )
-    check_sound(after)
+    check_compiles(after)
 
 
 def _check_fields(columns: list[pa.Field]) -> None:

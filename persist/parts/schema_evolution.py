@@ -30,7 +30,7 @@ def check_evolution(old: ShardSchema, new: ShardSchema) -> None:
         raise InvalidUsage(f"the schema cannot evolve so: {error}")
 
 
-def by_names(old: ShardSchema, new: ShardSchema) -> ShardSchema:
+def follow_by_name(old: ShardSchema, new: ShardSchema) -> ShardSchema:
     """What follows `old` where somebody gives a plain schema: columns of a name are the same, others are added.
 
     Raises InvalidUsage unless nullable value columns are added and nothing else is changed.
@@ -63,27 +63,27 @@ def evolution_error(old: ShardSchema, new: ShardSchema) -> str | None:
 def widening_error(old: Any, new: Any) -> str | None:
     """Why values of type `old` cannot be read as `new`; None: each of them can, and their order stays.
 
-    Where days become microseconds (`of_days`), that is known once somebody has looked at the values.
+    Where days become microseconds (`widened_days`), that is known once somebody has looked at the values.
     """
-    if old == new or _widens(old, new) or is_of_days(old, new):
+    if old == new or _widens(old, new) or widens_days(old, new):
         return None
     zone = ", and a day is no moment before a zone is chosen" if pa.types.is_date32(old) and _has_zone(new) else ""
     return f"changes from {old} to {new}{zone}"
 
 
-def is_of_days(old: Any, new: Any) -> bool:
+def widens_days(old: Any, new: Any) -> bool:
     """Whether days become moments in microseconds: a day beyond the year 294246 has no room there."""
     return bool(pa.types.is_date32(old) and new == pa.timestamp("us"))
 
 
-def of_days(old: ShardSchema, new: ShardSchema) -> dict[str, str]:
+def widened_days(old: ShardSchema, new: ShardSchema) -> dict[str, str]:
     """The columns whose days become moments in microseconds, by their names in `old`, with those in `new`."""
     if new.is_plain:
         return {}
     return {
         name: new.name_of[number]
         for name, number in old.id_of.items()
-        if number in new.name_of and is_of_days(old.arrow.field(name).type, new.arrow.field(new.name_of[number]).type)
+        if number in new.name_of and widens_days(old.arrow.field(name).type, new.arrow.field(new.name_of[number]).type)
     }
 
 
@@ -165,7 +165,7 @@ def _widens(old: Any, new: Any) -> bool:
         wider = new.bit_width >= old.bit_width and new.scale >= old.scale
         return bool(wider and new.precision - new.scale >= old.precision - old.scale)
     if types.is_date32(old) and types.is_timestamp(new):
-        return new.tz is None and new.unit == "ms"  # in microseconds far days have no room: see `of_days`
+        return new.tz is None and new.unit == "ms"  # in microseconds far days have no room: see `widened_days`
     return _grows(old, new)
 
 
@@ -203,7 +203,7 @@ def _same_key_bytes(old: Any, new: Any) -> bool:
     )
 
 
-def called_by(known: ShardSchema, other: ShardSchema) -> dict[str, str | None]:
+def renames(known: ShardSchema, other: ShardSchema) -> dict[str, str | None]:
     """What another schema of the chain calls each column of `known` (None: it lacks it), `__time` and `__diff`.
 
     Where one of them is plain, its ids are places, which say nothing about the other: columns keep their names there.
@@ -217,7 +217,7 @@ def called_by(known: ShardSchema, other: ShardSchema) -> dict[str, str | None]:
 
 def moved_names(known: ShardSchema, current: ShardSchema, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Those of the `names` that do not mean the column of `known` any more, each with what became of that column."""
-    called = called_by(known, current)
+    called = renames(known, current)
     for name in names:
         now = called.get(name, name)
         if now != name:
@@ -237,7 +237,9 @@ def check_names(known: ShardSchema, current: ShardSchema, names: Iterable[str] |
             )
 
 
-def named_by(sound: Mapping[int, ShardSchema], known: int | None, names: Iterable[str] | None = None) -> ShardSchema:
+def current_for_names(
+    sound: Mapping[int, ShardSchema], known: int | None, names: Iterable[str] | None = None
+) -> ShardSchema:
     """The current schema of the chain, for a caller who names columns as the schema of the id `known` does.
 
     None: as the current one does. Raises InvalidUsage as `check_names`.
@@ -251,7 +253,7 @@ def named_by(sound: Mapping[int, ShardSchema], known: int | None, names: Iterabl
 # --- the chain
 
 
-def sound_schemas(records: Mapping[int, SchemaRecord]) -> dict[int, ShardSchema]:
+def valid_schemas(records: Mapping[int, SchemaRecord]) -> dict[int, ShardSchema]:
     """The schemas by which rows are written and read, by id ascending: the last one is the current one.
 
     A schema that cannot be read, or that does not fit the one before it, is left out: an older build let any writer
@@ -262,7 +264,7 @@ def sound_schemas(records: Mapping[int, SchemaRecord]) -> dict[int, ShardSchema]
 
 @lru_cache(CHAINS_KEPT_MAX)
 def _chain(records: tuple[tuple[int, SchemaRecord], ...]) -> Mapping[int, ShardSchema]:
-    """See `sound_schemas`. Every commit and every read asks for the schemas of its shard, which hardly ever change."""
+    """See `valid_schemas`. Every commit and every read asks for the schemas of its shard, which hardly ever change."""
     sound: dict[int, ShardSchema] = {}
     last: ShardSchema | None = None
     unread: PersistError | None = None
@@ -313,11 +315,11 @@ def _with_former_names(sound: dict[int, ShardSchema]) -> dict[int, ShardSchema]:
 
 def current_schema(records: Mapping[int, SchemaRecord]) -> tuple[int, ShardSchema]:
     """The id of the last schema that is sound, and the schema. Raises Corruption: no schema can be read."""
-    return newest(sound_schemas(records))
+    return newest(valid_schemas(records))
 
 
 def newest(sound: Mapping[int, ShardSchema]) -> tuple[int, ShardSchema]:
-    """The current one of `sound_schemas`, and its id."""
+    """The current one of `valid_schemas`, and its id."""
     last = max(sound)
     return last, sound[last]
 

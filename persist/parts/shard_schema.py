@@ -18,16 +18,16 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import TIME_MAX, TIME_MIN
 from persist.core.state import SchemaRecord
 from persist.parts.column_types import (
-    check_no_stray_null,
+    check_nested_nulls,
     check_storable,
     conform_column,
-    is_picky,
-    is_strict,
-    none_of,
-    stored,
+    empty_column,
+    has_parquet_limits,
+    has_required_children,
+    stored_type,
     without_empty_chunks,
 )
-from persist.parts.ipc_guard import Declared, check_schema, is_compressed
+from persist.parts.ipc_guard import DeclaredSize, check_schema, is_compressed
 from persist.parts.memory_size import row_bytes
 
 # What a schema says of a shard beyond columns and key: ids, defaults and constraints, and how these are kept.
@@ -112,7 +112,7 @@ def decode_value(data: bytes, kind: Any) -> pa.Scalar:
     Somebody may have made the bytes by hand: what would take more than it is long is not decoded.
     """
     check_schema(data)
-    declared = Declared()
+    declared = DeclaredSize()
     with suppress(StopIteration):
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
         while True:
@@ -238,7 +238,7 @@ class ShardSchema:
                 raise InvalidUsage(f"column name {name!r} is reserved; rename the column")
             if names.count(name) > 1:
                 raise InvalidUsage(f"column {name!r} occurs twice; column names must be unique")
-        fields = [pa.field(f.name, stored(f.name, f.type), f.nullable) for f in self.arrow]
+        fields = [pa.field(f.name, stored_type(f.name, f.type), f.nullable) for f in self.arrow]
         object.__setattr__(self, "arrow", pa.schema(fields))
         if not self.key:
             raise InvalidUsage("a shard needs at least one key column")
@@ -344,7 +344,7 @@ class ShardSchema:
         return frozenset(
             field.name
             for field in fields
-            if field.nullable and not is_picky(field.type) and not pa.types.is_nested(field.type)
+            if field.nullable and not has_parquet_limits(field.type) and not pa.types.is_nested(field.type)
         )
 
     @cached_property
@@ -380,13 +380,13 @@ class ShardSchema:
     @cached_property
     def _picky(self) -> tuple[tuple[int, pa.Field, bool], ...]:
         """The columns that do not take every value of their type, with their places; and whether Parquet does not."""
-        picky = ((place, field, is_picky(field.type)) for place, field in enumerate(self.updates_schema))
+        picky = ((place, field, has_parquet_limits(field.type)) for place, field in enumerate(self.updates_schema))
         return tuple(one for one in picky if one[2] or not one[1].nullable)
 
     @cached_property
     def strict(self) -> tuple[pa.Field, ...]:
         """The columns with something within them that may not be null."""
-        return tuple(field for field in self.arrow if is_strict(field.type))
+        return tuple(field for field in self.arrow if has_required_children(field.type))
 
     @cached_property
     def width(self) -> int:
@@ -412,7 +412,7 @@ class ShardSchema:
             if may_not_fit:
                 check_storable(column, field)
         for field in self.strict:
-            check_no_stray_null(rows.column(field.name), field)
+            check_nested_nulls(rows.column(field.name), field)
 
     def conform(self, rows: pa.Table | pa.RecordBatch, default_time: int | None) -> pa.Table:
         """The rows in `updates_schema`: columns ordered and losslessly cast, `__time` and `__diff` filled in.
@@ -432,7 +432,7 @@ class ShardSchema:
             if name in names:
                 column = without_empty_chunks(rows.column(name))
                 if name not in self._plain or column.type != field.type:
-                    column = conform_column(column, field) if len(column) else none_of(column, field)
+                    column = conform_column(column, field) if len(column) else empty_column(column, field)
                 columns.append(column)
             elif name == DIFF:
                 columns.append(pa.repeat(1, rows.num_rows))

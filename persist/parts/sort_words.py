@@ -193,7 +193,7 @@ class BytesColumn:
         return ranks[positions]
 
 
-def column(array: pa.Array) -> ColumnOrder:
+def column_order(array: pa.Array) -> ColumnOrder:
     """The order of `array`'s values; any type that a shard can have."""
     kind = array.type
     valid = None if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
@@ -223,7 +223,7 @@ def extremes_each(array: pa.Array, counts: Sequence[int]) -> list[tuple[bytes, b
         values = array.to_pylist()
         found = ((min(values[start:end]), max(values[start:end])) for start, end in spans)
         return [(_terminated(_as_bytes(low)), _terminated(_as_bytes(high))) for low, high in found]
-    order = column(array)
+    order = column_order(array)
     if isinstance(order, FixedColumn) and order.word(1, None) is None and (words := order.word(0, None)) is not None:
         places = (
             (start + int(words[start:end].argmin()), start + int(words[start:end].argmax())) for start, end in spans
@@ -364,7 +364,7 @@ def _nested_list(array: pa.Array, elements: pa.Array, starts: npt.NDArray[np.int
 
 
 def _nested_flat(array: pa.Array) -> pa.Array:
-    order = column(array)
+    order = column_order(array)
     if isinstance(order, BytesColumn):
         kind = array.type
         if pa.types.is_string(kind):

@@ -15,7 +15,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import IdSource, PartId, ShardId, WriterId, mint
 from persist.core.record import replace
 from persist.core.transitions.part_admission import DIFF_MAX
-from persist.parts.codec import ParquetEncoder, encode_inline, encode_inline_each, row_group_rows
+from persist.parts.codec import ParquetEncoder, encode_inline, encode_inline_parts, row_group_rows
 from persist.parts.column_types import to_plain
 from persist.parts.consolidate import consolidate, join
 from persist.parts.constraint_checks import check_rows
@@ -117,7 +117,7 @@ def stage(
     return staged
 
 
-def stage_at_once(
+def stage_inline(
     rows: pa.Table, sink: PartSink, *, default_time: int | None, inline_bytes_max: int
 ) -> tuple[Run, ...] | None:
     """As `stage`, where that takes no call of the blob store: None where it does. Raises InvalidUsage as that does."""
@@ -132,17 +132,17 @@ def stage_at_once(
     return ()
 
 
-def stage_each(
+def stage_inserts(
     rows: pa.Table, counts: Sequence[int], sink: PartSink, inline_bytes_max: int
 ) -> list[tuple[Run, ...] | None]:
-    """`stage_at_once` of inserts of so many rows each, which follow one another; their calls of Arrow serve all.
+    """`stage_inline` of inserts of so many rows each, which follow one another; their calls of Arrow serve all.
 
     `rows` are as `ShardSchema.conform` gives them. None: one that takes a call of the blob store. Raises
     ConstraintViolated where the rows of one of them break a constraint.
     """
     check_rows(rows, sink.schema)
     some = [count for count in counts if count]
-    parts = encode_inline_each(rows, some, sink.schema, sink.schema_id, sink.ids) if some else []
+    parts = encode_inline_parts(rows, some, sink.schema, sink.schema_id, sink.ids) if some else []
     _check_sum(_diff_sum(rows), parts)
     start, rest = 0, iter(parts)
     found: list[tuple[Run, ...] | None] = []
@@ -165,7 +165,7 @@ class _Weighed:
         self._sum = 0
 
     def __iter__(self) -> Iterator[pa.Table | pa.RecordBatch]:
-        for piece in pieces(self._updates):
+        for piece in iter_pieces(self._updates):
             self._sum += _diff_sum(piece)
             yield piece
 
@@ -353,7 +353,7 @@ def _slices(rows: pa.Table, target: int) -> Iterator[tuple[pa.Table, int]]:
         yield part, part.nbytes
 
 
-def pieces(updates: Any) -> Iterator[pa.Table | pa.RecordBatch]:
+def iter_pieces(updates: Any) -> Iterator[pa.Table | pa.RecordBatch]:
     """The tables and batches of which the updates are made, without empty ones. Raises InvalidUsage."""
     if isinstance(updates, pa.Table | pa.RecordBatch):
         updates = [updates]

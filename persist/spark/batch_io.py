@@ -30,8 +30,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
 from persist.core.ids import check_shard_name
 from persist.core.shard_view import ShardView, ViewRequest
-from persist.parts import DIFF, TIME, ShardSchema, current_schema, sound_schemas
-from persist.parts.scan_spec import shown_by
+from persist.parts import DIFF, TIME, ShardSchema, current_schema, valid_schemas
+from persist.parts.scan_spec import schema_shown
 from persist.spark import executors, planning
 from persist.spark.change_feed import FeedSplit, Interval, plan_changes, read_changes
 from persist.spark.executors import carrying, lighter, outliving, past_again, snapshot_again
@@ -126,7 +126,7 @@ class SnapshotReader(SplitReader):
 
     def _negative(self, split: SnapshotSplit) -> InvalidUsage:
         """The error that names the key: read again, since the key need not be among the columns."""
-        schema = shown_by(sound_schemas(split.schemas), split.schema_id)
+        schema = schema_shown(valid_schemas(split.schemas), split.schema_id)
         for table in self._pieces(replace(split, columns=schema.key)):
             row = first_negative(table)
             if row is not None:

@@ -24,9 +24,9 @@ from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.shard_view import ShardView
 from persist.core.state import SchemaRecord
 from persist.core.truncation import Drops, RowDrop, contents, drops_within, taken_away
-from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, current_schema, overlapping
+from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, current_schema, overlapping_runs
 from persist.parts.filter_eval import Filter
-from persist.parts.key_encoding import groups_of, key_schema
+from persist.parts.key_encoding import key_groups, key_schema
 from persist.spark import executors, planning
 from persist.spark.executors import check_same, forgotten, held_again, outliving
 from persist.spark.options import ReadOptions, Target
@@ -58,7 +58,7 @@ def updates(rows: pa.Table, schema: ShardSchema) -> Flags:
     """Which of the changes are halves of updates. All changes of a key at a time are among the rows."""
     if not len(rows):
         return np.zeros(0, np.bool_)
-    keys, times = groups_of(rows, key_schema(schema)), rows.column(TIME).to_numpy()
+    keys, times = key_groups(rows, key_schema(schema)), rows.column(TIME).to_numpy()
     diffs = rows.column(DIFF).to_numpy()
     order = np.lexsort((diffs, times, keys))
     keys, times, diffs = keys[order], times[order], diffs[order]
@@ -83,7 +83,7 @@ def by_whole_keys(tables: Iterator[pa.Table], schema: ShardSchema, shard: str) -
         if not len(table):
             continue
         whole = pa.concat_tables([*held, table])
-        keys = groups_of(whole, keyed)
+        keys = key_groups(whole, keyed)
         is_last = keys == keys.max()
         if not is_last.all():
             yield whole.filter(pa.array(~is_last))
@@ -246,7 +246,7 @@ def plan_changes(
             settings=settings,
             columns=columns,
             shard_id=view.shard_id,
-            dropped=tuple((drop, overlapping(some, one)) for drop, some in dropped),
+            dropped=tuple((drop, overlapping_runs(some, one)) for drop, some in dropped),
         )
         splits.append(split)
     return splits
@@ -283,14 +283,14 @@ def found_runs(
         held = contents(held, view.drops, interval.lower)
 
     def found(some: Iterable[Run]) -> tuple[Run, ...]:
-        return overlapping(reader.expanded(some, wanted), wanted)
+        return overlapping_runs(reader.expanded(some, wanted), wanted)
 
     with leased_blobs(lease):
         return found(held), [(drop, found(some)) for drop, some in _dropped(transport, view, interval)]
 
 
 def _parts(runs: Iterable[Run], key_range: KeyRange) -> tuple[Part, ...]:
-    return tuple(part for run in overlapping(runs, key_range) for part in run.parts)
+    return tuple(part for run in overlapping_runs(runs, key_range) for part in run.parts)
 
 
 def _dropped(transport: Transport, view: ShardView, interval: Interval) -> Iterator[tuple[RowDrop, tuple[Run, ...]]]:

@@ -31,7 +31,7 @@ from persist.core.ids import ShardId
 from persist.core.phases import dropped
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
-from persist.parts import KeyRange, ShardSchema, current_schema, overlapping
+from persist.parts import KeyRange, ShardSchema, current_schema, overlapping_runs
 from persist.spark.options import WAIT_S, Target
 from persist.spark.spark_schemas import check_means, names_in
 
@@ -192,7 +192,7 @@ def snapshot_again(target: Target, split: SnapshotSplit) -> SnapshotSplit:
         check_same(target, names, split.schemas, held.view.schemas)
     with leased_blobs(held.lease):
         reader = part_reader(held.transport, held.view, split.settings)[1]
-        runs = overlapping(reader.expanded(held.runs, split.key_range), split.key_range)
+        runs = overlapping_runs(reader.expanded(held.runs, split.key_range), split.key_range)
     seqno, reader_id = held.lease.seqno, held.lease.reader
     return replace(split, runs=runs, schemas=held.view.schemas, reader=reader_id, seqno=seqno)
 
@@ -215,12 +215,12 @@ def past_again(target: Target, split: PastSplit | PairSplit) -> PastSplit | Pair
 
 def carrying(split: PastSplit, wanted: KeyRange) -> PastSplit:
     """The split with only those parts that may have keys of the range."""
-    return replace(lighter(split, wanted), gone=overlapping(split.gone, wanted))
+    return replace(lighter(split, wanted), gone=overlapping_runs(split.gone, wanted))
 
 
 def lighter(split: _Split, wanted: KeyRange) -> _Split:
     """The same for any split of one shard."""
-    return replace(split, runs=overlapping(split.runs, wanted))
+    return replace(split, runs=overlapping_runs(split.runs, wanted))
 
 
 def held_again(target: Target, shard: ShardId | None, at: int) -> Held:

@@ -32,7 +32,7 @@ from persist.core.batch import HollowBatch, Part
 from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
-from persist.parts import current_schema, sound_schemas
+from persist.parts import current_schema, valid_schemas
 from persist.parts.constraint_checks import constraints_json
 from persist.spark import executors
 from persist.spark.options import METADATA, MetadataOptions, Target
@@ -241,7 +241,7 @@ def _part(batch: HollowBatch, run: int, part: Part) -> Row:
 
 
 def _schemas(target: Target) -> list[Row]:
-    schemas = sound_schemas(executors.view_of(target).schemas)
+    schemas = valid_schemas(executors.view_of(target).schemas)
     return [
         {
             "schema_id": number,

@@ -33,7 +33,7 @@ from persist.core.ids import ShardId
 from persist.core.shard_view import ShardView
 from persist.core.truncation import RowDrop
 from persist.parts import DIFF, TIME, KeyRange, PartReader, ShardSchema
-from persist.parts.key_splits import NOTHING, Limit, Weight, counted, reach
+from persist.parts.key_splits import NOTHING, Limit, Weight, count_cuts, find_cut
 from persist.spark import executors, planning
 from persist.spark.change_feed import Interval, found_runs, overlapping_batches
 from persist.spark.options import ReadOptions, Target
@@ -357,7 +357,7 @@ class Admission:
         weight = _sum(Weight(part.rows, part.size) for part in parts)
         within = slab.wanted
         if not self._has_to_count(slab):
-            found = reach(slab.every, slab.reader, within, limit)
+            found = find_cut(slab.every, slab.reader, within, limit)
             if not found.is_stuck:
                 return self._at(slab, found.key), found.left
             weight, within = found.left, KeyRange(within.lower, found.key)
@@ -406,7 +406,7 @@ class Admission:
         share = max(1, rows_max // len(streams))  # rows that went and rows that came are shown side by side
         weights = DIFF if self._expands else None
         found = [
-            next((cuts for cuts in counted(tables, slab.schema, share, weights) if cuts), []) for tables in streams
+            next((cuts for cuts in count_cuts(tables, slab.schema, share, weights) if cuts), []) for tables in streams
         ]
         self._ahead = {}
         if len(streams) == 1:

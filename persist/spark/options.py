@@ -23,7 +23,7 @@ from persist.core.named_holds import check_tag_name
 from persist.formats.http_messages import named_once
 from persist.parts import DIFF, TIME, Selection
 from persist.parts.column_types import EXACT_NUMBERS
-from persist.parts.constraint_checks import Constraining
+from persist.parts.constraint_checks import ConstraintChange
 from persist.parts.scan_spec import read_values
 
 # The options of `format("persist")` by their names: where each is allowed, and their values as they are written.
@@ -224,7 +224,7 @@ _NO_LOCATION = (
     "In SQL, CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist OPTIONS"
 )
 
-NO_CONSTRAINTS = Constraining()
+NO_CONSTRAINTS = ConstraintChange()
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,7 @@ class WriteOptions:
     append: tuple[int, Antichain] | None = None
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
-    constraints: Constraining = NO_CONSTRAINTS  # of such a shard
+    constraints: ConstraintChange = NO_CONSTRAINTS  # of such a shard
     info: bytes = b""  # what the commit history is to tell
     write_id: str | None = None  # by which the commit history tells this write from others
     restores: int | None = None  # the time to which the rows, which are changes, lead back
@@ -457,9 +457,9 @@ def _schema_mode(options: Options) -> SchemaMode:
     return SchemaMode.MERGE if merges else SchemaMode.OVERWRITE if overwrites else SchemaMode.KEEP
 
 
-def _constraints(options: Options) -> Constraining:
+def _constraints(options: Options) -> ConstraintChange:
     checks = options.mapping("checks") if options.has("checks") else {}
-    return Constraining.of(options.flag("unique"), None, checks)
+    return ConstraintChange.of(options.flag("unique"), None, checks)
 
 
 @dataclass(frozen=True)

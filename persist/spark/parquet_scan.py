@@ -26,9 +26,9 @@ from persist.client.timestamps import BEFORE_ALL
 from persist.client.transport import Transport
 from persist.core.batch import Part
 from persist.core.errors import Expired, InvalidUsage, PersistError, shown
-from persist.parts import DIFF, TIME, ShardSchema, decode_inline, sound_schemas
+from persist.parts import DIFF, TIME, ShardSchema, decode_inline, valid_schemas
 from persist.parts.filter_eval import has_floats
-from persist.parts.part_files import Files
+from persist.parts.part_files import PartFiles
 from persist.parts.read_plan import classify
 from persist.parts.schema_evolution import Migration
 from persist.spark.options import Options
@@ -420,7 +420,7 @@ class NativeRead:
         self._transport = transport
         self._held = held
         self._options = options
-        self._schemas = sound_schemas(held.view.schemas)
+        self._schemas = valid_schemas(held.view.schemas)
         self._schema = self._schemas[max(self._schemas)]
 
     def frame(self, native: str, root: str | None = None) -> DataFrame | None:
@@ -440,7 +440,7 @@ class NativeRead:
         if why_not is None:
             below, as_of = root or root_of(str(self._transport.blob.url)), self._held.as_of
             with leased_blobs(self._held.lease):
-                straight, others = classify(self._held.runs, as_of, Files(self._transport.blob, self._schemas))
+                straight, others = classify(self._held.runs, as_of, PartFiles(self._transport.blob, self._schemas))
             why_not = self._why_not_these(straight, others, below) if native == AUTO else None
             if why_not is None:
                 found = NativePlan(self._spark, self._schema, below).frame(as_of, straight, others, self._schemas)

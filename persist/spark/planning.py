@@ -18,10 +18,10 @@ from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.shard_view import ShardView
 from persist.core.state import SchemaRecord
-from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within, sound_schemas
+from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within, valid_schemas
 from persist.parts.filter_eval import Filter
 from persist.parts.reader import PartReader
-from persist.parts.scan_spec import shown_by
+from persist.parts.scan_spec import schema_shown
 from persist.spark import executors
 from persist.spark.options import ReadOptions, Target
 from persist.spark.spark_schemas import KnownSchema, check_means
@@ -98,7 +98,7 @@ def shown(target: Target, options: ReadOptions) -> tuple[int, ShardSchema]:
     with holding(one, target.shard, at, "spark schema", options.wait_s, settings) as held:
         try:
             number = schema_then(held.view, held.as_of)
-            return number, shown_by(sound_schemas(held.view.schemas), number)
+            return number, schema_shown(valid_schemas(held.view.schemas), number)
         finally:
             held.lease.close()
 

@@ -14,7 +14,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import ShardId
 from persist.core.shard_view import ShardView
 from persist.core.state import SchemaRecord
-from persist.parts import DIFF, newest, sound_schemas
+from persist.parts import DIFF, newest, valid_schemas
 from persist.parts.predicate import columns_of, parse
 from persist.parts.schema_evolution import moved_names
 
@@ -200,7 +200,7 @@ class KnownSchema:
 
     @classmethod
     def of(cls, view: ShardView) -> KnownSchema:
-        return cls(view.shard_id, newest(sound_schemas(view.schemas))[0])
+        return cls(view.shard_id, newest(valid_schemas(view.schemas))[0])
 
 
 def names_in(where: str | None) -> list[str]:
@@ -210,7 +210,7 @@ def names_in(where: str | None) -> list[str]:
 
 def check_means(names: Iterable[str], began: int, schemas: Mapping[int, SchemaRecord], whose: str, remedy: str) -> None:
     """Raise InvalidUsage where a name means another column by now than in the schema `began`, or none."""
-    sound = sound_schemas(schemas)
+    sound = valid_schemas(schemas)
     current = newest(sound)[1]
     for name, became in moved_names(sound.get(began, current), current, names):
         raise InvalidUsage(f"column {name!r}, {whose}, {became}: {remedy}, with the columns as they are named now")
@@ -218,7 +218,7 @@ def check_means(names: Iterable[str], began: int, schemas: Mapping[int, SchemaRe
 
 def names_now(names: Iterable[str], began: int | None, schemas: Mapping[int, SchemaRecord]) -> Renamed:
     """What columns of the schema `began` are called now (None: it was dropped); of other names nothing is told."""
-    sound = sound_schemas(schemas)
+    sound = valid_schemas(schemas)
     current = newest(sound)[1]
     if current.is_plain or began not in sound:
         return ()

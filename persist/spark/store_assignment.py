@@ -19,8 +19,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.parts.python_values import column_of
-from persist.parts.schema_changes import AddColumn, Change, WidenColumn, altered, check_added, check_kept
-from persist.parts.schema_evolution import check_evolution, evolution_error, is_of_days, widening_error
+from persist.parts.schema_changes import AddColumn, Change, WidenColumn, apply_changes, check_added, check_kept
+from persist.parts.schema_evolution import check_evolution, evolution_error, widening_error, widens_days
 from persist.spark import executors
 from persist.spark.options import Target, WriteOptions
 from persist.spark.spark_schemas import inner_types, spark_type, stored_schema
@@ -207,7 +207,7 @@ def merged(schema: StructType, options: WriteOptions, shard: ShardSchema, name: 
     changes = list(_changes(given, shard))
     if not changes:
         return shard
-    found = altered(shard, changes)
+    found = apply_changes(shard, changes)
     found.conform(given.empty_table(), 0)
     return found
 
@@ -277,7 +277,7 @@ def _kept(field: pa.Field, shard: ShardSchema) -> pa.Field | None:
     known = shard.arrow.field(field.name)
     if _is_same(field.name, known.type, field.type):
         return known
-    if is_of_days(known.type, field.type):  # that takes a look at the rows that are to go
+    if widens_days(known.type, field.type):  # that takes a look at the rows that are to go
         return None
     return known.with_type(field.type) if widening_error(known.type, field.type) is None else None
 

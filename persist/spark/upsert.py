@@ -27,7 +27,7 @@ from persist.core.truncation import drops_within
 from persist.formats.store_errors import translated
 from persist.parts import ALL_KEYS, TIME, KeyRange, PartReader, ShardSchema
 from persist.parts.consolidate import join, negated
-from persist.parts.key_encoding import KeyPoints, check_single, distinct_keys, key_schema, semi_join, single_keys
+from persist.parts.key_encoding import KeyPoints, check_unique, distinct_keys, key_schema, semi_join, unique_keys
 from persist.parts.part_files import WHOLE_BYTES_MAX
 from persist.spark import executors
 from persist.spark.options import Target
@@ -192,7 +192,7 @@ class Replacement:
         left: list[Run] = []
         keyed = key_schema(self.schema)
         for rows, deleted in _chunks(batches, delete_column, self.schema):
-            keys = single_keys(rows, keyed, "an upsert")
+            keys = unique_keys(rows, keyed, "an upsert")
             claim = self._stage_claims(keys)
             claims.extend(claim)
             pieces = [rows.filter(pc.invert(deleted))]
@@ -351,7 +351,7 @@ class Replacement:
             return
         with translated():
             for piece in self._claim_reader().read_range(claims):
-                check_single(piece, key_schema(self.schema), "an upsert")
+                check_unique(piece, key_schema(self.schema), "an upsert")
 
     def _retract_between(self, lease: ReadLease, claims: Runs | None, lower: int, upper: int) -> Runs:
         """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""

@@ -17,14 +17,14 @@ from persist.client.optimistic_edit import Edited, unless_landed
 from persist.client.shard import Shard
 from persist.codecs import rows
 from persist.codecs.allowance import Allowance
-from persist.codecs.json_rows import Spend, body_json, rows_of_json
+from persist.codecs.json_rows import Spend, decode_body, rows_of_json
 from persist.core.commands import WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX
 from persist.parts import DIFF, ShardSchema
 from persist.parts.memory_size import row_bytes
 from persist.parts.predicate import PREDICATE_CHARS_MAX
-from persist.parts.python_values import keys_of_json
+from persist.parts.python_values import decode_json_keys
 from rpc.app_state import principal_of, service_of
 from rpc.route_table import Router
 from rpc.routes.parameters import (
@@ -107,7 +107,7 @@ async def upsert(
         return shard.upsert(table, delete_column=delete_column, **options)
 
     def schema(known: ShardSchema, data: bytes, chosen: str, allowed: Allowance) -> ShardSchema:
-        names = given or rows.given_names(data, chosen, delete_column, allowed) or known.arrow.names
+        names = given or rows.read_names(data, chosen, delete_column, allowed) or known.arrow.names
         fields = [known.arrow.field(name) for name in known.columns(names)]
         extra = [] if delete_column is None else [pa.field(delete_column, pa.bool_())]
         return ShardSchema(pa.schema([*fields, *extra]), tuple(field.name for field in fields[:1]))
@@ -166,7 +166,7 @@ async def delete(request: Request, read_time: ReadTime = None, token: Idempotenc
     def done(shard: Shard, body: _Delete, options: dict[str, Any], allowed: Allowance) -> Edited:
         if isinstance(body.keys, list):
             allowed.spend(len(body.keys) * row_bytes(shard.schema.arrow))
-        keys = keys_of_json(shard.schema, body.keys)
+        keys = decode_json_keys(shard.schema, body.keys)
         return shard.delete(body.where, keys=keys, **options)
 
     return await _with_json(request, _Delete, (read_time, token), done, is_exact=True)
@@ -262,7 +262,7 @@ async def _with_json(
 
     def read(shard: Shard, data: bytes) -> Edited:
         with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
-            body = read_as(kind)(body_json(data, allowed.spend, is_exact=is_exact))
+            body = read_as(kind)(decode_body(data, allowed.spend, is_exact=is_exact))
             return work(shard, body, options, allowed)
 
     return await worked_with_body(request, service.limits.rows_bytes_max, read)

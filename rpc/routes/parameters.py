@@ -31,7 +31,7 @@ from persist.formats.http_messages import named_once
 from persist.parts import EVERYTHING, Selection, ShardSchema
 from persist.parts.column_types import EXACT_NUMBERS
 from persist.parts.predicate import PREDICATE_CHARS_MAX
-from persist.parts.python_values import keys_of_json
+from persist.parts.python_values import decode_json_keys
 from persist.parts.scan_spec import KEY_CHARS_MAX, Values, read_values
 from rpc.app_state import principal_of, service_of, shard_of
 from rpc.http_protocol import peer_in
@@ -323,7 +323,7 @@ def on_shard(selection: Selection, schema: ShardSchema) -> Selection:
         return selection
 
     def read(values: Values | None) -> Values | None:
-        return None if values is None else tuple(keys_of_json(schema, [list(values)])[0])
+        return None if values is None else tuple(decode_json_keys(schema, [list(values)])[0])
 
     found = replace(
         selection,

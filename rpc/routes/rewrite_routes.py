@@ -25,7 +25,7 @@ from persist.core.frontier import TIME_MAX
 from persist.core.ids import check_shard_name
 from persist.formats.http_messages import named_once
 from persist.parts.column_types import EXACT_NUMBERS
-from persist.parts.python_values import keys_of_json
+from persist.parts.python_values import decode_json_keys
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
 from rpc.route_table import Router
 from rpc.routes.parameters import (
@@ -187,7 +187,7 @@ async def erase(request: Request, token: IdempotencyToken = None) -> Response:
     def work(shard: Shard, data: bytes) -> ErasureStatus:
         wanted = _read(data)
         return shard.erase(
-            keys=keys_of_json(shard.schema, wanted.keys),
+            keys=decode_json_keys(shard.schema, wanted.keys),
             where=wanted.where,
             deadline=wanted.deadline,
             reason=wanted.reason,

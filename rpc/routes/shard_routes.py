@@ -24,7 +24,7 @@ from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord, State
 from persist.formats.http_messages import RECORD, StagedRuns, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
-from persist.parts.constraint_checks import Constraining
+from persist.parts.constraint_checks import ConstraintChange
 from rpc import command_endpoint
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.audit import MANY, MOVE_CURSOR, MOVE_UPPER
@@ -177,7 +177,7 @@ def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
     columns = {"fields": body.fields, "schema": body.schema, "key": body.key}
     try:
         schema = read_schema({name: value for name, value in columns.items() if value is not UNSET})
-        record = Constraining.of(body.unique, None, body.checks).applied(schema).to_record()
+        record = ConstraintChange.of(body.unique, None, body.checks).applied(schema).to_record()
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
     return record, None if body.history is UNSET else ShardSettings(history_ms(body.history), version=1)

@@ -25,7 +25,7 @@ from persist.core.shard_settings import RowPolicy
 from persist.core.state import SchemaRecord
 from persist.formats.records import encoded
 from persist.parts import ShardSchema
-from persist.parts.schema_changes import RenameColumn, altered
+from persist.parts.schema_changes import RenameColumn, apply_changes
 from rpc.app import create_app
 from rpc.audit import VALUE_CHARS_MAX, did, of_command, of_query
 from rpc.auth import mint
@@ -261,7 +261,7 @@ def test_a_command_on_a_schema_is_called_by_what_it_changes(house: House, lines:
         ("evolve schema", 200, c.EvolveSchema(1, wider.to_record())),
         ("set constraints", 200, c.EvolveSchema(2, strict.to_record(), Antichain(0))),
         ("set constraints", 409, c.EvolveSchema(3, strict.with_details(unique=False).to_record(), Antichain(7))),
-        ("evolve schema", 200, c.EvolveSchema(3, altered(strict, [RenameColumn("n", "m")]).to_record())),
+        ("evolve schema", 200, c.EvolveSchema(3, apply_changes(strict, [RenameColumn("n", "m")]).to_record())),
     ]
     assert house.ask("admin", "PUT", "/v1/shards/eu/schemas", FIELDS).status_code == 200
     lines.clear()

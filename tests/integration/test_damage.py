@@ -30,7 +30,7 @@ from persist.core.record import replace
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import Claim, CriticalReader, State
 from persist.formats.state_frames import Listing, decode_lent, decode_listing, encode_lent, encode_listing
-from persist.parts import DIFF, newest, sound_schemas
+from persist.parts import DIFF, newest, valid_schemas
 from persist.parts.row_stats import digest_of_rows
 from tests.support.damaged import SCHEMA, Damaged, healthy, opened, with_part
 from tests.support.naive_reader import Contents, NaiveReader
@@ -645,7 +645,7 @@ def test_the_naive_reader_counts_as_duckdb_does(place: Damaged) -> None:
     with closing(opened(place.root)) as location:
         for name in ("orders", "bundled"):
             state = place.state(name)
-            schemas = sound_schemas(state.schemas)
+            schemas = valid_schemas(state.schemas)
             parts = [named.part for named in all_parts(state, location.blob) if named.part.bundle is None]
             found = Contents.of((state.upper.element or 0) - 1, 0)
             NaiveReader(location.blob, schemas, newest(schemas)[1]).read([(part, 0) for part in parts], (), found)

@@ -17,7 +17,7 @@ from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpperMismatch
 from persist.core.frontier import Antichain
-from persist.parts.schema_changes import WidenColumn, altered
+from persist.parts.schema_changes import WidenColumn, apply_changes
 from tests.support.location import memory_location
 from tests.support.served import Served
 from tests.support.without_jvm import read, write
@@ -167,7 +167,7 @@ def test_a_server_takes_no_such_change_that_was_not_looked_at(shard: Shard) -> N
         for transport_of in (served.client, persist.connect(served.url)):
             known = transport_of.create_shard(f"s{id(transport_of)}", SCHEMA, key=["id"])
             known.insert([{"id": 1, "day": DAY}])
-            after = altered(known.schema, [WidenColumn("day", US)]).to_record()
+            after = apply_changes(known.schema, [WidenColumn("day", US)]).to_record()
             with pytest.raises(InvalidUsage, match="looked at for far ones"):
                 known._transport.apply(known.name, c.EvolveSchema(1, after))
             with pytest.raises(UpperMismatch):

@@ -23,7 +23,7 @@ from persist.commit.location import LocationSettings
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable
 from persist.core.frontier import Antichain
 from persist.core.state import Policy
-from persist.parts.part_files import Files
+from persist.parts.part_files import PartFiles
 from tests.support.pages import page
 
 SCHEMA = pa.schema(
@@ -250,13 +250,13 @@ def large(client: Client) -> Shard:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each read of a blob."""
     sizes: list[int] = []
-    real = Files.fetch
+    real = PartFiles.fetch
 
-    def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
+    def fetch(self: PartFiles, part: Any, start: int, length: int) -> bytes:
         sizes.append(length)
         return real(self, part, start, length)
 
-    monkeypatch.setattr(Files, "fetch", fetch)
+    monkeypatch.setattr(PartFiles, "fetch", fetch)
     return sizes
 
 
@@ -320,15 +320,15 @@ def test_get_and_head_commit_nothing(shard: Shard) -> None:
 def test_get_reads_again_with_a_hold_where_maintenance_was_quicker(
     large: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, tries = Files.fetch, []
+    real, tries = PartFiles.fetch, []
 
-    def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
+    def fetch(self: PartFiles, part: Any, start: int, length: int) -> bytes:
         tries.append(part)
         if len(tries) == 1:
             raise BlobNotFound("the part was merged into another one, and deleted")
         return real(self, part, start, length)
 
-    monkeypatch.setattr(Files, "fetch", fetch)
+    monkeypatch.setattr(PartFiles, "fetch", fetch)
     assert [one["at"] for one in large.get(7)] == [7]
     assert len(tries) > 1
 
@@ -336,10 +336,10 @@ def test_get_reads_again_with_a_hold_where_maintenance_was_quicker(
 def test_get_of_a_part_that_is_gone_for_good_is_corruption_and_no_missing_row(
     large: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
+    def fetch(self: PartFiles, part: Any, start: int, length: int) -> bytes:
         raise BlobNotFound("gone")
 
-    monkeypatch.setattr(Files, "fetch", fetch)
+    monkeypatch.setattr(PartFiles, "fetch", fetch)
     with pytest.raises(Corruption, match="shard 'large'"):
         large.get(7)
 

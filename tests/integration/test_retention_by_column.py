@@ -21,7 +21,7 @@ from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.shard_settings import RowPolicy
-from persist.parts.row_age import Sieve
+from persist.parts.row_age import AgeFilter
 from rpc.cli.program import main
 from tests.integration.test_retention import keeper
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
@@ -173,13 +173,13 @@ def test_row_groups_that_are_young_are_not_read(world: World, machine: Machine, 
         at = pa.array([day(world, age)] * count, SCHEMA.field("at").type)
         shard.insert(pa.table({"id": pa.array(range(count)), "at": at}))
     shard.retain(POLICY, confirm=True)
-    read, real = [], Sieve.rows
+    read, real = [], AgeFilter.rows
 
-    def counted(self: Sieve, table: pa.Table) -> pa.Table:
+    def counted(self: AgeFilter, table: pa.Table) -> pa.Table:
         read.append(len(table))
         return real(self, table)
 
-    with patch.object(Sieve, "rows", counted):
+    with patch.object(AgeFilter, "rows", counted):
         assert shard.run_retention().by_column is not None
     assert sum(read) == 3_000, "of three parts one has old rows"
     left = ids(shard)

@@ -28,7 +28,7 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, mint
 from persist.core.transitions.context import SOUND
-from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, altered
+from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, apply_changes
 from rpc.cli.program import main
 from tests.support.location import memory_location
 from tests.support.served import Served
@@ -228,7 +228,7 @@ def test_rows_of_a_newer_schema_never_join_a_time_of_before() -> None:
     with closing(Client(EmbeddedTransport(location, maintain))) as client:
         shard = client.create_shard("s", SCHEMA, key=["id"])
         shard.insert([FIRST])
-        wider = altered(shard.schema, [WidenColumn("n", pa.int64())])
+        wider = apply_changes(shard.schema, [WidenColumn("n", pa.int64())])
         with closing(shard.open_writer()) as writer:
             old, same = (writer.stage_for_one_commit([{**FIRST, "id": number}], None) for number in (2, 3))
             later = WriteHandle(shard._transport, "s", lambda: (2, wider), WriteSettings())

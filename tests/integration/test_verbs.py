@@ -19,7 +19,7 @@ from persist.client.connect import AT_HOME, FarShard
 from persist.client.row_verbs import Verbs
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
-from persist.parts.part_files import Files
+from persist.parts.part_files import PartFiles
 from tests.support.clocks import Machine
 
 SCHEMA = pa.schema(
@@ -343,13 +343,13 @@ def test_an_upsert_of_few_keys_reads_few_row_groups(machine: Machine, monkeypatc
     nulls = pa.nulls(count, pa.date32())
     shard.insert(pa.table({"id": numbers, "state": pc.cast(numbers, pa.string()), "n": numbers, "at": nulls}))
     fetched: list[int] = []
-    real = Files.fetch
+    real = PartFiles.fetch
 
-    def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
+    def fetch(self: PartFiles, part: Any, start: int, length: int) -> bytes:
         fetched.append(length)
         return real(self, part, start, length)
 
-    monkeypatch.setattr(Files, "fetch", fetch)
+    monkeypatch.setattr(PartFiles, "fetch", fetch)
 
     def bytes_of(verb: Callable[[], object]) -> int:
         fetched.clear()

@@ -22,7 +22,7 @@ from persist.core.ids import ShardId, WriterId, mint, shard_id_of
 from persist.core.record import replace
 from persist.parts import ShardSchema, decode_inline
 from persist.parts import writer as writing
-from persist.parts.codec import encode_inline_each
+from persist.parts.codec import encode_inline_parts
 from persist.parts.shard_schema import encode_value
 
 ROWS_MAX = 40
@@ -104,9 +104,9 @@ def sink(schema: ShardSchema) -> writing.PartSink:
 
 
 def alone(schema: ShardSchema, body: bytes) -> tuple[Run, ...] | None:
-    """Raises as `read` and `stage_at_once` do; None: it takes a call of a store."""
+    """Raises as `read` and `stage_inline` do; None: it takes a call of a store."""
     table = rows.read(body, "ndjson", schema, ROWS_MAX)
-    return writing.stage_at_once(table, sink(schema), default_time=None, inline_bytes_max=INLINE_MAX)
+    return writing.stage_inline(table, sink(schema), default_time=None, inline_bytes_max=INLINE_MAX)
 
 
 def outcome(schema: ShardSchema, body: bytes) -> tuple[tuple[Run, ...] | None, PersistError | None]:
@@ -120,7 +120,7 @@ def together(schema: ShardSchema, bodies: list[bytes]) -> list[tuple[Run, ...] |
     """None: left to its own try. Raises the error of one of them."""
     with Allowance() as allowed:
         table, counts = rows.read_each(bodies, schema, ROWS_MAX, allowed)
-    staged = writing.stage_each(table, [count or 0 for count in counts], sink(schema), INLINE_MAX)
+    staged = writing.stage_inserts(table, [count or 0 for count in counts], sink(schema), INLINE_MAX)
     assert len(table) == sum(count or 0 for count in counts)
     return [None if count is None else runs for count, runs in zip(counts, staged, strict=True)]
 
@@ -183,7 +183,7 @@ def test_no_part_holds_rows_of_another_post(count: int) -> None:
 
 
 def test_what_is_encoded_is_compared_with_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, schema = encode_inline_each, ShardSchema(pa.schema([pa.field("k", pa.int64(), False)]), ("k",))
+    real, schema = encode_inline_parts, ShardSchema(pa.schema([pa.field("k", pa.int64(), False)]), ("k",))
 
     def wrong(table: pa.Table, *given: Any) -> list[Part]:
         return real(table.set_column(2, table.schema.field(2), pa.array([2] * len(table))), *given)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.parts.column_types import has_stray_null, is_strict, whole_table
+from persist.parts.column_types import fill_hidden_nulls, has_forbidden_null, has_required_children
 
 LEAVES = {
     pa.int32(): 1,
@@ -61,8 +61,8 @@ def test_a_file_gives_back_every_value(data: st.DataObject) -> None:
     field = pa.field("c", kind)
     plain = pa.array(values, kind)
     column = pa.concat_arrays([pa.nulls(2, kind), plain, pa.nulls(1, kind)]).slice(1)  # what Arrow hides there is null
-    assert not has_stray_null(column, field)
-    table = whole_table(pa.table([column], pa.schema([field])))
+    assert not has_forbidden_null(column, field)
+    table = fill_hidden_nulls(pa.table([column], pa.schema([field])))
     assert table.column(0).to_pylist() == [None, *plain.to_pylist(), None]
     table.validate(full=True)
     sink = io.BytesIO()
@@ -93,9 +93,9 @@ S = pa.struct([pa.field("x", pa.int32(), nullable=False)])
     ids=str,
 )
 def test_a_null_where_none_may_be_is_found(kind: pa.DataType, value: Any) -> None:
-    assert is_strict(kind)
-    assert has_stray_null(pa.array([None, value], kind), pa.field("c", kind))
-    assert not has_stray_null(pa.nulls(3, kind), pa.field("c", kind))
+    assert has_required_children(kind)
+    assert has_forbidden_null(pa.array([None, value], kind), pa.field("c", kind))
+    assert not has_forbidden_null(pa.nulls(3, kind), pa.field("c", kind))
 
 
 def test_a_list_of_a_fixed_size_that_is_null_within_a_map_hides_its_nulls() -> None:
@@ -103,5 +103,5 @@ def test_a_list_of_a_fixed_size_that_is_null_within_a_map_hides_its_nulls() -> N
     pair = pa.list_(pa.field("element", pa.int32(), nullable=False), 2)
     kind = pa.list_(pa.field("element", pa.map_(pa.string(), pa.field("value", pair))), 2)
     column = pa.array([[None, [("a", None)]], [[("b", [1, 2])], None]], kind)
-    assert not has_stray_null(column, pa.field("c", kind))
-    assert whole_table(pa.table({"c": column})).column(0).to_pylist() == column.to_pylist()
+    assert not has_forbidden_null(column, pa.field("c", kind))
+    assert fill_hidden_nulls(pa.table({"c": column})).column(0).to_pylist() == column.to_pylist()

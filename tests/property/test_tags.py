@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from persist.core.merge_plan import plan
 from persist.core.state import kept_below
-from persist.parts import ALL_KEYS, PartReader, current_schema, sound_schemas
+from persist.parts import ALL_KEYS, PartReader, current_schema, valid_schemas
 from persist.parts.consolidate import Times
 from tests.property.test_changes import TINY
 from tests.support.examples import examples
@@ -41,7 +41,7 @@ def merged_rows(world: World) -> int:
     state = world.state()
     _, schema = current_schema(state.schemas)
     runs = [run for batch in state.trace.batches for run in batch.runs]
-    reader = PartReader(world.blob, sound_schemas(state.schemas), schema)
+    reader = PartReader(world.blob, valid_schemas(state.schemas), schema)
     since = state.since.element
     assert since is not None
     return sum(len(t) for t in reader.read_merged(runs, since, kept_below(state, state.since), ALL_KEYS))

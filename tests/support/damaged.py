@@ -27,7 +27,7 @@ from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.state_diff import diff
 from persist.formats.state_frames import decode_state, encode_diff, encode_state
-from persist.parts import DIFF, ShardSchema, encode_parquet, sound_schemas
+from persist.parts import DIFF, ShardSchema, encode_parquet, valid_schemas
 from tests.support.location import AscendingIds, InlineBackground, TestClock
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -178,7 +178,7 @@ class Damaged:
         """The part at this place has other rows, in a sound file; the State says of it what it said, and `fields`."""
         state = self.state(name)
         part = list(state.trace.parts())[at]
-        schema = sound_schemas(state.schemas)[part.schema_id]
+        schema = valid_schemas(state.schemas)[part.schema_id]
         key = part.key or ""
         rows = edit(self.rows(key))
         kind = ShardSchema(rows.drop_columns(["__time", DIFF]).schema, schema.key)

@@ -15,9 +15,9 @@ from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, PersistError
 from persist.core.state import State, latest_time
 from persist.core.truncation import contents
-from persist.parts import DIFF, PartReader, ShardSchema, at_time, newest, sound_schemas
+from persist.parts import DIFF, PartReader, ShardSchema, at_time, newest, valid_schemas
 from persist.parts.consolidate import sort_groups
-from persist.parts.read_plan import expanded
+from persist.parts.read_plan import expand_bundles
 from tests.support.naive_reader import Contents, NaiveReader
 
 MEMORY_BYTES = 64 * 1024 * 1024  # of the reader of the product
@@ -61,7 +61,7 @@ class Comparison:
 
     def _both(self, parts: list[tuple[Part, int]]) -> tuple[Contents, Contents | str]:
         """The contents of these parts by the naive reader and by ours, or why ours fails."""
-        schemas = sound_schemas(self.state.schemas)
+        schemas = valid_schemas(self.state.schemas)
         current = newest(schemas)[1]
         at, since = latest_time(self.state).element, self.state.merge_since.element
         found = [Contents.of(at or 0, since or 0) for _ in range(2)]
@@ -91,7 +91,7 @@ class Comparison:
         readable = {named.part.id for named in all_parts(self.state, self.blob) if named.failed is None}
         for batch in self.state.trace.batches:
             there = [Run(tuple(part for part in run.parts if part.id in readable)) for run in batch.runs]
-            for run in expanded([run for run in there if run.parts], self.blob):
+            for run in expand_bundles([run for run in there if run.parts], self.blob):
                 kept = tuple(part for part in run.parts if str(part.id) in wanted)
                 if kept:
                     yield Run(kept)

@@ -19,9 +19,9 @@ from persist.attributes.node_codec import (
     check_nodes,
     decode,
     locate,
-    packed,
+    pack_column,
     packed_bytes,
-    unpacked,
+    unpack_column,
 )
 from persist.core.errors import Corruption, UpgradeNeeded
 from tests.support.indexed import key_of
@@ -109,9 +109,9 @@ def test_a_column_survives_packing_wherever_it_lies(
     given_column: tuple[int, list[bytes]], before: bytes, after: bytes
 ) -> None:
     width, entries = given_column
-    data = packed(b"".join(entries), width)
+    data = pack_column(b"".join(entries), width)
     assert len(data) == packed_bytes(data, 0, len(entries), width) <= len(entries) * width + 2
-    found, end = unpacked(before + data + after, len(before), len(entries), width)
+    found, end = unpack_column(before + data + after, len(before), len(entries), width)
     assert bytes(found) == b"".join(entries)
     assert end == len(before) + len(data)
 
@@ -123,13 +123,13 @@ def test_a_column_is_packed_as_a_plain_loop_would(given_column: tuple[int, list[
     expected = struct.pack("<H", sum(1 << at for at in moving))
     expected += bytes(entries[0][at] for at in range(width) if at not in moving) if entries else b""
     expected += b"".join(bytes(entry[at] for entry in entries) for at in moving)
-    assert packed(b"".join(entries), width) == (expected if entries else b"")
+    assert pack_column(b"".join(entries), width) == (expected if entries else b"")
 
 
 @given(st.binary(max_size=40), st.integers(0, 30), widths)
 def test_any_bytes_are_a_column_or_corruption(data: bytes, entries: int, width: int) -> None:
     try:
-        column, end = unpacked(data, 0, entries, width)
+        column, end = unpack_column(data, 0, entries, width)
     except Corruption:
         return
     assert len(column) == entries * width

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.codecs import rows
-from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, scanned
+from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, scan_csv
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 
@@ -65,7 +65,7 @@ def test_what_a_writer_quotes_is_regular(cells: list[list[str]], size: int) -> N
 )
 def test_text_after_a_closing_quote_and_an_open_one_are_refused_with_their_line(text: str, line: int) -> None:
     with pytest.raises(BadQuote) as error:
-        scanned(text.encode())
+        scan_csv(text.encode())
     assert error.value.line == line
     with pytest.raises(InvalidUsage):
         read(text, pa.string())

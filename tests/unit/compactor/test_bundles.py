@@ -23,7 +23,7 @@ from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy
 from persist.parts import KeyRange, encode_key
-from persist.parts.read_plan import expanded, read_bundle
+from persist.parts.read_plan import expand_bundles, read_bundle
 from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import NAME, World
@@ -45,7 +45,7 @@ def bundles(world: World) -> list[Part]:
 
 def listed(world: World) -> list[Part]:
     runs = [run for batch in world.state().trace.batches for run in batch.runs]
-    return [part for run in expanded(runs, world.blob) for part in run.parts]
+    return [part for run in expand_bundles(runs, world.blob) for part in run.parts]
 
 
 def collected(world: World) -> None:

@@ -20,7 +20,7 @@ from persist.core.errors import Corruption, InvalidUsage, SchemaMismatch, ShardE
 from persist.core.ids import Token, WriterId, mint, shard_id_of
 from persist.core.state import SchemaRecord
 from persist.core.transitions.context import SOUND
-from persist.parts import ShardSchema, sound_schemas
+from persist.parts import ShardSchema, valid_schemas
 from tests.support.location import memory_location
 
 ID = pa.field("id", pa.int64(), nullable=False)
@@ -142,7 +142,7 @@ def test_a_shard_with_a_bad_schema_of_old_is_read_written_and_mended(location: L
 
     shard.evolve_schema(SCHEMA)
     state = location.machine("s").state()
-    assert (state.schema_id, list(sound_schemas(state.schemas))) == (3, [1, 3])
+    assert (state.schema_id, list(valid_schemas(state.schemas))) == (3, [1, 3])
     shard.evolve_schema(WIDER)
     shard.insert([{"id": 3, "v": "c", "w": 7}])
     assert rows(client.shard("s"))[2] == {"id": 3, "v": "c", "w": 7}
@@ -162,9 +162,9 @@ def test_no_rows_are_written_by_a_bad_schema_of_old(location: Location) -> None:
 
 def test_a_shard_without_any_sound_schema_says_so() -> None:
     with pytest.raises(Corruption, match="schema cannot be read"):
-        sound_schemas({1: NO_SCHEMA["garbage"]})
+        valid_schemas({1: NO_SCHEMA["garbage"]})
     with pytest.raises(Corruption, match="has no schema"):
-        sound_schemas({})
+        valid_schemas({})
 
 
 @pytest.mark.parametrize("size", ["inline", "blob"])

@@ -11,7 +11,7 @@ import pytest
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from persist.parts.row_age import DAY_MS, AgeColumn, Sieve
+from persist.parts.row_age import DAY_MS, AgeColumn, AgeFilter
 
 # The type, its unit, how many milliseconds one of its units is (as a fraction), and the arrow type of the raw values.
 KINDS: list[tuple[Any, str, tuple[int, int], Any]] = [
@@ -55,12 +55,12 @@ def test_rows_and_statistics_agree(kind: Any, unit: str, ms: tuple[int, int], ra
     for place, value in enumerate(values):
         for off_ms in (-1, 0, 1):
             old_ms = over[place] + off_ms
-            sieve = Sieve(column, old_ms)
+            sieve = AgeFilter(column, old_ms)
             kept = len(sieve.rows(table_of(kind, raw, [*values, None])))
             assert kept == sum(one <= old_ms for one in over)
             assert sieve.next_ms == min((one for one in over if one > old_ms), default=None)
             alone = statistics_of(table_of(kind, raw, [value, None]))
-            pruned = Sieve(column, old_ms)
+            pruned = AgeFilter(column, old_ms)
             assert pruned.keeps(alone) == (over[place] <= old_ms)
             assert pruned.next_ms == (None if over[place] <= old_ms else over[place])
 
@@ -68,7 +68,7 @@ def test_rows_and_statistics_agree(kind: Any, unit: str, ms: tuple[int, int], ra
 def test_nulls_have_no_age_and_are_not_read() -> None:
     column = column_of(pa.timestamp("us"), "")
     nulls = table_of(pa.timestamp("us"), pa.int64(), [None, None])
-    sieve = Sieve(column, 2**50)
+    sieve = AgeFilter(column, 2**50)
     assert (len(sieve.rows(nulls)), sieve.keeps(statistics_of(nulls)), sieve.next_ms) == (0, False, None)
     assert sieve.first_ms(nulls) is None
     assert sieve.keeps({}), "a row group that tells nothing is read"
@@ -78,9 +78,9 @@ def test_ages_beyond_what_a_column_can_hold() -> None:
     for kind, raw in ((pa.uint64(), pa.uint64()), (pa.int64(), pa.int64())):
         column = column_of(kind, "ns")
         for old_ms, kept in ((2**47, 2), (-(2**47), 0)):
-            assert len(Sieve(column, old_ms).rows(table_of(kind, raw, [1, 7]))) == kept
+            assert len(AgeFilter(column, old_ms).rows(table_of(kind, raw, [1, 7]))) == kept
     least = table_of(pa.uint64(), pa.uint64(), [2**64 - 1])
-    assert not Sieve(column_of(pa.uint64(), "ms"), 2**47).keeps(statistics_of(least))
+    assert not AgeFilter(column_of(pa.uint64(), "ms"), 2**47).keeps(statistics_of(least))
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_words_are_sorted_whether_they_lie_in_runs_or_not(runs: list[list[int]],
     falls = sum(later < earlier for earlier, later in pairwise(given_words))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_sort, "RUN_ROWS_MIN", each)
-        assert row_sort.lies_in_runs(words) == (falls * each < len(words))
+        assert row_sort.has_sorted_runs(words) == (falls * each < len(words))
         row_sort.sort_words(words)
     assert words.tolist() == sorted(given_words)
 
@@ -191,6 +191,6 @@ def test_words_are_sorted_whether_they_lie_in_runs_or_not(runs: list[list[int]],
 def test_many_rows_are_picked_as_arrow_takes_them(given_values: list[Any]) -> None:
     for values in (pa.array(given_values), pa.array(given_values).slice(3)):
         rows = pa.array([number * 7 % len(values) for number in range(2 * ROWS_MIN)], pa.int64())
-        found = row_sort.picked(values, rows)
+        found = row_sort.take_rows(values, rows)
         found.validate(full=True)
         assert found.equals(values.take(rows))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from persist.parts import KeyRange, ShardSchema, codec, encode_key
 from persist.parts.codec import RowGroup
-from persist.parts.key_splits import Limit, counted, pieces_of, reach
+from persist.parts.key_splits import Limit, count_cuts, find_cut, split_row_group
 from tests.unit.parts.strategies import Shard
 
 SCHEMA = ShardSchema(pa.schema([("k", pa.int64()), ("v", pa.int64())]), ("k",))
@@ -38,7 +38,7 @@ def test_an_index_never_tells_of_fewer_rows_than_there_are(parts: list[list[int]
         shard = Shard(SCHEMA)
         runs = [run for keys in parts for run in shard.stage(table_of(keys))]
         lower = encoded(start)
-        found = reach(runs, shard.reader(), KeyRange(lower, None), Limit(rows=limit))
+        found = find_cut(runs, shard.reader(), KeyRange(lower, None), Limit(rows=limit))
         every = [key for keys in parts for key in keys]
         if found.is_stuck:
             assert found.key is None or found.key > lower
@@ -54,7 +54,7 @@ def test_rows_counted_before_the_first_sample_may_come_after_the_cut() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec, "ROW_GROUP_ROWS", 48)
         shard = Shard(SCHEMA)
-        found = reach(shard.stage(table_of([0] * 24 + [1] * 5)), shard.reader(), KeyRange(), Limit(rows=28))
+        found = find_cut(shard.stage(table_of([0] * 24 + [1] * 5)), shard.reader(), KeyRange(), Limit(rows=28))
     assert (found.key, found.is_stuck) == (encoded(1), False)
     assert found.left.rows >= 5
 
@@ -64,7 +64,7 @@ def test_cuts_that_are_counted_are_full_and_never_within_a_key(keys: list[int], 
     whole = table_of(keys)
     ends = [0, *sorted({min(place, len(keys)) for place in places}), len(keys)]
     tables = (whole.slice(a, b - a) for a, b in pairwise(ends))
-    cuts = [cut for some in counted(tables, SCHEMA, limit) for cut in some]
+    cuts = [cut for some in count_cuts(tables, SCHEMA, limit) for cut in some]
     lower = b""
     for cut in cuts:
         inside = [key for key in keys if lower <= encoded(key) < cut]
@@ -77,7 +77,7 @@ def test_cuts_that_are_counted_are_full_and_never_within_a_key(keys: list[int], 
 
 def test_rows_count_as_often_as_a_column_says_and_what_is_below_zero_does_not() -> None:
     rows = table_of([1, 2, 3, 4]).set_column(3, "__diff", pa.array([3, -5, 2**62, 1]))
-    assert list(counted(iter([rows]), SCHEMA, 3, "__diff")) == [[encoded(3), encoded(4)]]
+    assert list(count_cuts(iter([rows]), SCHEMA, 3, "__diff")) == [[encoded(3), encoded(4)]]
 
 
 def group(rows: int, samples: list[int], lower: int, upper: int) -> RowGroup:
@@ -86,12 +86,12 @@ def group(rows: int, samples: list[int], lower: int, upper: int) -> RowGroup:
 
 def test_the_pieces_of_a_row_group_are_what_its_index_tells() -> None:
     regular = group(160, list(range(5, 160, 10)), 0, 159)
-    pieces = list(pieces_of(regular, None))
+    pieces = list(split_row_group(regular, None))
     assert sum(rows for _, rows in pieces) == 160
     assert {rows for _, rows in pieces} <= {0, 10}
-    assert next(pieces_of(regular, encoded(100))) == (encoded(95), 10), "what lies before is left out"
-    assert list(pieces_of(regular, encoded(160))) == []
-    assert list(pieces_of(group(1000, [1, 2], 0, 9), None)) == [(encoded(0), 1000)], "it tells something else"
+    assert next(split_row_group(regular, encoded(100))) == (encoded(95), 10), "what lies before is left out"
+    assert list(split_row_group(regular, encoded(160))) == []
+    assert list(split_row_group(group(1000, [1, 2], 0, 9), None)) == [(encoded(0), 1000)], "it tells something else"
 
 
 def test_a_part_that_is_gone_counts_as_a_whole() -> None:
@@ -100,5 +100,5 @@ def test_a_part_that_is_gone_counts_as_a_whole() -> None:
     for part in run.parts:
         if part.key is not None:
             shard.blob.delete([part.key])
-    found = reach([run], shard.reader(), KeyRange(), Limit(rows=100))
+    found = find_cut([run], shard.reader(), KeyRange(), Limit(rows=100))
     assert (found.is_stuck, found.left.rows) == (True, 500)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage
 from persist.parts import ALL_KEYS, ShardSchema
-from persist.parts.filter_eval import Filter, MayMatch, matching, may_match, needed
-from persist.parts.part_files import Files
+from persist.parts.filter_eval import ExpressionPruner, Filter, filter_rows, prune_runs, required_columns
+from persist.parts.part_files import PartFiles
 from tests.unit.parts.strategies import Shard
 
 ZONE = dt.UTC
@@ -83,7 +83,7 @@ def statistics_of(table: pa.Table) -> dict[str, Any]:
 def test_a_row_group_with_a_row_that_matches_is_never_left_out(rows: list[dict[str, Any]], expression: Any) -> None:
     table = pa.Table.from_pylist(rows, schema=KINDS)
     if len(table.filter(expression)):
-        assert MayMatch(expression, KINDS)(statistics_of(table))
+        assert ExpressionPruner(expression, KINDS)(statistics_of(table))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_row_groups_are_left_out_by_what_is_known_of_them(expression: Any, may: 
     day, at = dt.date(1970, 1, 1), dt.datetime(2026, 1, 1, tzinfo=ZONE)
     row = {"i": 1, "n": 1, "f": 1.0, "s": "a", "d": 1, "day": day, "at": at}
     rows = [row, {**row, "i": 2, "n": 2, "s": None}]
-    assert MayMatch(expression, KINDS)(statistics_of(pa.Table.from_pylist(rows, schema=KINDS))) is may
+    assert ExpressionPruner(expression, KINDS)(statistics_of(pa.Table.from_pylist(rows, schema=KINDS))) is may
 
 
 def test_parts_are_left_out_by_the_bounds_of_their_keys_without_being_opened() -> None:
@@ -119,7 +119,7 @@ def test_parts_are_left_out_by_the_bounds_of_their_keys_without_being_opened() -
     parts = [shard.part(pa.Table.from_pylist(some, schema.arrow)) for some in rows]
 
     def kept(expression: Any) -> list[int]:
-        found = may_match([Run((part,)) for part in parts], schema, MayMatch(expression, schema.arrow))
+        found = prune_runs([Run((part,)) for part in parts], schema, ExpressionPruner(expression, schema.arrow))
         return [parts.index(part) for run in found for part in run.parts]
 
     assert kept(pc.field("s") == "b") == [
@@ -138,8 +138,8 @@ def test_a_column_with_a_dot_is_not_taken_for_a_field_within_another_one() -> No
     shard = Shard(schema)
     rows = pa.Table.from_pylist([{"k": 1, "st.x": 5, "st": {"x": 100}}], kinds)
     part = shard.part(rows)
-    for keeps in (MayMatch(pc.field("st.x") == 5, kinds), Filter.of("`st.x` = 5", schema).may_match):
-        files = Files(shard.blob, {1: schema}, keeps=keeps)
+    for keeps in (ExpressionPruner(pc.field("st.x") == 5, kinds), Filter.of("`st.x` = 5", schema).may_match):
+        files = PartFiles(shard.blob, {1: schema}, keeps=keeps)
         assert list(files.open(part).wanted(ALL_KEYS)) == [0]
 
 
@@ -161,7 +161,7 @@ NESTED = pa.schema(
     ],
 )
 def test_only_columns_that_are_looked_at_are_needed(shown: Any, expression: Any, found: Any) -> None:
-    assert needed(NESTED, shown, expression) == found
+    assert required_columns(NESTED, shown, expression) == found
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_only_columns_that_are_looked_at_are_needed(shown: Any, expression: Any,
 )
 def test_expressions_that_do_not_fit_are_refused(shown: Any, expression: Any) -> None:
     with pytest.raises(InvalidUsage, match="columns or filter do not fit the columns a, st, a b, is: "):
-        needed(NESTED, shown, expression)
+        required_columns(NESTED, shown, expression)
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
@@ -181,5 +181,5 @@ def test_both_zeros_are_members_of_a_set_that_has_one(zero: float) -> None:
         [{"f": value, "st": {"x": value}} for value in values] + [{"f": None, "st": None}], kinds
     )
     for column in (pc.field("f"), pc.field("st", "x")):
-        found = matching(table.slice(1), column.isin(pa.array([zero, 1.0], pa.float64())))
+        found = filter_rows(table.slice(1), column.isin(pa.array([zero, 1.0], pa.float64())))
         assert [str(value) for value in found.column("f").to_pylist()] == ["-0.0", "1.0"]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from persist.parts.memory_size import is_within, row_bytes, working_bytes
-from persist.parts.python_values import column_of, given_key
+from persist.parts.memory_size import is_surely_within, row_bytes, working_bytes
+from persist.parts.python_values import column_of, parse_key
 from persist.spark.options import Options, ReadOptions
 from persist.spark.planning import selected
 
@@ -175,7 +175,7 @@ ROUNDED: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("kind", "value", "wanted"), KEYS, ids=str)
 def test_a_number_stands_for_the_key_that_is_written_so(kind: Any, value: Any, wanted: float) -> None:
     schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
-    assert float(given_key(schema, [value], from_text=True)[0].as_py()) == wanted
+    assert float(parse_key(schema, [value], from_text=True)[0].as_py()) == wanted
 
 
 @pytest.mark.parametrize(("kind", "value"), ROUNDED, ids=str)
@@ -183,7 +183,7 @@ def test_a_number_that_a_key_would_round_is_refused(kind: Any, value: Any) -> No
     """It would mean another row: an erasure of 9007199254740993 took 9007199254740992.0."""
     schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
     with pytest.raises(InvalidUsage):
-        given_key(schema, [value], from_text=True)
+        parse_key(schema, [value], from_text=True)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_text_is_no_key_of_numbers_and_truths_unless_all_is_text(kind: Any, text
     """Rows with such a text were refused, and a delete by it took a row."""
     schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
     with pytest.raises(InvalidUsage):
-        given_key(schema, [text])
-    assert given_key(schema, [text], from_text=True)[0].type == kind
+        parse_key(schema, [text])
+    assert parse_key(schema, [text], from_text=True)[0].type == kind
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_text_is_no_key_of_numbers_and_truths_unless_all_is_text(kind: Any, text
 )
 def test_text_is_a_key_where_json_writes_text(kind: Any, text: str) -> None:
     schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
-    assert given_key(schema, [text])[0].type == kind
+    assert parse_key(schema, [text])[0].type == kind
 
 
 # --- how many bytes rows take: what is seen at a glance is never less than what a closer look says
@@ -254,12 +254,12 @@ def table_of(texts: list[str | None], kinds: list[str]) -> tuple[pa.Table, pa.Sc
 def test_what_is_seen_at_a_glance_is_never_too_little(texts: list[str | None], kinds: list[str]) -> None:
     table, schema = table_of(texts, kinds)
     exact = working_bytes(table, schema)
-    assert not is_within(table, row_bytes(schema), exact - 1)
+    assert not is_surely_within(table, row_bytes(schema), exact - 1)
 
 
 def test_small_rows_of_plain_types_are_seen_at_a_glance() -> None:
     table, schema = table_of(["a"] * 100, ["text", "bytes"])
-    assert is_within(table, row_bytes(schema), 64 * 1024)
+    assert is_surely_within(table, row_bytes(schema), 64 * 1024)
 
 
 def test_a_few_bytes_that_stand_for_many_are_looked_at() -> None:
@@ -267,4 +267,4 @@ def test_a_few_bytes_that_stand_for_many_are_looked_at() -> None:
     many = pa.table(
         {"id": table["id"].take(pa.array([0] * 10_000)), "names0": table["names0"].take(pa.array([0] * 10_000))}
     )
-    assert not is_within(many, row_bytes(schema), 256 * 1024)
+    assert not is_surely_within(many, row_bytes(schema), 256 * 1024)

@@ -21,7 +21,7 @@ from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.core.record import replace
 from persist.parts import DIFF, TIME, ShardSchema, codec
 from persist.parts.codec import encode_parquet
-from persist.parts.part_files import Bound, Files, PartFile
+from persist.parts.part_files import DecodeLimit, PartFile, PartFiles
 from persist.parts.part_validation import PartCheck
 from tests.support.examples import thinned
 
@@ -45,7 +45,7 @@ def part_of(kind: pa.DataType, values: list[Any] | pa.Array) -> tuple[ShardSchem
 def opened(schema: ShardSchema, part: Part, data: bytes, most: int) -> PartFile:
     blob = MemoryBlob()
     blob.put(KEY, data)
-    return Files(blob, {1: schema}, bound=Bound(most, 2 * most), are_foreign=True).open(part)
+    return PartFiles(blob, {1: schema}, bound=DecodeLimit(most, 2 * most), are_foreign=True).open(part)
 
 
 def _by_name() -> pa.Array:
@@ -78,7 +78,7 @@ def test_few_bytes_that_become_many_are_refused_before_they_do(name: str, monkey
 def test_a_hostile_part_ends_no_process_and_is_read_where_it_was_taken(seeds: range) -> None:
     """Of some footers pyarrow ends the process when it is asked for what they say of a column."""
     schema, part, data = part_of(pa.string(), [f"text {number % 7}" for number in range(200)])
-    check, taken = PartCheck(schema, Bound(ENOUGH, ENOUGH)), 0
+    check, taken = PartCheck(schema, DecodeLimit(ENOUGH, ENOUGH)), 0
     body, tail = data[: -part.footer_size], data[-part.footer_size :]
     for seed in seeds:
         chance = random.Random(seed)
@@ -95,7 +95,7 @@ def test_a_hostile_part_ends_no_process_and_is_read_where_it_was_taken(seeds: ra
         except InvalidUsage:
             continue
         taken += 1
-        file = Files(blob, {1: schema}, keeps=lambda statistics: bool(statistics) or True).open(evil)
+        file = PartFiles(blob, {1: schema}, keeps=lambda statistics: bool(statistics) or True).open(evil)
         assert len(file.read(range(len(file.groups)), ["id", "v"])) == part.rows
         assert all(file._statistics(group) is not None for group in range(len(file.groups)))
     assert taken
@@ -135,7 +135,7 @@ def test_a_statistic_that_is_too_short_is_refused(bound: bytes) -> None:
     blob = MemoryBlob()
     blob.put(KEY, whole)
     with pytest.raises(InvalidUsage, match="a bound of column v that is no INT64"):
-        PartCheck(schema, Bound(ENOUGH, ENOUGH)).blob(evil, blob)
+        PartCheck(schema, DecodeLimit(ENOUGH, ENOUGH)).blob(evil, blob)
     same, whole = _with_footer(part, data, lambda footer: footer)
     assert (same, whole) == (part, data)
 
@@ -155,8 +155,8 @@ def test_rows_that_take_far_more_than_the_index_tells_are_refused(count: int) ->
     )
     blob = MemoryBlob()
     blob.put(KEY, whole)
-    bound = Bound(ENOUGH, ENOUGH)
-    check, file = PartCheck(schema, bound), Files(blob, {1: schema}, bound=bound).open(evil)
+    bound = DecodeLimit(ENOUGH, ENOUGH)
+    check, file = PartCheck(schema, bound), PartFiles(blob, {1: schema}, bound=bound).open(evil)
     if count < 1_000:  # within what nobody minds
         check.blob(evil, blob)
         assert len(file.read([0], ["v"])) == count
@@ -183,7 +183,7 @@ def test_lists_of_a_fixed_size_that_have_another_end_no_process(name: str, seeds
     """Arrow ended it where the levels told of a null list that goes on; by the commit, or by each snapshot."""
     kind, values = FIXED[name]
     schema, part, data = part_of(kind, [values[number % len(values)] for number in range(60)])
-    check, blob = PartCheck(schema, Bound(ENOUGH, ENOUGH)), MemoryBlob()
+    check, blob = PartCheck(schema, DecodeLimit(ENOUGH, ENOUGH)), MemoryBlob()
     blob.put(KEY, data)
     check.blob(part, blob)
     start = len(data) - part.footer_size

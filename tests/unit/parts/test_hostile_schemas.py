@@ -22,7 +22,7 @@ from persist.core.record import replace
 from persist.core.state import SchemaRecord
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.codec import FOREIGN_BYTES_MAX, MAGIC, decode_footer, encode_parquet
-from persist.parts.column_types import decimals
+from persist.parts.column_types import parse_decimals
 from persist.parts.ipc_guard import FIELDS_MAX, UNFOLDED_BYTES_MAX, check_schema
 from persist.parts.parquet_guard import CHUNKS_MAX
 
@@ -208,9 +208,9 @@ def test_a_decimal_written_as_a_text_is_exact_or_refused(kind: Any, text: str) -
     wanted = fitting(text, kind)
     if wanted is None:
         with pytest.raises(ValueError, match="fit"):
-            decimals(pa.array([text]), kind)
+            parse_decimals(pa.array([text]), kind)
     else:
-        assert decimals(pa.array([None, text]), kind).to_pylist() == [None, wanted]
+        assert parse_decimals(pa.array([None, text]), kind).to_pylist() == [None, wanted]
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ def test_a_decimal_written_as_a_text_is_exact_or_refused(kind: Any, text: str) -
 )
 def test_a_text_that_is_no_decimal_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        decimals(pa.array([text]), KINDS[0])
+        parse_decimals(pa.array([text]), KINDS[0])

@@ -23,7 +23,7 @@ from persist.parts import run_merge as merge_module
 from persist.parts import run_merge as resort_module
 from persist.parts.consolidate import consolidate
 from persist.parts.filter_eval import Filter
-from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, altered
+from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, apply_changes
 from persist.parts.schema_evolution import Migration
 from tests.support.examples import examples
 from tests.unit.parts.strategies import SHARD, CountingIds, joined
@@ -32,16 +32,16 @@ FIRST = ShardSchema(
     pa.schema([("k", pa.int8()), ("a", pa.int8()), ("b", pa.string()), ("c", pa.float32())]), ("k",)
 ).with_details()
 LATER = {
-    "dropped first": altered(FIRST, [DropColumn("a")]),
-    "dropped in the middle": altered(FIRST, [DropColumn("b")]),
-    "dropped last": altered(FIRST, [DropColumn("c")]),
-    "dropped all": altered(FIRST, [DropColumn("a"), DropColumn("b"), DropColumn("c")]),
-    "dropped and added again": altered(FIRST, [DropColumn("a"), AddColumn("a", pa.int8(), default=3)]),
-    "names changed places": altered(FIRST, [RenameColumn("a", "x"), RenameColumn("b", "a"), RenameColumn("x", "b")]),
-    "moved": altered(FIRST, [MoveColumn("c"), MoveColumn("k", "b")]),
-    "widened": altered(FIRST, [WidenColumn("a", pa.int64()), WidenColumn("c", pa.float64())]),
-    "added first": altered(FIRST, [AddColumn("d", pa.list_(pa.int8()), False, [1], "k"), MoveColumn("d")]),
-    "everything": altered(
+    "dropped first": apply_changes(FIRST, [DropColumn("a")]),
+    "dropped in the middle": apply_changes(FIRST, [DropColumn("b")]),
+    "dropped last": apply_changes(FIRST, [DropColumn("c")]),
+    "dropped all": apply_changes(FIRST, [DropColumn("a"), DropColumn("b"), DropColumn("c")]),
+    "dropped and added again": apply_changes(FIRST, [DropColumn("a"), AddColumn("a", pa.int8(), default=3)]),
+    "names swapped": apply_changes(FIRST, [RenameColumn("a", "x"), RenameColumn("b", "a"), RenameColumn("x", "b")]),
+    "moved": apply_changes(FIRST, [MoveColumn("c"), MoveColumn("k", "b")]),
+    "widened": apply_changes(FIRST, [WidenColumn("a", pa.int64()), WidenColumn("c", pa.float64())]),
+    "added first": apply_changes(FIRST, [AddColumn("d", pa.list_(pa.int8()), False, [1], "k"), MoveColumn("d")]),
+    "everything": apply_changes(
         FIRST, [RenameColumn("k", "key"), DropColumn("b"), AddColumn("b", pa.string(), default="x"),
                 WidenColumn("a", pa.int32()), MoveColumn("c")],
     ),
@@ -148,14 +148,14 @@ def test_no_row_group_is_left_out_that_has_rows_which_match(
 @pytest.mark.parametrize(
     ("later", "is_by_name"),
     [
-        (altered(FIRST, [AddColumn("d", pa.int8()), MoveColumn("d")]), True),
+        (apply_changes(FIRST, [AddColumn("d", pa.int8()), MoveColumn("d")]), True),
         (LATER["moved"], True),
         (LATER["dropped last"], False),  # rows may have become the same
         (LATER["dropped and added again"], False),
-        (LATER["names changed places"], False),
+        (LATER["names swapped"], False),
         (LATER["widened"], False),
         (LATER["added first"], False),  # it has a default
-        (altered(FIRST, [RenameColumn("a", "x"), AddColumn("a", pa.int8())]), False),
+        (apply_changes(FIRST, [RenameColumn("a", "x"), AddColumn("a", pa.int8())]), False),
     ],
 )
 def test_other_tools_may_read_columns_by_their_names_where_these_tell_enough(

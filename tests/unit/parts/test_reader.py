@@ -163,14 +163,14 @@ def test_a_narrow_read_fetches_little(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_thread_of_arrow_ever_holds_our_files(monkeypatch: pytest.MonkeyPatch, batch_rows: int | None) -> None:
     """Such a thread may outlive the interpreter, which aborts the process when it exits."""
     readers: list[threading.Thread] = []
-    read = files_module.Sparse.read
+    read = files_module.SparseFile.read
 
     def noted(self: Any, size: int = -1) -> bytes:
         readers.append(threading.current_thread())
         return read(self, size)
 
     monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(files_module.Sparse, "read", noted)
+    monkeypatch.setattr(files_module.SparseFile, "read", noted)
     names = [f"c{number}" for number in range(20)]
     schema = ShardSchema(pa.schema([(name, pa.int64()) for name in names]), ("c0",))
     shard = Shard(schema)

@@ -27,10 +27,10 @@ from persist.parts import row_stats as known_module
 from persist.parts import run_merge as merge_module
 from persist.parts.codec import encode_parquet
 from persist.parts.consolidate import consolidate
-from persist.parts.part_files import Files
+from persist.parts.part_files import PartFiles
 from persist.parts.part_validation import PartCheck
 from persist.parts.row_stats import KnownRows
-from persist.parts.run_merge import woven
+from persist.parts.run_merge import merge_into_sorted
 from persist.parts.schema_evolution import Migration
 from tests.unit.parts.strategies import SHARD, Shard, as_dict, joined, naive
 from tests.unit.parts.test_reader import Counting
@@ -153,7 +153,7 @@ def test_the_updates_of_an_interval_come_once_and_at_their_times(
 def test_few_rows_woven_into_many_are_the_sum_of_both(base: pa.Table, others: pa.Table) -> None:
     many, few = consolidate([base], SCHEMA), consolidate([others], SCHEMA)
     if len(many) and len(few):
-        found = woven(many, few, SCHEMA, SCHEMA.updates_schema.names)
+        found = merge_into_sorted(many, few, SCHEMA, SCHEMA.updates_schema.names)
         assert found is None or listed(found) == listed(consolidate([base, others], SCHEMA))
 
 
@@ -163,7 +163,7 @@ def test_long_keys_that_share_their_beginning_are_woven_too() -> None:
         keys = [f"{beginning}{number:05d}" for number in range(0, 200, 2)]
         many = schema.conform(pa.table({"k": keys, "n": [1] * 100}), 3)
         few = schema.conform(pa.table({"k": ["", keys[7], keys[7] + "a", "z"], "n": [1] * 4}), 3)
-        found = woven(many, few, schema, schema.updates_schema.names)
+        found = merge_into_sorted(many, few, schema, schema.updates_schema.names)
         assert found is None or found.equals(consolidate([many, few], schema))
         assert found is not None or beginning == "x" * 3000
 
@@ -200,7 +200,7 @@ def test_rows_that_cancel_are_left_out_without_a_look_at_keys(monkeypatch: pytes
     runs = compacted(shard, pa.concat_tables([kept, table_of(gone)]))
     [part] = runs[0].parts
     rows, nbytes = fetched(shard, runs, ["k"])
-    strings = sum(group.chunks[1].size for group in Files(shard.blob, {1: SCHEMA}).open(part).groups)
+    strings = sum(group.chunks[1].size for group in PartFiles(shard.blob, {1: SCHEMA}).open(part).groups)
     assert (rows, nbytes <= part.size - strings) == (4900, True)
 
 
@@ -240,7 +240,7 @@ Told = tuple[KnownRows | None, bytes]
 
 def file_of(shard: Shard, part: Part, known: Sequence[Told]) -> Part:
     """A copy of the part with an index that tells this of its row groups."""
-    table = Files(shard.blob, {1: SCHEMA}).open(part).read(range(len(known)), SCHEMA.updates_schema.names)
+    table = PartFiles(shard.blob, {1: SCHEMA}).open(part).read(range(len(known)), SCHEMA.updates_schema.names)
     with pytest.MonkeyPatch.context() as patch:
         told = iter(known)
         patch.setattr(codec_module.Teller, "told", lambda self, rows: next(told))
@@ -264,7 +264,7 @@ def told() -> tuple[Shard, Part]:
     rows = [(1.0, "a", 1, 1), (1.0, "a", 2, -1), (2.0, "b", 1, 1), (2.0, "b", 3, 1), (3.0, "c", 4, 1)]
     [run] = compacted(shard, table_of(rows))
     [part] = run.parts
-    file = Files(shard.blob, {1: SCHEMA}).open(part)
+    file = PartFiles(shard.blob, {1: SCHEMA}).open(part)
     assert [group.known for group in file.groups] == [FIRST, SECOND]
     assert file.firsts([0, 1]).tolist() == [True, False, True, True, True]
     PartCheck(SCHEMA).blob(file_of(shard, part, [(FIRST, TWIN), (SECOND, b"")]), shard.blob, whole=True)

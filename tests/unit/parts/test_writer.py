@@ -14,8 +14,8 @@ import pytest
 
 from persist.core.batch import Part
 from persist.core.errors import Corruption, InvalidUsage
-from persist.parts import ahead, codec, consolidate, plan_splits, writer
-from persist.parts.prefetch import side_by_side
+from persist.parts import codec, consolidate, plan_splits, read_ahead, writer
+from persist.parts.prefetch import prefetch_each
 from tests.support.waiting import WAIT_S
 from tests.unit.parts.strategies import KEYED, Shard, joined
 
@@ -148,7 +148,7 @@ def test_working_ahead_keeps_order_and_errors() -> None:
         yield from range(5)
         raise InvalidUsage("the end")
 
-    found = ahead(items())
+    found = read_ahead(items())
     assert [next(found) for _ in range(5)] == list(range(5))
     with pytest.raises(InvalidUsage, match="the end"):
         next(found)
@@ -163,15 +163,15 @@ def test_sources_side_by_side_keep_their_order_and_errors() -> None:
         if number == 7:
             raise ValueError("the eighth")
 
-    found = side_by_side((items(number) for number in range(5)), 3)
+    found = prefetch_each((items(number) for number in range(5)), 3)
     assert list(found) == [(number, item) for number in range(5) for item in range(5)]
-    found = side_by_side((items(number) for number in range(6, 9)), 2)
+    found = prefetch_each((items(number) for number in range(6, 9)), 2)
     assert [next(found) for _ in range(10)][-1] == (7, 4)
     with pytest.raises(ValueError, match="the eighth"):
         next(found)
-    assert list(side_by_side([], 3)) == []
+    assert list(prefetch_each([], 3)) == []
     begun.clear()
-    found = side_by_side((items(number) for number in range(100)), 3)
+    found = prefetch_each((items(number) for number in range(100)), 3)
     assert next(found) == (0, 0)
     found.close()
     assert max(begun) < 3  # and all their threads have ended
@@ -186,7 +186,7 @@ def test_working_ahead_stops_when_nobody_listens() -> None:
             made.append(number)
             yield number
 
-    taken = ahead(items())
+    taken = read_ahead(items())
     assert next(taken) == 0
     taken.close()  # type: ignore[attr-defined]
     assert len(made) <= 4

@@ -12,7 +12,7 @@ from persist.core.batch import Run
 from persist.core.errors import Expired, PersistError, Unavailable
 from persist.parts import codec as codec_module
 from persist.parts import part_files as files_module
-from persist.parts.part_files import Files
+from persist.parts.part_files import PartFiles
 from persist.parts.read_plan import classify
 from persist.spark import parquet_scan
 from persist.spark import parquet_scan as choice
@@ -146,7 +146,7 @@ GONE = [(3.0, "value", 8, -1)]
 
 def classified(shard: Shard, runs: list[Run], as_of: int) -> tuple[int, int]:
     """How many parts are read as they are, and how many are added up."""
-    straight, others = classify(runs, as_of, Files(shard.blob, {1: SCHEMA}))
+    straight, others = classify(runs, as_of, PartFiles(shard.blob, {1: SCHEMA}))
     return len(straight), len(others)
 
 
