@@ -1,4 +1,4 @@
-"""Every piece of code that docs/glossary.md names exists, and no word stands there twice."""
+"""Every piece of code that docs/concepts.md names exists, and no word stands there twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import persist.core.batch
 import persist.core.state
 
 ROOT = Path(__file__).resolve().parent.parent
-GLOSSARY = ROOT / "docs" / "glossary.md"
+CONCEPTS = ROOT / "docs" / "concepts.md"
 _ROW = re.compile(r"\| (?P<word>[^|]+) \| (?P<meaning>[^|]+) \| (?P<code>[^|]+) \|")
 _BARE = {
     "State": persist.core.state.State,
@@ -23,7 +23,7 @@ _BARE = {
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
+    for line in CONCEPTS.read_text(encoding="utf-8").splitlines():
         found = _ROW.fullmatch(line)
         if found and found["word"] not in ("word", "---"):
             yield found["word"], found["meaning"], found["code"]
