@@ -4,7 +4,7 @@ The engine makes only a permutation, group boundaries and sums, from order-prese
 rows themselves are then taken from the Arrow columns, so that any type passes through unharmed. Rows are
 refined column by column: after each word only rows that still tie with a neighbour are looked at again, and
 where these are in order already (sorted runs, distinct keys) nothing is sorted. Why not a query engine:
-`docs/design/0002-consolidation-engine.md`.
+`docs/design/0004-consolidation-and-reads.md`.
 """
 
 from __future__ import annotations

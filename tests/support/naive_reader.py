@@ -2,7 +2,9 @@
 
 It reads each part by itself, as any tool for Parquet would: no index, no pruning, no merge. Each update adds to a
 digest that does not depend on the order of rows, nor on how they are cut into parts: the number of a row, times its
-diff. So nothing is sorted or grouped, and memory is that of a row group. See `docs/design/0026-naive-reader.md`.
+diff. So nothing is sorted or grouped, and memory is that of a row group.
+
+See `docs/design/0004-consolidation-and-reads.md`.
 """
 
 from __future__ import annotations
