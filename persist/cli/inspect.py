@@ -108,7 +108,7 @@ def add_arguments(parser: Parser) -> None:
         one = actions.add_parser(what, help=told, description=told)
         _add_subject(one, what)
         add_client_arguments(one)
-        one.add_argument("--json", action="store_true", help="print JSON; docs/inspect.md has its schema")
+        one.add_argument("--json", action="store_true", help="print JSON; docs/check.md has its schema")
         if what in WITH_KEYS:
             one.add_argument("--keys", action="store_true", help="show keys of rows, which are data; else hashes")
         if what == "part":

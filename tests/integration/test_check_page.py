@@ -1,4 +1,4 @@
-"""docs/check.md: a heading for every finding, its examples are run, and each row of what is refused is provoked."""
+"""docs/check.md: a heading for every finding, its examples are run, every kind of error is provoked."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.disaster import free_port
 from tests.support.inspected import FixedClock, copied, everything, undated
-from tests.support.pages import blocks, page
+from tests.support.pages import blocks, exit_codes, page
 from tests.support.refused import check_refused, emptied, without
 from tests.test_pages import anchors
 
 PAGE = "docs/check.md"
 GOLDEN = Path(__file__).parent / "checked"
-EXAMPLES = [block for block in blocks(PAGE) if block.language == "sh"]
+EXAMPLES = [block for block in blocks(PAGE) if block.language == "sh" and "persist check" in block.text]
 SCHEMA = pa.schema([("id", pa.int64())])
 FOUND = 1
 
@@ -38,7 +38,7 @@ FOUND = 1
 
 
 def headings() -> list[str]:
-    return re.findall(r"^### (.+)$", page(PAGE), re.MULTILINE)
+    return re.findall(r"^### (.+)$", page(PAGE).partition("## Findings")[2], re.MULTILINE)
 
 
 def test_every_finding_has_its_heading_and_every_heading_a_finding() -> None:
@@ -153,57 +153,57 @@ def no_backups(place: Path) -> list[str]:
 
 
 WRONG: dict[str, Callable[[Path], list[str]]] = {
-    "a pattern with characters that no name has": lambda p: at(p, "a b*"),
-    "a name that is no shard": lambda p: at(p, "nowhere"),
-    "`--held`, `--behind` or `--token-age` that is no age": lambda p: at(p, "--held", "long"),
-    "`--free` that is no number in [0, 100]": lambda p: at(p, "--free", "101"),
-    "`--backup-age` that is no age": lambda p: at(p, "--backup-age", "1 day"),
-    "`--backup` that is empty": lambda p: at(p, "--backup", ""),
-    "`--backup` of a kind that is not known": lambda p: at(p, "--backup", "ftp://host/a"),
-    "`--backup` that is no store of backups": no_backups,
-    "`--backup` that has backups of another location": backups_of_another,
-    "`--backup` that is not there": lambda p: at(p, "--backup", f"file://{p.parent}/nowhere"),
-    "`--tokens` that cannot be read": lambda p: at(p, "--tokens", str(p / "nowhere.json")),
-    "`--dir` that is not there": lambda p: at(p / "nowhere"),
-    "`--dir` without anything of persist": lambda p: at(emptied(p)),
-    "`--dir` whose log, or blobs, are not there": lambda p: at(without(p, "consensus.db")),
+    "a pattern with invalid characters": lambda p: at(p, "a b*"),
+    "an unknown shard": lambda p: at(p, "nowhere"),
+    "an invalid age": lambda p: at(p, "--held", "long"),
+    "`--free` outside [0, 100]": lambda p: at(p, "--free", "101"),
+    "an invalid `--backup-age`": lambda p: at(p, "--backup-age", "1 day"),
+    "an empty `--backup`": lambda p: at(p, "--backup", ""),
+    "`--backup` of an unknown scheme": lambda p: at(p, "--backup", "ftp://host/a"),
+    "`--backup` is no store of backups": no_backups,
+    "`--backup` has backups of another location": backups_of_another,
+    "`--backup` does not exist": lambda p: at(p, "--backup", f"file://{p.parent}/nowhere"),
+    "`--tokens` cannot be read": lambda p: at(p, "--tokens", str(p / "nowhere.json")),
+    "`--dir` does not exist": lambda p: at(p / "nowhere"),
+    "`--dir` without files of persist": lambda p: at(emptied(p)),
+    "`--dir` without its log or blobs": lambda p: at(without(p, "consensus.db")),
     "`--blob` without `--consensus`": lambda p: ["--blob", f"file://{p}/blob"],
-    "`--blob` of a kind that is not known": lambda p: [
+    "`--blob` of an unknown scheme": lambda p: [
         "--blob", "ftp://host/a", "--consensus", f"sqlite:///{p}/consensus.db"
     ],
     "`--url` and `--dir`": lambda p: at(p, "--url", "http://127.0.0.1:1"),
-    "`--url` that is none": lambda p: ["--url", "host:8787"],
-    "`--url` where nobody answers": lambda p: ["--url", f"http://127.0.0.1:{free_port()}"],
+    "an invalid `--url`": lambda p: ["--url", "host:8787"],
+    "`--url` without a server": lambda p: ["--url", f"http://127.0.0.1:{free_port()}"],
     "a consensus store that is damaged as a whole": spoilt,
     "`--quick` with `--repair`": lambda p: at(p, "orders", "--quick", "--repair", "--excise", "p1"),
     "`--yes` without `--repair`": lambda p: at(p, "orders", "--yes"),
-    "`--repair` without a way": lambda p: at(p, "orders", "--repair"),
+    "`--repair` without a method": lambda p: at(p, "orders", "--repair"),
     "`--repair` through a server": lambda p: ["orders", "--repair", "--excise", "p1", "--url", "http://127.0.0.1:1"],
     "`--deep` through a server": lambda p: ["--deep", "--url", "http://127.0.0.1:1"],
     "`--rate` without `--deep`": lambda p: at(p, "--rate", "1MiB"),
-    "`--rate` below 1,024, or no number of bytes": lambda p: at(p, "--deep", "--rate", "5"),
+    "`--rate` below 1,024": lambda p: at(p, "--deep", "--rate", "5"),
 }  # fmt: skip
-OVER_HTTP: dict[str, str] = {
-    "a pattern with characters that no name has": "?pattern=a%20b*",
-    "a name that is no shard": "?pattern=nowhere",
-    "`--held`, `--behind` or `--token-age` that is no age": "?behind=long",
-    "`--free` that is no number in [0, 100]": "?free=101",
-    "no token": "",
-    "a token without the scope `admin`": "",
-    "a token with prefixes, and no pattern within them": "?pattern=us/*",
+KINDS = {
+    "an unknown shard": "unknown_shard",
+    "`--backup` does not exist": "unavailable",
+    "`--dir` without its log or blobs": "unavailable",
+    "`--url` without a server": "unavailable",
+    "a consensus store that is damaged as a whole": "corruption",
 }
-ROW = re.compile(r"^\| (.+?) \| `(\w+)` \| (\d) \| (\S+) \|$", re.MULTILINE)
+OVER_HTTP: dict[str, tuple[str, str, int]] = {
+    "a pattern with invalid characters": ("?pattern=a%20b*", "invalid_usage", 400),
+    "an unknown shard": ("?pattern=nowhere", "unknown_shard", 404),
+    "an invalid age": ("?behind=long", "invalid_usage", 400),
+    "`--free` outside [0, 100]": ("?free=101", "invalid_usage", 400),
+    "no token": ("", "unauthorized", 401),
+    "a token without the scope `admin`": ("", "forbidden", 403),
+    "a token with prefixes, and no pattern within them": ("?pattern=us/*", "forbidden", 403),
+}
+CODES = exit_codes(PAGE)
 
 
-def documented() -> dict[str, tuple[str, int, str]]:
-    table = page(PAGE).partition("| what is asked |")[2]
-    return {row: (kind, int(code), status) for row, kind, code, status in ROW.findall(table)}
-
-
-def test_every_row_of_the_page_has_its_test() -> None:
-    table = documented()
-    assert set(table) == {*WRONG, *OVER_HTTP}
-    assert {row for row, (_, _, status) in table.items() if status.isdecimal()} == set(OVER_HTTP)
+def test_the_page_has_every_kind_of_error() -> None:
+    assert {*KINDS.values(), *(kind for _, kind, _ in OVER_HTTP.values())} <= CODES.keys()
 
 
 @pytest.mark.parametrize(("row", "wrong"), WRONG.items())
@@ -215,11 +215,12 @@ def test_what_is_wrong_is_one_sentence_with_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = wrong(copied(tmp_path / "location"))
-    check_refused("check", arguments, documented()[row][:2], capsys, monkeypatch)
+    check_refused("check", arguments, (kind := KINDS.get(row, "invalid_usage"), CODES[kind]), capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("row", OVER_HTTP)
 def test_what_is_wrong_has_its_status_over_http(row: str, tmp_path: Path) -> None:
+    query, kind, status = OVER_HTTP[row]
     entries, tokens = [], {}
     for name, scope, prefixes in (("admin", "admin", []), ("write", "write", []), ("eu", "admin", ["eu/"])):
         tokens[name], digest = mint(name)
@@ -232,10 +233,9 @@ def test_what_is_wrong_has_its_status_over_http(row: str, tmp_path: Path) -> Non
     headers = {} if who is None else {"authorization": f"Bearer {tokens[who]}"}
     location = open_location(f"persist://{copied(tmp_path / 'location')}")
     with TestClient(create_app(location, ServerSettings(tokens_file=str(file)))) as http:
-        answer = http.get(f"/v1/check{OVER_HTTP[row]}", headers=headers)
+        answer = http.get(f"/v1/check{query}", headers=headers)
     location.close()
-    kind, _, status = documented()[row]
-    assert (answer.json()["kind"], answer.status_code) == (kind, int(status))
+    assert (answer.json()["kind"], answer.status_code) == (kind, status)
 
 
 def test_an_argument_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

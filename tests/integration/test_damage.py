@@ -57,7 +57,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(name: str, depth: str, kind: FaultKind, says: str, shard: str = "orders") -> Callable[[Plant], Plant]:
-    """Adds what is planted to the table, under the words that the page has for it."""
+    """Adds what is planted to the cases."""
 
     def added(plant: Plant) -> Plant:
         CASES[name] = Case(depth, kind, plant, says, shard)
@@ -577,10 +577,11 @@ def test_there_are_many_kinds_of_damage() -> None:
     assert {planted.kind for planted in CASES.values()} == set(FaultKind)
 
 
-def test_the_page_has_a_row_for_each() -> None:
+def test_the_page_has_each_kind_with_its_depth() -> None:
     page = (ROOT / "docs" / "check.md").read_text()
-    rows = re.findall(r"^\| ([^|]+?) \| `(\w+)` \| (full|deep) \|$", page, re.MULTILINE)
-    assert rows == [(name, str(one.kind), one.depth) for name, one in CASES.items()]
+    rows = re.findall(r"^\| `(\w+)` \| (full|deep) \| ", page, re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == {(str(one.kind), one.depth) for one in CASES.values()}
 
 
 def test_a_location_whose_stores_do_not_belong_together_is_not_looked_at(place: Damaged, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/inspect.md: its examples are run, and each row of what is wrong is provoked."""
+"""`persist inspect` in docs/check.md: its examples are run, and every kind of error that it lists is provoked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rpc.cli.program import main
 from tests.support.answers import Answers
 from tests.support.disaster import free_port
 from tests.support.inspected import PART, ROLLUP, UNNAMED, copied, spoil_entry
-from tests.support.pages import blocks, page
+from tests.support.pages import blocks, exit_codes, page
 from tests.support.refused import check_refused, emptied, without
 
-PAGE = "docs/inspect.md"
-EXAMPLES = [block for block in blocks(PAGE) if block.language == "sh"]
+PAGE = "docs/check.md"
+EXAMPLES = [block for block in blocks(PAGE) if block.language == "sh" and "persist inspect" in block.text]
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
@@ -98,74 +98,88 @@ def spoilt(place: Path) -> list[str]:
 
 
 WRONG: dict[str, Callable[[Path], list[str]]] = {
-    "a name that no shard can have": lambda p: at(p, "state", "a b"),
-    "a name that is no shard": lambda p: at(p, "log", "nowhere"),
-    "a pattern with characters that no name has": lambda p: at(p, "usage", "a b*"),
-    "a pattern without `*`, `?` or `[` that is no shard": lambda p: at(p, "usage", "nowhere"),
-    "a version that is no number, or 0": lambda p: at(p, "state", "orders", "--at", "vx"),
-    "a version that is still to come": lambda p: at(p, "state", "orders", "--at", "35"),
-    "a version that the log does not have any more": forgotten,
+    "an invalid name": lambda p: at(p, "state", "a b"),
+    "an unknown shard": lambda p: at(p, "log", "nowhere"),
+    "a pattern with invalid characters": lambda p: at(p, "usage", "a b*"),
+    "a pattern without wildcards that matches no shard": lambda p: at(p, "usage", "nowhere"),
+    "a version that is not a positive number": lambda p: at(p, "state", "orders", "--at", "vx"),
+    "a future version": lambda p: at(p, "state", "orders", "--at", "35"),
+    "a version that the log no longer has": forgotten,
     "a timestamp without a zone": lambda p: at(p, "state", "orders", "--timestamp", "2026-11-23T12:05:03"),
-    "a timestamp from before the log begins": lambda p: at(p, "state", "orders", "--timestamp", "2020-01-01T00:00:00Z"),
+    "a timestamp before the log begins": lambda p: at(p, "state", "orders", "--timestamp", "2020-01-01T00:00:00Z"),
     "a version and a timestamp": lambda p: at(
         p, "state", "orders", "--at", "3", "--timestamp", "2026-11-24T00:00:00Z"
     ),
-    "`--from` that is later than `--to`": lambda p: at(p, "log", "orders", "--from", "5", "--to", "4"),
-    "changes whose first version is the later one": lambda p: at(p, "state", "orders", "--from", "5", "--at", "4"),
-    "a part's key that is none": lambda p: at(p, "part", "abc"),
-    "a part's key that is a bundle's": lambda p: at(p, "part", bundle(p)),
-    "a part that is not there, and that nothing names": lambda p: at(p, "part", UNNAMED),
-    "`--rows` below 0, or above 1,000": lambda p: at(p, "part", PART, "--rows", "1001"),
-    "`--rows` of a part that nothing names": lambda p: at(p, "part", orphan(p), "--rows", "1"),
-    "`--lower` or `--upper` that is no key of an attribute": lambda p: at(p, "attributes", "orders", "--lower", "abc"),
-    "`--lower` that comes after `--upper`": lambda p: at(
+    "`--from` after `--to`": lambda p: at(p, "log", "orders", "--from", "5", "--to", "4"),
+    "`--from` after `--at`": lambda p: at(p, "state", "orders", "--from", "5", "--at", "4"),
+    "a key that is not that of a part": lambda p: at(p, "part", "abc"),
+    "the key of a bundle": lambda p: at(p, "part", bundle(p)),
+    "a part that does not exist": lambda p: at(p, "part", UNNAMED),
+    "`--rows` above 1,000": lambda p: at(p, "part", PART, "--rows", "1001"),
+    "`--rows` of an unreferenced part": lambda p: at(p, "part", orphan(p), "--rows", "1"),
+    "`--lower` is no key of an attribute": lambda p: at(p, "attributes", "orders", "--lower", "abc"),
+    "`--lower` after `--upper`": lambda p: at(
         p, "attributes", "orders", "--lower", "8" * 32, "--upper", "7" * 32
     ),
-    "`--as-of` that is no time": lambda p: at(p, "digest", "orders", "--as-of", "now"),
-    "`--as-of` that is not complete yet": lambda p: at(p, "digest", "orders", "--as-of", "11"),
-    "`--as-of` that history has forgotten": lambda p: at(p, "digest", "thrown", "--as-of", "0"),
-    "a digest of a shard that was dropped": lambda p: at(p, "digest", "gone"),
-    "`--dir` that is not there": lambda p: at(p / "nowhere", "usage"),
-    "`--dir` without anything of persist": with_notes,
-    "`--dir` whose log, or blobs, are not there": lambda p: at(without(p, "consensus.db"), "usage"),
-    "`--dir` whose log is no regular file, such as a pipe": piped,
-    "`--dir` whose log is empty, beside a write-ahead log": truncated,
+    "`--as-of` is no time": lambda p: at(p, "digest", "orders", "--as-of", "now"),
+    "`--as-of` is not complete": lambda p: at(p, "digest", "orders", "--as-of", "11"),
+    "`--as-of` before since": lambda p: at(p, "digest", "thrown", "--as-of", "0"),
+    "a digest of a dropped shard": lambda p: at(p, "digest", "gone"),
+    "`--dir` does not exist": lambda p: at(p / "nowhere", "usage"),
+    "`--dir` without files of persist": with_notes,
+    "`--dir` without its log or blobs": lambda p: at(without(p, "consensus.db"), "usage"),
+    "`--dir` whose log is no regular file": piped,
+    "`--dir` whose log is empty, with a write-ahead log": truncated,
     "`--dir` whose name is not UTF-8": lambda p: at(p / os.fsdecode(b"\xff"), "usage"),
-    "an argument of where the shards are that is empty": lambda p: ["usage", "--dir", ""],
+    "an empty `--dir`": lambda p: ["usage", "--dir", ""],
     "`--blob` without `--consensus`": lambda p: ["usage", "--blob", f"file://{p}/blob"],
-    "`--blob` of a kind that is not known": lambda p: [
+    "`--blob` of an unknown scheme": lambda p: [
         "usage", "--blob", "ftp://host/a", "--consensus", f"sqlite:///{p}/consensus.db"
     ],
     "`--url` and `--dir`": lambda p: at(p, "usage", "--url", "http://127.0.0.1:1"),
-    "`--url` that is none": lambda p: ["usage", "--url", "host:8787"],
-    "`--url` with a user and a password": lambda p: ["usage", "--url", "http://user:secret@127.0.0.1:1"],
-    "`--ca-file` that cannot be read, or without a server": lambda p: [
+    "an invalid `--url`": lambda p: ["usage", "--url", "host:8787"],
+    "`--url` with credentials": lambda p: ["usage", "--url", "http://user:secret@127.0.0.1:1"],
+    "`--ca-file` cannot be read": lambda p: [
         "usage", "--url", "https://127.0.0.1:1", "--ca-file", f"{p}/nowhere"
     ],
-    "`--url` where nobody answers": lambda p: ["usage", "--url", f"http://127.0.0.1:{free_port()}"],
-    "`--url` of what is no server of persist": lambda p: ["usage", "--url", Answers(200, b"hello").url],
-    "`--url` that redirects to another place": lambda p: [
+    "`--url` without a server": lambda p: ["usage", "--url", f"http://127.0.0.1:{free_port()}"],
+    "`--url` of another kind of server": lambda p: ["usage", "--url", Answers(200, b"hello").url],
+    "`--url` that redirects elsewhere": lambda p: [
         "usage", "--url", Answers(307, b"", location="http://127.0.0.1:1").url
     ],
-    "a State of which nothing can be made": spoilt,
+    "a State that cannot be built": spoilt,
 }  # fmt: skip
 MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
-    ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--at", "0")),
-    ("a version that is no number, or 0", lambda p: at(p, "state", "orders", "--at", "9" * 30)),
-    ("a version that the log does not have any more", lambda p: forgotten(p, "log", "orders", "--to", "2")),
-    ("a part's key that is none", lambda p: at(p, "part", ROLLUP)),
-    ("`--as-of` that is no time", lambda p: at(p, "digest", "orders", "--as-of", "9" * 30)),
-    ("`--url` that is none", lambda p: ["usage", "--url", "http://[::1"]),
+    ("a version that is not a positive number", lambda p: at(p, "state", "orders", "--at", "0")),
+    ("a version that is not a positive number", lambda p: at(p, "state", "orders", "--at", "9" * 30)),
+    ("a version that the log no longer has", lambda p: forgotten(p, "log", "orders", "--to", "2")),
+    ("a key that is not that of a part", lambda p: at(p, "part", ROLLUP)),
+    ("`--as-of` is no time", lambda p: at(p, "digest", "orders", "--as-of", "9" * 30)),
+    ("an invalid `--url`", lambda p: ["usage", "--url", "http://[::1"]),
 ]
 
 
-def documented() -> dict[str, tuple[str, int]]:
-    table = page(PAGE).partition("| what is asked |")[2]
-    return {row: (kind, int(code)) for row, kind, code in re.findall(r"^\| (.+?) \| `(\w+)` \| (\d) \|$", table, re.M)}
+KINDS = {
+    "an unknown shard": "unknown_shard",
+    "a pattern without wildcards that matches no shard": "unknown_shard",
+    "a digest of a dropped shard": "unknown_shard",
+    "a version that the log no longer has": "not_readable",
+    "a timestamp before the log begins": "not_readable",
+    "`--as-of` before since": "not_readable",
+    "`--dir` without its log or blobs": "unavailable",
+    "`--dir` whose log is no regular file": "unavailable",
+    "`--dir` whose log is empty, with a write-ahead log": "corruption",
+    "`--url` without a server": "unavailable",
+    "`--url` of another kind of server": "unavailable",
+    "`--url` that redirects elsewhere": "unavailable",
+    "a State that cannot be built": "corruption",
+}
+CODES = exit_codes(PAGE)
 
 
-def test_every_row_of_the_page_has_its_test() -> None:
-    assert list(documented()) == list(WRONG)
+def test_the_page_has_every_kind_of_error() -> None:
+    assert set(KINDS) <= set(WRONG)
+    assert set(KINDS.values()) <= CODES.keys()
 
 
 @pytest.mark.parametrize(("row", "wrong"), [*WRONG.items(), *MORE])
@@ -177,7 +191,7 @@ def test_what_is_wrong_is_one_sentence_with_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = wrong(copied(tmp_path / "location"))
-    check_refused("inspect", arguments, documented()[row], capsys, monkeypatch)
+    check_refused("inspect", arguments, (kind := KINDS.get(row, "invalid_usage"), CODES[kind]), capsys, monkeypatch)
 
 
 def test_an_argument_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,12 @@ def error_rows(name: str, *commands: str) -> dict[str, str]:
     return {row: kind for row, kind in rows if row[1:].startswith(commands)}
 
 
+def exit_codes(name: str) -> dict[str, int]:
+    """The kinds of errors in the table of a page that has a column for exit codes."""
+    rows = re.findall(r"^\| .+? \| `(\w+)` \| (\d) \|", page(name).partition("## Errors")[2], re.MULTILINE)
+    return {kind: int(code) for kind, code in rows}
+
+
 def blocks(name: str) -> list[Block]:
     """The blocks of a page, in order. A `text` block belongs to the block before it."""
     text = page(name)
