@@ -60,10 +60,6 @@ def test_the_examples_of_tables_print_what_the_page_says() -> None:
     run_python("docs/tables.md", [block for block in blocks("docs/tables.md") if block.language == "python"], {})
 
 
-def test_the_examples_of_scans_print_what_the_page_says() -> None:
-    run_python("docs/scan.md", [block for block in blocks("docs/scan.md") if block.language == "python"], {})
-
-
 def test_the_examples_of_attributes_print_what_the_page_says(tmp_path: Path) -> None:
     with persist.connect(f"persist://{tmp_path}") as client:
         shard = client.create_shard("events", pa.schema([("id", pa.int64())]), key=["id"])

@@ -24,7 +24,6 @@ from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMulti
 from persist.core.frontier import Antichain
 from persist.core.state import Policy
 from persist.parts.part_files import PartFiles
-from tests.support.pages import page
 
 SCHEMA = pa.schema(
     [
@@ -531,16 +530,10 @@ REFUSED: dict[str, tuple[Callable[[Shard], object], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_bad_input_is_refused_as_the_page_says_and_no_hold_is_left(shard: Shard, what: str) -> None:
+def test_bad_input_is_refused_and_no_hold_is_left(shard: Shard, what: str) -> None:
     shard.insert([row("de", 1)])
     act, message = REFUSED[what]
     with pytest.raises(InvalidUsage, match=message):
         act(shard)
     shard._transport.leases.let_go("orders")  # type: ignore[attr-defined]
     assert not shard._transport.inner.location.machine("orders").refresh().leased_readers  # type: ignore[attr-defined]
-
-
-def test_every_row_of_the_page_has_its_test() -> None:
-    section = page("docs/tables.md").split("### What is refused when you read")[1].split("\n## ")[0]
-    cells = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines() if line.startswith("| ")]
-    assert cells[2:] == list(REFUSED)

@@ -34,7 +34,6 @@ from persist.core.state import Policy
 from persist.parts import codec, part_files
 from persist.parts.part_files import PartFile
 from tests.support.clocks import HOUR_MS, World
-from tests.support.pages import page
 from tests.support.server import url_of
 from tests.support.waiting import WAIT_S
 
@@ -455,11 +454,6 @@ def test_what_is_refused_leaves_no_hold(shard: Shard, what: str) -> None:
     del refused
     gc.collect()
     assert readers(shard) == 0
-
-
-def test_the_page_has_each_refusal() -> None:
-    text = page("docs/scan.md")
-    assert [what for what in REFUSED if f"| {what} |" not in text] == []
 
 
 def test_a_time_that_was_forgotten_is_refused(shard: Shard) -> None:
