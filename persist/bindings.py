@@ -1,4 +1,4 @@
-"""`persist.bindings`: a definite remap of positions in a source to times. See docs/patterns.md."""
+"""`persist.bindings`: a definite remap of positions in a source to times. See docs/streaming.md."""
 
 from __future__ import annotations
 

@@ -60,15 +60,8 @@ def test_the_examples_of_tables_print_what_the_page_says() -> None:
     run_python("docs/tables.md", [block for block in blocks("docs/tables.md") if block.language == "python"], {})
 
 
-def test_the_examples_of_attributes_print_what_the_page_says(tmp_path: Path) -> None:
-    with persist.connect(f"persist://{tmp_path}") as client:
-        shard = client.create_shard("events", pa.schema([("id", pa.int64())]), key=["id"])
-        found = [block for block in blocks("docs/attributes.md") if block.language == "python"]
-        run_python("docs/attributes.md", found, {"shard": shard, "rows": [{"id": 0}, {"id": 1}]})
-
-
-def test_the_examples_of_patterns_print_what_the_page_says() -> None:
-    run_python("docs/patterns.md", [block for block in blocks("docs/patterns.md") if block.language == "python"], {})
+def test_the_examples_of_streaming_print_what_the_page_says() -> None:
+    run_python("docs/streaming.md", [block for block in blocks("docs/streaming.md") if block.language == "python"], {})
 
 
 # --- the examples of docs/http.md, each run as it stands there

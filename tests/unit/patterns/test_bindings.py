@@ -66,7 +66,7 @@ def test_time_goes_on_without_a_position(bindings: Bindings) -> None:
     assert bindings.upto(-1) == {}
 
 
-# --- what is: each row of the table in docs/patterns.md
+# --- what is: what docs/streaming.md refuses
 
 
 WRONG_POSITIONS: list[tuple[Any, str]] = [

@@ -437,7 +437,7 @@ def test_no_routes_are_proposed_that_cannot_be_opened(client: Client) -> None:
     assert Routes.open(client, "routes").current().number == 0
 
 
-# --- what is wrong: each row of the table in docs/patterns.md
+# --- what is wrong: what docs/streaming.md refuses
 
 
 def test_routes_that_are_not_there_are_told(client: Client) -> None:

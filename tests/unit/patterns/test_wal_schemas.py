@@ -164,7 +164,7 @@ def test_constraints_of_the_log_are_not_asked_again_and_those_of_the_table_stay(
     assert client.shard("table").schema.details.not_null == (number,)
 
 
-# --- what is wrong: rows of the table in docs/patterns.md
+# --- what is wrong: what docs/streaming.md refuses
 
 
 @pytest.mark.parametrize("change", [AddColumn("x", pa.int64()), RenameColumn("a", "x"), DropColumn("a")])
