@@ -299,7 +299,7 @@ class SchemaMethods(ABC):
         package stage them anew by themselves.
 
         Args:
-            unique: whether a key has at most one row at each time. docs/constraints.md tells which ways of writing are
+            unique: whether a key has at most one row at each time. docs/schemas.md says which ways of writing are
                 refused at once, and which are found by maintenance.
             not_null: the columns that take no null from now on. Earlier times may show some. A column that was made so
                 takes none anyway.
@@ -326,7 +326,7 @@ class SchemaMethods(ABC):
         """Which constraints the contents as of the latest time break. It reads the whole shard.
 
         Of checks and columns without nulls there are none: every way of writing is refused. Keys may have a second row
-        by the ways that docs/constraints.md names.
+        by the ways that docs/schemas.md names.
 
         Returns: for each constraint that is broken how many rows or keys break it, and the first ten keys.
         Raises: NotReadable (nothing can be read), and what reading may.

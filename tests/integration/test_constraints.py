@@ -1,4 +1,4 @@
-"""Constraints of a shard: unique keys, columns without nulls, checks. docs/constraints.md tells users of them."""
+"""Constraints of a shard: unique keys, columns without nulls, checks. docs/schemas.md describes them."""
 
 from __future__ import annotations
 
@@ -486,7 +486,7 @@ def test_a_shard_with_other_constraints_is_another_shard(client: Client, unique:
         client.create_shard("unique", COLUMNS, ["id"])
 
 
-# --- constraints over HTTP and by commands, with what is wrong as docs/constraints.md tells it
+# --- constraints over HTTP and by commands, and what is refused
 
 
 FIELDS = [{"name": "id", "type": "int64", "key": True}, {"name": "n", "type": "int64"}]

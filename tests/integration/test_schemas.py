@@ -1,4 +1,4 @@
-"""The life of a schema: verbs, HTTP, the command line, old programs beside new ones. docs/schemas.md tells of it."""
+"""The life of a schema: verbs, HTTP, the command line, old programs beside new ones. docs/schemas.md describes it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,7 +30,6 @@ from tests.support.location import InlineBackground
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "history.md"
 
 
 def filled(client: persist.Client) -> Shard:
@@ -183,11 +181,6 @@ BAD: dict[str, tuple[type[PersistError], Callable[[Shard], object]]] = {
     "shard.listen(4)": (NotReadable, lambda shard: shard.listen(4)),
     'shard.untag("eom 10")': (InvalidUsage, lambda shard: shard.untag("eom 10")),
 }
-
-
-def test_the_page_tells_of_every_bad_input_and_of_no_other() -> None:
-    told = re.findall(r"^\| `(shard\..*)` \| `(\w+)`", PAGE.read_text(), re.MULTILINE)
-    assert told == [(call, kind.__name__) for call, (kind, _) in BAD.items()]
 
 
 @pytest.mark.parametrize("call", BAD)
